@@ -1,0 +1,62 @@
+# run    start the hall (installs what is missing first)      test   the tests
+# check  lint and types, reads only                           lint   the same, mending what it can
+# bench  the numbers of bench/README.md                       clean  forget the installation, keep the data
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# The first of these that is new enough makes the virtual environment.
+PYTHONS := $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11
+NEW := import sys; sys.exit(sys.version_info < (3, 11))
+
+run: $(VENV)/.installed
+	@exec $(BIN)/python manage.py up
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.installed-dev
+	$(BIN)/python -m ruff check . && $(BIN)/python -m ruff format --check . && $(BIN)/python -m mypy
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/python -m ruff check --fix . && $(BIN)/python -m ruff format . && $(BIN)/python -m mypy
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python -m bench $(ARGS)
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/.installed: requirements.txt $(VENV)/.python
+	$(PIP) install -r requirements.txt
+	@touch $@
+
+$(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
+	$(PIP) install -r requirements-dev.txt
+	@touch $@
+
+# An environment that does not work is made anew: it was interrupted, or its Python was replaced since.
+ifneq ($(shell $(BIN)/python -c 'import django; print("works")' 2>/dev/null),works)
+.PHONY: $(VENV)/.python
+endif
+
+$(VENV)/.python:
+	@for python in $(PYTHONS); do \
+	  if $$python -c '$(NEW)' 2>/dev/null && $$python -c 'import venv, ensurepip' 2>/dev/null; then \
+	    echo "Installing into $(VENV) with $$($$python --version). Only this once: it takes a minute."; \
+	    if test -e $(VENV)/pyvenv.cfg; then clear=--clear; else clear=; fi; \
+	    $$python -m venv $$clear $(VENV) && touch $@; exit; \
+	  fi; \
+	done; \
+	echo "Guild Hall needs Python 3.11 or newer with its venv module."; \
+	for python in $(PYTHONS); do \
+	  if $$python -c '$(NEW)' 2>/dev/null; then \
+	    echo "$$($$python --version) lacks venv. Debian, Ubuntu: sudo apt-get install $$(basename $$python)-venv"; exit 1; \
+	  fi; \
+	done; \
+	echo "Found here: $$(python3 --version 2>/dev/null || echo no python3)."; \
+	echo "Debian, Ubuntu: sudo apt-get install python3 python3-venv (older releases: python3.11 python3.11-venv)"; \
+	echo "macOS: brew install python    Somewhere else: make run PYTHON=/path/to/python3"; \
+	exit 1
+
+.PHONY: run test check lint bench clean

@@ -1,0 +1,12 @@
+"""The Celery app. Its settings are the CELERY_ ones of settings.py."""
+
+from __future__ import annotations
+
+import os
+
+from celery import Celery
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "guildhall.settings")
+
+app = Celery("guildhall")
+app.config_from_object("django.conf:settings", namespace="CELERY")

@@ -1,0 +1,272 @@
+"""All settings, each from the environment with a default that works on a bare machine.
+
+docs/settings.md has the table. A value that cannot be right is refused here, at start, with a hint.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import dj_database_url
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.utils import get_random_secret_key
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+MANAGED_PORTS = (20000, 30000)
+
+
+def env_int(name: str, default: int, lowest: int, highest: int) -> int:
+    text = os.environ.get(name, "").strip() or str(default)
+    if not re.fullmatch(r"\d{1,12}", text) or not lowest <= int(text) <= highest:
+        raise ImproperlyConfigured(f"{name}={text!r}: give a whole number from {lowest} to {highest}, e.g. {default}.")
+    return int(text)
+
+
+def env_list(name: str) -> list[str]:
+    return [part.strip() for part in os.environ.get(name, "").split(",") if part.strip()]
+
+
+def env_path(name: str, default: Path) -> Path:
+    text = os.environ.get(name, "").strip()
+    return (Path.cwd() / Path(text).expanduser()).resolve() if text else default
+
+
+def env_port_range(name: str) -> tuple[int, int]:
+    lowest, highest = MANAGED_PORTS
+    text = os.environ.get(name, "").strip() or f"{lowest}-{highest}"
+    match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text)
+    if not match or not lowest <= int(match[1]) <= int(match[2]) <= highest:
+        raise ImproperlyConfigured(
+            f"{name}={text!r}: give FIRST-LAST inside the managed range {lowest}-{highest}, e.g. 20000-20499."
+        )
+    return int(match[1]), int(match[2])
+
+
+def env_url(name: str, default: str, schemes: tuple[str, ...]) -> str:
+    """The address may hold a password: what is wrong is said without showing it."""
+    text = os.environ.get(name, "").strip() or default
+    if ":memory:" in text:
+        raise ImproperlyConfigured(f"{name}: web and runtime cannot share a database in memory; give a file's address.")
+    try:
+        parts = urlsplit(text)
+        _ = parts.port  # raises for a port that is none
+    except ValueError as error:
+        scheme = schemes[0]
+        raise ImproperlyConfigured(f"{name}: not an address ({error}); give e.g. {scheme}://host:1234/name.") from None
+    if text and parts.scheme not in schemes:
+        raise ImproperlyConfigured(f"{name}: the address must begin with {' or '.join(s + '://' for s in schemes)}.")
+    return text
+
+
+def env_hosts(name: str) -> list[str]:
+    hosts = env_list(name)
+    for host in hosts:
+        if not re.fullmatch(r"\.?[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]", host):
+            raise ImproperlyConfigured(f"{name}: {host!r} is no host name; give hall.example.com, without a scheme.")
+    return hosts
+
+
+def env_origins(name: str) -> list[str]:
+    origins = env_list(name)
+    for origin in origins:
+        if not re.fullmatch(r"https?://[A-Za-z0-9.*\[\]:-]+", origin):
+            raise ImproperlyConfigured(f"{name}: {origin!r} is not an origin; give https://hall.example.com, no path.")
+    return origins
+
+
+def private_folder(path: Path) -> Path:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise ImproperlyConfigured(
+            f"GUILD_HALL_DATA_DIR={path}: {error.strerror}. Choose a folder that you may write to."
+        ) from error
+    return path
+
+
+def made_once(path: Path) -> str:
+    """The secret key in `path`, made on first run. Linking a finished file in place lets two first runs race safely."""
+    if not path.exists():
+        draft = path.with_name(f"{path.name}.{os.getpid()}")
+        draft.touch(mode=0o600)
+        draft.write_text(get_random_secret_key())
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            pass
+        finally:
+            draft.unlink()
+    return path.read_text().strip()
+
+
+# The hall ---------------------------------------------------------------------------------------------------------
+
+GUILD_HALL_HOST = os.environ.get("GUILD_HALL_HOST", "").strip() or "127.0.0.1"
+GUILD_HALL_PORT = env_int("GUILD_HALL_PORT", 8000, 1, 65535)
+GUILD_HALL_GATEWAY_PORT = env_int("GUILD_HALL_GATEWAY_PORT", 8100, 1, 65535)
+GUILD_HALL_PORT_RANGE = env_port_range("GUILD_HALL_PORT_RANGE")
+GUILD_HALL_MEMBERS_DIR = env_path("GUILD_HALL_MEMBERS_DIR", BASE_DIR / "guild-members")
+GUILD_HALL_DATA_DIR = private_folder(env_path("GUILD_HALL_DATA_DIR", BASE_DIR / "var"))
+# Calls that may run at the same time in the whole hall; threads are made when needed.
+GUILD_HALL_CONCURRENCY = env_int("GUILD_HALL_CONCURRENCY", 256, 1, 4096)
+# Members that may be starting at the same time.
+GUILD_HALL_START_CONCURRENCY = env_int("GUILD_HALL_START_CONCURRENCY", 2 * (os.cpu_count() or 1), 1, 1024)
+GUILD_HALL_MAX_RESULT_BYTES = env_int("GUILD_HALL_MAX_RESULT_BYTES", 4_000_000, 1_000, 100_000_000)
+GUILD_HALL_KEEP_INVOCATIONS_DAYS = env_int("GUILD_HALL_KEEP_INVOCATIONS_DAYS", 30, 1, 3650)
+GUILD_HALL_KEEP_INVOCATIONS = env_int("GUILD_HALL_KEEP_INVOCATIONS", 100_000, 100, 100_000_000)
+# The web: so many processes of so many threads each.
+GUILD_HALL_WEB_WORKERS = env_int("GUILD_HALL_WEB_WORKERS", 1, 1, 64)
+GUILD_HALL_WEB_THREADS = env_int("GUILD_HALL_WEB_THREADS", 32, 2, 256)
+REDIS_URL = env_url("REDIS_URL", "", ("redis", "rediss", "unix"))
+
+# Django -----------------------------------------------------------------------------------------------------------
+
+DEBUG = False
+SECRET_KEY = made_once(GUILD_HALL_DATA_DIR / "secret-key")
+ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]", *env_hosts("GUILD_HALL_ALLOWED_HOSTS")]
+if GUILD_HALL_HOST not in ("0.0.0.0", "::"):  # noqa: S104 - compared with, never bound here
+    ALLOWED_HOSTS.append(GUILD_HALL_HOST)
+# Origins of a reverse proxy's own address, e.g. https://hall.example.com; a page from elsewhere gets 403.
+CSRF_TRUSTED_ORIGINS = env_origins("GUILD_HALL_TRUSTED_ORIGINS")
+ROOT_URLCONF = "guildhall.urls"
+WSGI_APPLICATION = "guildhall.wsgi.application"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+USE_TZ = True
+TIME_ZONE = "UTC"
+LANGUAGE_CODE = "en-us"
+STATIC_URL = "static/"
+STATIC_ROOT = GUILD_HALL_DATA_DIR / "static"
+LOGIN_URL = "admin:login"
+X_FRAME_OPTIONS = "DENY"
+# Cookies know no ports: two halls on one machine would log each other's people out.
+SESSION_COOKIE_NAME = f"guildhall_{GUILD_HALL_PORT}_session"
+CSRF_COOKIE_NAME = f"guildhall_{GUILD_HALL_PORT}_csrf"
+
+INSTALLED_APPS = [
+    "roster",
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "whitenoise.runserver_nostatic",
+    "django.contrib.staticfiles",
+    "rest_framework",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
+]
+
+MIDDLEWARE = [
+    "roster.middleware.OriginMiddleware",
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+
+# Database ---------------------------------------------------------------------------------------------------------
+
+DATABASE_URL = env_url(
+    "DATABASE_URL", f"sqlite:///{GUILD_HALL_DATA_DIR / 'guildhall.sqlite3'}", ("postgres", "postgresql", "sqlite")
+)
+DATABASES = {"default": dj_database_url.parse(DATABASE_URL)}
+if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
+    DATABASES["default"]["CONN_MAX_AGE"] = None
+    DATABASES["default"]["OPTIONS"] = {
+        # The write lock is taken at BEGIN, where it waits its turn; a read that turns into a write fails as "locked".
+        "transaction_mode": "IMMEDIATE",
+        "timeout": 30,
+        "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+    }
+    # A file for tests too: an in-memory database cannot be shared by threads and processes.
+    DATABASES["default"]["TEST"] = {"NAME": str(GUILD_HALL_DATA_DIR / "test.sqlite3")}
+else:
+    # Hundreds of threads share a few connections: each takes one for a unit of work and puts it back.
+    DATABASES["default"]["CONN_MAX_AGE"] = 0
+    DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
+    DATABASES["default"].setdefault("OPTIONS", {})["pool"] = {"min_size": 2, "max_size": 16, "timeout": 10}
+
+# Celery: one queue of doorbells. Rows are the truth, so a message carries nothing and may be lost. -------------------
+
+# A bell that cannot be rung at once is not worth waiting for: the runtime looks at the rows every second anyway.
+BROKER_TIMEOUT = 0.5
+# Without Redis the worker still wants a transport: this one carries nothing.
+CELERY_BROKER_URL = REDIS_URL or "memory://localhost"
+CELERY_BROKER_TRANSPORT_OPTIONS = (
+    {"socket_connect_timeout": BROKER_TIMEOUT, "socket_timeout": BROKER_TIMEOUT, "max_retries": 0} if REDIS_URL else {}
+)
+CELERY_BROKER_CONNECTION_TIMEOUT = BROKER_TIMEOUT
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_CONNECTION_MAX_RETRIES = None
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_WORKER_REDIRECT_STDOUTS = False
+CELERY_WORKER_ENABLE_REMOTE_CONTROL = False
+CELERY_IMPORTS = ["mcp_runtime.tasks"]
+
+# REST -------------------------------------------------------------------------------------------------------------
+
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "roster.api.authentication.ApiTokenAuthentication",
+        "rest_framework.authentication.SessionAuthentication",
+    ],
+    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "EXCEPTION_HANDLER": "roster.api.errors.exception_handler",
+    "DEFAULT_PAGINATION_CLASS": None,
+    "TEST_REQUEST_DEFAULT_FORMAT": "json",
+}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "Guild Hall",
+    "DESCRIPTION": "The roster of MCP servers, and durable calls to their tools.",
+    "VERSION": "1",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "REDOC_DIST": "SIDECAR",
+}
+
+# Logs: one readable stream, the part of the hall (or the member) in the second column. -----------------------------
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"()": "mcp_runtime.console.LineFormatter"}},
+    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line", "stream": "ext://sys.stderr"}},
+    "root": {"handlers": ["console"], "level": "WARNING"},
+    "loggers": {
+        "guildhall": {"level": "INFO"},
+        "django.request": {"level": "ERROR"},
+        "celery": {"level": "WARNING"},
+    },
+}

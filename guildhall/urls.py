@@ -1,0 +1,14 @@
+"""The web's addresses: admin, REST, and the three that monitors ask."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.urls import include, path
+from django.views.generic import RedirectView
+
+urlpatterns = [
+    path("", RedirectView.as_view(pattern_name="admin:roster_guildmember_changelist")),
+    path("admin/", admin.site.urls),
+    path("api/", include("roster.api.urls")),
+    path("", include("roster.monitoring")),
+]
