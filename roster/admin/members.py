@@ -1,0 +1,354 @@
+"""Members: what is wished, what is seen and why, and the buttons that wish."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from django.contrib import admin
+from django.contrib.admin.actions import delete_selected
+from django.core.exceptions import PermissionDenied
+from django.db.models import BooleanField, Count, IntegerField, Model, OuterRef, QuerySet, Subquery, Value
+from django.db.models.functions import Coalesce
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import redirect
+from django.urls import URLPattern, path
+from django.utils.decorators import method_decorator
+from django.utils.html import format_html_join
+from django.utils.safestring import SafeString
+from django.views.decorators.http import require_POST
+
+from mcp_runtime import control
+from mcp_runtime.errors import RequestRefusedError, describe_exit
+from mcp_runtime.schemas import mask
+from roster.admin import present
+from roster.admin.rows import RuntimeRowAdmin
+from roster.admin.tools import ToolInline
+from roster.models import GuildMember, Tool
+
+if TYPE_CHECKING:
+    from django_stubs_ext import WithAnnotations
+
+    class _Seen(TypedDict):
+        runtime_is_alive: bool
+        tool_count: int
+
+    Member = WithAnnotations[GuildMember, _Seen]
+
+Status = GuildMember.Status
+SHOWN_CHANGES = 20
+SHOWN_LOG_LINES = 200
+
+
+# Verbs ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One of control.MEMBER_VERBS as a button and an action."""
+
+    name: str
+    label: str
+    done: str
+
+
+VERBS = [
+    Verb("start", "Start", "Asked to start"),
+    Verb("stop", "Stop", "Asked to stop"),
+    Verb("restart", "Restart", "Asked to restart"),
+    Verb("refresh", "Refresh tools", "Asked to list the tools anew"),
+    Verb("enable", "Enable", "Enabled"),
+    Verb("disable", "Disable", "Disabled"),
+]
+
+
+def shown_status(member: Member) -> str:
+    return control.shown_status(member, runtime_is_alive=member.runtime_is_alive)
+
+
+def shown_error(member: Member) -> str:
+    # What a dead runtime left on the row explains nothing that is true now; a faulty folder still is one.
+    return member.error if member.runtime_is_alive else member.manifest_error
+
+
+def obstacle(verb: str, member: Member) -> str:
+    """Why the verb does not apply to this member now; empty when it does."""
+    status = shown_status(member)
+    if member.removed_at:
+        return "its folder is gone"
+    if verb == "enable":
+        return "it is enabled already" if member.enabled else ""
+    if not member.enabled:
+        return "it is disabled"
+    if verb in ("start", "restart") and member.manifest_error:
+        return "its guild-member.json cannot be used"
+    is_wanted = member.wanted == GuildMember.Wanted.RUNNING
+    if verb == "start" and is_wanted and status in (Status.STARTING, Status.CONNECTED):
+        return f"it is {status} already"
+    if verb == "stop" and not is_wanted and status == Status.DISCONNECTED:
+        return "it is stopped already"
+    if verb == "refresh" and status != Status.CONNECTED:
+        return f"it is {status}"
+    return ""
+
+
+def _action(verb: Verb) -> Callable[..., None]:
+    @admin.action(description=f"{verb.label} selected members", permissions=["control"])
+    def act(members: MemberAdmin, request: HttpRequest, selected: QuerySet[GuildMember]) -> None:
+        members.wish(request, verb, list(selected))
+
+    act.__name__ = f"{verb.name}_members"
+    return act
+
+
+# Filters ----------------------------------------------------------------------------------------------------------
+
+
+class ShownStatusFilter(admin.SimpleListFilter):
+    """By the status that is shown, not the column: without a live runtime nobody is connected."""
+
+    title = "status"
+    parameter_name = "status"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(status.value, status.value) for status in Status]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[GuildMember]) -> QuerySet[GuildMember]:
+        if not self.value():
+            return queryset
+        alive = present.runtime_is_alive(request)
+        rows = queryset.select_related(None).only("pk", "status", "manifest_error")
+        return queryset.filter(
+            pk__in=[row.pk for row in rows if control.shown_status(row, runtime_is_alive=alive) == self.value()]
+        )
+
+
+class FolderFilter(admin.SimpleListFilter):
+    """Members whose folder is gone stay out of sight until somebody asks for them."""
+
+    title = "folder"
+    parameter_name = "folder"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [("gone", "gone"), ("any", "all")]
+
+    def choices(self, changelist: Any) -> Any:
+        in_place, *others = super().choices(changelist)
+        yield {**in_place, "display": "in place"}
+        yield from others
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[GuildMember]) -> QuerySet[GuildMember]:
+        match self.value():
+            case "gone":
+                return queryset.exclude(removed_at=None)
+            case "any":
+                return queryset
+            case _:
+                return queryset.filter(removed_at=None)
+
+
+# The screens ------------------------------------------------------------------------------------------------------
+
+
+@admin.register(GuildMember)
+class MemberAdmin(RuntimeRowAdmin):
+    list_display = ["name", "title", "status_word", "endpoint", "tool_count", "enabled", "wanted", "short_error"]
+    list_filter = [ShownStatusFilter, "enabled", "wanted", FolderFilter]
+    search_fields = ["name", "display_name", "description"]
+    actions = [*(_action(verb) for verb in VERBS), "delete_selected"]
+    inlines = [ToolInline]
+    change_list_template = "admin/roster/guildmember/change_list.html"
+    change_form_template = "admin/roster/guildmember/change_form.html"
+    fieldsets = [
+        (None, {"fields": ["title", "description", "status_word", "full_error", "all_warnings", "enabled", "wanted"]}),
+        (
+            "Process",
+            {
+                "fields": [
+                    "endpoint",
+                    "process",
+                    "last_exit",
+                    "status_changed",
+                    "tries",
+                    "restarts_total",
+                    "next_restart",
+                    "restart_requested",
+                    "refresh_requested",
+                    "last_port",
+                ]
+            },
+        ),
+        ("MCP", {"fields": ["protocol_version", "server", "server_capabilities", "server_instructions"]}),
+        ("Folder", {"fields": ["directory", "version", "removed", "manifest_as_read"]}),
+    ]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        tools = Tool.objects.filter(control.visible_tools(), member=OuterRef("pk")).order_by().values("member")
+        count = Subquery(tools.annotate(count=Count("pk")).values("count"), output_field=IntegerField())
+        alive = Value(present.runtime_is_alive(request), output_field=BooleanField())
+        members: QuerySet[Any] = super().get_queryset(request).select_related("port_allocation")
+        seen: QuerySet[Any] = members.annotate(tool_count=Coalesce(count, 0), runtime_is_alive=alive)
+        return seen
+
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view
+        return [
+            path("sync/", view(self.sync_view), name="roster_guildmember_sync"),
+            path("<int:member_id>/wish/<slug:verb>/", view(self.wish_view), name="roster_guildmember_wish"),
+            *super().get_urls(),
+        ]
+
+    # Wishes
+
+    def wish(self, request: HttpRequest, verb: Verb, members: list[Any]) -> None:
+        """Wish it for each member it applies to, and say what was done and what was left alone."""
+        done, refusals = [], []
+        for member in members:
+            if reason := obstacle(verb.name, member):
+                refusals.append(f"{member.name}: {reason}")
+                continue
+            try:
+                control.MEMBER_VERBS[verb.name](member)
+            except RequestRefusedError as refusal:
+                refusals.append(str(refusal))
+            else:
+                done.append(member.name)
+                self.log_change(request, member, f"{verb.done}.")
+        present.report(request, verb.done, done, refusals)
+
+    @method_decorator(require_POST)
+    def wish_view(self, request: HttpRequest, member_id: int, verb: str) -> HttpResponse:
+        if not self.has_control_permission(request):
+            raise PermissionDenied
+        member = self.existing(request, str(member_id))
+        known = next((known for known in VERBS if known.name == verb), None)
+        if known is None:
+            raise Http404(f"members know no {verb!r}")
+        self.wish(request, known, [member])
+        return self.page_of(member)
+
+    @method_decorator(require_POST)
+    def sync_view(self, request: HttpRequest) -> HttpResponse:
+        if not self.has_control_permission(request):
+            raise PermissionDenied
+        self.message_user(request, f"Roster synced with the members folder: {control.sync_roster()}.")
+        return redirect("admin:roster_guildmember_changelist")
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
+        context = {"may_control": self.has_control_permission(request), **(extra_context or {})}
+        return super().changelist_view(request, context)
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> Any:
+        context = {**(extra_context or {}), **self._page(request, object_id)}
+        return super().change_view(request, object_id, form_url, context)
+
+    def _page(self, request: HttpRequest, object_id: str) -> dict[str, Any]:
+        """What the member's page shows beside its columns."""
+        member = self.get_object(request, object_id)
+        if member is None or not self.has_view_permission(request, member):
+            return {}
+        may_control = self.has_control_permission(request)
+        return {
+            "verbs": [verb for verb in VERBS if may_control and not obstacle(verb.name, member)],
+            "changes": member.status_changes.all()[:SHOWN_CHANGES],
+            "log_lines": control.log_tail(member, SHOWN_LOG_LINES),
+        }
+
+    # Deleting: only what is gone from disk and has no process
+
+    def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        allowed = admin.ModelAdmin.has_delete_permission(self, request, obj)
+        return allowed and (obj is None or not self._why_kept(obj))
+
+    @staticmethod
+    def _why_kept(member: Any) -> str:
+        if member.removed_at is None:
+            return "its folder is still there"
+        return "" if shown_status(member) in (Status.DISCONNECTED, Status.ERROR) else "its process has not ended yet"
+
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
+        # Its tools, calls and changes go with it, though none of them can be deleted by itself.
+        deleted, counts, _, protected = super().get_deleted_objects(objs, request)
+        return deleted, counts, set(), protected
+
+    @admin.action(description="Delete selected members whose folder is gone", permissions=["delete"])
+    def delete_selected(self, request: HttpRequest, selected: QuerySet[Any]) -> HttpResponseBase | None:
+        kept = {member.pk: f"{member.name}: {reason}" for member in selected if (reason := self._why_kept(member))}
+        present.report(request, "", [], kept.values())
+        gone = selected.exclude(pk__in=kept)
+        return delete_selected(self, request, gone) if gone.exists() else None
+
+    # Columns
+
+    status_changed = present.moment_column("status_changed_at")
+    restart_requested = present.moment_column("restart_requested_at")
+    refresh_requested = present.moment_column("refresh_requested_at")
+    removed = present.moment_column("removed_at")
+
+    @admin.display(description="title", ordering="display_name")
+    def title(self, member: Member) -> str:
+        return present.one_line(member.title, 60)
+
+    @admin.display(description="status", ordering="status")
+    def status_word(self, member: Member) -> SafeString:
+        return present.badge(shown_status(member))
+
+    @admin.display(description="error")
+    def short_error(self, member: Member) -> str:
+        return present.one_line(shown_error(member), 80) or present.NOTHING
+
+    @admin.display(description="error")
+    def full_error(self, member: Member) -> str:
+        return present.text_block(shown_error(member))
+
+    @admin.display(description="warnings")
+    def all_warnings(self, member: Member) -> SafeString | str:
+        texts = member.all_warnings if member.runtime_is_alive else member.manifest_warnings
+        return format_html_join("", '<p class="warning">{}</p>', ((text,) for text in texts)) or present.NOTHING
+
+    @admin.display(description="endpoint", ordering="port_allocation__port")
+    def endpoint(self, member: Member) -> str:
+        held = getattr(member, "port_allocation", None)  # a reverse one-to-one raises when there is none
+        return held.endpoint if held and member.runtime_is_alive else present.NOTHING
+
+    @admin.display(description="tools", ordering="tool_count")
+    def tool_count(self, member: Member) -> int:
+        return member.tool_count
+
+    @admin.display(description="process")
+    def process(self, member: Member) -> str:
+        if member.pid is None or not member.runtime_is_alive:
+            return present.NOTHING
+        return f"{member.pid}, since {present.when(member.started_at)}"
+
+    @admin.display(description="next restart at")
+    def next_restart(self, member: Member) -> str:
+        return present.when(member.next_restart_at if member.runtime_is_alive else None)
+
+    @admin.display(description="last exit")
+    def last_exit(self, member: Member) -> str:
+        return present.NOTHING if member.exit_code is None else describe_exit(member.exit_code)
+
+    @admin.display(description="restarts in a row")
+    def tries(self, member: Member) -> int:
+        return member.restarts
+
+    @admin.display(description="server info")
+    def server(self, member: Member) -> str:
+        return present.json_block(member.server_info)
+
+    @admin.display(description="capabilities")
+    def server_capabilities(self, member: Member) -> str:
+        return present.json_block(member.capabilities)
+
+    @admin.display(description="instructions")
+    def server_instructions(self, member: Member) -> str:
+        return present.text_block(member.instructions)
+
+    @admin.display(description="manifest")
+    def manifest_as_read(self, member: Member) -> str:
+        # People keep API keys in `env`; the file has them, a screen need not.
+        return present.json_block(mask(member.manifest, [["env", key] for key in member.manifest.get("env", {})]))

@@ -1,0 +1,96 @@
+"""How the admin shows things. Whatever comes from a member is text: escaped, and bounded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.contrib import admin, messages
+from django.db.models import Model
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from mcp_runtime import control
+
+MAX_SHOWN = 200_000
+MAX_NAMED = 10
+NOTHING = "-"
+
+_ALIVE = "_guild_hall_runtime_is_alive"
+
+
+def runtime_is_alive(request: HttpRequest) -> bool:
+    """Looked up once per request, however many rows and banners ask."""
+    if not hasattr(request, _ALIVE):
+        setattr(request, _ALIVE, control.live_runtime() is not None)
+    return bool(getattr(request, _ALIVE))
+
+
+def badge(word: str) -> SafeString:
+    """A status: its word, in the colour that static/roster/admin.css has for it."""
+    return format_html('<span class="status status-{}">{}</span>', word, word)
+
+
+def one_line(text: str, length: int = 120) -> str:
+    line = " ".join(text[: 4 * length].split())
+    return f"{line[: length - 1]}…" if len(line) > length else line
+
+
+def text_block(text: str) -> SafeString | str:
+    if not text:
+        return NOTHING
+    if len(text) > MAX_SHOWN:
+        text = f"{text[:MAX_SHOWN]}\n… and {len(text) - MAX_SHOWN} more characters, which the API gives."
+    return format_html('<pre class="block">{}</pre>', text)
+
+
+def json_block(value: Any) -> SafeString | str:
+    if value is None or value == {} or value == []:
+        return NOTHING
+    return text_block(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def link(row: Model, text: str = "") -> SafeString:
+    """A link to the row's own page."""
+    address = reverse(f"admin:{row._meta.app_label}_{row._meta.model_name}_change", args=[row.pk])
+    return format_html('<a href="{}">{}</a>', address, text or str(row))
+
+
+def when(moment: datetime | None) -> str:
+    """To the second: what happened in which order is what people come for."""
+    return moment.strftime("%Y-%m-%d %H:%M:%S") if moment else NOTHING
+
+
+def moment_column(field: str) -> Callable[[Any, Model], str]:
+    """A column for a date and time field, to be an attribute of an admin class."""
+
+    @admin.display(description=field.replace("_", " "), ordering=field)
+    def column(_: Any, row: Model) -> str:
+        return when(getattr(row, field))
+
+    return column
+
+
+def seconds(duration: timedelta | None) -> str:
+    if duration is None:
+        return NOTHING
+    length = duration.total_seconds()
+    return f"{1000 * length:.0f} ms" if length < 1 else f"{length:.1f} s"
+
+
+def report(request: HttpRequest, done: str, names: Iterable[str], refusals: Iterable[str]) -> None:
+    """What an action did and what it left alone, each with its count."""
+    did, refused = list(names), list(refusals)
+    if did:
+        messages.success(request, f"{done} ({len(did)}): {_named(did, ', ')}.")
+    if refused:
+        messages.warning(request, f"Left alone ({len(refused)}): {_named(refused, '; ')}.")
+
+
+def _named(names: list[str], separator: str) -> str:
+    more = len(names) - MAX_NAMED
+    return separator.join(names[:MAX_NAMED]) + (f"{separator}and {more} more" if more > 0 else "")

@@ -1,0 +1,236 @@
+"""Tools: switch them on and off, read their schemas, and call one with a plain form."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.db.models import Model, QuerySet
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.decorators import method_decorator
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.views.decorators.http import require_POST
+
+from mcp_runtime import control
+from mcp_runtime.errors import InvalidArgumentsError, RequestRefusedError
+from mcp_runtime.invocations import Caller
+from roster import calls
+from roster.admin import present
+from roster.admin.rows import RuntimeRowAdmin
+from roster.models import Invocation, Tool
+
+SENT_BEFORE = "This form was sent before, and this is its call. Open the form anew for another."
+
+
+def call_link(tool: Tool) -> SafeString | str:
+    if not (tool.listed and tool.enabled):
+        return present.NOTHING
+    return format_html('<a href="{}">Call</a>', reverse("admin:roster_tool_call", args=[tool.pk]))
+
+
+class CallForm(forms.Form):
+    # Of the form as it was shown: pressing the button twice must not call twice.
+    call_key = forms.UUIDField(required=False)
+    arguments = forms.CharField(
+        required=False,
+        widget=forms.Textarea(attrs={"rows": 12, "cols": 80, "class": "vLargeTextField json", "spellcheck": "false"}),
+        help_text="A JSON object.",
+    )
+
+    def clean_arguments(self) -> Any:
+        try:
+            return calls.parse_arguments(self.cleaned_data["arguments"])
+        except ValueError as error:
+            raise forms.ValidationError(str(error)) from error
+
+
+class ToolColumns:
+    """What the list, the page and the member's page say of a tool."""
+
+    @admin.display(description="title")
+    def title(self, tool: Tool) -> str:
+        return present.one_line(tool.title, 60) or present.NOTHING
+
+    @admin.display(description="description")
+    def short_description(self, tool: Tool) -> str:
+        return present.one_line(tool.description) or present.NOTHING
+
+    @admin.display(description="name")
+    def page(self, tool: Tool) -> SafeString:
+        return present.link(tool)
+
+    @admin.display(description="call")
+    def call(self, tool: Tool) -> str:
+        return call_link(tool)
+
+
+INLINE_FIELDS = ("page", "title", "short_description", "listed", "enabled", "call")
+
+
+class ToolInline(ToolColumns, admin.TabularInline):  # type: ignore[type-arg]  # as for ModelAdmin
+    """A member's tools on its page."""
+
+    model = Tool
+    fields = INLINE_FIELDS
+    readonly_fields = INLINE_FIELDS
+    ordering = ["position"]
+    extra = 0
+    can_delete = False
+
+    def has_add_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+    def get_fields(self, request: HttpRequest, obj: Model | None = None) -> Any:
+        may_call = request.user.has_perm("roster.invoke_tool")
+        return [name for name in INLINE_FIELDS if may_call or name != "call"]
+
+
+@admin.register(Tool)
+class ToolAdmin(ToolColumns, RuntimeRowAdmin):
+    list_display = ["name", "of_member", "title", "short_description", "listed", "enabled", "call"]
+    list_select_related = ["member"]
+    list_filter = ["enabled", "listed", "member"]
+    search_fields = ["name", "member__name"]
+    actions = ["switch_on", "switch_off"]
+    change_form_template = "admin/roster/tool/change_form.html"
+    fields = [
+        "name",
+        "of_member",
+        "title",
+        "description",
+        "listed",
+        "enabled",
+        "schema_error",
+        "input_schema",
+        "output_schema",
+        "definition_as_sent",
+    ]
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        return [name for name in self.list_display if name != "call" or self.has_invoke_permission(request)]
+
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view
+        return [
+            path("<int:tool_id>/call/", view(self.call_view), name="roster_tool_call"),
+            path("<int:tool_id>/switch/<slug:position>/", view(self.switch_view), name="roster_tool_switch"),
+            *super().get_urls(),
+        ]
+
+    # Switches
+
+    @admin.action(description="Switch selected tools on", permissions=["control"])
+    def switch_on(self, request: HttpRequest, selected: QuerySet[Tool]) -> None:
+        self.switch(request, list(selected), on=True)
+
+    @admin.action(description="Switch selected tools off", permissions=["control"])
+    def switch_off(self, request: HttpRequest, selected: QuerySet[Tool]) -> None:
+        self.switch(request, list(selected), on=False)
+
+    def switch(self, request: HttpRequest, tools: list[Tool], *, on: bool) -> None:
+        word = "on" if on else "off"
+        turned = [tool for tool in tools if tool.enabled is not on]
+        for tool in turned:
+            control.switch_tool(tool, on=on)
+            self.log_change(request, tool, f"Switched {word}.")
+        left = [f"{tool.name}: it is {word} already" for tool in tools if tool not in turned]
+        present.report(request, f"Switched {word}", [tool.name for tool in turned], left)
+
+    @method_decorator(require_POST)
+    def switch_view(self, request: HttpRequest, tool_id: int, position: str) -> HttpResponse:
+        if not self.has_control_permission(request):
+            raise PermissionDenied
+        tool = self.existing(request, str(tool_id))
+        if position not in ("on", "off"):
+            raise Http404(f"tools know no {position!r}")
+        self.switch(request, [tool], on=position == "on")
+        return self.page_of(tool)
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> Any:
+        permissions = {
+            "may_control": self.has_control_permission(request),
+            "may_invoke": self.has_invoke_permission(request),
+        }
+        return super().change_view(request, object_id, form_url, {**(extra_context or {}), **permissions})
+
+    # Calls
+
+    def call_view(self, request: HttpRequest, tool_id: int) -> HttpResponse:
+        if not request.user.is_authenticated or not self.has_invoke_permission(request):
+            raise PermissionDenied
+        tool = get_object_or_404(Tool.objects.select_related("member"), pk=tool_id)
+        if request.method == "POST":
+            form = CallForm(request.POST)
+            caller = Caller(Invocation.Door.ADMIN, request.user)
+            if form.is_valid() and (invocation := self._queue(request, caller, tool, form)):
+                return redirect("admin:roster_invocation_change", invocation.pk)
+        else:
+            skeleton = calls.skeleton_of(tool.input_schema)
+            form = CallForm(initial={"arguments": json.dumps(skeleton, indent=2, ensure_ascii=False)})
+        context = {
+            **self.admin_site.each_context(request),
+            "title": f"Call {tool.name}",
+            "subtitle": tool.member.title,
+            "opts": self.opts,
+            "tool": tool,
+            "form": form,
+            "schema": present.json_block(tool.input_schema),
+            "call_key": uuid.uuid4(),
+        }
+        return TemplateResponse(request, "admin/roster/tool/call.html", context)
+
+    @staticmethod
+    def _queue(request: HttpRequest, caller: Caller, tool: Tool, form: CallForm) -> Invocation | None:
+        """The call's row; None when it was refused, and the form says why."""
+        try:
+            invocation, created = control.queue_call(
+                tool.member.name,
+                tool.name,
+                form.cleaned_data["arguments"],
+                caller=caller,
+                idempotency_key=str(form.cleaned_data["call_key"] or "") or None,
+            )
+        except InvalidArgumentsError as refusal:
+            form.add_error("arguments", f"{refusal.path}: {refusal.reason}" if refusal.path else refusal.reason)
+        except RequestRefusedError as refusal:
+            form.add_error(None, str(refusal))
+        else:
+            if not created:
+                messages.info(request, SENT_BEFORE)
+            return invocation
+        return None
+
+    # Columns
+
+    @admin.display(description="member", ordering="member__name")
+    def of_member(self, tool: Tool) -> SafeString:
+        return present.link(tool.member)
+
+    @admin.display(description="description")
+    def description(self, tool: Tool) -> str:
+        return present.text_block(tool.description)
+
+    @admin.display(description="input schema")
+    def input_schema(self, tool: Tool) -> str:
+        return present.json_block(tool.input_schema)
+
+    @admin.display(description="output schema")
+    def output_schema(self, tool: Tool) -> str:
+        return present.json_block(tool.output_schema)
+
+    @admin.display(description="as the member sent it")
+    def definition_as_sent(self, tool: Tool) -> str:
+        return present.json_block(tool.definition)

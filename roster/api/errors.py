@@ -1,0 +1,89 @@
+"""What went wrong, as HTTP: one table for the hall's own errors, one body for all.
+
+The body: `error` is a sentence for people, `code` a word for programs. Refused arguments add `path` and `reason`,
+refused fields add `faults` (sentences by field).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from django.core.exceptions import RequestDataTooBig
+from django.db import InterfaceError, OperationalError
+from rest_framework import status
+from rest_framework.exceptions import APIException, ValidationError
+from rest_framework.response import Response
+from rest_framework.views import exception_handler as rest_framework_handler
+
+from mcp_runtime.errors import (
+    IdempotencyConflictError,
+    InvalidArgumentsError,
+    McpRuntimeError,
+    MemberDisabledError,
+    NotCancellableError,
+    RequestRefusedError,
+    ToolDisabledError,
+    UnknownMemberError,
+    UnknownToolError,
+)
+
+logger = logging.getLogger("guildhall.web")
+
+# A class that is not here is answered as its nearest base is.
+ANSWERS: dict[type[McpRuntimeError], tuple[int, str]] = {
+    UnknownMemberError: (status.HTTP_404_NOT_FOUND, "unknown_member"),
+    UnknownToolError: (status.HTTP_404_NOT_FOUND, "unknown_tool"),
+    InvalidArgumentsError: (status.HTTP_400_BAD_REQUEST, "invalid_arguments"),
+    MemberDisabledError: (status.HTTP_409_CONFLICT, "member_disabled"),
+    ToolDisabledError: (status.HTTP_409_CONFLICT, "tool_disabled"),
+    NotCancellableError: (status.HTTP_409_CONFLICT, "not_cancellable"),
+    IdempotencyConflictError: (status.HTTP_422_UNPROCESSABLE_ENTITY, "idempotency_conflict"),
+    RequestRefusedError: (status.HTTP_409_CONFLICT, "refused"),
+    McpRuntimeError: (status.HTTP_503_SERVICE_UNAVAILABLE, "unavailable"),
+}
+
+
+class LengthRequired(APIException):
+    status_code = status.HTTP_411_LENGTH_REQUIRED
+    default_detail = "Send the body with a Content-Length: one in chunks would be taken for an empty one."
+    default_code = "length_required"
+
+
+def exception_handler(error: Exception, context: dict[str, Any]) -> Response | None:
+    """The answer to `error`; None for what is a fault of the hall's own, which Django logs and answers with 500."""
+    if isinstance(error, McpRuntimeError):
+        return _answer(*answer_to(error), str(error), _place(error))
+    if isinstance(error, RequestDataTooBig):
+        return _answer(status.HTTP_413_REQUEST_ENTITY_TOO_LARGE, "too_large", "The body of the request is too large.")
+    if isinstance(error, OperationalError | InterfaceError):
+        logger.error("the database did not answer: %s", error)
+        return _answer(
+            status.HTTP_503_SERVICE_UNAVAILABLE, "database_unavailable", "The database does not answer; try again."
+        )
+    response = rest_framework_handler(error, context)
+    if response is not None:
+        response.data = _body(error, response.data)
+    return response
+
+
+def answer_to(error: McpRuntimeError) -> tuple[int, str]:
+    """The HTTP status and the code of `error`."""
+    return next(ANSWERS[cls] for cls in type(error).__mro__ if cls in ANSWERS)
+
+
+def _answer(http_status: int, code: str, sentence: str, place: dict[str, str] | None = None) -> Response:
+    return Response({"error": sentence, "code": code, **(place or {})}, status=http_status)
+
+
+def _place(error: McpRuntimeError) -> dict[str, str]:
+    return {"path": error.path, "reason": error.reason} if isinstance(error, InvalidArgumentsError) else {}
+
+
+def _body(error: Exception, data: Any) -> dict[str, Any]:
+    if isinstance(error, ValidationError):
+        faults = {field: [str(text) for text in texts] for field, texts in data.items()}
+        sentences = [f"{field}: {text}" for field, texts in faults.items() for text in texts]
+        return {"error": " ".join(sentences), "code": "invalid", "faults": faults}
+    detail = data["detail"]
+    return {"error": str(detail), "code": detail.code}

@@ -1,0 +1,115 @@
+"""What a request says, read with care: its JSON body, how long it would wait, its idempotency key."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, NoReturn
+
+from django.conf import settings
+from django.db import close_old_connections, connection
+from rest_framework.exceptions import ParseError, ValidationError
+from rest_framework.parsers import BaseParser
+from rest_framework.request import Request
+
+from mcp_runtime import control
+from roster.api.errors import LengthRequired
+from roster.models import Invocation
+
+MAX_WAIT = 60
+MAX_IDEMPOTENCY_KEY = 255
+
+# Each who waits holds a thread of the web; the other half keeps answering.
+seats = threading.BoundedSemaphore(settings.GUILD_HALL_WEB_THREADS // 2)
+
+
+# The body ---------------------------------------------------------------------------------------------------------
+
+
+class ObjectParser(BaseParser):
+    """A JSON object, as large as DATA_UPLOAD_MAX_MEMORY_SIZE allows (beyond: RequestDataTooBig)."""
+
+    media_type = "application/json"
+
+    def parse(
+        self, stream: IO[Any], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        # Not `stream.read()`: only Django's own `body` minds the limit.
+        body: bytes = (parser_context or {})["request"].body
+        try:
+            value = json.loads(body, parse_constant=_refuse_constant, parse_float=_finite)
+        except RecursionError as error:
+            raise ParseError("The body is nested too deep.") from error
+        except ValueError as error:
+            raise ParseError(f"The body is not JSON: {error}.") from error
+        if not isinstance(value, dict):
+            raise ParseError("The body must be a JSON object.")
+        return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    """1e999 is JSON, but read as infinity it could not be written down again."""
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return value
+
+
+def refuse_chunks(request: Request) -> None:
+    """Raises LengthRequired for a body without a length: WSGI gives none of it, and `{}` would be called instead."""
+    if "HTTP_TRANSFER_ENCODING" in request.META and not request.META.get("CONTENT_LENGTH"):
+        raise LengthRequired
+
+
+def call_arguments(request: Request) -> Any:
+    """`arguments` of the body, `{}` without. A misspelt key is refused: it would call the tool with nothing."""
+    body = dict(request.data)
+    arguments = body.pop("arguments", {})
+    if body:
+        raise ValidationError({repr(key): ['This key is unknown; send {"arguments": {...}}.'] for key in body})
+    return arguments
+
+
+def idempotency_key(request: Request) -> str | None:
+    """The Idempotency-Key header. Raises ValidationError for one that is empty or too long."""
+    key = request.headers.get("Idempotency-Key")
+    if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
+        raise ValidationError({"Idempotency-Key": [f"Give 1 to {MAX_IDEMPOTENCY_KEY} characters."]})
+    return key
+
+
+# Prefer: wait=N (RFC 7240) ----------------------------------------------------------------------------------------
+
+
+def preferred_wait(request: Request) -> int:
+    """Seconds the client would wait, at most MAX_WAIT; 0 when it did not say, or said it so that nobody can know."""
+    wait = next(_preferences(request.headers.get("Prefer", ""), "wait"), "")
+    return min(int(wait), MAX_WAIT) if re.fullmatch(r"[0-9]{1,9}", wait) else 0
+
+
+def _preferences(header: str, name: str) -> Iterator[str]:
+    for preference in header.split(","):
+        token, _, value = preference.partition(";")[0].partition("=")
+        if token.strip().lower() == name:
+            yield value.strip().strip('"')
+
+
+def wait_for_end(invocation: Invocation, seconds: int) -> bool:
+    """Wait until the call is over; whether there was a seat to wait at all (not: whether it is over)."""
+    if not seats.acquire(blocking=False):
+        return False
+    try:
+        if not connection.in_atomic_block:
+            # A pooled connection goes back: waiting is no reason to keep one from those who work.
+            close_old_connections()
+        control.wait_for(invocation.pk, seconds)
+    finally:
+        seats.release()
+    return True

@@ -1,0 +1,38 @@
+"""REST under /api/. A tool's name may hold `/` and anything else: its routes take all up to the last word."""
+
+from __future__ import annotations
+
+from django.urls import path, re_path
+
+from mcp_runtime import control
+from roster.api import views
+
+urlpatterns = [
+    path("", views.IndexView.as_view(), name="api"),
+    path("roster/", views.RosterView.as_view(), name="roster"),
+    path("members/", views.MembersView.as_view(), name="members"),
+    path("members/<str:name>/", views.MemberView.as_view(), name="member"),
+    *(
+        path(f"members/<str:name>/{verb}/", views.MemberVerbView.as_view(verb=verb), name=f"member-{verb}")
+        for verb in control.MEMBER_VERBS
+    ),
+    path("members/<str:name>/logs/", views.MemberLogsView.as_view(), name="member-logs"),
+    path("members/<str:name>/status-changes/", views.MemberStatusChangesView.as_view(), name="member-status-changes"),
+    path("members/<str:name>/tools/", views.ToolsView.as_view(), name="member-tools"),
+    path("members/<str:name>/tools/<path:tool>/invoke/", views.InvokeView.as_view(), name="tool-invoke"),
+    *(
+        path(
+            f"members/<str:name>/tools/<path:tool>/{verb}/",
+            views.ToolSwitchView.as_view(verb=verb),
+            name=f"tool-{verb}",
+        )
+        for verb in ("enable", "disable")
+    ),
+    path("members/<str:name>/tools/<path:tool>/", views.ToolView.as_view(), name="tool"),
+    path("invocations/", views.InvocationsView.as_view(), name="invocations"),
+    path("invocations/<int:pk>/", views.InvocationView.as_view(), name="invocation"),
+    path("invocations/<int:pk>/cancel/", views.InvocationCancelView.as_view(), name="invocation-cancel"),
+    path("schema/", views.SchemaView.as_view(), name="schema"),
+    path("docs/", views.DocsView.as_view(), name="docs"),
+    re_path("", views.NowhereView.as_view(), name="api-nowhere"),
+]

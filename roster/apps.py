@@ -1,0 +1,11 @@
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class RosterConfig(AppConfig):
+    name = "roster"
+    verbose_name = "Guild Hall"
+
+    def ready(self) -> None:
+        from roster import checks  # noqa: F401 - importing registers the checks

@@ -1,0 +1,49 @@
+"""System checks: a configuration that cannot work is said at `manage.py check` and before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning, register
+
+
+@register()
+def check_members_dir(**_: Any) -> list[CheckMessage]:
+    folder = settings.GUILD_HALL_MEMBERS_DIR
+    if folder.is_dir():
+        return []
+    return [
+        Error(
+            f"GUILD_HALL_MEMBERS_DIR={folder} is not a folder.",
+            hint="Make it, or point GUILD_HALL_MEMBERS_DIR at the folder that holds your members.",
+            id="roster.E001",
+        )
+    ]
+
+
+@register()
+def check_ports_differ(**_: Any) -> list[CheckMessage]:
+    if settings.GUILD_HALL_PORT != settings.GUILD_HALL_GATEWAY_PORT:
+        return []
+    return [
+        Error(
+            f"GUILD_HALL_PORT and GUILD_HALL_GATEWAY_PORT are both {settings.GUILD_HALL_PORT}.",
+            hint="Give the web and the gateway a port each.",
+            id="roster.E002",
+        )
+    ]
+
+
+@register()
+def check_port_range_is_apart(**_: Any) -> list[CheckMessage]:
+    first, last = settings.GUILD_HALL_PORT_RANGE
+    if not first <= settings.GUILD_HALL_PORT <= last:
+        return []
+    return [
+        Warning(
+            f"GUILD_HALL_PORT={settings.GUILD_HALL_PORT} lies in the members' range {first}-{last}.",
+            hint="A member may take it while the web is down; choose a port outside the range.",
+            id="roster.W001",
+        )
+    ]

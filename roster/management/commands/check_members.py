@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+from django.db import DatabaseError, connection
+
+from mcp_runtime import control, manifest
+from mcp_runtime.errors import ManifestError
+from mcp_runtime.manifest import ManifestFile
+from roster.management.terminal import as_json, harmless
+from roster.models import GuildMember
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What is to be said about one folder."""
+
+    folder: str
+    name: str
+    faults: list[dict[str, str]]
+    warnings: list[str]
+    process_warnings: list[str]
+    """Of its running process: above all, that it can be reached from other machines (REQ-MCP-HTTP-30)."""
+
+
+class Command(BaseCommand):
+    help = "Judge every member's guild-member.json, or those of the given folders. Starts and changes nothing."
+    # An author's check: a hall that is not set up yet, or not at all, is no reason to refuse it.
+    requires_system_checks = []
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="a member, or a folder of members")
+        parser.add_argument("--json", action="store_true", help="a JSON list instead of text")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        judgements = judge(options["folders"] or [settings.GUILD_HALL_MEMBERS_DIR])
+        if options["json"]:
+            self.stdout.write(as_json([asdict(judgement) for judgement in judgements]))
+        else:
+            self.show(judgements)
+        faulty = sum(bool(judgement.faults) for judgement in judgements)
+        if faulty:
+            raise CommandError(f"{faulty} of {_members(len(judgements))} cannot be used")
+        if not options["json"]:
+            self.stdout.write(self.style.SUCCESS(f"{_members(len(judgements))} checked, no faults."))
+
+    def show(self, judgements: list[Judgement]) -> None:
+        for judgement in judgements:
+            self.stdout.write(harmless(f"{judgement.folder}: {'faulty' if judgement.faults else 'ok'}"))
+            for fault in judgement.faults:
+                text = f"{fault['path']}: {fault['reason']}" if fault["path"] else fault["reason"]
+                self.stdout.write(self.style.ERROR(harmless(f"  fault: {text}")))
+            for warning in judgement.warnings:
+                self.stdout.write(self.style.WARNING(harmless(f"  warning: {warning}")))
+            for warning in judgement.process_warnings:
+                self.stdout.write(self.style.WARNING(harmless(f"  warning of the running process: {warning}")))
+
+
+def judge(places: list[Path]) -> list[Judgement]:
+    """Every member in these places. Raises CommandError for a place that is no folder."""
+    folders: dict[Path, str] = {}
+    for place in places:
+        if not place.is_dir():
+            raise CommandError(f"{place} is not a folder")
+        for folder in _member_folders(place):
+            folders.setdefault(folder.resolve(), _called(folder, place))
+    of_processes = _process_warnings()
+    files = manifest.read_folders(folders.items())
+    return [_judgement(folder, file, of_processes) for folder, file in zip(folders, files, strict=True)]
+
+
+def _member_folders(place: Path) -> list[Path]:
+    if manifest.has_manifest(place):
+        return [place]
+    found = list(manifest.find(place))
+    if not found and place != settings.GUILD_HALL_MEMBERS_DIR:
+        raise CommandError(f"{place} holds no {manifest.FILE_NAME}, nor do the folders in it")
+    return found
+
+
+def _called(folder: Path, place: Path) -> str:
+    """What to call the folder: as the roster does where it is in the members folder."""
+    members_dir = settings.GUILD_HALL_MEMBERS_DIR.resolve()
+    resolved = folder.resolve()
+    if resolved != members_dir and resolved.is_relative_to(members_dir):
+        return resolved.relative_to(members_dir).as_posix()
+    return str(folder)
+
+
+def _judgement(folder: Path, file: ManifestFile, of_processes: dict[str, list[str]]) -> Judgement:
+    return Judgement(
+        folder=file.directory,
+        name=file.manifest.name if file.manifest else file.name_hint,
+        faults=[{"path": fault.path, "reason": fault.reason} for fault in _faults(folder, file)],
+        warnings=list(file.warnings),
+        process_warnings=of_processes.get(file.directory, []),
+    )
+
+
+def _faults(folder: Path, file: ManifestFile) -> Iterator[ManifestError]:
+    if file.error:
+        yield file.error
+    elif file.manifest and (fault := manifest.command_fault(file.manifest, folder)):
+        yield ManifestError("command", fault)
+
+
+def _process_warnings() -> dict[str, list[str]]:
+    """By directory, what the hall saw of running members; nothing where there is no hall, or none that runs."""
+    name = connection.settings_dict["NAME"]
+    if connection.vendor == "sqlite" and not Path(name).exists():
+        return {}  # to ask would make the file
+    try:
+        if control.live_runtime() is None:
+            return {}
+        running = control.roster().filter(status=GuildMember.Status.CONNECTED)
+        return {member.directory: member.warnings for member in running}
+    except DatabaseError:
+        return {}
+
+
+def _members(count: int) -> str:
+    return "1 member" if count == 1 else f"{count} members"

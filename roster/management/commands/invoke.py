@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import sys
+import time
+from argparse import ArgumentParser
+from typing import Any, NoReturn
+
+from django.core.management.base import BaseCommand, CommandError
+
+from mcp_runtime import control
+from mcp_runtime.errors import NotCancellableError, RequestRefusedError
+from mcp_runtime.invocations import Caller
+from roster.calls import parse_arguments, texts_of
+from roster.management.terminal import NO_RUNTIME, as_json, harmless, seconds
+from roster.models import Invocation
+
+# How often the wait says that it still waits.
+SLICE_SECONDS = 0.5
+# On top of the call's own deadline: for its turn in the queue, and a member that must start first.
+PATIENCE_SECONDS = 60.0
+INTERRUPTED = 130
+
+
+class Command(BaseCommand):
+    help = "Call a tool of a member, wait for the answer and print it; exit code 0 only when it succeeded."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("member")
+        parser.add_argument("tool")
+        parser.add_argument("arguments", nargs="?", default="{}", help="a JSON object, or - to read it from stdin")
+        parser.add_argument("--json", action="store_true", help="print the whole invocation as JSON")
+        parser.add_argument("--no-wait", action="store_true", help="queue the call, print its id and go")
+        parser.add_argument("--timeout", type=seconds, help="wait so many seconds at most; the call goes on after that")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        invocation = self.queue(options["member"], options["tool"], options["arguments"])
+        if options["no_wait"]:
+            self.stdout.write(as_json(_facts(invocation)) if options["json"] else str(invocation.pk))
+            return
+        patience = invocation.timeout + PATIENCE_SECONDS
+        self.wait(invocation, patience if options["timeout"] is None else options["timeout"])
+        if options["json"]:
+            self.stdout.write(as_json(_facts(invocation)))
+        elif invocation.status == Invocation.Status.SUCCEEDED:
+            self.stdout.write(_answer(invocation))
+        _require_success(invocation)
+
+    def queue(self, member: str, tool: str, text: str) -> Invocation:
+        try:
+            arguments = parse_arguments(sys.stdin.read() if text == "-" else text)
+            invocation, _ = control.queue_call(member, tool, arguments, caller=Caller(Invocation.Door.COMMAND))
+        except (ValueError, RequestRefusedError) as error:
+            raise CommandError(harmless(str(error))) from error
+        if control.live_runtime() is None:
+            self.stderr.write(f"{NO_RUNTIME} Call {invocation.pk} waits its turn.")
+        return invocation
+
+    def wait(self, invocation: Invocation, timeout: float) -> None:
+        """Until the call is over; Ctrl-C cancels it. Raises CommandError when it is not over in `timeout` seconds."""
+        began = time.monotonic()
+        try:
+            while not control.wait_for(invocation.pk, min(SLICE_SECONDS, began + timeout - time.monotonic())):
+                invocation.refresh_from_db(fields=["status"])
+                waited = time.monotonic() - began
+                self._progress(f"call {invocation.pk} is {invocation.status}, {waited:.0f} s")
+                if waited >= timeout:
+                    raise CommandError(
+                        f"call {invocation.pk} is still {invocation.status} after {timeout:g} s. It goes on; "
+                        "the admin and the API show what comes of it"
+                    )
+        except KeyboardInterrupt:
+            self._cancel(invocation)
+        finally:
+            self._progress("")
+        invocation.refresh_from_db()
+
+    def _progress(self, text: str) -> None:
+        if self.stderr.isatty():
+            self.stderr.write(f"\r\x1b[K{text}", style_func=str, ending="")
+            self.stderr.flush()
+
+    def _cancel(self, invocation: Invocation) -> NoReturn:
+        try:
+            ended = control.cancel_call(invocation).is_finished
+        except NotCancellableError as error:
+            raise CommandError(f"too late to cancel: {error}", returncode=INTERRUPTED) from error
+        said = "was cancelled" if ended else "is running; it was asked to cancel"
+        raise CommandError(f"call {invocation.pk} {said}", returncode=INTERRUPTED)
+
+
+def _require_success(invocation: Invocation) -> None:
+    if invocation.status == Invocation.Status.FAILED:
+        message = harmless(invocation.error_message)
+        raise CommandError(f"call {invocation.pk} failed ({invocation.error_kind}): {message}")
+    if invocation.status == Invocation.Status.CANCELLED:
+        raise CommandError(f"call {invocation.pk} was cancelled")
+
+
+def _answer(invocation: Invocation) -> str:
+    """The result's text; as JSON when it holds anything else."""
+    texts = texts_of(invocation.result)
+    content = (invocation.result or {}).get("content")
+    return harmless("\n".join(texts)) if texts and len(texts) == len(content or []) else as_json(invocation.result)
+
+
+def _facts(invocation: Invocation) -> dict[str, Any]:
+    """As the API gives it."""
+    error = {
+        "kind": invocation.error_kind,
+        "message": invocation.error_message,
+        "code": invocation.error_code,
+        "data": invocation.error_data,
+    }
+    return {
+        "id": invocation.pk,
+        "member": invocation.member.name,
+        "tool": invocation.tool_name,
+        "status": invocation.status,
+        "door": invocation.door,
+        "requester": invocation.requester,
+        "queued_at": invocation.queued_at,
+        "started_at": invocation.started_at,
+        "finished_at": invocation.finished_at,
+        "duration": invocation.duration.total_seconds() if invocation.duration is not None else None,
+        "timeout": invocation.timeout,
+        "arguments": control.shown_arguments(invocation),
+        "result": invocation.result,
+        "error": error if invocation.error_kind else None,
+    }

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+from django.db import Error, connection
+
+from mcp_runtime import control, manifest
+from roster.models import GuildMember
+
+TEMPLATE = Path(__file__).resolve().parents[2] / "member_template"
+PLACEHOLDER = "MEMBER_NAME"
+WAIT_SECONDS = 10.0
+LOOK_SECONDS = 0.1
+
+
+class Command(BaseCommand):
+    help = "Make the folder of a new member: a server with one tool that works, its manifest, a README."
+    requires_system_checks = []
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("name", metavar="NAME", help="letters, digits, - and _")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        name: str = options["name"]
+        members_dir: Path = settings.GUILD_HALL_MEMBERS_DIR
+        require_free(name, members_dir)
+        try:
+            folder = scaffold(name, members_dir)
+        except OSError as error:
+            raise CommandError(f"cannot write to {members_dir}: {error.strerror}") from error
+        is_up = self._comes_up(name)
+        self.stdout.write(
+            f"{'It is connected' if is_up else 'A running hall brings it up by itself'}. Next:\n"
+            f"  write your tools in   {folder / 'server.py'}\n"
+            f"  judge the manifest    manage.py check_members {folder}\n"
+            f"  run what you changed  manage.py member restart {name}\n"
+            f'  call its tool         manage.py invoke {name} hello \'{{"name": "Ada"}}\'\n'
+            f"  read what it prints   manage.py logs {name} -f"
+        )
+        self.stdout.write(self.style.SUCCESS(f"Made member {name} in {folder}."))
+
+    def _comes_up(self, name: str) -> bool:
+        """Whether a hall that runs has brought it up, so that it can be called at once. A hall need not be there."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        if connection.vendor == "sqlite" and not Path(connection.settings_dict["NAME"]).exists():
+            return False  # to ask would make the file
+        try:
+            while control.live_runtime() and time.monotonic() < deadline:
+                control.sync_roster()
+                if control.roster().filter(name=name, status=GuildMember.Status.CONNECTED).exists():
+                    return True
+                time.sleep(LOOK_SECONDS)
+        except Error:
+            pass  # no database yet, or one without tables
+        return False
+
+
+def require_free(name: str, members_dir: Path) -> None:
+    if not manifest.NAME.fullmatch(name):
+        raise CommandError(f"{name[:80]!r} must be 1 to 64 letters, digits, - and _, a letter or digit first")
+    if not members_dir.is_dir():
+        raise CommandError(f"the members folder {members_dir} is missing; make it, or set GUILD_HALL_MEMBERS_DIR")
+    if any(entry.name.casefold() == name.casefold() for entry in members_dir.iterdir()):
+        raise CommandError(f"{members_dir / name} exists already")
+    for file in manifest.read_all(members_dir):
+        if file.manifest and file.manifest.name.casefold() == name.casefold():
+            raise CommandError(f"the member in {members_dir / file.directory} is called {file.manifest.name} already")
+
+
+def scaffold(name: str, members_dir: Path) -> Path:
+    """The folder of the new member, made in one step: a hall that watches never sees half of it."""
+    folder = members_dir / name
+    # Discovery passes over names that begin with a dot.
+    draft = members_dir / f".{name}.{os.getpid()}"
+    draft.mkdir()
+    try:
+        for file in TEMPLATE.iterdir():
+            if file.is_file():
+                text = file.read_text(encoding="utf-8").replace(PLACEHOLDER, name)
+                (draft / file.name).write_text(text, encoding="utf-8")
+        draft.rename(folder)
+    except OSError:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    return folder

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand
+
+from mcp_runtime import control
+from roster.management.terminal import count
+
+
+class Command(BaseCommand):
+    help = "Delete finished calls that are older than so many days, and the oldest beyond so many."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        for name, default, what in [
+            ("days", settings.GUILD_HALL_KEEP_INVOCATIONS_DAYS, "keep calls that ended in the last so many days"),
+            ("keep", settings.GUILD_HALL_KEEP_INVOCATIONS, "keep so many of the newest"),
+        ]:
+            parser.add_argument(f"--{name}", type=count, default=default, help=f"{what} (default: %(default)s)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        pruned = control.prune_invocations(days=options["days"], keep=options["keep"])
+        self.stdout.write(f"Pruned {pruned} finished calls.")

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentParser
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+
+from mcp_runtime import control
+
+
+class Command(BaseCommand):
+    help = (
+        "Run the hall's one runtime: starts members, watches them, runs queued calls. Ctrl-C ends it and all of them."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--check", action="store_true", help="start none; exit code 0 when one is alive")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if options["check"]:
+            self._check()
+            return
+        # The guard replaces this process: it must be small, and Django is not.
+        sys.stdout.flush()
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(settings.BASE_DIR), os.environ.get("PYTHONPATH")]))
+        os.execv(sys.executable, [sys.executable, "-m", "mcp_runtime.guard"])  # noqa: S606 - our own module
+
+    def _check(self) -> None:
+        holder = control.live_runtime()
+        if holder is None:
+            raise CommandError("No runtime is alive.")
+        self.stdout.write(f"The runtime is {holder}.")

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from mcp_runtime import control
+from roster.management.terminal import one_line
+
+FAULT_LENGTH = 500
+
+
+class Command(BaseCommand):
+    help = "Make the roster match the members folder: add, change and remove what the folder says."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        report = control.sync_roster()
+        for member in control.roster().exclude(manifest_error=""):
+            self.stderr.write(f"{member.name} cannot be used: {one_line(member.manifest_error, FAULT_LENGTH)}")
+        self.stdout.write(f"Roster synced with the members folder: {report}.")

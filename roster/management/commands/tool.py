@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from mcp_runtime import control
+from mcp_runtime.errors import RequestRefusedError
+
+
+class Command(BaseCommand):
+    help = "Switch a tool of a member on or off; one that is off is hidden from lists and refused everywhere."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("verb", choices=["enable", "disable"])
+        parser.add_argument("member")
+        parser.add_argument("tool")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        on = options["verb"] == "enable"
+        try:
+            tool = control.tool(options["member"], options["tool"])
+        except RequestRefusedError as refusal:
+            raise CommandError(str(refusal)) from refusal
+        control.switch_tool(tool, on=on)
+        self.stdout.write(f"Tool {tool.name} of {tool.member.name} is switched {'on' if on else 'off'}.")

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from django.conf import settings
+from django.core.management import call_command
+from django.core.management.base import BaseCommand, CommandError
+from django.db import connections
+
+from mcp_runtime import console, control
+from mcp_runtime.errors import describe_exit
+
+# A part that ended by itself is started again after these pauses in seconds; one more quick death ends the hall.
+RESTART_DELAYS = (1.0, 2.0, 4.0)
+QUICK_DEATH_SECONDS = 10.0
+PATIENCE_SECONDS = 8.0
+LOOK_SECONDS = 0.2
+
+COMMANDS = {
+    "runtime": [sys.executable, "-m", "mcp_runtime.guard"],
+    "web": [sys.executable, "-m", "gunicorn", "--config", "python:guildhall.gunicorn"],
+}
+
+
+class Command(BaseCommand):
+    help = "Start the whole hall: database, first account, runtime and web, in one log stream. Ctrl-C ends all of it."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        require_free_address(settings.GUILD_HALL_HOST, settings.GUILD_HALL_PORT)
+        self._say_addresses()
+        call_command("prepare", stdout=self.stdout)
+        if holder := control.live_runtime():
+            raise CommandError(f"This hall is up already: its runtime is {holder}. One hall has one runtime.")
+        let_go_of_the_database()
+        code = Processes(self._say).run()
+        if code:
+            sys.exit(code)
+
+    def _say(self, text: str) -> None:
+        self.stdout.write(console.line("hall", text))
+        self.stdout.flush()
+
+    def _say_addresses(self) -> None:
+        host = settings.GUILD_HALL_HOST
+        host = "localhost" if host in ("127.0.0.1", "0.0.0.0", "::1", "::") else host  # noqa: S104 - shown, not bound
+        url = f"http://{f'[{host}]' if ':' in host else host}:{settings.GUILD_HALL_PORT}"
+        self._say(f"Roster and admin: {url}/   API: {url}/api/docs/   Ctrl-C ends all of it")
+
+
+def require_free_address(host: str, port: int) -> None:
+    """Raises CommandError when the web could not listen there."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            hint = "GUILD_HALL_HOST and GUILD_HALL_PORT choose where."
+            if error.errno == errno.EADDRINUSE:
+                hint = "Is Guild Hall running already? GUILD_HALL_PORT chooses another port."
+            raise CommandError(f"The web cannot listen on {host}:{port}: {error.strerror}. {hint}") from error
+
+
+def let_go_of_the_database() -> None:
+    """From here on it is the children's business."""
+    for connection in connections.all():
+        connection.close()
+        if connection.vendor == "postgresql":
+            connection.close_pool()  # type: ignore[attr-defined]
+
+
+class Signals:
+    """Signals to wait for. No threading.Event: a handler that interrupts its `wait` would lock itself out."""
+
+    def __init__(self) -> None:
+        self.stops = 0
+        self._reader, self._writer = socket.socketpair()
+        for end in (self._reader, self._writer):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_stop)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def _on_stop(self, number: int, frame: FrameType | None) -> None:
+        # A terminal that closes sends SIGHUP more than once: that is no second Ctrl-C.
+        self.stops = max(self.stops, 1) if number == signal.SIGHUP else self.stops + 1
+
+    def wait(self, seconds: float | None) -> None:
+        """Until a signal comes, that of an ended child included."""
+        select.select([self._reader], [], [], seconds)
+        with contextlib.suppress(BlockingIOError):
+            self._reader.recv(4096)
+
+
+class Part:
+    """A child, in a session of its own: the terminal's Ctrl-C reaches us alone, and we end it."""
+
+    def __init__(self, name: str, argv: list[str]) -> None:
+        self.name = name
+        self._argv = argv
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_at = 0.0
+        self._quick_deaths = 0
+        self.due_at: float | None = 0.0  # when to start it; None while it runs
+
+    def start(self) -> None:
+        self.due_at = None
+        self._started_at = time.monotonic()
+        self._process = subprocess.Popen(
+            self._argv, env=_environment(), stdin=subprocess.DEVNULL, start_new_session=True
+        )
+
+    def ended(self) -> int | None:
+        """The exit code, when it was running until now."""
+        return self._process.poll() if self._process and self.due_at is None else None
+
+    def restart_delay(self) -> float | None:
+        """How long to wait before the next try; None when it will not stay up."""
+        is_quick = time.monotonic() - self._started_at < QUICK_DEATH_SECONDS
+        self._quick_deaths = self._quick_deaths + 1 if is_quick else 0
+        if self._quick_deaths > len(RESTART_DELAYS):
+            return None
+        return RESTART_DELAYS[max(self._quick_deaths - 1, 0)]
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def terminate(self) -> None:
+        """The first time it asks; to the guard, the second one means: now."""
+        if self._process is not None:
+            self._process.terminate()
+
+    def kill_group(self) -> None:
+        if self._process is not None and self.is_alive:
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+class Processes:
+    """Runtime and web: started, started again when they end by themselves, ended together."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._parts = {name: Part(name, argv) for name, argv in COMMANDS.items()}
+
+    def run(self) -> int:
+        """Until somebody wants it to end, or a part will not stay up; the exit code."""
+        self._signals = Signals()
+        code = 0
+        while not self._signals.stops and not code:
+            code = self._keep_up()
+            if not code:
+                self._signals.wait(self._pause())
+        self._end()
+        return code
+
+    def _keep_up(self) -> int:
+        """One look: start what is due. The exit code of a part that will not stay up, else 0."""
+        for part in self._parts.values():
+            code = part.ended()
+            if code is not None:
+                delay = part.restart_delay()
+                how = f"The {part.name} ended with {describe_exit(code)}"
+                if delay is None:
+                    self._say(f"{how} and will not stay up; stopping.")
+                    return code if code > 0 else 1
+                self._say(f"{how}; starting it again in {delay:g} s.")
+                part.due_at = time.monotonic() + delay
+            elif part.due_at is not None and part.due_at <= time.monotonic():
+                part.start()
+        return 0
+
+    def _pause(self) -> float | None:
+        dues = [part.due_at for part in self._parts.values() if part.due_at is not None]
+        return max(min(dues) - time.monotonic(), 0) if dues else None
+
+    def _end(self) -> None:
+        """One SIGTERM each; a second Ctrl-C means now, and patience ends by itself."""
+        asked, deadline = False, time.monotonic() + PATIENCE_SECONDS
+        while alive := [part for part in self._parts.values() if part.is_alive]:
+            now = self._signals.stops > 1 or time.monotonic() > deadline
+            if now or not asked:
+                for part in alive:
+                    part.terminate()
+                asked = True
+            if now:
+                self._parts["web"].kill_group()
+            self._signals.wait(LOOK_SECONDS)
+
+
+def _environment() -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(settings.BASE_DIR), os.environ.get("PYTHONPATH")]))
+    return {
+        **os.environ,
+        "PYTHONPATH": path,
+        "PYTHONUNBUFFERED": "1",
+        # On Linux they end with us, however we end.
+        "GUILD_HALL_END_WITH_PARENT": str(os.getpid()),
+    }

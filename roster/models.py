@@ -1,0 +1,348 @@
+"""What the hall knows: rows, their constraints, and facts about one row. Who may change what is said beside each field.
+
+Statuses are written by `mcp_runtime.lifecycle` (members) and `mcp_runtime.invocations` (calls) alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import signal
+import uuid
+from datetime import timedelta
+from typing import Any
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+
+class Hall(models.Model):
+    """One row per database: the hall's identity, and the lease of its one runtime.
+
+    A lease is live while its holder's heartbeat is younger than `LEASE_SECONDS`. All times are the database's clock.
+    """
+
+    LEASE_SECONDS = 10.0
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1, editable=False)
+    hall_id = models.UUIDField(default=uuid.uuid4, editable=False)
+    lease_id = models.UUIDField(null=True, editable=False)
+    lease_host = models.CharField(max_length=255, blank=True)
+    lease_pid = models.PositiveIntegerField(null=True)
+    lease_pid_started_at = models.FloatField(null=True, help_text="Seconds since the epoch: tells a reused pid.")
+    lease_taken_at = models.DateTimeField(null=True)
+    heartbeat_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=Q(id=1), name="one_hall_per_database")]
+
+    def __str__(self) -> str:
+        return f"hall {self.hall_id}"
+
+
+class GuildMember(models.Model):
+    """One installed plugin: what its folder says, what is wished, what is seen."""
+
+    class Status(models.TextChoices):
+        DISCONNECTED = "disconnected", "Disconnected"  # no process, and none is due
+        STARTING = "starting", "Starting"  # a process, or the wait for a port; the handshake is not done
+        CONNECTED = "connected", "Connected"  # shook hands, tools listed
+        STOPPING = "stopping", "Stopping"  # asked to end, not gone yet
+        ERROR = "error", "Error"  # ended, or never came up, without being asked; `last_error` says why
+
+    class Wanted(models.TextChoices):
+        RUNNING = "running", "Running"
+        STOPPED = "stopped", "Stopped"
+
+    name = models.CharField(max_length=64, unique=True)
+
+    # What the folder says. Written by mcp_runtime.discovery.
+    directory = models.CharField(max_length=1000, help_text="Relative to the members folder.")
+    manifest = models.JSONField(default=dict, help_text="guild-member.json as it was last read without a fault.")
+    manifest_error = models.TextField(blank=True, help_text="Why guild-member.json cannot be used, if it cannot.")
+    manifest_warnings = models.JSONField(default=list, blank=True)
+    display_name = models.CharField(max_length=200, blank=True)
+    version = models.CharField(max_length=100, blank=True)
+    description = models.TextField(blank=True)
+    removed_at = models.DateTimeField(null=True, blank=True, help_text="When its folder was found to be gone.")
+
+    # What is wished. Written through mcp_runtime.control.
+    enabled = models.BooleanField(default=True, help_text="May run at all; calls to a disabled member are refused.")
+    wanted = models.CharField(max_length=10, choices=Wanted.choices, default=Wanted.RUNNING)
+    restart_requested_at = models.DateTimeField(null=True, blank=True)
+    refresh_requested_at = models.DateTimeField(null=True, blank=True)
+
+    # What is seen. Written by mcp_runtime.lifecycle.
+    status = models.CharField(max_length=20, choices=Status.choices, default=Status.DISCONNECTED)
+    status_changed_at = models.DateTimeField(default=timezone.now)
+    last_error = models.TextField(blank=True)
+    warnings = models.JSONField(default=list, blank=True, help_text="Of the running process, e.g. where it listens.")
+    pid = models.PositiveIntegerField(null=True, blank=True)
+    last_port = models.PositiveIntegerField(null=True, blank=True, help_text="Given again when it is free.")
+    exit_code = models.IntegerField(null=True, blank=True, help_text="Of the last exit; -9 is signal 9.")
+    started_at = models.DateTimeField(null=True, blank=True)
+    protocol_version = models.CharField(max_length=20, blank=True)
+    server_info = models.JSONField(default=dict, blank=True)
+    capabilities = models.JSONField(default=dict, blank=True)
+    instructions = models.TextField(blank=True)
+    restarts = models.PositiveIntegerField(default=0, help_text="Tries in a row since it was last stable.")
+    restarts_total = models.PositiveIntegerField(default=0)
+    next_restart_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["name"]
+        verbose_name = "member"
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(status__in=["disconnected", "starting", "connected", "stopping", "error"]),
+                name="member_status_is_known",
+            )
+        ]
+        permissions = [("control_member", "Can start, stop and switch members")]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def title(self) -> str:
+        return self.display_name or self.name
+
+    @property
+    def error(self) -> str:
+        """The one sentence that explains why it does not run, whatever the reason; empty when nothing is wrong."""
+        return self.manifest_error or (self.last_error if self.status == self.Status.ERROR else "")
+
+    @property
+    def all_warnings(self) -> list[str]:
+        return [*self.manifest_warnings, *self.warnings]
+
+    @property
+    def call_timeout(self) -> float:
+        """Seconds a tool call may take in total, unless the tool has its own (REQ-MCP-HTTP-28)."""
+        return float(self.manifest.get("timeout", 30.0))
+
+    def timeout_of(self, tool_name: str) -> float:
+        return float(self.manifest.get("tool_timeouts", {}).get(tool_name, self.call_timeout))
+
+
+class PortAllocation(models.Model):
+    """The claim on a port, for the life of one server process (REQ-MCP-HTTP-5, 8, 10, 11, 32)."""
+
+    port = models.PositiveIntegerField(unique=True)
+    member = models.OneToOneField(GuildMember, on_delete=models.CASCADE, related_name="port_allocation")
+    allocated_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["port"]
+        constraints = [
+            models.CheckConstraint(condition=Q(port__gte=20000, port__lte=30000), name="port_is_in_the_managed_range")
+        ]
+
+    def __str__(self) -> str:
+        return str(self.port)
+
+    @property
+    def endpoint(self) -> str:
+        """What is handed out, in the seeds' form (REQ-MCP-HTTP-22, 33); the hall itself talks to 127.0.0.1."""
+        return f"http://localhost:{self.port}/mcp"
+
+
+class Tool(models.Model):
+    """A tool of a member, as its last tools/list told it (REQ-MCP-HTTP-36, 37).
+
+    One that left the list keeps its row (`listed` false), so that switching a tool off outlives the tool's absence.
+    """
+
+    member = models.ForeignKey(GuildMember, on_delete=models.CASCADE, related_name="tools")
+    name = models.CharField(max_length=255)
+    position = models.PositiveIntegerField(default=0, help_text="In the member's own order.")
+    definition = models.JSONField(default=dict, help_text="Word for word as the member sent it.")
+    schema_error = models.TextField(blank=True, help_text="Why arguments are not validated, if they are not.")
+    listed = models.BooleanField(default=True, help_text="Was in the member's last tools/list.")
+    enabled = models.BooleanField(default=True, help_text="Switched off: hidden from lists, refused everywhere.")
+
+    class Meta:
+        ordering = ["member", "position"]
+        constraints = [models.UniqueConstraint(fields=["member", "name"], name="tool_name_is_unique_in_its_member")]
+        permissions = [("invoke_tool", "Can call tools")]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def title(self) -> str:
+        annotations = self.definition.get("annotations")
+        fallback = annotations.get("title") if isinstance(annotations, dict) else None
+        return str(self.definition.get("title") or fallback or "")
+
+    @property
+    def description(self) -> str:
+        return str(self.definition.get("description") or "")
+
+    @property
+    def input_schema(self) -> dict[str, Any]:
+        schema = self.definition.get("inputSchema")
+        return schema if isinstance(schema, dict) else {}
+
+    @property
+    def output_schema(self) -> dict[str, Any] | None:
+        schema = self.definition.get("outputSchema")
+        return schema if isinstance(schema, dict) else None
+
+
+class Invocation(models.Model):
+    """One tool call. The row is the queue: `queued -> running -> succeeded | failed | cancelled`."""
+
+    class Status(models.TextChoices):
+        QUEUED = "queued", "Queued"  # accepted; nothing was sent
+        RUNNING = "running", "Running"  # claimed by the runtime of `lease_id`; may have been sent
+        SUCCEEDED = "succeeded", "Succeeded"  # a result without isError
+        FAILED = "failed", "Failed"  # `error_kind` and `error_message` say why
+        CANCELLED = "cancelled", "Cancelled"  # somebody asked for it
+
+    class ErrorKind(models.TextChoices):
+        TOOL = "tool", "Tool"  # a result with isError; the member is well
+        PROTOCOL = "protocol", "Protocol"  # a JSON-RPC error object, or an answer that is not MCP
+        TRANSPORT = "transport", "Transport"  # the connection failed, or the member exited
+        TIMEOUT = "timeout", "Timeout"  # the total deadline passed; the member was left alone
+        UNAVAILABLE = "unavailable", "Unavailable"  # the member would not start, is disabled or gone
+        LOST = "lost", "Lost"  # the runtime ended while it ran; never run again by itself
+
+    class Door(models.TextChoices):
+        REST = "rest", "REST"
+        ADMIN = "admin", "Admin"
+        COMMAND = "command", "Command line"
+        GATEWAY = "gateway", "Gateway"
+
+    ACTIVE = (Status.QUEUED, Status.RUNNING)
+    FINISHED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)
+
+    member = models.ForeignKey(GuildMember, on_delete=models.CASCADE, related_name="invocations")
+    tool_name = models.CharField(max_length=255)
+    arguments = models.JSONField(default=dict)
+    timeout = models.FloatField(help_text="Seconds the call may take in total.")
+
+    door = models.CharField(max_length=10, choices=Door.choices)
+    requested_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True, related_name="invocations"
+    )
+    requester = models.CharField(max_length=200, blank=True, help_text="Who asked, in words, as of then.")
+    idempotency_key = models.CharField(max_length=255, null=True, blank=True)
+    secret_paths = models.JSONField(default=list, help_text="Where arguments hold secrets, masked once it is over.")
+
+    status = models.CharField(max_length=20, choices=Status.choices, default=Status.QUEUED)
+    queued_at = models.DateTimeField(default=timezone.now)
+    started_at = models.DateTimeField(null=True, blank=True)
+    finished_at = models.DateTimeField(null=True, blank=True)
+    cancel_requested_at = models.DateTimeField(null=True, blank=True)
+    lease_id = models.UUIDField(null=True, blank=True, help_text="The runtime that claimed it.")
+
+    result = models.JSONField(null=True, blank=True, help_text="The tool's result as MCP gives it, isError included.")
+    error_kind = models.CharField(max_length=20, choices=ErrorKind.choices, blank=True)
+    error_message = models.TextField(blank=True)
+    error_code = models.IntegerField(null=True, blank=True, help_text="Of a JSON-RPC error object.")
+    error_data = models.JSONField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["requested_by", "idempotency_key"],
+                condition=Q(idempotency_key__isnull=False),
+                name="idempotency_key_is_unique_per_user",
+            )
+        ]
+        indexes = [
+            models.Index(
+                fields=["status", "id"], name="invocation_active", condition=Q(status__in=["queued", "running"])
+            ),
+            models.Index(fields=["member", "-id"], name="invocation_by_member"),
+            models.Index(fields=["finished_at"], name="invocation_by_end"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.pk} {self.tool_name}"
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status in self.FINISHED
+
+    @property
+    def duration(self) -> timedelta | None:
+        """From being claimed to the end; None while it is not over, or when it was never claimed."""
+        return self.finished_at - self.started_at if self.finished_at and self.started_at else None
+
+
+class StatusChange(models.Model):
+    """One change of a member's status, with its cause: the timeline people read after the fact."""
+
+    member = models.ForeignKey(GuildMember, on_delete=models.CASCADE, related_name="status_changes")
+    old = models.CharField(max_length=20, choices=GuildMember.Status.choices)
+    new = models.CharField(max_length=20, choices=GuildMember.Status.choices)
+    cause = models.CharField(max_length=40, help_text="In a word or two: start, stop, exit, handshake...")
+    message = models.TextField(blank=True)
+    exit_code = models.IntegerField(null=True, blank=True, help_text="-9 is signal 9.")
+    log_tail = models.TextField(blank=True, help_text="The last lines the member wrote.")
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [models.Index(fields=["member", "-id"], name="status_change_by_member")]
+
+    def __str__(self) -> str:
+        return f"{self.old} -> {self.new}"
+
+    @property
+    def signal_name(self) -> str:
+        """`SIGKILL` for exit code -9; empty when no signal ended it."""
+        if self.exit_code is None or self.exit_code >= 0:
+            return ""
+        try:
+            return signal.Signals(-self.exit_code).name
+        except ValueError:
+            return f"signal {-self.exit_code}"
+
+
+class CallTotal(models.Model):
+    """Finished calls whose rows were pruned, so that /metrics counts on without them."""
+
+    member = models.ForeignKey(GuildMember, on_delete=models.CASCADE)
+    outcome = models.CharField(max_length=20, help_text="succeeded, cancelled, or the error kind.")
+    count = models.PositiveBigIntegerField(default=0)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["member", "outcome"], name="one_total_per_outcome")]
+
+    def __str__(self) -> str:
+        return f"{self.outcome}: {self.count}"
+
+
+class ApiToken(models.Model):
+    """A user's key to the API. Only its SHA-256 is stored: a random token needs no slow hash."""
+
+    PREFIX = "gh_"
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="api_tokens")
+    name = models.CharField(max_length=100, blank=True)
+    digest = models.CharField(max_length=64, unique=True, editable=False)
+    hint = models.CharField(max_length=12, editable=False, help_text="How the token begins, to tell it from others.")
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ["-id"]
+        verbose_name = "API token"
+
+    def __str__(self) -> str:
+        return f"{self.hint}… of {self.user}"
+
+    @staticmethod
+    def digest_of(token: str) -> str:
+        return hashlib.sha256(token.encode()).hexdigest()
+
+    @classmethod
+    def make(cls, *, user: Any, name: str = "") -> tuple[ApiToken, str]:
+        """A new row and the token itself, which is not kept anywhere: show it once."""
+        token = cls.PREFIX + secrets.token_urlsafe(32)
+        return cls.objects.create(user=user, name=name, digest=cls.digest_of(token), hint=token[:8]), token
