@@ -1,0 +1,243 @@
+"""Wishes and the bell: all that web and commands use of the runtime.
+
+Nothing here starts, stops or calls anything: it writes down what is wanted, and rings. The runtime does the rest, and
+sees every wish within a second even when no bell arrives.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache, partial
+from typing import Any
+
+from celery import Celery, current_app
+from django.conf import settings
+from django.db import transaction
+from django.db.models import Count, Q, QuerySet
+from django.utils import timezone
+
+from mcp_runtime import discovery, invocations, lease, logs, schemas, waiting
+from mcp_runtime.errors import MemberDisabledError, RequestRefusedError, UnknownMemberError, UnknownToolError
+from mcp_runtime.invocations import Caller
+from roster.models import GuildMember, Invocation, Tool
+
+logger = logging.getLogger("guildhall.control")
+
+DRAIN_TASK = "mcp_runtime.tasks.drain"
+
+
+# The bell ---------------------------------------------------------------------------------------------------------
+
+
+def ring(*, wishes: bool = False) -> None:
+    """Tell the runtime, after the current transaction, to look at the queue (or at the wishes for its members).
+
+    A bell that fails is one log line, never an error.
+    """
+    if settings.REDIS_URL:
+        transaction.on_commit(partial(_ring_now, wishes))
+
+
+def _ring_now(wishes: bool) -> None:
+    try:
+        bell().send_task(DRAIN_TASK, kwargs={"wishes": wishes}, queue=queue_name(), retry=False, ignore_result=True)
+    except Exception as error:  # noqa: BLE001 - whatever a broker does, the row is safe and will be seen
+        logger.warning("the broker could not be told (%s); the runtime will see it within a second", error)
+
+
+@cache
+def queue_name() -> str:
+    """The hall's own queue: two halls on one Redis must not hear each other."""
+    return f"guildhall-{lease.hall().hall_id}"
+
+
+@cache
+def bell() -> Celery[Any]:
+    """The Celery app, its broker keys prefixed with the hall's id."""
+    app: Celery[Any] = current_app._get_current_object()  # type: ignore[attr-defined]
+    if settings.REDIS_URL:
+        app.conf.broker_transport_options["global_keyprefix"] = f"{queue_name()}:"
+    return app
+
+
+# Members ----------------------------------------------------------------------------------------------------------
+
+
+def member(name: str) -> GuildMember:
+    """The member of that name. Raises UnknownMemberError."""
+    row = GuildMember.objects.filter(name=name, removed_at=None).first()
+    if row is None:
+        raise UnknownMemberError(f"no member {name!r} is in the roster")
+    return row
+
+
+def start(row: GuildMember) -> None:
+    """Wish it running; out of `error` it is tried at once, its restart counter forgotten."""
+    _require_enabled(row)
+    if row.manifest_error:
+        raise RequestRefusedError(f"member {row.name!r} cannot start: {row.manifest_error}")
+    retry = {"restart_requested_at": timezone.now()} if row.status == GuildMember.Status.ERROR else {}
+    _wish(row, wanted=GuildMember.Wanted.RUNNING, **retry)
+
+
+def stop(row: GuildMember) -> None:
+    """Wish it stopped, until somebody starts it or a call needs it."""
+    _wish(row, wanted=GuildMember.Wanted.STOPPED, restart_requested_at=None)
+
+
+def restart(row: GuildMember) -> None:
+    """Wish a new process, from the manifest as it is now."""
+    _require_enabled(row)
+    if row.manifest_error:
+        raise RequestRefusedError(f"member {row.name!r} cannot start: {row.manifest_error}")
+    _wish(row, wanted=GuildMember.Wanted.RUNNING, restart_requested_at=timezone.now())
+
+
+def refresh(row: GuildMember) -> None:
+    """Wish its tools listed anew; a member that does not run has none to list."""
+    if row.status != GuildMember.Status.CONNECTED:
+        raise RequestRefusedError(f"member {row.name!r} is {row.status}: its tools are listed when it is connected")
+    _wish(row, refresh_requested_at=timezone.now())
+
+
+def enable(row: GuildMember) -> None:
+    _wish(row, enabled=True, wanted=GuildMember.Wanted.RUNNING)
+
+
+def disable(row: GuildMember) -> None:
+    """It stops, and calls to it are refused until it is enabled."""
+    _wish(row, enabled=False)
+
+
+MEMBER_VERBS = {
+    "start": start,
+    "stop": stop,
+    "restart": restart,
+    "refresh": refresh,
+    "enable": enable,
+    "disable": disable,
+}
+
+
+def _require_enabled(row: GuildMember) -> None:
+    if not row.enabled:
+        raise MemberDisabledError(f"member {row.name!r} is disabled; enable it first")
+
+
+def _wish(row: GuildMember, **wishes: Any) -> None:
+    GuildMember.objects.filter(pk=row.pk).update(**wishes)
+    for field, value in wishes.items():
+        setattr(row, field, value)
+    ring(wishes=True)
+
+
+def switch_tool(tool: Tool, *, on: bool) -> None:
+    """A tool switched off is hidden from lists and refused at every door."""
+    Tool.objects.filter(pk=tool.pk).update(enabled=on)
+    tool.enabled = on
+
+
+def tool(member_name: str, tool_name: str) -> Tool:
+    """The tool, switched on or not. Raises UnknownMemberError, UnknownToolError."""
+    row = member(member_name)
+    found = Tool.objects.filter(member=row, name=tool_name, listed=True).select_related("member").first()
+    if found is None:
+        raise UnknownToolError(f"member {member_name!r} lists no tool {tool_name!r}")
+    return found
+
+
+def sync_roster() -> discovery.SyncReport:
+    """Make the rows match the members folder now; the runtime acts on what changed."""
+    report = discovery.sync(settings.GUILD_HALL_MEMBERS_DIR)
+    ring(wishes=True)
+    return report
+
+
+# Calls ------------------------------------------------------------------------------------------------------------
+
+
+def queue_call(
+    member_name: str, tool_name: str, arguments: Any, *, caller: Caller, idempotency_key: str | None = None
+) -> tuple[Invocation, bool]:
+    """Queue one call (see `invocations.queue`). Accepted whether or not a runtime is alive: it waits its turn."""
+    invocation, created = invocations.queue(
+        member_name=member_name,
+        tool_name=tool_name,
+        arguments=arguments,
+        caller=caller,
+        idempotency_key=idempotency_key,
+    )
+    if created:
+        if invocation.member.wanted != GuildMember.Wanted.RUNNING:
+            _wish(invocation.member, wanted=GuildMember.Wanted.RUNNING)
+        ring()
+    return invocation, created
+
+
+def cancel_call(invocation: Invocation) -> Invocation:
+    cancelled = invocations.cancel(invocation)
+    ring(wishes=True)
+    return cancelled
+
+
+def wait_for(invocation_id: int, timeout: float) -> bool:
+    """Wait until the call is over, at most `timeout` seconds; whether it is."""
+    return waiting.calls.wait(invocation_id, timeout)
+
+
+# The roster as readers see it -------------------------------------------------------------------------------------
+
+
+def live_runtime() -> lease.Holder | None:
+    """The runtime that is alive, or None."""
+    return lease.live_holder()
+
+
+def shown_status(row: GuildMember, *, runtime_is_alive: bool) -> str:
+    """The truthful status: without a live runtime nobody is connected; a folder that cannot be used is an error."""
+    if row.manifest_error and (not runtime_is_alive or row.status == GuildMember.Status.DISCONNECTED):
+        return GuildMember.Status.ERROR.value
+    return str(row.status) if runtime_is_alive else GuildMember.Status.DISCONNECTED.value
+
+
+def roster() -> QuerySet[GuildMember]:
+    """Every member whose folder is there."""
+    return GuildMember.objects.filter(removed_at=None)
+
+
+def visible_tools() -> Q:
+    """The tools that lists show: told by the member, not switched off."""
+    return Q(listed=True, enabled=True)
+
+
+def shown_arguments(invocation: Invocation) -> dict[str, Any]:
+    """The arguments with their secrets masked, whether or not the call is over."""
+    return schemas.mask(invocation.arguments, invocation.secret_paths)
+
+
+def log_tail(row: GuildMember, lines: int) -> list[str]:
+    """The last `lines` lines that the member wrote, oldest first."""
+    return logs.tail(logs.path_of(settings.GUILD_HALL_DATA_DIR, row.name), lines)
+
+
+# Figures ----------------------------------------------------------------------------------------------------------
+
+
+def call_counts() -> dict[tuple[str, str], int]:
+    """Finished calls since the hall exists, by member name and outcome (succeeded, cancelled, or the error kind)."""
+    return invocations.call_counts()
+
+
+def queue_depth() -> dict[str, int]:
+    """How many calls wait and how many run, by status; a status without any is there as 0."""
+    active = Invocation.objects.filter(status__in=Invocation.ACTIVE).order_by()
+    counts = dict(active.values_list("status").annotate(count=Count("id")))
+    return {status.value: counts.get(status.value, 0) for status in Invocation.ACTIVE}
+
+
+# Upkeep -----------------------------------------------------------------------------------------------------------
+
+
+def prune_invocations(*, days: int, keep: int) -> int:
+    """Delete finished calls older than `days`, and the oldest beyond the newest `keep`; how many went."""
+    return invocations.prune(days=days, keep=keep)

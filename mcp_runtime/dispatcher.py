@@ -1,0 +1,427 @@
+"""From rows to calls: claim what is due, call the member, write the end down.
+
+One thread writes: it claims rows, and writes down how calls ended. So a call in the pool needs no database connection,
+writers do not wait for each other, and what happens together is written together. No thread waits for a free place in
+a member: rows of a full member stay queued.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from django.db import Error, InterfaceError, OperationalError, connection, transaction
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from mcp_runtime import invocations
+from mcp_runtime.changes import SqliteChanges
+from mcp_runtime.client import Exchange
+from mcp_runtime.database import persistently, unit_of_work
+from mcp_runtime.errors import ClientError, ConnectError, describe_exit
+from mcp_runtime.invocations import ErrorKind, Outcome
+from mcp_runtime.lifecycle import EXIT_GRACE, Lifecycle, LiveMember, earliest_start
+from mcp_runtime.supervisor import unfulfilled
+from roster.models import GuildMember, Invocation
+
+logger = logging.getLogger("guildhall.runtime")
+
+Status = Invocation.Status
+
+SWEEP_SECONDS = 1.0
+# How long the dispatcher sleeps between two looks at SQLite's change counter: just after a call, and otherwise.
+EAGER_LOOK = 0.0015
+IDLE_LOOK = 0.02
+EAGER_SECONDS = 1.0
+# PostgreSQL without a broker has nothing cheap to look at.
+QUERY_LOOK = 0.05
+CLAIM_BATCH = 32
+# At the stop every call was ended or aborted before; their threads need a moment to say so.
+LAST_ENDS_SECONDS = 0.5
+WAITING_BATCH = 500
+# A row that is running under our lease, though no thread of ours runs it, was claimed by a write whose answer got lost.
+STRAY_SECONDS = 5.0
+
+Pool = Callable[..., Any]
+
+
+class Dispatcher:
+    """Claims and runs calls for the runtime that holds `lease_id`. `run_in_pool(fn, args)` hands work to the pool."""
+
+    def __init__(
+        self,
+        *,
+        lease_id: uuid.UUID,
+        lifecycle: Lifecycle,
+        run_in_pool: Pool,
+        concurrency: int,
+        wake_supervisor: Callable[[], None],
+        has_broker: bool,
+    ) -> None:
+        self._lease_id = lease_id
+        self._lifecycle = lifecycle
+        self._run_in_pool = run_in_pool
+        self._concurrency = concurrency
+        self._wake_supervisor = wake_supervisor
+        self._has_broker = has_broker
+        self._bell = threading.Event()
+        self._claiming = True
+        self._stopping = threading.Event()
+        self._ended: collections.deque[tuple[Invocation, Outcome]] = collections.deque()
+        self._lock = threading.Lock()
+        self._running: dict[int, tuple[Invocation, LiveMember, Exchange]] = {}
+        self._load: collections.Counter[int] = collections.Counter()  # member id -> calls running in it
+        self._full: set[int] = set()  # members whose rows wait for a place
+        self._down: set[int] = set()  # members whose rows wait for them to be connected
+        self._waiting_since: dict[int, float] = {}  # invocation id -> when it was first seen waiting for its member
+        self._abandoned: set[int] = set()
+        self._queue_changed = True
+        self._swept_at = 0.0
+        self._worked_at = 0.0
+        self._wishes = unfulfilled()
+        self._due = Invocation.objects.filter(status=Status.QUEUED)
+        self._cancellations = Invocation.objects.filter(
+            status=Status.RUNNING, lease_id=lease_id, cancel_requested_at__isnull=False
+        )
+        self._loop = threading.Thread(target=self._run, name="dispatcher", daemon=True)
+
+    # The loop -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._loop.start()
+
+    def ring(self) -> None:
+        """The doorbell: look at the queue now."""
+        self._queue_changed = True
+        self._bell.set()
+
+    def member_changed(self, member_id: int) -> None:
+        """Its status changed: calls that wait for it may go."""
+        self._down.discard(member_id)
+        self.ring()
+
+    def stop_claiming(self) -> None:
+        """No new calls; the ends of those that run are still written down."""
+        self._claiming = False
+
+    def stop(self) -> None:
+        """Write down what ended, and end the loop."""
+        deadline = time.monotonic() + LAST_ENDS_SECONDS
+        while not self.is_idle and time.monotonic() < deadline:
+            time.sleep(0.005)
+        self._stopping.set()
+        self._bell.set()
+        if self._loop.is_alive():
+            self._loop.join()
+
+    def look_everywhere(self) -> None:
+        """The other doorbell: wishes and cancellations too."""
+        self._swept_at = 0.0
+        self._wake_supervisor()
+        self.ring()
+
+    def _run(self) -> None:
+        changes = SqliteChanges(str(connection.settings_dict["NAME"])) if connection.vendor == "sqlite" else None
+        while not self._stopping.is_set() or self._ended:
+            try:
+                self._wait(changes)
+                unit_of_work(self.turn)
+            except Error as error:
+                logger.warning("the database cannot be reached (%s); trying again", str(error).strip())
+                connection.close()
+                if self._stopping.is_set():
+                    break  # the next runtime ends those calls as lost
+                self._stopping.wait(SWEEP_SECONDS)
+            except Exception:
+                logger.exception("a turn of the dispatcher failed; the next one follows")
+                self._stopping.wait(SWEEP_SECONDS)
+        if changes is not None:
+            changes.close()
+        connection.close()
+
+    def _wait(self, changes: SqliteChanges | None) -> None:
+        """Until somebody rings, the database says there is work, or a sweep is due."""
+        while not self._stopping.is_set() and time.monotonic() < self._swept_at + SWEEP_SECONDS:
+            if self._bell.wait(self._interval()):
+                self._bell.clear()
+                return
+            if (changes is None and not self._has_broker) or (changes and changes.look() and self._is_for_us(changes)):
+                self._queue_changed = True
+                return
+
+    def _is_for_us(self, changes: SqliteChanges) -> bool:
+        if changes.exists(self._wishes):
+            self._wake_supervisor()
+        if changes.exists(self._cancellations):
+            self._swept_at = 0.0
+            return True
+        if changes.exists(self._due):
+            self._worked_at = time.monotonic()
+            return True
+        return False
+
+    def _interval(self) -> float:
+        """Seconds between two looks."""
+        if connection.vendor != "sqlite":
+            return SWEEP_SECONDS if self._has_broker else QUERY_LOOK
+        return EAGER_LOOK if time.monotonic() < self._worked_at + EAGER_SECONDS else IDLE_LOOK
+
+    def turn(self) -> None:
+        """One turn: write down what ended, run what is due; once a second also see to what no bell announces."""
+        self.write_ends()
+        sweep = time.monotonic() >= self._swept_at + SWEEP_SECONDS
+        if self._queue_changed or sweep:
+            self._queue_changed = False
+            self.drain()
+        if sweep:
+            self._swept_at = time.monotonic()
+            self.sweep()
+
+    # Claiming -----------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Claim every queued row whose member is connected and has a free place, oldest first, and run it."""
+        self._full &= {member_id for member_id, load in self._load.items() if load}
+        while self._claiming and (free := self._concurrency - len(self._running)) > 0:
+            size = min(free, CLAIM_BATCH)
+            rows = list(self._queued()[:size])
+            due = self._pick(rows)
+            claimed = self._claim(due)
+            for invocation, live in claimed:
+                self._launch(invocation, live)
+            if len(rows) < size and len(due) == len(rows):
+                return  # there was no more, and nothing was passed over
+            if due and not claimed:
+                return  # without the lease they stay queued: looking again would never end
+
+    def _queued(self) -> QuerySet[Invocation]:
+        return (
+            Invocation.objects.filter(status=Status.QUEUED)
+            .exclude(member_id__in=self._full | self._down)
+            .select_related("member")
+            .only("tool_name", "arguments", "timeout", "secret_paths", "member__name", "member__manifest")
+            .order_by("id")
+        )
+
+    def _pick(self, rows: list[Invocation]) -> list[tuple[Invocation, LiveMember]]:
+        """Those of `rows` that can run now. Members that cannot take theirs are passed over by the next look."""
+        picked: list[tuple[Invocation, LiveMember]] = []
+        load = collections.Counter(self._load)
+        for row in rows:
+            live = self._lifecycle.connected(row.member_id)
+            if live is None:
+                self._down.add(row.member_id)
+            elif load[row.member_id] >= int(row.member.manifest.get("max_concurrency", 16)):
+                self._full.add(row.member_id)
+            else:
+                load[row.member_id] += 1
+                picked.append((row, live))
+        return picked
+
+    def _claim(self, due: list[tuple[Invocation, LiveMember]]) -> list[tuple[Invocation, LiveMember]]:
+        ids = [row.pk for row, _ in due]
+        if not ids:
+            return []
+        if invocations.claim(ids, self._lease_id) == len(ids):
+            return due
+        mine = Invocation.objects.filter(pk__in=ids, status=Status.RUNNING, lease_id=self._lease_id)
+        claimed = set(mine.values_list("pk", flat=True))
+        return [(row, live) for row, live in due if row.pk in claimed]
+
+    def _launch(self, invocation: Invocation, live: LiveMember) -> None:
+        exchange = Exchange()
+        with self._lock:
+            self._running[invocation.pk] = (invocation, live, exchange)
+            self._load[invocation.member_id] += 1
+            self._waiting_since.pop(invocation.pk, None)
+        self._run_in_pool(self._call, (invocation, live, exchange))
+
+    # Calling ------------------------------------------------------------------------------------------------------
+
+    def _call(self, invocation: Invocation, live: LiveMember, exchange: Exchange) -> None:
+        """In a thread of the pool: call the member, and leave the end to be written down."""
+        try:
+            outcome = self._outcome(invocation, live, exchange)
+        except Exception as error:
+            logger.exception("invocation %d failed inside the hall", invocation.pk)
+            reason = self._say(invocation, f"the hall failed to call it: {error!r}")
+            outcome = Outcome.failed(ErrorKind.TRANSPORT, reason)
+        self._ended.append((invocation, outcome))
+        self._bell.set()
+        if outcome.error_kind == ErrorKind.TIMEOUT:
+            live.client.cancel(exchange, "the deadline passed")  # the caller has its answer already
+
+    def _outcome(self, invocation: Invocation, live: LiveMember, exchange: Exchange) -> Outcome:
+        try:
+            result = live.client.invoke_tool(
+                invocation.tool_name, invocation.arguments, invocation.timeout, exchange=exchange
+            )
+        except ConnectError as error:
+            if live.process.exited.wait(EXIT_GRACE):
+                reason = f"the member exited during the call, with {describe_exit(live.process.exit_code or 0)}"
+                return Outcome.failed(ErrorKind.TRANSPORT, self._say(invocation, reason))
+            unit_of_work(partial(self._lifecycle.connection_failed, live, error))
+            return Outcome.of_error(error, member=live.name, tool=invocation.tool_name)
+        except ClientError as error:
+            outcome = Outcome.of_error(error, member=live.name, tool=invocation.tool_name)
+            if outcome.error_kind == ErrorKind.PROTOCOL:
+                logger.warning("%s", outcome.error_message)  # REQ-MCP-HTTP-42
+            return outcome
+        return Outcome.succeeded(result)
+
+    def write_ends(self) -> None:
+        """running -> finished, for every call that ended; then their places are free."""
+        ends = list(self._ended)
+        if not ends:
+            return
+        persistently(lambda: self._write_together(ends))
+        for invocation, _ in ends:
+            self._ended.popleft()
+            self._forget(invocation)
+
+    def _write_together(self, ends: list[tuple[Invocation, Outcome]]) -> None:
+        try:
+            with transaction.atomic():
+                for invocation, outcome in ends:
+                    self._write(invocation, outcome)
+        except (OperationalError, InterfaceError):
+            raise  # the database is away: all of it again
+        except Exception:  # noqa: BLE001 - said below, by the one that is the reason
+            for invocation, outcome in ends:
+                self._write_whatever_it_takes(invocation, outcome)
+
+    def _write_whatever_it_takes(self, invocation: Invocation, outcome: Outcome) -> None:
+        """A result that the database will not have must not keep others from ending, nor its own call."""
+        try:
+            self._write(invocation, outcome)
+        except (OperationalError, InterfaceError):
+            raise
+        except Exception as error:
+            logger.exception("the result of invocation %d cannot be stored", invocation.pk)
+            reason = self._say(invocation, f"its answer cannot be stored: {error}"[:500])
+            self._write(invocation, Outcome.failed(ErrorKind.PROTOCOL, reason))
+
+    def _write(self, invocation: Invocation, outcome: Outcome) -> None:
+        if invocation.pk in self._abandoned and outcome.status != Status.SUCCEEDED:
+            outcome = Outcome.failed(ErrorKind.LOST, self._say(invocation, "the runtime was stopped while it ran"))
+        if not invocations.finish(invocation, outcome, self._lease_id):
+            logger.warning("invocation %d was ended by somebody else meanwhile", invocation.pk)
+
+    def _forget(self, invocation: Invocation) -> None:
+        with self._lock:
+            del self._running[invocation.pk]
+            self._load[invocation.member_id] -= 1
+            # Its place may be waited for: in its member, or in the hall. (Not `|=`: that loses a bell rung meanwhile.)
+            if invocation.member_id in self._full or len(self._running) == self._concurrency - 1:
+                self._queue_changed = True
+            self._full.discard(invocation.member_id)
+            self._abandoned.discard(invocation.pk)
+
+    @staticmethod
+    def _say(invocation: Invocation, reason: str) -> str:
+        return f"tool {invocation.tool_name!r} of member {invocation.member.name!r}: {reason}"
+
+    # Sweeping -----------------------------------------------------------------------------------------------------
+
+    def sweep(self) -> None:
+        """What no bell announces: calls that wait for a member, cancellations, rows that nobody runs."""
+        self.serve_waiting()
+        self.serve_cancellations()
+        self.end_strays()
+
+    def serve_waiting(self) -> None:
+        """Calls to members that are not connected: wait, have the member started, or fail as `unavailable`."""
+        if not self._down:
+            return
+        down, self._down = self._down, set()
+        waiting = Invocation.objects.filter(status=Status.QUEUED, member_id__in=down).select_related("member")
+        still: set[int] = set()
+        for invocation in waiting.order_by("id")[:WAITING_BATCH]:
+            if self._lifecycle.connected(invocation.member_id):
+                self.ring()
+                continue
+            still.add(invocation.pk)
+            self._down.add(invocation.member_id)
+            since = self._waiting_since.setdefault(invocation.pk, time.time())
+            if reason := self._no_use_waiting(invocation, since):
+                text = f"member {invocation.member.name!r} is unavailable: {reason}"
+                invocations.refuse(invocation, Outcome.failed(ErrorKind.UNAVAILABLE, text), self._lease_id)
+        self._waiting_since = {pk: since for pk, since in self._waiting_since.items() if pk in still}
+
+    def _no_use_waiting(self, invocation: Invocation, since: float) -> str:
+        """Why the call's member will not come up within the call's patience; empty while it may."""
+        member = invocation.member
+        deadline = since + invocation.timeout
+        if member.removed_at:
+            return "its folder is gone"
+        if not member.enabled:
+            return "it is disabled"
+        if member.manifest_error and member.status != GuildMember.Status.STARTING:
+            return member.manifest_error
+        if member.status == GuildMember.Status.ERROR and member.wanted == GuildMember.Wanted.RUNNING:
+            return self._no_use_in_error(member, since, deadline)
+        return f"it was not connected within {invocation.timeout:g} s" if time.time() > deadline else ""
+
+    def _no_use_in_error(self, member: GuildMember, since: float, deadline: float) -> str:
+        due = member.next_restart_at
+        if due is None and member.restart_requested_at is None:
+            if member.status_changed_at.timestamp() > since:
+                return member.last_error  # it was tried for this call, and failed
+            # A call wakes a member that nothing else will, though never sooner than its back-off allows.
+            due = max(earliest_start(member), timezone.now())
+            if due.timestamp() <= deadline:
+                GuildMember.objects.filter(pk=member.pk, status=member.status, next_restart_at=None).update(
+                    next_restart_at=due
+                )
+                self._wake_supervisor()
+        late = time.time() > deadline or (due is not None and due.timestamp() > deadline)
+        return member.last_error if late else ""
+
+    def serve_cancellations(self) -> None:
+        """Tell members that running calls are not wanted any more."""
+        if not self._running:
+            return
+        for pk in self._cancellations.values_list("pk", flat=True):
+            self._cancel(pk, "cancelled by request")
+
+    def _cancel(self, pk: int, reason: str) -> None:
+        with self._lock:
+            running = self._running.get(pk)
+        if running is not None and not running[2].aborted:
+            # Not here: telling a hung member takes as long as we let it.
+            threading.Thread(target=running[1].client.cancel, args=(running[2], reason), daemon=True).start()
+
+    def end_strays(self) -> None:
+        """Rows that run under another lease, or under ours though no thread of ours knows them."""
+        invocations.end_lost(self._lease_id, "the runtime ended while it ran; it is not run again by itself")
+        mine = Invocation.objects.filter(status=Status.RUNNING, lease_id=self._lease_id).select_related("member")
+        started_long_ago = timezone.now() - timedelta(seconds=STRAY_SECONDS)
+        for invocation in mine.filter(started_at__lt=started_long_ago):
+            if invocation.pk not in self._running:
+                text = self._say(invocation, "it was claimed, but the database lost the answer; it was not sent")
+                invocations.finish(invocation, Outcome.failed(ErrorKind.LOST, text), self._lease_id)
+
+    # Stopping -----------------------------------------------------------------------------------------------------
+
+    def calls_in(self, member_id: int) -> int:
+        """How many calls run in the member now."""
+        return self._load[member_id]
+
+    def abandon(self, member_id: int) -> None:
+        """Cancel what still runs in the member; those calls end as `lost`: the runtime is stopping."""
+        with self._lock:
+            pks = [pk for pk, (invocation, _, _) in self._running.items() if invocation.member_id == member_id]
+            self._abandoned.update(pks)
+        for pk in pks:
+            self._cancel(pk, "the runtime is stopping")
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._running

@@ -1,0 +1,195 @@
+"""Everything that can go wrong at run time, as one tree. Catch at the height you need.
+
+McpRuntimeError
+  ManifestError(path, reason)          guild-member.json cannot be used
+  NoFreePortError(first, last)         nothing left in the range
+  LeaseError(holder)                   another runtime owns this hall
+  ProcessError
+    SpawnError(reason)                 the command could not be started
+    StartTimeoutError(seconds)         no handshake within the deadline
+    ExitedEarlyError(exit_code)        ended before the handshake was done
+  ClientError
+    TransportError                     the connection failed
+      ConnectError                     refused, reset, or no connection in time
+      RequestTimeoutError(seconds)     the total deadline of a request passed
+      HttpStatusError(status)          an HTTP status that is no answer
+      RequestCancelledError            somebody asked to stop waiting
+    ProtocolError                      answered, but not valid JSON-RPC or MCP
+    RemoteError(code, message, data)   a proper JSON-RPC error object
+    ToolError(result)                  the tool itself failed: a result with isError
+  RequestRefusedError                  a wish or call the hall will not take
+    UnknownMemberError  UnknownToolError  MemberDisabledError  ToolDisabledError
+    InvalidArgumentsError(path, reason)
+    IdempotencyConflictError  NotCancellableError
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+
+class McpRuntimeError(Exception):
+    """Base of all of them. `str()` is a sentence for people."""
+
+
+class ManifestError(McpRuntimeError):
+    """guild-member.json cannot be used. `path` is the key's place in it ("args.1"), empty for the file as a whole."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}" if path else reason)
+        self.path = path
+        self.reason = reason
+
+
+class NoFreePortError(McpRuntimeError):
+    """Every port of the range is taken (REQ-MCP-HTTP-7)."""
+
+    def __init__(self, first: int, last: int) -> None:
+        super().__init__(
+            f"no free port from {first} to {last}: all {last - first + 1} are taken. "
+            "Stop some members, or widen GUILD_HALL_PORT_RANGE"
+        )
+
+
+class LeaseError(McpRuntimeError):
+    """Another runtime owns this hall."""
+
+
+# Processes --------------------------------------------------------------------------------------------------------
+
+
+def describe_exit(exit_code: int) -> str:
+    """`exit code 3`, or `signal SIGKILL` for -9."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return f"signal {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"signal {-exit_code}"
+
+
+class ProcessError(McpRuntimeError):
+    """A member's server process failed."""
+
+
+class SpawnError(ProcessError):
+    """The command could not be started (REQ-MCP-HTTP-40)."""
+
+
+class StartTimeoutError(ProcessError):
+    """The handshake was not done in time (REQ-MCP-HTTP-14, 20)."""
+
+    def __init__(self, seconds: float, detail: str = "") -> None:
+        super().__init__(
+            f"did not complete the initialize handshake within {seconds:g} s" + (f" ({detail})" if detail else "")
+        )
+        self.seconds = seconds
+
+
+class ExitedEarlyError(ProcessError):
+    """The process ended before the handshake was done."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(f"ended with {describe_exit(exit_code)} before the handshake was done")
+        self.exit_code = exit_code
+
+
+# The JSON-RPC client ----------------------------------------------------------------------------------------------
+
+
+class ClientError(McpRuntimeError):
+    """A request to a member did not give a result."""
+
+
+class TransportError(ClientError):
+    """The connection to the member failed."""
+
+
+class ConnectError(TransportError):
+    """Refused, reset, or no connection in time (REQ-MCP-HTTP-41)."""
+
+
+class RequestTimeoutError(TransportError):
+    """The total deadline of a request passed (REQ-MCP-HTTP-28)."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"no complete answer within {seconds:g} s")
+        self.seconds = seconds
+
+
+class HttpStatusError(TransportError):
+    """An HTTP status that is no answer."""
+
+    def __init__(self, status: int, excerpt: str = "") -> None:
+        super().__init__(f"answered with HTTP status {status}" + (f": {excerpt}" if excerpt else ""))
+        self.status = status
+
+
+class RequestCancelledError(TransportError):
+    """The request was cancelled while it ran."""
+
+    def __init__(self) -> None:
+        super().__init__("the request was cancelled")
+
+
+class ProtocolError(ClientError):
+    """Answered, but not valid JSON-RPC or MCP (REQ-MCP-HTTP-42)."""
+
+
+class RemoteError(ClientError):
+    """A proper JSON-RPC error object (REQ-MCP-HTTP-29)."""
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(f"{message} (JSON-RPC error {code})")
+        self.code = code
+        self.message = message
+        self.data = data
+
+
+class ToolError(ClientError):
+    """The tool itself failed: a result with `isError` (REQ-MCP-HTTP-29, 43). `result` is the whole result."""
+
+    def __init__(self, message: str, result: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+# What the hall will not take --------------------------------------------------------------------------------------
+
+
+class RequestRefusedError(McpRuntimeError):
+    """A wish or call the hall will not take. The message says to whom, why, and what to do."""
+
+
+class UnknownMemberError(RequestRefusedError):
+    """No member of that name is in the roster."""
+
+
+class UnknownToolError(RequestRefusedError):
+    """The member has no tool of that name."""
+
+
+class MemberDisabledError(RequestRefusedError):
+    """The member may not run at all."""
+
+
+class ToolDisabledError(RequestRefusedError):
+    """The tool is switched off."""
+
+
+class InvalidArgumentsError(RequestRefusedError):
+    """Arguments that do not fit the tool's input schema. `path` is their place ("items.0.name"), `reason` why."""
+
+    def __init__(self, message: str, path: str, reason: str) -> None:
+        super().__init__(message)
+        self.path = path
+        self.reason = reason
+
+
+class IdempotencyConflictError(RequestRefusedError):
+    """The same Idempotency-Key came with another call."""
+
+
+class NotCancellableError(RequestRefusedError):
+    """The invocation is over."""

@@ -1,0 +1,354 @@
+"""Tool calls as rows: queue, claim, finish, cancel. The only writer of an invocation's status.
+
+    queued -> running -> succeeded | failed | cancelled        queued -> cancelled | failed (unavailable)
+
+Each arrow is one compare-and-set. A row is claimed at most once; one whose runtime died ends as `failed / lost`.
+"""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db import IntegrityError, connection, transaction
+from django.db.models import Count, F, Value
+from django.utils import timezone
+
+from mcp_runtime import schemas
+from mcp_runtime.errors import (
+    ClientError,
+    IdempotencyConflictError,
+    InvalidArgumentsError,
+    MemberDisabledError,
+    NotCancellableError,
+    ProtocolError,
+    RemoteError,
+    RequestCancelledError,
+    RequestTimeoutError,
+    ToolDisabledError,
+    ToolError,
+    UnknownMemberError,
+    UnknownToolError,
+)
+from mcp_runtime.jsonrpc import storable
+from mcp_runtime.lease import held_by
+from roster.models import CallTotal, GuildMember, Invocation, StatusChange, Tool
+
+logger = logging.getLogger("guildhall.runtime")
+
+Status = Invocation.Status
+ErrorKind = Invocation.ErrorKind
+_TABLE = Invocation._meta.db_table
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks, and through which door."""
+
+    door: Invocation.Door
+    user: User | None = None
+
+    @property
+    def name(self) -> str:
+        if self.user is not None:
+            return self.user.get_username()
+        try:
+            return f"{getpass.getuser()} (system user)"
+        except (KeyError, OSError):  # a container's user without a name
+            return "system user"
+
+
+# Queue ------------------------------------------------------------------------------------------------------------
+
+
+def queue(
+    *, member_name: str, tool_name: str, arguments: Any, caller: Caller, idempotency_key: str | None = None
+) -> tuple[Invocation, bool]:
+    """Make the row of one call; True beside it when it is new, False when `idempotency_key` names an earlier one.
+
+    Raises a RequestRefusedError for what will not be taken: unknown or disabled member or tool, arguments that do
+    not fit the tool's input schema, a key that was used for another call.
+    """
+    if idempotency_key is not None and (first := _earlier(caller, idempotency_key)):
+        return _same_call(first, member_name, tool_name, arguments), False
+    tool = callable_tool(member_name, tool_name)
+    member = tool.member
+    _check_arguments(member, tool, arguments)
+    invocation = Invocation(
+        member=member,
+        tool_name=tool.name,
+        arguments=arguments,
+        timeout=member.timeout_of(tool.name),
+        door=caller.door,
+        requested_by=caller.user,
+        requester=caller.name,
+        secret_paths=schemas.secret_paths(tool.input_schema, arguments),
+        idempotency_key=idempotency_key,
+    )
+    if idempotency_key is None:
+        invocation.save(force_insert=True)
+        return invocation, True
+    try:
+        with transaction.atomic():
+            invocation.save(force_insert=True)
+    except IntegrityError:
+        first = _earlier(caller, idempotency_key)
+        if first is None:
+            raise
+        return _same_call(first, member_name, tool_name, arguments), False
+    return invocation, True
+
+
+def _earlier(caller: Caller, key: str) -> Invocation | None:
+    """The call that this user made with this key."""
+    if caller.user is None:
+        return None
+    return Invocation.objects.select_related("member").filter(requested_by=caller.user, idempotency_key=key).first()
+
+
+def _same_call(first: Invocation, member_name: str, tool_name: str, arguments: Any) -> Invocation:
+    """`first`, if the call is the same. What is over has its secrets masked: both are compared as if masked."""
+    asked = schemas.mask(arguments, first.secret_paths) if isinstance(arguments, dict) else arguments
+    known = (first.member.name, first.tool_name, schemas.mask(first.arguments, first.secret_paths))
+    if known != (member_name, tool_name, asked):
+        raise IdempotencyConflictError(
+            f"Idempotency-Key {first.idempotency_key!r} was used for another call (invocation {first.pk}, "
+            f"{first.member.name} {first.tool_name}). Use a new key for a new call"
+        )
+    return first
+
+
+def callable_tool(member_name: str, tool_name: str) -> Tool:
+    """The tool, if it may be called now; else a RequestRefusedError that says what is in the way."""
+    try:
+        tool = Tool.objects.select_related("member").get(member__name=member_name, name=tool_name, listed=True)
+        member: GuildMember | None = tool.member
+    except Tool.DoesNotExist:
+        tool, member = None, GuildMember.objects.filter(name=member_name).first()
+    if member is None or member.removed_at:
+        raise UnknownMemberError(f"no member {member_name!r} is in the roster")
+    if not member.enabled:
+        raise MemberDisabledError(f"member {member_name!r} is disabled; enable it first")
+    if tool is None:
+        reason = f": {member.error}" if member.error else ""
+        raise UnknownToolError(f"member {member_name!r} lists no tool {tool_name!r}{reason}")
+    if not tool.enabled:
+        raise ToolDisabledError(f"tool {tool_name!r} of member {member_name!r} is switched off")
+    return tool
+
+
+def _check_arguments(member: GuildMember, tool: Tool, arguments: Any) -> None:
+    place = f"arguments of {tool.name!r} of member {member.name!r}"
+    if not isinstance(arguments, dict):
+        raise InvalidArgumentsError(f"{place} must be a JSON object", "", "must be a JSON object")
+    try:
+        clean = storable(arguments)
+    except ProtocolError as error:
+        raise InvalidArgumentsError(f"{place}: {error}", "", str(error)) from error
+    if clean != arguments:
+        reason = "text with NUL characters or lone surrogates cannot be stored"
+        raise InvalidArgumentsError(f"{place}: {reason}", "", reason)
+    if tool.schema_error:
+        return  # said on the tool; the member checks its arguments itself
+    try:
+        schemas.validate(tool.input_schema, arguments)
+    except schemas.ArgumentsError as error:
+        raise InvalidArgumentsError(f"{place}: {error}", error.path, error.reason) from error
+    except schemas.BrokenSchemaError as error:
+        # It passed the check at tools/list and broke in use: from now on this tool is not validated, and says so.
+        logger.warning("tool %r of member %r: %s; its arguments are not validated", tool.name, member.name, error)
+        Tool.objects.filter(pk=tool.pk).update(schema_error=str(error))
+
+
+# Claim and finish: the runtime's side -----------------------------------------------------------------------------
+
+
+def claim(invocation_ids: list[int], lease_id: uuid.UUID) -> int:
+    """queued -> running for these rows; how many were still queued. The dispatcher is the only claimer of a lease."""
+    return Invocation.objects.filter(held_by(lease_id), pk__in=invocation_ids, status=Status.QUEUED).update(
+        status=Status.RUNNING, started_at=timezone.now(), lease_id=lease_id
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call ended, as the columns that say so."""
+
+    status: Invocation.Status
+    result: dict[str, Any] | None = None
+    error_kind: str = ""
+    error_message: str = ""
+    error_code: int | None = None
+    error_data: Any = None
+
+    @classmethod
+    def succeeded(cls, result: dict[str, Any]) -> Outcome:
+        return cls(Status.SUCCEEDED, result=result)
+
+    @classmethod
+    def failed(cls, kind: Invocation.ErrorKind, message: str) -> Outcome:
+        return cls(Status.FAILED, error_kind=kind, error_message=message)
+
+    @classmethod
+    def cancelled(cls, message: str = "") -> Outcome:
+        return cls(Status.CANCELLED, error_message=message)
+
+    @classmethod
+    def of_error(cls, error: ClientError, *, member: str, tool: str) -> Outcome:
+        """What a client's error means for the call (REQ-MCP-HTTP-29, 42 to 44): always with the member's name."""
+        message = f"tool {tool!r} of member {member!r}: {error}"
+        match error:
+            case RequestCancelledError():
+                return cls.cancelled(message)
+            case ToolError():
+                failed = cls.failed(ErrorKind.TOOL, message)
+                return cls(failed.status, result=error.result, error_kind=failed.error_kind, error_message=message)
+            case RemoteError():
+                return cls(
+                    Status.FAILED,
+                    error_kind=ErrorKind.PROTOCOL,
+                    error_message=message,
+                    error_code=error.code if -(2**31) <= error.code < 2**31 else None,
+                    error_data=error.data,
+                )
+            case ProtocolError():
+                return cls.failed(ErrorKind.PROTOCOL, message)
+            case RequestTimeoutError():
+                return cls.failed(ErrorKind.TIMEOUT, message)
+            case _:
+                return cls.failed(ErrorKind.TRANSPORT, message)
+
+
+def finish(invocation: Invocation, outcome: Outcome, lease_id: uuid.UUID) -> bool:
+    """running -> finished. False: it is not this runtime's to finish any more."""
+    return _finish(
+        Invocation.objects.filter(held_by(lease_id), pk=invocation.pk, status=Status.RUNNING, lease_id=lease_id),
+        invocation,
+        outcome,
+    )
+
+
+def refuse(invocation: Invocation, outcome: Outcome, lease_id: uuid.UUID) -> bool:
+    """queued -> failed, for a call that was never claimed."""
+    return _finish(
+        Invocation.objects.filter(held_by(lease_id), pk=invocation.pk, status=Status.QUEUED), invocation, outcome
+    )
+
+
+def _finish(rows: Any, invocation: Invocation, outcome: Outcome) -> bool:
+    changes: dict[str, Any] = {
+        "status": outcome.status,
+        "finished_at": timezone.now(),
+        "result": outcome.result,
+        "error_kind": outcome.error_kind,
+        "error_message": outcome.error_message,
+        "error_code": outcome.error_code,
+        "error_data": outcome.error_data,
+    }
+    if invocation.secret_paths:
+        changes["arguments"] = schemas.mask(invocation.arguments, invocation.secret_paths)
+    return bool(rows.update(**changes) == 1)
+
+
+def end_lost(lease_id: uuid.UUID, message: str) -> int:
+    """running -> failed / lost for every row that another lease than `lease_id` claimed; how many."""
+    running = Invocation.objects.filter(held_by(lease_id), status=Status.RUNNING).exclude(lease_id=lease_id)
+    ended = 0
+    for invocation in running.select_related("member"):
+        rows = running.filter(pk=invocation.pk)
+        text = f"tool {invocation.tool_name!r} of member {invocation.member.name!r}: {message}"
+        ended += _finish(rows, invocation, Outcome.failed(ErrorKind.LOST, text))
+    return ended
+
+
+def end_own(lease_id: uuid.UUID, message: str) -> None:
+    """running -> failed / lost for what this runtime claimed and nobody finished: the last word of its stop."""
+    for invocation in Invocation.objects.filter(status=Status.RUNNING, lease_id=lease_id).select_related("member"):
+        text = f"tool {invocation.tool_name!r} of member {invocation.member.name!r}: {message}"
+        finish(invocation, Outcome.failed(ErrorKind.LOST, text), lease_id)
+
+
+# Cancel -----------------------------------------------------------------------------------------------------------
+
+
+def cancel(invocation: Invocation) -> Invocation:
+    """Cancel a queued call at once, ask the runtime to cancel a running one. Raises NotCancellableError at its end."""
+    asked = timezone.now()
+    queued = Invocation.objects.filter(pk=invocation.pk, status=Status.QUEUED)
+    if not _finish(queued, invocation, Outcome.cancelled("cancelled before it was started")):
+        running = Invocation.objects.filter(pk=invocation.pk, status=Status.RUNNING)
+        if not running.filter(cancel_requested_at=None).update(cancel_requested_at=asked) and not running.exists():
+            invocation.refresh_from_db()
+            raise NotCancellableError(f"invocation {invocation.pk} is over: it has {invocation.get_status_display()}")
+    invocation.refresh_from_db()
+    return invocation
+
+
+# Prune ------------------------------------------------------------------------------------------------------------
+
+PRUNE_BATCH = 500
+
+
+def prune(*, days: int, keep: int) -> int:
+    """Delete finished calls older than `days`, and the oldest beyond the newest `keep`; how many went.
+
+    In small batches, so that writers never wait long. What goes is added to CallTotal first: /metrics counts on.
+    """
+    pruned = 0
+    finished = Invocation.objects.filter(status__in=Invocation.FINISHED)
+    old = finished.filter(finished_at__lt=timezone.now() - timedelta(days=days))
+    newest_surplus = finished.order_by("-id").values_list("id", flat=True)[keep : keep + 1].first()
+    surplus = finished.filter(id__lte=newest_surplus) if newest_surplus else finished.none()
+    for rows in (old, surplus):
+        while ids := list(rows.order_by("id").values_list("id", flat=True)[:PRUNE_BATCH]):
+            pruned += _prune_batch(ids)
+    return pruned
+
+
+def prune_status_changes(*, days: int) -> int:
+    """Delete status changes older than `days`; how many went."""
+    return StatusChange.objects.filter(created_at__lt=timezone.now() - timedelta(days=days)).delete()[0]
+
+
+def _prune_batch(ids: list[int]) -> int:
+    with transaction.atomic():
+        # Locked, so that two who prune at once do not count a call twice.
+        locked = Invocation.objects.select_for_update().filter(pk__in=ids, status__in=Invocation.FINISHED)
+        batch = Invocation.objects.filter(pk__in=list(locked.order_by("id").values_list("id", flat=True)))
+        for row in batch.order_by().values("member_id", "status", "error_kind").annotate(count=Count("id")):
+            outcome = row["error_kind"] or row["status"]
+            CallTotal.objects.get_or_create(member_id=row["member_id"], outcome=outcome)
+            CallTotal.objects.filter(member_id=row["member_id"], outcome=outcome).update(
+                count=F("count") + row["count"]
+            )
+        return batch.delete()[0]
+
+
+def call_counts() -> dict[tuple[str, str], int]:
+    """Finished calls since the hall exists, by member name and outcome (succeeded, cancelled, or the error kind)."""
+    finished = Invocation.objects.filter(status__in=Invocation.FINISHED).order_by()
+    kept = finished.values("member__name", "error_kind", "status").annotate(count=Count("id"))
+    pruned = CallTotal.objects.annotate(kind=Value("")).values_list("member__name", "kind", "outcome", "count")
+    counts: dict[tuple[str, str], int] = {}
+    # One statement: between two, a prune would make the figures fall, which a scraper takes for a restart.
+    rows = kept.values_list("member__name", "error_kind", "status", "count").union(pruned, all=True)
+    for name, kind, outcome, count in rows:
+        counts[name, kind or outcome] = counts.get((name, kind or outcome), 0) + count
+    return counts
+
+
+def finished_among(invocation_ids: Iterable[int]) -> set[int]:
+    """Those of the calls that are over. Asked hundreds of times a second, so in SQL: the ORM takes ten times longer."""
+    ids = list(invocation_ids)
+    if not ids:
+        return set()
+    places = ", ".join(["%s"] * len(ids))
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT id FROM {_TABLE} WHERE finished_at IS NOT NULL AND id IN ({places})", ids)  # noqa: S608
+        return {row[0] for row in cursor.fetchall()}

@@ -1,0 +1,97 @@
+"""Waiting for calls to end: one thread of a process watches the rows for all who wait in it."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+
+from django.db import Error, close_old_connections, connection
+
+from mcp_runtime.changes import SqliteChanges
+from mcp_runtime.invocations import finished_among
+
+logger = logging.getLogger("guildhall.control")
+
+SQLITE_INTERVAL = 0.0015
+POSTGRES_INTERVAL = 0.002
+# On SQLite a look that saw nothing is believed this long: a commit cannot be missed, but a moved file can.
+UNSEEN_INTERVAL = 1.0
+RETRY_INTERVAL = 0.5
+LINGER_SECONDS = 5.0
+
+
+class CallWatch:
+    """Threads wait for their calls; the watching thread lives while anybody waits and sleeps when nobody does."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: dict[int, list[threading.Event]] = {}
+        self._thread: threading.Thread | None = None
+
+    def wait(self, invocation_id: int, timeout: float) -> bool:
+        """Whether the call is over within `timeout` seconds."""
+        close_old_connections()  # a pooled connection is not kept while waiting: others need it, the watch first
+        over = threading.Event()
+        with self._changed:
+            self._waiting.setdefault(invocation_id, []).append(over)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._watch, name="call-watch", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+        try:
+            return over.wait(timeout)
+        finally:
+            with self._changed:
+                self._forget(invocation_id, over)
+
+    def _forget(self, invocation_id: int, over: threading.Event) -> None:
+        events = self._waiting.get(invocation_id, [])
+        if over in events:
+            events.remove(over)
+        if not events:
+            self._waiting.pop(invocation_id, None)
+
+    def _watch(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+            try:
+                self._watch_while_anybody_waits()
+            except (Error, sqlite3.Error) as error:
+                logger.warning("cannot look for finished calls (%s); trying again", error)
+                time.sleep(RETRY_INTERVAL)
+            finally:
+                connection.close()
+
+    def _watch_while_anybody_waits(self) -> None:
+        changes = SqliteChanges(str(connection.settings_dict["NAME"])) if connection.vendor == "sqlite" else None
+        known: set[int] = set()
+        looked_at = 0.0
+        try:
+            while wanted := self._wanted():
+                unseen = not wanted <= known or time.monotonic() - looked_at > UNSEEN_INTERVAL
+                if changes is None or changes.look() or unseen:
+                    looked_at, known = time.monotonic(), wanted
+                    self._announce(finished_among(wanted))
+                # Many wait for longer anyway, and looking less often is more work done.
+                time.sleep((SQLITE_INTERVAL if changes else POSTGRES_INTERVAL) * (1 + len(wanted) / 8))
+        finally:
+            if changes is not None:
+                changes.close()
+
+    def _wanted(self) -> set[int]:
+        """Who is waited for. Lingers when it is nobody: the next one mostly comes at once, and connecting is dear."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting, LINGER_SECONDS)
+            return set(self._waiting)
+
+    def _announce(self, finished: set[int]) -> None:
+        with self._changed:
+            for invocation_id in finished:
+                for over in self._waiting.get(invocation_id, []):
+                    over.set()
+
+
+calls = CallWatch()

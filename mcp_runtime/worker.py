@@ -1,0 +1,288 @@
+"""The runtime's worker: one Celery worker with a thread pool; supervisor and dispatcher hang on it as a bootstep.
+
+Started by the guard (`manage.py runtime`), never by hand. Exit code 75: another runtime owns the hall.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import django
+from celery import Celery, bootsteps, signals
+from celery.exceptions import SecurityWarning
+from celery.worker import state
+
+logger = logging.getLogger("guildhall.runtime")
+
+EX_TEMPFAIL = 75  # sysexits.h: try again later
+EX_SOFTWARE = 70
+PR_SET_PDEATHSIG = 1
+HEARTBEAT_SECONDS = 1.0
+PRUNE_SECONDS = 3600.0
+# Threads change hands this often (default 5 ms): a relay must not wait for somebody's computing.
+SWITCH_INTERVAL = 0.0005
+
+# A stop, from the first signal to the last process gone, stays under five seconds.
+CALLS_GRACE = 3.0
+BUSY_STOP_TIMEOUT = 0.7
+STOP_TIMEOUT = 3.0
+CELERY_GRACE = 0.3
+
+
+class Runtime:
+    """Everything of the runtime that is not Celery: lease, lifecycle, supervisor, dispatcher; and how it ends."""
+
+    def __init__(self, lease_id: uuid.UUID) -> None:
+        from django.conf import settings
+
+        from mcp_runtime import lease
+        from mcp_runtime.lifecycle import Lifecycle
+        from mcp_runtime.supervisor import Supervisor
+
+        self.lease_id = lease_id
+        self.exit_code = 0
+        self._stop_asked = threading.Event()
+        self._stopped = threading.Event()
+        self._dispatcher: Any = None
+        self.lifecycle = Lifecycle(
+            lease_id=lease_id,
+            hall_id=lease.hall().hall_id,
+            members_dir=settings.GUILD_HALL_MEMBERS_DIR,
+            data_dir=settings.GUILD_HALL_DATA_DIR,
+            port_range=settings.GUILD_HALL_PORT_RANGE,
+            max_result_bytes=settings.GUILD_HALL_MAX_RESULT_BYTES,
+            on_change=self._member_changed,
+        )
+        self.supervisor = Supervisor(
+            lifecycle=self.lifecycle,
+            members_dir=settings.GUILD_HALL_MEMBERS_DIR,
+            start_concurrency=settings.GUILD_HALL_START_CONCURRENCY,
+        )
+
+    def _member_changed(self, member_id: int) -> None:
+        self.supervisor.wake()
+        if self._dispatcher is not None:
+            self._dispatcher.member_changed(member_id)
+
+    # Start --------------------------------------------------------------------------------------------------------
+
+    def start(self, run_in_pool: Callable[..., Any]) -> None:
+        """Begin: called by the bootstep when Celery's pool is there."""
+        from django.conf import settings
+
+        from mcp_runtime import invocations, tasks
+        from mcp_runtime.dispatcher import Dispatcher
+
+        self._dispatcher = Dispatcher(
+            lease_id=self.lease_id,
+            lifecycle=self.lifecycle,
+            run_in_pool=run_in_pool,
+            concurrency=settings.GUILD_HALL_CONCURRENCY,
+            wake_supervisor=self.supervisor.wake,
+            has_broker=bool(settings.REDIS_URL),
+        )
+        self.lifecycle.reset_rows()
+        invocations.end_lost(self.lease_id, "the runtime ended while it ran; it is not run again by itself")
+        tasks.answer_with(self._dispatcher)
+        self.supervisor.start()
+        self._dispatcher.start()
+        threading.Thread(target=self._keep_lease, name="lease", daemon=True).start()
+        threading.Thread(target=self._keep_house, name="housekeeping", daemon=True).start()
+        threading.Thread(target=self._end, name="end", daemon=True).start()
+
+    def _keep_lease(self) -> None:
+        """The heartbeat. A lease that is somebody else's now ends this runtime."""
+        from django.db import Error, connection
+
+        from mcp_runtime import lease
+        from mcp_runtime.database import unit_of_work
+
+        while not self._stopped.wait(HEARTBEAT_SECONDS):
+            try:
+                kept = unit_of_work(partial(lease.renew, self.lease_id))
+            except Error as error:
+                logger.warning("the heartbeat could not be written (%s)", str(error).strip())
+                connection.close()
+                continue
+            if not kept and not self._stop_asked.is_set():
+                logger.error("another runtime took this hall; ending the members and exiting")
+                self.exit_code = EX_TEMPFAIL
+                self.lifecycle.kill_everything()
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+        connection.close()
+
+    def _keep_house(self) -> None:
+        """Once an hour: what is older than the settings keep goes."""
+        from django.conf import settings
+        from django.db import Error, connection
+
+        from mcp_runtime import invocations
+
+        days, keep = settings.GUILD_HALL_KEEP_INVOCATIONS_DAYS, settings.GUILD_HALL_KEEP_INVOCATIONS
+        while not self._stop_asked.wait(PRUNE_SECONDS):
+            try:
+                pruned = invocations.prune(days=days, keep=keep)
+                invocations.prune_status_changes(days=days)
+                if pruned:
+                    logger.info("pruned %d finished invocations", pruned)
+            except Error as error:
+                logger.warning("cannot prune (%s); trying again in an hour", str(error).strip())
+            connection.close()
+
+    # Stop ---------------------------------------------------------------------------------------------------------
+
+    def ask_to_stop(self) -> None:
+        """Called from a signal handler: sets a flag and nothing else."""
+        self._stop_asked.set()
+
+    def wait_until_stopped(self) -> None:
+        self._stop_asked.set()
+        self._stopped.wait()
+
+    def _end(self) -> None:
+        """A thread that waits for the stop and does it: Celery's own comes seconds later, or never at a mute broker."""
+        from django.db import connections
+
+        from mcp_runtime import invocations, lease, tasks
+
+        self._stop_asked.wait()
+        logger.info("stopping: no new calls; members end side by side")
+        try:
+            tasks.answer_with(None)
+            self._dispatcher.stop_claiming()
+            self.supervisor.stop()
+            self._stop_members()
+            self._dispatcher.stop()
+            invocations.end_own(self.lease_id, "the runtime was stopped while it ran")
+            self.lifecycle.kill_everything()
+            lease.release(self.lease_id)
+        except Exception:
+            logger.exception("the stop went wrong; the guard ends what is left")
+            self.exit_code = self.exit_code or EX_SOFTWARE
+        finally:
+            connections.close_all()
+            self._stopped.set()
+        time.sleep(CELERY_GRACE)
+        os._exit(self.exit_code)  # Celery hangs, most likely in a broker that says nothing; nothing of ours is left
+
+    def _stop_members(self) -> None:
+        threads = [
+            threading.Thread(target=self._stop_member, args=(live.member_id,)) for live in self.lifecycle.live_members()
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _stop_member(self, member_id: int) -> None:
+        """Running calls get a while, then they are cancelled; the longer they took, the shorter the farewell."""
+        from mcp_runtime.database import unit_of_work
+
+        deadline = time.monotonic() + CALLS_GRACE
+        timeout = STOP_TIMEOUT
+        while self._dispatcher.calls_in(member_id) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if self._dispatcher.calls_in(member_id):
+            self._dispatcher.abandon(member_id)
+            timeout = BUSY_STOP_TIMEOUT
+        elif time.monotonic() > deadline - CALLS_GRACE / 2:
+            timeout = BUSY_STOP_TIMEOUT
+        if self.lifecycle.connected(member_id) is None:
+            self.lifecycle.abort_start(member_id)
+        unit_of_work(partial(self.lifecycle.stop, member_id, cause="runtime stop", timeout=timeout))
+
+
+class RuntimeStep(bootsteps.StartStopStep):
+    """Hangs the runtime on the worker, after its pool and before its consumer."""
+
+    requires = ("celery.worker.components:Pool",)
+    runtime: Runtime
+
+    def start(self, worker: Any) -> None:
+        # In place of Celery's handler, which prints: same effect, and our own stop begins at once, not 3 s later.
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        self.runtime.start(worker.pool.apply_async)
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        state.should_stop = os.EX_OK  # type: ignore[assignment]
+        self.runtime.ask_to_stop()
+
+    def stop(self, worker: Any) -> None:
+        self.runtime.wait_until_stopped()
+
+
+def end_with_parent() -> None:
+    """SIGTERM to us when the guard dies (Linux). A parent that died before the call left us to init already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.environ.get("GUILD_HALL_GUARD_PID") not in (None, str(os.getppid())):
+        sys.exit(EX_SOFTWARE)
+
+
+def run() -> int:
+    """Take the lease, build the worker, run it to its end; the exit code."""
+    from mcp_runtime import control, lease
+    from mcp_runtime.errors import LeaseError
+
+    try:
+        lease_id = lease.take()
+    except LeaseError as error:
+        logger.error("%s", error)
+        return EX_TEMPFAIL
+    runtime = Runtime(lease_id)
+    RuntimeStep.runtime = runtime
+    app: Celery[Any] = control.bell()
+    app.steps["worker"].add(RuntimeStep)
+    # Django has set logging up; with a listener here Celery leaves it alone.
+    signals.setup_logging.connect(lambda **_: None, weak=False)
+    # Root is for the operator to avoid; messages here carry nothing that could be abused.
+    warnings.filterwarnings("ignore", category=SecurityWarning)
+    worker = app.Worker(
+        pool="threads",
+        concurrency=_concurrency(),
+        queues=[control.queue_name()],
+        hostname=f"guildhall-{os.getpid()}@%h",
+        loglevel="WARNING",
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+        quiet=True,
+    )
+    worker.start()
+    return runtime.exit_code or int(worker.exitcode or 0)
+
+
+def _concurrency() -> int:
+    from django.conf import settings
+
+    return int(settings.GUILD_HALL_CONCURRENCY)
+
+
+def main() -> int:
+    end_with_parent()
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "guildhall.settings")
+    # `manage.py` ran the checks; here they would import every view, for a third of the memory.
+    os.environ["CELERY_SKIP_CHECKS"] = "1"
+    django.setup()
+    return run()
+
+
+if __name__ == "__main__":
+    # Under its own name: bootsteps and tasks import this module again, and there must be one of it.
+    from mcp_runtime import worker
+
+    sys.exit(worker.main())
