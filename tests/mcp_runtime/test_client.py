@@ -1,0 +1,1232 @@
+"""JsonRpcClient against servers made of raw sockets, so that they can misbehave in any way the wire allows."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import itertools
+import json
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import pytest
+
+from mcp_runtime import client, errors
+from mcp_runtime.client import Exchange, JsonRpcClient
+from mcp_runtime.errors import (
+    ClientError,
+    ConnectError,
+    HttpStatusError,
+    ProtocolError,
+    RemoteError,
+    RequestCancelledError,
+    RequestTimeoutError,
+    ToolError,
+)
+from tests.conftest import eventually
+
+# What a total deadline may be missed by: threads of a busy machine get their turn late.
+SLACK = 1.0
+
+
+@dataclass
+class Request:
+    """One request as it came, and the means to answer it."""
+
+    connection: int  # the how-manieth connection it came on
+    headers: dict[str, str]
+    body: bytes
+    wire: socket.socket
+    server: Server
+
+    @property
+    def message(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def id(self) -> Any:
+        return self.message["id"]
+
+    def send(self, data: bytes) -> None:
+        self.wire.sendall(data)
+
+    def http(self, status: int, body: bytes = b"", kind: str = "application/json", **headers: str) -> None:
+        named = {"Content-Type": kind, "Content-Length": str(len(body))}
+        named |= {name.replace("_", "-"): value for name, value in headers.items()}
+        head = "".join(f"{name}: {value}\r\n" for name, value in named.items())
+        self.send(f"HTTP/1.1 {status} Whatever\r\n{head}\r\n".encode() + body)
+
+    def json(self, value: Any, status: int = 200, **headers: str) -> None:
+        self.http(status, json.dumps(value).encode(), **headers)
+
+    def result(self, result: Any, **headers: str) -> None:
+        self.json({"jsonrpc": "2.0", "id": self.id, "result": result}, **headers)
+
+    def error(self, code: Any, message: Any, status: int = 200, **more: Any) -> None:
+        error = {"code": code, "message": message, **more}
+        self.json({"jsonrpc": "2.0", "id": self.id, "error": error}, status)
+
+    def stream(self, *events: bytes) -> None:
+        """An event stream that ends when the connection does."""
+        self.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + b"".join(events))
+
+    def answer_event(self, result: Any) -> bytes:
+        return b"data: " + json.dumps({"jsonrpc": "2.0", "id": self.id, "result": result}).encode() + b"\n\n"
+
+    def hang(self) -> None:
+        """Say nothing until the client goes away."""
+        while not self.server.closing.is_set():
+            readable, _, _ = select.select([self.wire], [], [], 0.05)
+            if readable and not self.wire.recv(65_536):
+                raise Hangup
+
+    def dribble(self, drop: bytes) -> None:
+        """`drop` again and again, until nobody listens any more."""
+        while not self.server.closing.wait(0.02):
+            self.send(drop)
+
+    def reset(self) -> None:
+        self.wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        raise Hangup
+
+    def hang_up(self) -> None:
+        raise Hangup
+
+
+class Hangup(Exception):
+    """Close the connection."""
+
+
+Behaviour = Callable[[Request], None]
+
+
+def initialize_result(version: str = "2025-06-18", **more: Any) -> dict[str, Any]:
+    return {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": {"name": "wire"}, **more}
+
+
+def text(said: str) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": said}]}
+
+
+def accept_notification(request: Request) -> None:
+    request.http(202)
+
+
+WELL_BEHAVED: dict[str, Behaviour] = {
+    "initialize": lambda request: request.result(initialize_result()),
+    "tools/list": lambda request: request.result({"tools": [{"name": "echo", "inputSchema": {"type": "object"}}]}),
+    "tools/call": lambda request: request.result(text(json.dumps(request.message["params"]["arguments"]))),
+}
+
+
+class Server:
+    """Accepts connections; each request goes to the behaviour of its method."""
+
+    def __init__(self, behaviours: dict[str, Behaviour]) -> None:
+        self.behaviours = {**WELL_BEHAVED, **behaviours}
+        self.requests: list[Request] = []
+        self.closing = threading.Event()
+        self._connections = itertools.count(1)
+        self._wires: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._threads = [threading.Thread(target=self._accept, name="server-accept")]
+        self._threads[0].start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/mcp"
+
+    @property
+    def methods(self) -> list[str]:
+        return [request.message["method"] for request in self.requests]
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                wire, _ = self._listener.accept()
+            except OSError:
+                return
+            self._wires.append(wire)
+            thread = threading.Thread(target=self._serve, args=(wire, next(self._connections)), name="server-wire")
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, wire: socket.socket, number: int) -> None:
+        with wire, wire.makefile("rb") as reader, contextlib.suppress(OSError, Hangup, ValueError):
+            while first := reader.readline():
+                assert first == b"POST /mcp HTTP/1.1\r\n"
+                lines = iter(reader.readline, b"\r\n")
+                named = (line.decode("latin-1").rstrip("\r\n").partition(": ") for line in lines)
+                headers = {name: value for name, _, value in named}
+                body = reader.read(int(headers["Content-Length"]))
+                request = Request(number, headers, body, wire, self)
+                self.requests.append(request)
+                self._behaviour(request.message["method"])(request)
+
+    def _behaviour(self, method: str) -> Behaviour:
+        default = accept_notification if method.startswith("notifications/") else None
+        return self.behaviours.get(method) or default or self.behaviours["*"]
+
+    def drop_idle_connections(self) -> None:
+        for wire in self._wires:
+            with contextlib.suppress(OSError):
+                wire.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.closing.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.drop_idle_connections()
+        for thread in self._threads:
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+@dataclass
+class Peers:
+    """A server with the behaviours asked for, and a client of it."""
+
+    opened: list[Any] = field(default_factory=list)
+
+    def __call__(self, behaviours: dict[str, Behaviour] | None = None, **options: Any) -> tuple[Server, JsonRpcClient]:
+        server = Server(behaviours or {})
+        self.opened.append(server)
+        return server, self.client(server.url, **options)
+
+    def client(self, url: str, **options: Any) -> JsonRpcClient:
+        made = JsonRpcClient(url, **options)
+        self.opened.append(made)
+        return made
+
+    def calling(self, behaviour: Behaviour, **options: Any) -> JsonRpcClient:
+        """A client whose tool calls get `behaviour`."""
+        return self({"tools/call": behaviour}, **options)[1]
+
+
+@pytest.fixture
+def peers() -> Iterator[Peers]:
+    peers = Peers()
+    yield peers
+    for thing in reversed(peers.opened):
+        thing.close()
+
+
+@contextlib.contextmanager
+def takes(seconds: float) -> Iterator[None]:
+    """What is inside ends when `seconds` have passed: not much sooner, not much later."""
+    began = time.monotonic()
+    yield
+    took = time.monotonic() - began
+    assert seconds * 0.9 <= took <= seconds + SLACK
+
+
+@contextlib.contextmanager
+def takes_no_time() -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < SLACK
+
+
+def connections_to(port: int) -> list[Any]:
+    ours = psutil.Process().net_connections(kind="tcp")
+    return [c for c in ours if c.raddr and c.raddr.port == port and c.status == psutil.CONN_ESTABLISHED]
+
+
+def client_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if not thread.name.startswith("server-")}
+
+
+def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    """`work` in a thread; its result, or its ClientError, comes into the list."""
+    ends: list[Any] = []
+
+    def run() -> None:
+        try:
+            ends.append(work())
+        except ClientError as error:
+            ends.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, ends
+
+
+# The handshake ----------------------------------------------------------------------------------------------------
+
+
+def test_initialize_asks_then_says_that_it_is_initialized(peers: Peers) -> None:
+    server, caller = peers({"initialize": lambda r: r.result(initialize_result(instructions="Be kind."))})
+
+    told = caller.initialize()
+
+    first, second = server.requests
+    assert first.message == {
+        "jsonrpc": "2.0",
+        "id": first.id,
+        "method": "initialize",
+        "params": {
+            "protocolVersion": "2025-06-18",
+            "capabilities": {},
+            "clientInfo": {"name": client.CLIENT_NAME, "version": client.CLIENT_VERSION},
+        },
+    }
+    assert second.message == {"jsonrpc": "2.0", "method": "notifications/initialized"}
+    assert (told.protocol_version, told.instructions) == ("2025-06-18", "Be kind.")
+    assert (told.server_info, told.capabilities) == ({"name": "wire"}, {"tools": {}})
+
+
+def test_every_message_has_the_headers_that_the_protocol_demands(peers: Peers) -> None:
+    server, caller = peers()
+    caller.initialize()
+    caller.list_tools()
+    caller.invoke_tool("echo", {})
+    assert len(server.requests) == 4
+    for request in server.requests:
+        assert request.headers["Content-Type"] == "application/json"
+        assert request.headers["Accept"] == "application/json, text/event-stream"
+        assert request.headers["MCP-Protocol-Version"] == "2025-06-18"
+        assert request.headers["Accept-Encoding"] == "identity"
+        assert request.headers["Host"] == f"127.0.0.1:{server.port}"
+
+
+def test_ids_are_never_used_twice(peers: Peers) -> None:
+    server, caller = peers()
+    for _ in range(20):
+        caller.invoke_tool("echo", {})
+    ids = [request.id for request in server.requests]
+    assert len(set(ids)) == 20
+
+
+def test_the_version_that_was_agreed_on_is_sent_from_then_on(peers: Peers) -> None:
+    server, caller = peers({"initialize": lambda r: r.result(initialize_result("2025-03-26"))})
+    caller.initialize()
+    caller.invoke_tool("echo", {})
+    versions = [request.headers["MCP-Protocol-Version"] for request in server.requests]
+    assert versions == ["2025-06-18", "2025-03-26", "2025-03-26"]
+
+
+@pytest.mark.parametrize("version", ["1999-01-01", None, 7, ["2025-06-18"], "x" * 100_000])
+def test_an_unknown_version_ends_the_handshake_before_it_is_confirmed(peers: Peers, version: Any) -> None:
+    server, caller = peers({"initialize": lambda r: r.result({**initialize_result(), "protocolVersion": version})})
+    with pytest.raises(ProtocolError, match="speaks 2024-11-05, 2025-03-26, 2025-06-18") as caught:
+        caller.initialize()
+    assert server.methods == ["initialize"]
+    assert len(str(caught.value)) < 300
+
+
+def test_a_session_id_is_kept_and_sent_and_forgotten_at_the_next_handshake(peers: Peers) -> None:
+    ids = iter(["one-1", "two~2", None])
+
+    def begin(request: Request) -> None:
+        session = next(ids)
+        request.result(initialize_result(), **({"Mcp_Session_Id": session} if session else {}))
+
+    server, caller = peers({"initialize": begin})
+    for _ in range(3):
+        caller.initialize()
+        caller.invoke_tool("echo", {})
+    sent = [request.headers.get("Mcp-Session-Id") for request in server.requests]
+    assert sent == [None, "one-1", "one-1", None, "two~2", "two~2", None, None, None]
+
+
+@pytest.mark.parametrize("told", ["a\r\n X-Evil: 1", "h\xe9", "two words", "", "x" * 2000])
+def test_a_session_id_that_cannot_be_sent_back_is_refused(peers: Peers, told: str) -> None:
+    def begin(request: Request) -> None:
+        body = json.dumps({"jsonrpc": "2.0", "id": request.id, "result": initialize_result()})
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nMcp-Session-Id: {told}\r\n"
+        request.send(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode("latin-1"))
+
+    server, caller = peers({"initialize": begin})
+    with pytest.raises(ProtocolError, match="session id"):
+        caller.initialize()
+    assert server.methods == ["initialize"]
+
+
+def test_odd_values_beside_a_good_version_are_read_as_nothing(peers: Peers) -> None:
+    odd = {"protocolVersion": "2025-06-18", "capabilities": [], "serverInfo": "me", "instructions": 7 * "x" * 9000}
+    told = peers({"initialize": lambda r: r.result(odd)})[1].initialize()
+    assert (told.capabilities, told.server_info, len(told.instructions)) == ({}, {}, 10_000)
+
+
+def test_the_three_steps_share_one_deadline(peers: Peers) -> None:
+    def late(request: Request) -> None:
+        time.sleep(0.3)
+        request.result(initialize_result())
+
+    _, caller = peers({"initialize": late, "notifications/initialized": Request.hang})
+    with takes(0.6), pytest.raises(RequestTimeoutError):
+        caller.initialize(timeout=0.6)
+
+
+def test_the_handshake_takes_five_seconds_and_a_call_thirty_unless_told_otherwise() -> None:
+    assert (client.INITIALIZE_TIMEOUT, client.REQUEST_TIMEOUT) == (5.0, 30.0)
+    assert JsonRpcClient.initialize.__defaults__ == (5.0, None)
+    assert JsonRpcClient.list_tools.__defaults__ == (30.0,)
+    assert JsonRpcClient.invoke_tool.__defaults__ == (30.0, None)
+
+
+# Notifications ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [200, 202, 204])
+def test_any_success_accepts_a_notification(peers: Peers, status: int) -> None:
+    server, caller = peers({"notifications/initialized": lambda r: r.http(status)})
+    caller.initialize()
+    assert server.methods == ["initialize", "notifications/initialized"]
+
+
+@pytest.mark.parametrize("status", [302, 400, 404, 500])
+def test_a_notification_that_is_not_accepted_is_an_error(peers: Peers, status: int) -> None:
+    _, caller = peers({"notifications/initialized": lambda r: r.http(status, b"no, thanks", Location="http://a/")})
+    with pytest.raises(HttpStatusError, match="no, thanks") as caught:
+        caller.initialize()
+    assert caught.value.status == status
+
+
+def test_a_notification_accepted_without_saying_how_long_the_answer_is_does_not_wait_for_its_end(peers: Peers) -> None:
+    def endless(request: Request) -> None:
+        request.send(b"HTTP/1.1 202 Accepted\r\n\r\n")
+        request.hang()
+
+    _, caller = peers({"notifications/initialized": endless})
+    with takes_no_time():
+        caller.initialize()
+    assert caller.invoke_tool("echo", {}) == text("{}")
+
+
+# tools/list -------------------------------------------------------------------------------------------------------
+
+
+def test_tools_are_listed_as_the_member_sent_them_in_its_order(peers: Peers) -> None:
+    tools = [{"name": name, "inputSchema": {"type": "object"}, "x-mine": [1, None]} for name in ("b", "a", "c/d.e")]
+    server, caller = peers({"tools/list": lambda r: r.result({"tools": tools})})
+    found = caller.list_tools()
+    assert (found.tools, found.warnings) == (tools, [])
+    assert server.requests[0].message["params"] == {}
+
+
+def test_all_pages_are_followed(peers: Peers) -> None:
+    def page(request: Request) -> None:
+        number = int(request.message["params"].get("cursor", "0"))
+        more = {"nextCursor": str(number + 1)} if number < 3 else {}
+        request.result({"tools": [{"name": f"tool-{number}"}], **more})
+
+    server, caller = peers({"tools/list": page})
+    assert [tool["name"] for tool in caller.list_tools().tools] == ["tool-0", "tool-1", "tool-2", "tool-3"]
+    assert [request.message["params"] for request in server.requests[1:]] == [{"cursor": c} for c in "123"]
+
+
+def numbered_pages(**more: Any) -> Behaviour:
+    counter = itertools.count()
+
+    def page(request: Request) -> None:
+        number = next(counter)
+        request.result({"tools": [{"name": f"tool-{number}", **more}], "nextCursor": f"page-{number}"})
+
+    return page
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        (lambda r: r.result({"tools": [], "nextCursor": "again"}), "repeats its cursor"),
+        (lambda r: r.result({"tools": [], "nextCursor": 7}), "repeats its cursor"),
+        (numbered_pages(), "more than 100 pages"),
+        (lambda r: r.result({"tools": [{"name": str(n)} for n in range(2001)]}), "more than 2000 tools"),
+        (numbered_pages(description="x" * 1_000_000), "larger than 4,000,000 bytes in all"),
+        (lambda r: r.result({}), "no array of tools"),
+        (lambda r: r.result({"tools": {"a": 1}}), "no array of tools"),
+    ],
+)
+def test_a_list_without_end_or_measure_is_refused(peers: Peers, behaviour: Behaviour, reason: str) -> None:
+    with pytest.raises(ProtocolError, match=reason):
+        peers({"tools/list": behaviour})[1].list_tools()
+
+
+def test_entries_that_are_no_tools_are_left_out_and_told(peers: Peers) -> None:
+    entries = [{"name": "good"}, "text", {"name": ""}, {"name": 7}, {}, {"name": "x" * 256}, {"name": "good", "a": 1}]
+    found = peers({"tools/list": lambda r: r.result({"tools": entries})})[1].list_tools()
+    assert found.tools == [{"name": "good"}]
+    left_out = [f"tools/list: entry {index} has no usable name and is left out" for index in (1, 2, 3, 4, 5)]
+    assert found.warnings == [*left_out, "tools/list: 'good' is listed twice; the first counts"]
+
+
+def test_a_member_cannot_fill_the_memory_with_warnings(peers: Peers) -> None:
+    found = peers({"tools/list": lambda r: r.result({"tools": [0] * 100_000})})[1].list_tools()
+    assert len(found.warnings) == client.MAX_WARNINGS + 1
+    assert found.warnings[-1].endswith("more of the kind")
+
+
+def test_a_server_that_said_it_has_no_tools_has_none(peers: Peers) -> None:
+    _, caller = peers(
+        {
+            "initialize": lambda r: r.result({**initialize_result(), "capabilities": {}}),
+            "tools/list": lambda r: r.error(-32601, "no such method"),
+        }
+    )
+    caller.initialize()
+    assert caller.list_tools().tools == []
+
+
+def test_a_server_that_said_it_has_tools_must_list_them(peers: Peers) -> None:
+    _, caller = peers({"tools/list": lambda r: r.error(-32601, "no such method")})
+    caller.initialize()
+    with pytest.raises(RemoteError):
+        caller.list_tools()
+
+
+def test_the_pages_of_a_list_share_one_deadline(peers: Peers) -> None:
+    pages = numbered_pages()
+
+    def late(request: Request) -> None:
+        time.sleep(0.1)
+        pages(request)
+
+    with takes(0.5), pytest.raises(RequestTimeoutError):
+        peers({"tools/list": late})[1].list_tools(timeout=0.5)
+
+
+# tools/call -------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_gives_the_tools_result(peers: Peers) -> None:
+    server, caller = peers()
+    assert caller.invoke_tool("echo", {"text": "naïve ☃"}) == text('{"text": "na\\u00efve \\u2603"}')
+    (request,) = server.requests
+    params = {"name": "echo", "arguments": {"text": "naïve ☃"}}
+    assert request.message == {"jsonrpc": "2.0", "id": request.id, "method": "tools/call", "params": params}
+
+
+def test_a_tools_own_failure_raises_and_carries_the_whole_result(peers: Peers) -> None:
+    result = {
+        "content": [{"type": "text", "text": "no paper"}, {"type": "image", "data": "", "mimeType": "image/png"}],
+        "isError": True,
+        "structuredContent": {"tray": 2},
+    }
+    with pytest.raises(ToolError, match=r"^no paper\n\[an image\]$") as caught:
+        peers.calling(lambda r: r.result(result)).invoke_tool("print", {})
+    assert caught.value.result == result
+
+
+@pytest.mark.parametrize("result", [{"isError": True}, {"isError": True, "content": []}])
+def test_a_tools_failure_without_a_word_has_a_message_all_the_same(peers: Peers, result: Any) -> None:
+    with pytest.raises(ToolError, match="without a text"):
+        peers.calling(lambda r: r.result(result)).invoke_tool("print", {})
+
+
+@pytest.mark.parametrize("flag", [False, None, "true", 1])
+def test_only_true_is_an_error(peers: Peers, flag: Any) -> None:
+    result = {"content": [], "isError": flag}
+    assert peers.calling(lambda r: r.result(result)).invoke_tool("print", {}) == result
+
+
+def test_a_json_rpc_error_is_told_apart_from_a_tools_failure(peers: Peers) -> None:
+    with pytest.raises(RemoteError) as caught:
+        peers.calling(lambda r: r.error(-32602, "no such tool", data={"did you mean": "echo"})).invoke_tool("x", {})
+    error = caught.value
+    assert (error.code, error.message, error.data) == (-32602, "no such tool", {"did you mean": "echo"})
+
+
+@pytest.mark.parametrize("status", [400, 404, 500])
+def test_a_json_rpc_error_explains_an_http_error_status(peers: Peers, status: int) -> None:
+    with pytest.raises(RemoteError, match="bad session") as caught:
+        peers.calling(lambda r: r.error(-32000, "bad session", status)).invoke_tool("x", {})
+    assert caught.value.code == -32000
+
+
+def test_a_json_rpc_error_from_before_the_id_was_read_counts(peers: Peers) -> None:
+    answer = {"jsonrpc": "2.0", "id": None, "error": {"code": -32700, "message": "unreadable"}}
+    with pytest.raises(RemoteError, match="unreadable"):
+        peers.calling(lambda r: r.json(answer)).invoke_tool("x", {})
+
+
+# Answers that are none --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b'{"jsonrpc":"2.0","id":"another","result":{}}', "answered request 'another', but"),
+        (b'{"jsonrpc":"2.0","id":true,"result":{}}', "answered request True, but"),
+        (b'{"jsonrpc":"2.0","id":null,"result":{}}', "answered request None, but"),
+        (b'{"jsonrpc":"2.0","result":{}}', "answered request None, but"),
+        (b'{"jsonrpc":"2.0","id":1,"result":{},"error":{"code":1,"message":""}}', "both a result and an error"),
+        (b'{"jsonrpc":"2.0","id":1,"result":{},"error":null}', "both a result and an error"),
+        (b'{"jsonrpc":"2.0","id":1}', "no result object"),
+        (b'{"jsonrpc":"2.0","id":1,"result":[]}', "no result object"),
+        (b'{"jsonrpc":"2.0","id":1,"error":"no"}', "no integer code"),
+        (b'{"jsonrpc":"1.0","id":1,"result":{}}', "not a JSON-RPC 2.0 response"),
+        (b'{"id":1,"result":{}}', "not a JSON-RPC 2.0 response"),
+        (b'[{"jsonrpc":"2.0","id":1,"result":{}}]', "not a JSON-RPC 2.0 response"),
+        (b"null", "not a JSON-RPC 2.0 response"),
+        (b"", "not JSON"),
+        (b'{"jsonrpc":"2.0","id":1,"resu', "not JSON"),
+        (b'{"jsonrpc":"2.0","id":1,"result":{"a":"\xff\xfe"}}', "not JSON"),
+        (b'{"jsonrpc":"2.0","id":1,"result":{"a":NaN}}', "not JSON"),
+        (b'{"jsonrpc":"2.0","id":1,"result":{"a":-Infinity}}', "not JSON"),
+        (b'{"jsonrpc":"2.0","id":1,"result":{"a":1e999}}', "too large to be stored"),
+        (b'{"jsonrpc":"2.0","id":1,"result":{"a":' + b"9" * 5000 + b"}}", "not JSON"),
+        (b'{"jsonrpc":"2.0","id":1,"result":{"a":' + b"[" * 200 + b"]" * 200 + b"}}", "100 deep"),
+        (b'{"jsonrpc":"2.0","id":1,"result":{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}}", "too deep"),
+        (b'{"jsonrpc":"2.0","id":"' + b"x" * 1_000_000 + b'","result":{}}', "but 1 was asked"),
+    ],
+)
+def test_an_answer_that_is_no_response_is_a_protocol_error(peers: Peers, body: bytes, reason: str) -> None:
+    with pytest.raises(ProtocolError, match=reason) as caught:
+        peers.calling(lambda r: r.http(200, body)).invoke_tool("echo", {})
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("kind", ["text/html", "text/plain; charset=utf-8", "", "application/jsonp"])
+def test_what_does_not_call_itself_json_is_quoted_not_parsed(peers: Peers, kind: str) -> None:
+    with pytest.raises(ProtocolError, match="instead of JSON: '<h1>Hello</h1> there'"):
+        peers.calling(lambda r: r.http(200, b"<h1>Hello</h1>\n\0\x1b there", kind)).invoke_tool("echo", {})
+
+
+@pytest.mark.parametrize("status", [201, 202, 204, 301, 400, 401, 404, 405, 500, 503])
+def test_a_status_that_is_no_answer_is_an_error_with_what_was_said(peers: Peers, status: int) -> None:
+    body = b"" if status == 204 else b"because of the weather"
+    with pytest.raises(HttpStatusError) as caught:
+        peers.calling(lambda r: r.http(status, body, "text/plain")).invoke_tool("echo", {})
+    assert caught.value.status == status
+    assert status == 204 or "because of the weather" in str(caught.value)
+
+
+@pytest.mark.parametrize("body", [b"not json at all", b'{"jsonrpc":"2.0","id":1,"result":{}}'])
+def test_json_under_an_error_status_that_explains_nothing_leaves_the_status(peers: Peers, body: bytes) -> None:
+    with pytest.raises(HttpStatusError):
+        peers.calling(lambda r: r.http(500, body)).invoke_tool("echo", {})
+
+
+def test_a_redirect_is_not_followed(peers: Peers) -> None:
+    elsewhere, _ = peers()
+    caller = peers.calling(lambda r: r.http(307, Location=elsewhere.url))
+    with pytest.raises(HttpStatusError, match="307"):
+        caller.invoke_tool("echo", {})
+    assert elsewhere.requests == []
+
+
+def test_a_zip_bomb_is_not_unpacked(peers: Peers) -> None:
+    bomb = gzip.compress(b" " * 100_000_000)
+    caller = peers.calling(lambda r: r.http(200, bomb, Content_Encoding="gzip"))
+    before = psutil.Process().memory_info().rss
+    with pytest.raises(ProtocolError, match="not JSON"):
+        caller.invoke_tool("echo", {})
+    assert psutil.Process().memory_info().rss - before < 50_000_000
+
+
+@pytest.mark.parametrize("noise", [b"\x00\xff\xfe nothing you know\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", b"x" * 100_000])
+def test_what_is_not_http_is_a_protocol_error(peers: Peers, noise: bytes) -> None:
+    def talk(request: Request) -> None:
+        request.send(noise)
+        request.hang_up()
+
+    with pytest.raises(ClientError) as caught:
+        peers.calling(talk).invoke_tool("echo", {})
+    assert isinstance(caught.value, ProtocolError | ConnectError)
+
+
+def test_endless_headers_are_refused(peers: Peers) -> None:
+    def talk(request: Request) -> None:
+        request.send(b"HTTP/1.1 200 OK\r\n")
+        while True:
+            request.send(b"X-More: of them\r\n" * 100)
+
+    with pytest.raises(ProtocolError, match="did not answer in HTTP"):
+        peers.calling(talk).invoke_tool("echo", {}, timeout=10)
+
+
+# Size -------------------------------------------------------------------------------------------------------------
+
+
+def padded(request: Request, size: int) -> bytes:
+    """An answer of exactly `size` bytes."""
+    empty = json.dumps({"jsonrpc": "2.0", "id": request.id, "result": {"pad": ""}}).encode()
+    return empty[:-3] + b"x" * (size - len(empty)) + empty[-3:]
+
+
+def test_an_answer_of_exactly_the_bound_is_taken_and_one_more_byte_is_not(peers: Peers) -> None:
+    sizes = iter([1000, 1001])
+    caller = peers.calling(lambda r: r.http(200, padded(r, next(sizes))), max_bytes=1000)
+    assert set(caller.invoke_tool("echo", {})) == {"pad"}
+    with pytest.raises(ProtocolError, match="larger than 1,000 bytes"):
+        caller.invoke_tool("echo", {})
+
+
+def test_fifty_megabytes_are_refused_without_being_read(peers: Peers) -> None:
+    sent = []
+
+    def flood(request: Request) -> None:
+        request.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 50000000\r\n\r\n")
+        for _ in range(50):
+            request.send(b"x" * 1_000_000)
+            sent.append(1_000_000)
+
+    with pytest.raises(ProtocolError, match="larger than 4,000,000 bytes"):
+        peers.calling(flood).invoke_tool("echo", {})
+    assert sum(sent) < 25_000_000  # what the sockets' buffers hold, at most
+
+
+def chunks_without_end(request: Request) -> None:
+    request.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+    while True:
+        request.send(b"186a0\r\n" + b"x" * 100_000 + b"\r\n")
+
+
+def body_without_end(request: Request) -> None:
+    request.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
+    while True:
+        request.send(b"x" * 100_000)
+
+
+def events_without_end(request: Request) -> None:
+    request.stream()
+    while True:
+        request.send(b'data: {"jsonrpc":"2.0","method":"notifications/message"}\n\n' * 1000)
+
+
+def event_without_end(request: Request) -> None:
+    request.stream(b"data: ")
+    while True:
+        request.send(b"x" * 100_000)
+
+
+def lines_without_end(request: Request) -> None:
+    request.stream()
+    while True:
+        request.send(b"data: x\n" * 10_000)
+
+
+@pytest.mark.parametrize(
+    "behaviour", [chunks_without_end, body_without_end, events_without_end, event_without_end, lines_without_end]
+)
+def test_an_endless_answer_is_refused_at_the_bound(peers: Peers, behaviour: Behaviour) -> None:
+    server, caller = peers({"tools/call": behaviour}, max_bytes=500_000)
+    with pytest.raises(ProtocolError, match="larger than 500,000 bytes"):
+        caller.invoke_tool("echo", {}, timeout=20)
+    eventually(lambda: not connections_to(server.port))
+
+
+def test_arguments_larger_than_the_sockets_buffers_arrive_whole(peers: Peers) -> None:
+    caller = peers.calling(lambda r: r.result({"length": len(r.message["params"]["arguments"]["text"])}))
+    for _ in range(2):  # on a fresh connection, and on one that was used before
+        assert caller.invoke_tool("echo", {"text": "x" * 20_000_000}, timeout=20) == {"length": 20_000_000}
+
+
+# Deadlines --------------------------------------------------------------------------------------------------------
+
+
+def dribble_headers(request: Request) -> None:
+    request.send(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+    request.dribble(b"y")
+
+
+def dribble_status(request: Request) -> None:
+    request.dribble(b"H")
+
+
+def dribble_interim_answers(request: Request) -> None:
+    request.dribble(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+def dribble_body(request: Request) -> None:
+    request.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n")
+    request.dribble(b" ")
+
+
+def dribble_chunks(request: Request) -> None:
+    request.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+    request.dribble(b"1\r\n \r\n")
+
+
+def dribble_chunk_size(request: Request) -> None:
+    request.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+    request.dribble(b"0")
+
+
+def dribble_events(request: Request) -> None:
+    request.stream()
+    request.dribble(b": still working\n\n")
+
+
+def dribble_one_event(request: Request) -> None:
+    request.stream(b"data: ")
+    request.dribble(b"x")
+
+
+def dribble_error_body(request: Request) -> None:
+    request.send(b"HTTP/1.1 500 Oh\r\nContent-Type: application/json\r\n\r\n")
+    request.dribble(b" ")
+
+
+def say_nothing(request: Request) -> None:
+    request.hang()
+
+
+def stop_half_way(request: Request) -> None:
+    request.send(b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"jsonrpc"')
+    request.hang()
+
+
+SLOW = [
+    dribble_headers,
+    dribble_status,
+    dribble_interim_answers,
+    dribble_body,
+    dribble_chunks,
+    dribble_chunk_size,
+    dribble_events,
+    dribble_one_event,
+    dribble_error_body,
+    say_nothing,
+    stop_half_way,
+]
+
+
+@pytest.mark.parametrize("behaviour", SLOW)
+def test_nothing_that_a_server_does_stretches_the_deadline(peers: Peers, behaviour: Behaviour) -> None:
+    server, caller = peers({"tools/call": behaviour})
+    with takes(0.4), pytest.raises(RequestTimeoutError, match=r"within 0\.4 s") as caught:
+        caller.invoke_tool("echo", {}, timeout=0.4)
+    assert caught.value.seconds == 0.4
+    eventually(lambda: not connections_to(server.port))
+
+
+@pytest.mark.parametrize("behaviour", [dribble_headers, dribble_body, dribble_events])
+def test_the_deadline_holds_on_a_connection_that_was_used_before(peers: Peers, behaviour: Behaviour) -> None:
+    server, caller = peers({"tools/call": behaviour})
+    caller.list_tools()
+    with takes(0.4), pytest.raises(RequestTimeoutError):
+        caller.invoke_tool("echo", {}, timeout=0.4)
+    assert [request.connection for request in server.requests] == [1, 1]
+
+
+def test_a_call_may_take_longer_than_the_one_before_it_on_the_same_connection(peers: Peers) -> None:
+    def late(request: Request) -> None:
+        time.sleep(request.message["params"]["arguments"].get("seconds", 0))
+        request.result({})
+
+    server, caller = peers({"tools/call": late})
+    caller.invoke_tool("echo", {}, timeout=0.3)
+    time.sleep(0.4)  # the first call's deadline passes while the connection idles
+    assert caller.invoke_tool("echo", {"seconds": 0.5}, timeout=5) == {}
+    assert {request.connection for request in server.requests} == {1}
+
+
+def test_a_server_that_does_not_read_cannot_hold_a_large_call(peers: Peers) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        caller = peers.client(f"http://127.0.0.1:{listener.getsockname()[1]}/mcp")
+        with takes(0.4), pytest.raises(RequestTimeoutError):
+            caller.invoke_tool("echo", {"text": "x" * 20_000_000}, timeout=0.4)
+
+
+@contextlib.contextmanager
+def full_backlog() -> Iterator[int]:
+    """A port whose server never accepts, its backlog full."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        address = listener.getsockname()
+        while True:
+            filler = stack.enter_context(socket.socket())
+            filler.settimeout(0.2)
+            try:
+                filler.connect(address)
+            except TimeoutError:
+                break
+        yield address[1]
+
+
+def test_a_server_that_never_accepts_is_a_failed_connection_in_time(peers: Peers) -> None:
+    with full_backlog() as port, takes(0.5), pytest.raises(ConnectError, match=r"no connection within 0\.5 s"):
+        peers.client(f"http://127.0.0.1:{port}/mcp").invoke_tool("echo", {}, timeout=0.5)
+
+
+def test_connecting_gets_no_more_than_its_share_of_a_long_deadline(
+    peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "CONNECT_TIMEOUT", 0.3)
+    with full_backlog() as port, takes(0.3), pytest.raises(ConnectError):
+        peers.client(f"http://127.0.0.1:{port}/mcp").invoke_tool("echo", {}, timeout=30)
+
+
+# Connections that fail --------------------------------------------------------------------------------------------
+
+
+def test_a_port_where_nobody_listens_refuses_the_connection(peers: Peers) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        with takes_no_time(), pytest.raises(ConnectError, match="connection refused"):
+            peers.client(f"http://127.0.0.1:{reserved.getsockname()[1]}/mcp").invoke_tool("echo", {})
+
+
+def close_within_body(request: Request) -> None:
+    request.send(b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"jsonrpc"')
+    request.hang_up()
+
+
+def close_within_chunk(request: Request) -> None:
+    request.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n64\r\nabc")
+    request.hang_up()
+
+
+def close_within_stream(request: Request) -> None:
+    request.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+    request.send(b"8\r\n: hello\n\r\n")
+    request.hang_up()
+
+
+@pytest.mark.parametrize(
+    "behaviour", [Request.hang_up, Request.reset, close_within_body, close_within_chunk, close_within_stream]
+)
+def test_a_connection_that_ends_before_the_answer_is_a_failed_connection(peers: Peers, behaviour: Behaviour) -> None:
+    with pytest.raises(ConnectError, match="closed before the answer was complete"):
+        peers.calling(behaviour).invoke_tool("echo", {})
+
+
+@pytest.mark.parametrize("behaviour", [Request.hang_up, Request.reset])
+def test_a_call_is_sent_once_even_when_its_connection_breaks(peers: Peers, behaviour: Behaviour) -> None:
+    server, caller = peers({"tools/call": behaviour})
+    caller.list_tools()
+    with pytest.raises(ConnectError):
+        caller.invoke_tool("echo", {})
+    assert server.methods == ["tools/list", "tools/call"]
+
+
+# Event streams ----------------------------------------------------------------------------------------------------
+
+
+def test_the_answer_is_found_in_a_stream_among_everything_else(peers: Peers) -> None:
+    def talk(request: Request) -> None:
+        note = b'data: {"jsonrpc":"2.0","method":"notifications/progress","params":{}}\r\n\r\n'
+        ping = b'event: message\r\ndata: {"jsonrpc":"2.0","id":%d,"method":"ping"}\r\n\r\n' % request.id
+        other = b'data: {"jsonrpc":"2.0","id":"other","result":{}}\r\n\r\n'
+        request.stream(b"\xef\xbb\xbf: hello\r\n\r\n", b"id: 1\r\ndata:\r\n\r\n", note, ping, other)
+        request.send(request.answer_event(text("naïve")))
+        request.hang()
+
+    server, caller = peers({"tools/call": talk})
+    with takes_no_time():
+        assert caller.invoke_tool("echo", {}) == text("naïve")
+    eventually(lambda: not connections_to(server.port), what="the stream's connection is closed")
+
+
+def test_a_stream_in_chunks_that_end_anywhere_is_read(peers: Peers) -> None:
+    def talk(request: Request) -> None:
+        request.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream;charset=utf-8\r\n")
+        request.send(b"Transfer-Encoding: chunked\r\n\r\n")
+        for byte in request.answer_event(text("bit by bit")):
+            request.send(b"1\r\n%c\r\n" % byte)
+        request.send(b"0\r\n\r\n")
+
+    assert peers.calling(talk).invoke_tool("echo", {}) == text("bit by bit")
+
+
+def test_an_error_in_a_stream_is_an_error(peers: Peers) -> None:
+    def talk(request: Request) -> None:
+        error = {"jsonrpc": "2.0", "id": request.id, "error": {"code": 5, "message": "no"}}
+        request.stream(b"data: " + json.dumps(error).encode() + b"\n\n")
+        request.hang_up()
+
+    with pytest.raises(RemoteError, match="no"):
+        peers.calling(talk).invoke_tool("echo", {})
+
+
+@pytest.mark.parametrize("events", [b"", b": nothing\n\n", b'data: {"jsonrpc":"2.0","id":99,"result":{}}\n\n'])
+def test_a_stream_that_ends_without_the_answer_is_a_protocol_error(peers: Peers, events: bytes) -> None:
+    def talk(request: Request) -> None:
+        request.stream(events)
+        request.hang_up()
+
+    with pytest.raises(ProtocolError, match="ended without the answer"):
+        peers.calling(talk).invoke_tool("echo", {})
+
+
+def test_an_event_that_is_not_json_is_a_protocol_error(peers: Peers) -> None:
+    def talk(request: Request) -> None:
+        request.stream(b"data: <h1>\n\n")
+        request.hang()
+
+    with pytest.raises(ProtocolError, match="not JSON"):
+        peers.calling(talk).invoke_tool("echo", {})
+
+
+# Connections that live --------------------------------------------------------------------------------------------
+
+
+def test_calls_one_after_the_other_use_one_connection(peers: Peers) -> None:
+    server, caller = peers()
+    caller.initialize()
+    for _ in range(50):
+        caller.invoke_tool("echo", {})
+    assert {request.connection for request in server.requests} == {1}
+
+
+def test_an_answer_in_chunks_leaves_the_connection_usable(peers: Peers) -> None:
+    def talk(request: Request) -> None:
+        body = json.dumps({"jsonrpc": "2.0", "id": request.id, "result": text("chunked")}).encode()
+        request.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+        request.send(b"5\r\n" + body[:5] + b"\r\n%x;ext=1\r\n" % (len(body) - 5) + body[5:] + b"\r\n0\r\n\r\n")
+
+    server, caller = peers({"tools/call": talk})
+    for _ in range(3):
+        assert caller.invoke_tool("echo", {}) == text("chunked")
+    assert {request.connection for request in server.requests} == {1}
+
+
+def test_a_connection_that_the_server_closed_while_it_idled_does_not_fail_the_next_call(peers: Peers) -> None:
+    server, caller = peers()
+    caller.invoke_tool("echo", {})
+    server.drop_idle_connections()
+    eventually(lambda: not connections_to(server.port))
+    assert caller.invoke_tool("echo", {}) == text("{}")
+    assert [request.connection for request in server.requests] == [1, 2]
+
+
+def test_a_connection_that_idled_long_is_not_trusted_with_a_call(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, caller = peers()
+    caller.invoke_tool("echo", {})
+    monkeypatch.setattr(client, "IDLE_SECONDS", 0.0)
+    caller.invoke_tool("echo", {})
+    assert [request.connection for request in server.requests] == [1, 2]
+    eventually(lambda: len(connections_to(server.port)) == 1)
+
+
+def test_a_server_that_closes_after_each_answer_is_called_again(peers: Peers) -> None:
+    def talk(request: Request) -> None:
+        request.result({}, Connection="close")
+        request.hang_up()
+
+    server, caller = peers({"tools/call": talk})
+    for _ in range(3):
+        assert caller.invoke_tool("echo", {}) == {}
+    assert [request.connection for request in server.requests] == [1, 2, 3]
+
+
+def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next_ones(peers: Peers) -> None:
+    def twice(request: Request) -> None:
+        request.result(text("first"))
+        request.result(text("second"))
+
+    caller = peers.calling(twice)
+    for _ in range(5):
+        with contextlib.suppress(ProtocolError):
+            assert caller.invoke_tool("echo", {}) == text("first")
+
+
+def test_many_threads_at_once_get_their_own_answers(peers: Peers) -> None:
+    server, caller = peers(connections=32)
+    with ThreadPoolExecutor(32) as pool:
+        answers = list(pool.map(lambda n: caller.invoke_tool("echo", {"n": n}), range(500)))
+    assert answers == [text(json.dumps({"n": n})) for n in range(500)]
+    assert len({request.id for request in server.requests}) == 500
+    assert len({request.connection for request in server.requests}) <= 32
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "kept"),
+    [
+        (WELL_BEHAVED["tools/call"], 1),
+        (lambda r: r.error(1, "no"), 1),
+        (lambda r: r.http(500, b"x"), 1),
+        (lambda r: r.http(200, b"<h1>", "text/html"), 1),
+        (lambda r: r.http(200, b"x" * 5_000_000), 0),
+        (lambda r: (r.stream(r.answer_event({})), r.hang()), 0),
+        (say_nothing, 0),
+        (Request.reset, 0),
+    ],
+)
+def test_nothing_is_left_of_a_call_but_a_connection_that_can_serve_the_next(
+    peers: Peers, behaviour: Behaviour, kept: int
+) -> None:
+    server, caller = peers({"tools/call": behaviour})
+    before = client_threads()
+    for _ in range(3):
+        with contextlib.suppress(ClientError):
+            caller.invoke_tool("echo", {}, timeout=0.3)
+    assert client_threads() == before
+    eventually(lambda: len(connections_to(server.port)) == kept)
+    caller.close()
+    eventually(lambda: not connections_to(server.port))
+
+
+def test_proxies_credentials_and_cookies_of_the_environment_are_ignored(
+    peers: Peers, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    proxy, _ = peers()
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    (tmp_path / ".netrc").write_text("machine 127.0.0.1 login me password secret\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
+    server, caller = peers({"tools/call": lambda r: r.result({}, Set_Cookie="a=b; Path=/")})
+    for _ in range(2):
+        assert caller.invoke_tool("echo", {}) == {}
+    assert proxy.requests == []
+    for request in server.requests:
+        assert {"Authorization", "Cookie", "Proxy-Authorization"}.isdisjoint(request.headers)
+
+
+# Aborting ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("behaviour", [say_nothing, dribble_headers, dribble_body, dribble_events, stop_half_way])
+def test_cancel_wakes_the_caller_at_once_and_tells_the_server(peers: Peers, behaviour: Behaviour) -> None:
+    server, caller = peers({"tools/call": behaviour})
+    exchange = Exchange()
+    thread, ends = in_thread(lambda: caller.invoke_tool("slow", {}, 30, exchange=exchange))
+    eventually(lambda: "tools/call" in server.methods)
+
+    with takes_no_time():
+        caller.cancel(exchange, "no longer wanted")
+        thread.join(5)
+
+    (end,) = ends
+    assert isinstance(end, RequestCancelledError)
+    asked, told = server.requests
+    assert told.message == {
+        "jsonrpc": "2.0",
+        "method": "notifications/cancelled",
+        "params": {"requestId": asked.id, "reason": "no longer wanted"},
+    }
+    eventually(lambda: len(connections_to(server.port)) <= 1)
+
+
+def test_cancel_wakes_a_caller_whose_message_is_not_being_read(peers: Peers) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        caller = peers.client(f"http://127.0.0.1:{listener.getsockname()[1]}/mcp")
+        exchange = Exchange()
+        arguments = {"text": "x" * 20_000_000}
+        thread, ends = in_thread(lambda: caller.invoke_tool("slow", arguments, 30, exchange=exchange))
+        eventually(lambda: exchange._socket is not None)
+        with takes_no_time():
+            exchange.abort()
+            thread.join(5)
+        assert isinstance(ends[0], RequestCancelledError)
+
+
+def test_cancelling_at_a_server_that_does_not_answer_takes_no_longer_than_its_own_deadline(peers: Peers) -> None:
+    server, caller = peers({"tools/call": say_nothing, "notifications/cancelled": say_nothing})
+    exchange = Exchange()
+    thread, ends = in_thread(lambda: caller.invoke_tool("slow", {}, 30, exchange=exchange))
+    eventually(lambda: server.requests)
+    with takes(client.CANCEL_TIMEOUT):
+        caller.cancel(exchange, "no longer wanted")
+        thread.join(5)
+    assert isinstance(ends[0], RequestCancelledError)
+
+
+def test_a_call_that_was_cancelled_before_it_was_sent_is_never_sent(peers: Peers) -> None:
+    exchange = Exchange()
+    with full_backlog() as port:
+        caller = peers.client(f"http://127.0.0.1:{port}/mcp")
+        caller.cancel(exchange, "changed my mind")
+        with takes_no_time(), pytest.raises(RequestCancelledError):  # it does not even connect
+            caller.invoke_tool("echo", {}, exchange=exchange)
+
+
+def test_a_call_that_is_cancelled_while_it_connects_is_never_sent(peers: Peers) -> None:
+    with full_backlog() as port:
+        caller = peers.client(f"http://127.0.0.1:{port}/mcp")
+        exchange = Exchange()
+        thread, ends = in_thread(lambda: caller.invoke_tool("echo", {}, 1.0, exchange=exchange))
+        eventually(lambda: exchange.request_id is not None)
+        exchange.abort()
+        thread.join(5)
+    assert isinstance(ends[0], RequestCancelledError)
+
+
+def test_a_call_that_is_cancelled_when_its_connection_is_there_is_never_sent(peers: Peers) -> None:
+    server, caller = peers()
+    caller.list_tools()  # so that there is a connection
+    exchange = Exchange()
+    exchange.begin(7, 30)
+    exchange.abort()
+    exchange.begin = lambda *_: None  # type: ignore[method-assign]  # as if it had come a moment sooner
+    with pytest.raises(RequestCancelledError):
+        caller.invoke_tool("echo", {}, exchange=exchange)
+    assert server.methods == ["tools/list"]
+
+
+def test_an_answer_that_came_after_the_cancellation_is_not_wanted(peers: Peers) -> None:
+    exchange = Exchange()
+
+    def talk(request: Request) -> None:
+        exchange.mark_aborted()
+        request.result(text("too late"))
+
+    with pytest.raises(RequestCancelledError):
+        peers.calling(talk).invoke_tool("echo", {}, exchange=exchange)
+
+
+def test_cancelling_what_is_over_harms_nothing(peers: Peers) -> None:
+    server, caller = peers()
+    exchange = Exchange()
+    caller.invoke_tool("echo", {}, exchange=exchange)
+    caller.cancel(exchange, "too late")
+    assert caller.invoke_tool("echo", {}) == text("{}")
+    assert server.methods == ["tools/call", "notifications/cancelled", "tools/call"]
+
+
+def test_cancelling_never_raises_when_nobody_is_there_any_more(peers: Peers) -> None:
+    server, caller = peers()
+    exchange = Exchange()
+    caller.invoke_tool("echo", {}, exchange=exchange)
+    server.close()
+    caller.cancel(exchange, "too late")
+    assert exchange.aborted
+
+
+def test_cancelling_one_call_leaves_the_others_alone(peers: Peers) -> None:
+    def talk(request: Request) -> None:
+        if request.message["params"]["name"] == "slow":
+            request.hang()
+        time.sleep(0.3)
+        request.result({})
+
+    server, caller = peers({"tools/call": talk})
+    exchange = Exchange()
+    slow, slow_ends = in_thread(lambda: caller.invoke_tool("slow", {}, 30, exchange=exchange))
+    other, other_ends = in_thread(lambda: caller.invoke_tool("quick", {}, 30))
+    eventually(lambda: len(server.requests) == 2)
+    caller.cancel(exchange, "no")
+    slow.join(5)
+    other.join(5)
+    assert isinstance(slow_ends[0], RequestCancelledError)
+    assert other_ends == [{}]
+
+
+# Errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_client_error_says_something_to_people() -> None:
+    made = [
+        errors.ConnectError("refused"),
+        errors.RequestTimeoutError(2.5),
+        errors.HttpStatusError(500, "'oh'"),
+        errors.RequestCancelledError(),
+        errors.ProtocolError("odd"),
+        errors.RemoteError(-1, "no", None),
+        errors.ToolError("it failed", {}),
+    ]
+    assert [str(error) for error in made] == [
+        "refused",
+        "no complete answer within 2.5 s",
+        "answered with HTTP status 500: 'oh'",
+        "the request was cancelled",
+        "odd",
+        "no (JSON-RPC error -1)",
+        "it failed",
+    ]

@@ -1,0 +1,982 @@
+"""The dispatcher's turns, with members that are objects of the test; and its loop, with a real database."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import DataError, OperationalError, connection
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from mcp_runtime import dispatcher, invocations, lease, tasks
+from mcp_runtime.client import Exchange, JsonRpcClient
+from mcp_runtime.dispatcher import Dispatcher
+from mcp_runtime.errors import (
+    ClientError,
+    ConnectError,
+    ProtocolError,
+    RemoteError,
+    RequestCancelledError,
+    RequestTimeoutError,
+    ToolError,
+)
+from mcp_runtime.lifecycle import Lifecycle, restart_delay
+from roster.models import GuildMember, Hall, Invocation
+from tests.conftest import eventually
+
+pytestmark = pytest.mark.django_db
+
+Status = GuildMember.Status
+RESULT = {"content": [{"type": "text", "text": "done"}]}
+LATER = timedelta(hours=1)
+
+
+class Client:
+    """Answers calls as the test says; while `held` is cleared, not at all."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any, float]] = []
+        self.cancelled: list[str] = []
+        self.answer: Callable[[str], dict[str, Any]] = lambda tool: RESULT
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.running = 0
+        self.most_at_once = 0
+        self._lock = threading.Lock()
+
+    def invoke_tool(self, name: str, arguments: Any, timeout: float, exchange: Exchange) -> dict[str, Any]:
+        with self._lock:
+            self.calls.append((name, arguments, timeout))
+            self.running += 1
+            self.most_at_once = max(self.most_at_once, self.running)
+        try:
+            exchange.begin(len(self.calls), timeout)
+            while not self.go_on.wait(0.005):
+                if exchange.aborted:
+                    raise RequestCancelledError
+            return self.answer(name)
+        finally:
+            with self._lock:
+                self.running -= 1
+
+    def cancel(self, exchange: Exchange, reason: str) -> None:
+        self.cancelled.append(reason)
+        exchange.abort()
+
+
+@dataclass
+class Process:
+    exited: threading.Event = field(default_factory=threading.Event)
+    exit_code: int | None = None
+
+
+class Live:
+    """A member that is connected."""
+
+    def __init__(self, member: GuildMember) -> None:
+        self.member_id, self.name = member.pk, member.name
+        self.client, self.process = Client(), Process()
+
+
+class Hall_:
+    """The dispatcher and what it works with."""
+
+    def __init__(self, run_in_pool: Callable[..., Any], **options: Any) -> None:
+        self.lease_id = lease.take()
+        self.live: dict[int, Live] = {}
+        self.failed: list[tuple[str, str]] = []
+        self.woken = 0
+        self.dispatcher = Dispatcher(
+            lease_id=self.lease_id,
+            lifecycle=self,  # type: ignore[arg-type]
+            run_in_pool=run_in_pool,
+            concurrency=options.get("concurrency", 100),
+            wake_supervisor=self.wake,
+            has_broker=options.get("has_broker", False),
+        )
+
+    # What the dispatcher asks of a lifecycle.
+
+    def connected(self, member_id: int) -> Any:
+        return self.live.get(member_id)
+
+    def connection_failed(self, live: Live, error: ConnectError) -> None:
+        self.failed.append((live.name, str(error)))
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    # What tests say.
+
+    def add(self, name: str = "anna", *, connected: bool = True, **columns: Any) -> GuildMember:
+        columns = {"status": "connected" if connected else "disconnected", **columns}
+        member = GuildMember.objects.create(name=name, directory=name, **columns)
+        if connected:
+            self.live[member.pk] = Live(member)
+        return member
+
+    def client(self, member: GuildMember) -> Client:
+        return self.live[member.pk].client
+
+    def turn(self) -> None:
+        """A turn in which everything is looked at, whether or not a bell rang."""
+        self.dispatcher._swept_at = 0.0
+        self.dispatcher.turn()
+
+    def run_all(self) -> None:
+        """Turns until nothing runs any more."""
+
+        def done() -> bool:
+            self.turn()
+            return self.dispatcher.is_idle
+
+        eventually(done)
+
+
+def inline(fn: Callable[..., None], args: tuple[Any, ...]) -> None:
+    fn(*args)
+
+
+@pytest.fixture
+def hall() -> Hall_:
+    """Calls run inside the turn that claims them, and are written down by the next."""
+    return Hall_(inline)
+
+
+@pytest.fixture
+def make_hall() -> Iterator[Callable[..., Hall_]]:
+    """Halls whose calls run in threads."""
+    made: list[tuple[Hall_, ThreadPoolExecutor]] = []
+
+    def make(**options: Any) -> Hall_:
+        pool = ThreadPoolExecutor(50)
+        made.append((Hall_(lambda fn, args: pool.submit(fn, *args), **options), pool))
+        return made[-1][0]
+
+    yield make
+    for hall, pool in made:
+        for live in hall.live.values():
+            live.client.go_on.set()
+        pool.shutdown()
+        if hall.dispatcher._loop.is_alive():
+            hall.dispatcher.stop()
+
+
+def call(member: GuildMember, tool: str = "echo", **columns: Any) -> Invocation:
+    values = {"arguments": {"tool": tool}, "timeout": 30, "door": "rest", **columns}
+    return Invocation.objects.create(member=member, tool_name=tool, **values)
+
+
+def row(invocation: Invocation) -> Invocation:
+    return Invocation.objects.get(pk=invocation.pk)
+
+
+def statuses(*calls: Invocation) -> list[str]:
+    return [row(each).status for each in calls]
+
+
+def failing(error: Exception) -> Callable[..., Any]:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    return fail
+
+
+# A call -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_queued_call_is_claimed_called_and_written_down(hall: Hall_) -> None:
+    anna = hall.add()
+    invocation = call(anna, "echo", arguments={"text": "a"}, timeout=7)
+    hall.turn()
+    assert row(invocation).status == "running"
+    assert row(invocation).lease_id == hall.lease_id
+    assert not hall.dispatcher.is_idle  # until its end is written down
+    hall.turn()
+    found = row(invocation)
+    assert (found.status, found.result) == ("succeeded", RESULT)
+    assert hall.client(anna).calls == [("echo", {"text": "a"}, 7)]
+    assert hall.dispatcher.is_idle
+
+
+def test_the_oldest_come_first_whoever_they_are_for(hall: Hall_) -> None:
+    anna, bob = hall.add("anna"), hall.add("bob")
+    order: list[str] = []
+    for member in (anna, bob):
+        hall.client(member).answer = lambda tool: order.append(tool) or RESULT  # type: ignore[func-returns-value]
+    for number in range(100):
+        call((anna, bob)[number % 2], str(number))
+    GuildMember.objects.update(manifest={"max_concurrency": 100})
+    hall.turn()
+    assert order == [str(number) for number in range(100)]
+
+
+def test_the_end_of_a_call_is_written_before_the_queue_is_looked_at_again(hall: Hall_) -> None:
+    anna = hall.add(manifest={"max_concurrency": 1})
+    one, two = call(anna), call(anna)
+    hall.turn()
+    assert statuses(one, two) == ["running", "queued"]
+    hall.dispatcher.turn()  # no bell, no sweep: the place that became free is the reason
+    assert statuses(one, two) == ["succeeded", "running"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (ToolError("no paper", {"isError": True}), "failed", "tool"),
+        (RemoteError(-32602, "no"), "failed", "protocol"),
+        (ProtocolError("html"), "failed", "protocol"),
+        (RequestTimeoutError(7), "failed", "timeout"),
+        (RequestCancelledError(), "cancelled", ""),
+        (ClientError("odd"), "failed", "transport"),
+        (ZeroDivisionError("a bug"), "failed", "transport"),
+    ],
+)
+def test_a_call_that_fails_ends_with_the_kind_of_its_error_and_leaves_the_member_alone(
+    hall: Hall_, error: Exception, status: str, kind: str
+) -> None:
+    anna = hall.add()
+    hall.client(anna).answer = failing(error)
+    invocation = call(anna)
+    hall.run_all()
+    found = row(invocation)
+    assert (found.status, found.error_kind) == (status, kind)
+    assert found.error_message.startswith("tool 'echo' of member 'anna': ")
+    assert hall.failed == []
+    assert hall.dispatcher.calls_in(anna.pk) == 0
+
+
+def test_what_is_not_mcp_is_logged(hall: Hall_, caplog: pytest.LogCaptureFixture) -> None:
+    anna = hall.add()
+    hall.client(anna).answer = failing(ProtocolError("answered with html"))
+    call(anna)
+    hall.run_all()
+    assert "tool 'echo' of member 'anna': answered with html" in caplog.text
+
+
+def test_a_call_whose_deadline_passed_is_cancelled_at_the_member_too(hall: Hall_) -> None:
+    anna = hall.add()
+    hall.client(anna).answer = failing(RequestTimeoutError(7))
+    call(anna)
+    hall.run_all()
+    assert hall.client(anna).cancelled == ["the deadline passed"]
+
+
+# In a test's own transaction the end of a unit of work would close its connection.
+@pytest.mark.django_db(transaction=True)
+def test_a_refused_connection_is_told_to_the_lifecycle(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "EXIT_GRACE", 0.01)
+    anna = hall.add()
+    hall.client(anna).answer = failing(ConnectError("connection refused"))
+    invocation = call(anna)
+    hall.run_all()
+    assert hall.failed == [("anna", "connection refused")]
+    assert (row(invocation).error_kind, row(invocation).status) == ("transport", "failed")
+
+
+def test_an_exit_during_the_call_explains_a_broken_connection(hall: Hall_) -> None:
+    anna = hall.add()
+    process = hall.live[anna.pk].process
+    process.exit_code = -9
+    process.exited.set()
+    hall.client(anna).answer = failing(ConnectError("reset"))
+    invocation = call(anna)
+    hall.run_all()
+    assert row(invocation).error_message.endswith("the member exited during the call, with signal SIGKILL")
+    assert hall.failed == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_call_ends_even_if_the_failed_connection_could_not_be_written_down(
+    hall: Hall_, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "EXIT_GRACE", 0.01)
+    anna = hall.add()
+    monkeypatch.setattr(hall, "connection_failed", failing(OperationalError("gone")))
+    hall.client(anna).answer = failing(ConnectError("refused"))
+    invocation = call(anna)
+    hall.run_all()
+    assert (row(invocation).status, row(invocation).error_kind) == ("failed", "transport")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_failed_connection_leaves_no_database_connection_in_the_pools_thread(
+    make_hall: Callable[..., Hall_], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pool of threads would hold on to every connection of the database's pool."""
+    monkeypatch.setattr(dispatcher, "EXIT_GRACE", 0.01)
+    held: list[bool] = []
+    hall = make_hall()
+
+    def look_at_rows(live: Any, error: Any) -> None:
+        GuildMember.objects.count()
+
+    real = hall.dispatcher._call
+
+    def call_and_look(*args: Any) -> None:
+        real(*args)
+        held.append(connection.connection is not None)
+        connection.close()
+
+    monkeypatch.setattr(hall, "connection_failed", look_at_rows)
+    monkeypatch.setattr(hall.dispatcher, "_call", call_and_look)
+    anna = hall.add()
+    hall.client(anna).answer = failing(ConnectError("refused"))
+    call(anna)
+    hall.run_all()
+    eventually(lambda: held)
+    assert held == [connection.vendor == "sqlite"]
+
+
+# Places -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_more_calls_at_a_time_than_the_member_takes_and_the_rest_stays_queued(
+    make_hall: Callable[..., Hall_],
+) -> None:
+    hall = make_hall()
+    anna = hall.add(manifest={"max_concurrency": 3})
+    client = hall.client(anna)
+    client.go_on.clear()
+    calls = [call(anna) for _ in range(10)]
+    hall.turn()
+    eventually(lambda: client.running == 3)
+    hall.turn()
+    assert statuses(*calls) == ["running"] * 3 + ["queued"] * 7
+    assert hall.dispatcher.calls_in(anna.pk) == 3
+    client.go_on.set()
+    hall.run_all()
+    eventually(lambda: (hall.run_all(), statuses(*calls) == ["succeeded"] * 10)[1])
+    assert client.most_at_once == 3
+
+
+def test_sixteen_at_a_time_unless_the_manifest_says_otherwise(make_hall: Callable[..., Hall_]) -> None:
+    hall = make_hall()
+    anna = hall.add()
+    hall.client(anna).go_on.clear()
+    for _ in range(40):
+        call(anna)
+    hall.turn()
+    assert Invocation.objects.filter(status="running").count() == 16
+
+
+def test_a_member_full_of_hung_calls_keeps_no_other_waiting(make_hall: Callable[..., Hall_]) -> None:
+    hall = make_hall()
+    hung, well = hall.add("hung", manifest={"max_concurrency": 2}), hall.add("well")
+    hall.client(hung).go_on.clear()
+    stuck = [call(hung) for _ in range(100)]
+    other = call(well)
+    hall.turn()
+    eventually(lambda: (hall.turn(), row(other).status == "succeeded")[1])
+    assert Invocation.objects.filter(member=hung, status="running").count() == 2
+    assert statuses(stuck[-1]) == ["queued"]
+
+
+def test_a_place_that_becomes_free_is_taken_at_once(make_hall: Callable[..., Hall_]) -> None:
+    hall = make_hall()
+    anna = hall.add(manifest={"max_concurrency": 1})
+    client = hall.client(anna)
+    calls = [call(anna) for _ in range(5)]
+    hall.turn()
+    for done in range(1, 6):
+        eventually(lambda: hall.dispatcher._ended)
+        assert hall.dispatcher._bell.is_set()
+        hall.dispatcher.turn()  # as the bell would have it; no sweep is due
+        assert statuses(*calls[:done]) == ["succeeded"] * done
+    assert client.most_at_once == 1
+
+
+def test_no_more_calls_at_a_time_than_the_hall_takes(make_hall: Callable[..., Hall_]) -> None:
+    hall = make_hall(concurrency=5)
+    members = [hall.add(name) for name in "abc"]
+    for member in members:
+        hall.client(member).go_on.clear()
+    calls = [call(members[number % 3]) for number in range(12)]
+    hall.turn()
+    assert statuses(*calls) == ["running"] * 5 + ["queued"] * 7
+    for member in members:
+        hall.client(member).go_on.set()
+    eventually(lambda: (hall.turn(), statuses(*calls) == ["succeeded"] * 12)[1])
+    assert sum(hall.client(member).most_at_once for member in members) <= 15
+
+
+def test_a_hall_that_was_full_looks_again_when_a_place_is_free(make_hall: Callable[..., Hall_]) -> None:
+    hall = make_hall(concurrency=2)
+    anna, bob = hall.add("anna"), hall.add("bob")
+    calls = [call(anna), call(bob), call(anna)]
+    hall.turn()
+    eventually(lambda: len(hall.dispatcher._ended) == 2)
+    hall.dispatcher.turn()
+    assert statuses(*calls)[:2] == ["succeeded"] * 2
+    assert statuses(*calls)[2] != "queued"
+
+
+def test_a_long_queue_is_taken_in_batches_of_few_statements(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "CLAIM_BATCH", 10)
+    anna = hall.add(manifest={"max_concurrency": 100})
+    for _ in range(95):
+        call(anna)
+    with CaptureQueriesContext(connection) as queries:
+        hall.dispatcher.drain()
+    assert Invocation.objects.filter(status="running").count() == 95
+    assert len(queries) == 20  # ten times: look, claim
+
+
+# Claims -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_that_was_cancelled_before_the_claim_is_never_made(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
+    anna = hall.add()
+    one, two, three = call(anna, "1"), call(anna, "2"), call(anna, "3")
+    real = invocations.claim
+
+    def claim(ids: list[int], lease_id: uuid.UUID) -> int:
+        invocations.cancel(row(two))  # somebody is quicker
+        return real(ids, lease_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(invocations, "claim", claim)
+        hall.turn()
+    hall.turn()
+    assert [tool for tool, _, _ in hall.client(anna).calls] == ["1", "3"]
+    assert statuses(one, two, three) == ["succeeded", "cancelled", "succeeded"]
+
+
+def test_without_the_lease_nothing_is_claimed_and_the_queue_is_not_asked_without_end(hall: Hall_) -> None:
+    anna = hall.add(manifest={"max_concurrency": 100})
+    calls = [call(anna) for _ in range(70)]
+    Hall.objects.update(lease_id=uuid.uuid4())
+    hall.turn()
+    assert set(statuses(*calls)) == {"queued"}
+    assert hall.client(anna).calls == []
+    assert hall.dispatcher.is_idle
+
+
+def test_an_end_that_is_no_longer_ours_to_write_is_one_line_in_the_log(
+    hall: Hall_, caplog: pytest.LogCaptureFixture
+) -> None:
+    anna = hall.add()
+    invocation = call(anna)
+    hall.turn()
+    Hall.objects.update(lease_id=uuid.uuid4())
+    hall.turn()
+    assert row(invocation).status == "running"
+    assert f"invocation {invocation.pk} was ended by somebody else" in caplog.text
+    assert hall.dispatcher.is_idle
+
+
+def test_no_call_is_claimed_after_the_stop_began_though_ends_are_written(hall: Hall_) -> None:
+    anna = hall.add(manifest={"max_concurrency": 1})
+    one, two = call(anna), call(anna)
+    hall.turn()
+    hall.dispatcher.stop_claiming()
+    hall.turn()
+    assert statuses(one, two) == ["succeeded", "queued"]
+
+
+# Ends -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_result_that_the_database_will_not_have_ends_its_own_call_alone(
+    hall: Hall_, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    anna = hall.add()
+    calls = [call(anna, str(number)) for number in range(3)]
+    real = invocations.finish
+
+    def finish(invocation: Invocation, outcome: Any, lease_id: uuid.UUID) -> bool:
+        if invocation.pk == calls[1].pk and outcome.result is not None:
+            raise DataError("too odd")
+        return real(invocation, outcome, lease_id)
+
+    monkeypatch.setattr(invocations, "finish", finish)
+    hall.run_all()
+    assert statuses(*calls) == ["succeeded", "failed", "succeeded"]
+    assert row(calls[1]).error_kind == "protocol"
+    assert "its answer cannot be stored: too odd" in row(calls[1]).error_message
+    assert "Traceback" in caplog.text
+
+
+def test_a_result_that_breaks_the_hall_itself_ends_its_own_call_alone(
+    hall: Hall_, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anna = hall.add()
+    one, two = call(anna, "1"), call(anna, "2")
+    real = invocations.finish
+
+    def finish(invocation: Invocation, outcome: Any, lease_id: uuid.UUID) -> bool:
+        if invocation.pk == one.pk and outcome.result is not None:
+            raise UnicodeEncodeError("utf-8", "x", 0, 1, "odd")
+        return real(invocation, outcome, lease_id)
+
+    monkeypatch.setattr(invocations, "finish", finish)
+    hall.run_all()
+    assert statuses(one, two) == ["failed", "succeeded"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_ends_are_written_when_the_database_is_back(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
+    anna = hall.add()
+    calls = [call(anna) for _ in range(3)]
+    hall.turn()
+    real, away = invocations.finish, [OperationalError("gone")] * 3
+
+    def finish(*args: Any) -> bool:
+        if away:
+            raise away.pop()
+        return real(*args)
+
+    monkeypatch.setattr("mcp_runtime.database.RETRY_INTERVAL", 0.001)
+    monkeypatch.setattr(invocations, "finish", finish)
+    hall.turn()
+    assert statuses(*calls) == ["succeeded"] * 3
+
+
+@pytest.mark.django_db(transaction=True)
+def test_ends_that_could_not_be_written_are_kept_for_the_next_turn(
+    hall: Hall_, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anna = hall.add()
+    invocation = call(anna)
+    hall.turn()
+    with monkeypatch.context() as patch:
+        patch.setattr("mcp_runtime.database.RETRY_SECONDS", 0.0)
+        patch.setattr(invocations, "finish", failing(OperationalError("gone")))
+        with pytest.raises(OperationalError):
+            hall.turn()
+    assert not hall.dispatcher.is_idle
+    hall.turn()
+    assert statuses(invocation) == ["succeeded"]
+
+
+def test_ends_that_come_together_are_written_together(hall: Hall_) -> None:
+    anna = hall.add()
+    for _ in range(10):
+        call(anna)
+    hall.turn()
+    with CaptureQueriesContext(connection) as queries:
+        hall.dispatcher.write_ends()
+    assert Invocation.objects.filter(status="succeeded").count() == 10
+    assert len([q for q in queries if q["sql"].startswith("UPDATE")]) == 10
+    assert len([q for q in queries if q["sql"].startswith(("SAVEPOINT", "BEGIN"))]) == 1
+
+
+# Members that are not there ---------------------------------------------------------------------------------------
+
+
+def refused(hall: Hall_, invocation: Invocation) -> str:
+    """Why it ended as unavailable; empty while it waits."""
+    hall.turn()
+    found = row(invocation)
+    if found.status == "queued":
+        return ""
+    assert (found.status, found.error_kind) == ("failed", "unavailable")
+    assert found.started_at is None
+    prefix = "member 'anna' is unavailable: "
+    assert found.error_message.startswith(prefix)
+    return found.error_message.removeprefix(prefix)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"status": "disconnected"},
+        {"status": "starting"},
+        {"status": "stopping"},
+        {"status": "starting", "manifest_error": "broken"},  # the older manifest is the one that starts
+        {"status": "error", "next_restart_at": timezone.now() + timedelta(seconds=5)},
+        {"status": "error", "restart_requested_at": timezone.now()},
+        {"status": "error", "wanted": "stopped"},
+    ],
+)
+def test_a_call_waits_for_a_member_that_may_come_up(hall: Hall_, columns: dict[str, Any]) -> None:
+    anna = hall.add(connected=False, last_error="it fell over", **columns)
+    invocation = call(anna)
+    assert refused(hall, invocation) == ""
+    assert refused(hall, invocation) == ""
+    hall.live[anna.pk] = Live(anna)
+    hall.dispatcher.member_changed(anna.pk)
+    hall.dispatcher.turn()  # the change is the reason; no sweep is due
+    hall.dispatcher.turn()
+    assert statuses(invocation) == ["succeeded"]
+
+
+def test_a_member_that_came_up_unannounced_gets_its_calls_at_the_next_sweep(hall: Hall_) -> None:
+    anna = hall.add(connected=False)
+    invocation = call(anna)
+    hall.turn()
+    hall.live[anna.pk] = Live(anna)
+    hall.turn()
+    hall.run_all()
+    assert statuses(invocation) == ["succeeded"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"removed_at": timezone.now()}, "its folder is gone"),
+        ({"enabled": False}, "it is disabled"),
+        ({"manifest_error": "args: must be a list"}, "args: must be a list"),
+        ({"status": "error", "next_restart_at": timezone.now() + LATER}, "it fell over"),
+    ],
+)
+def test_a_call_to_a_member_that_cannot_come_up_in_time_is_refused_with_the_reason(
+    hall: Hall_, columns: dict[str, Any], said: str
+) -> None:
+    invocation = call(hall.add(connected=False, last_error="it fell over", **columns))
+    assert refused(hall, invocation) == said
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"status": "disconnected"}, "it was not connected within 0.05 s"),
+        ({"status": "starting"}, "it was not connected within 0.05 s"),
+        ({"status": "error", "wanted": "stopped"}, "it was not connected within 0.05 s"),
+        ({"status": "error", "next_restart_at": timezone.now() - LATER}, "it fell over"),  # due, but no place for it
+        ({"status": "error", "restart_requested_at": timezone.now()}, "it fell over"),
+    ],
+)
+def test_a_call_waits_no_longer_than_its_timeout(hall: Hall_, columns: dict[str, Any], said: str) -> None:
+    anna = hall.add(connected=False, last_error="it fell over", **columns)
+    invocation = call(anna, timeout=0.05)
+    assert refused(hall, invocation) == ""
+    time.sleep(0.06)
+    assert refused(hall, invocation) == said
+
+
+def test_waiting_counts_from_when_the_runtime_first_saw_it_not_from_when_it_was_queued(hall: Hall_) -> None:
+    """It may have been queued while no runtime was alive."""
+    anna = hall.add(connected=False)
+    invocation = call(anna, timeout=5, queued_at=timezone.now() - timedelta(hours=1))
+    assert refused(hall, invocation) == ""
+
+
+def test_a_call_wakes_a_member_that_nothing_else_would_when_its_back_off_allows(hall: Hall_) -> None:
+    """In error without a restart to come: given up, or `restart: never`."""
+    changed_at = timezone.now() - timedelta(seconds=1)
+    anna = hall.add(connected=False, status="error", status_changed_at=changed_at, restarts=3, last_error="it fell")
+    invocation = call(anna, timeout=30)
+    assert refused(hall, invocation) == ""
+    anna.refresh_from_db()
+    assert anna.next_restart_at == changed_at + restart_delay(3)
+    assert hall.woken == 1
+
+
+def test_a_call_never_shortens_a_back_off(hall: Hall_) -> None:
+    due = timezone.now() + timedelta(seconds=20)
+    anna = hall.add(connected=False, status="error", restarts=5, next_restart_at=due, last_error="it fell")
+    assert refused(hall, call(anna, timeout=30)) == ""
+    anna.refresh_from_db()
+    assert anna.next_restart_at == due
+
+
+def test_a_call_whose_patience_ends_before_the_back_off_is_refused_at_once(hall: Hall_) -> None:
+    anna = hall.add(connected=False, status="error", restarts=6, last_error="it fell")
+    assert refused(hall, call(anna, timeout=2)) == "it fell"
+    anna.refresh_from_db()
+    assert anna.next_restart_at is None
+
+
+def test_a_member_that_was_tried_for_the_call_and_failed_ends_it(hall: Hall_) -> None:
+    anna = hall.add(connected=False, status="error", restarts=0, last_error="it fell")
+    invocation = call(anna)
+    assert refused(hall, invocation) == ""
+    GuildMember.objects.update(status_changed_at=timezone.now(), next_restart_at=None, last_error="it fell again")
+    assert refused(hall, invocation) == "it fell again"
+
+
+def test_calls_that_wait_for_one_member_keep_no_others_waiting(hall: Hall_) -> None:
+    down, up = hall.add("down", connected=False), hall.add("up")
+    waiting = [call(down) for _ in range(100)]
+    other = call(up)
+    hall.run_all()
+    assert statuses(other) == ["succeeded"]
+    assert set(statuses(*waiting)) == {"queued"}
+
+
+def test_without_the_lease_nothing_is_refused(hall: Hall_) -> None:
+    invocation = call(hall.add(connected=False, enabled=False))
+    Hall.objects.update(lease_id=uuid.uuid4())
+    hall.turn()
+    assert statuses(invocation) == ["queued"]
+
+
+# Cancelling -------------------------------------------------------------------------------------------------------
+
+
+def test_a_running_call_that_is_cancelled_is_told_to_its_member_and_ends_so(make_hall: Callable[..., Hall_]) -> None:
+    hall = make_hall()
+    anna = hall.add()
+    client = hall.client(anna)
+    client.go_on.clear()
+    one, two = call(anna, "1"), call(anna, "2")
+    hall.turn()
+    eventually(lambda: client.running == 2)
+    invocations.cancel(row(one))
+    hall.turn()
+    eventually(lambda: client.running == 1)
+    hall.turn()
+    assert statuses(one, two) == ["cancelled", "running"]
+    assert client.cancelled == ["cancelled by request"]
+    assert "the request was cancelled" in row(one).error_message
+
+
+def test_a_call_that_is_being_cancelled_is_not_cancelled_again(make_hall: Callable[..., Hall_]) -> None:
+    hall = make_hall()
+    anna = hall.add()
+    client = hall.client(anna)
+    client.go_on.clear()
+    invocation = call(anna)
+    hall.turn()
+    eventually(lambda: client.running == 1)
+    invocations.cancel(row(invocation))
+    hall.dispatcher.serve_cancellations()
+    eventually(lambda: client.cancelled)
+    eventually(lambda: client.running == 0)
+    hall.dispatcher.serve_cancellations()  # its end is not written down yet
+    assert client.cancelled == ["cancelled by request"]
+
+
+def test_a_call_that_succeeded_before_it_could_be_cancelled_has_succeeded(hall: Hall_) -> None:
+    anna = hall.add()
+    invocation = call(anna)
+    hall.turn()
+    invocations.cancel(row(invocation))
+    hall.turn()
+    assert statuses(invocation) == ["succeeded"]
+
+
+# Strays -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_another_runtime_left_running_ends_as_lost_and_is_not_run_again(hall: Hall_) -> None:
+    anna = hall.add()
+    invocation = call(anna, status="running", lease_id=uuid.uuid4(), started_at=timezone.now())
+    hall.turn()
+    assert (row(invocation).status, row(invocation).error_kind) == ("failed", "lost")
+    assert "it is not run again by itself" in row(invocation).error_message
+    assert hall.client(anna).calls == []
+
+
+def test_a_claim_whose_answer_got_lost_ends_as_lost_after_a_while(hall: Hall_) -> None:
+    anna = hall.add()
+    young = call(anna, status="running", lease_id=hall.lease_id, started_at=timezone.now())
+    old = call(anna, status="running", lease_id=hall.lease_id, started_at=timezone.now() - timedelta(seconds=6))
+    hall.turn()
+    assert statuses(young, old) == ["running", "failed"]
+    assert (row(old).error_kind, hall.client(anna).calls) == ("lost", [])
+
+
+def test_a_call_that_runs_long_is_no_stray(make_hall: Callable[..., Hall_]) -> None:
+    hall = make_hall()
+    anna = hall.add()
+    hall.client(anna).go_on.clear()
+    invocation = call(anna)
+    hall.turn()
+    Invocation.objects.update(started_at=timezone.now() - timedelta(hours=1))
+    hall.turn()
+    assert statuses(invocation) == ["running"]
+
+
+# Stopping ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_abandoned_ends_as_lost_and_the_member_is_told(make_hall: Callable[..., Hall_]) -> None:
+    hall = make_hall()
+    anna, bob = hall.add("anna"), hall.add("bob")
+    for member in (anna, bob):
+        hall.client(member).go_on.clear()
+    ours, other = call(anna), call(bob)
+    hall.turn()
+    eventually(lambda: hall.client(anna).running == hall.client(bob).running == 1)
+    hall.dispatcher.abandon(anna.pk)
+    eventually(lambda: hall.client(anna).running == 0)
+    hall.turn()
+    assert statuses(ours, other) == ["failed", "running"]
+    assert (row(ours).error_kind, hall.client(anna).cancelled) == ("lost", ["the runtime is stopping"])
+    assert "the runtime was stopped while it ran" in row(ours).error_message
+    assert hall.client(bob).cancelled == []
+
+
+def test_a_call_that_succeeded_just_before_it_was_abandoned_has_succeeded(hall: Hall_) -> None:
+    anna = hall.add()
+    invocation = call(anna)
+    hall.turn()
+    hall.dispatcher.abandon(anna.pk)
+    hall.turn()
+    assert statuses(invocation) == ["succeeded"]
+
+
+def test_stopping_before_the_loop_began_is_fine(hall: Hall_) -> None:
+    hall.dispatcher.stop()
+
+
+# The loop ---------------------------------------------------------------------------------------------------------
+
+in_a_loop = pytest.mark.django_db(transaction=True)
+
+
+@in_a_loop
+def test_the_bell_is_heard_at_once(make_hall: Callable[..., Hall_], monkeypatch: pytest.MonkeyPatch) -> None:
+    hall = make_hall(has_broker=True)
+    anna = hall.add()
+    for name in ("EAGER_LOOK", "IDLE_LOOK", "QUERY_LOOK", "SWEEP_SECONDS"):
+        monkeypatch.setattr(dispatcher, name, 30.0)
+    hall.dispatcher.start()
+    eventually(lambda: hall.dispatcher._swept_at)
+    invocation = call(anna)
+    hall.dispatcher.ring()
+    eventually(lambda: row(invocation).status == "succeeded", within=5)
+
+
+@in_a_loop
+@pytest.mark.parametrize("has_broker", [True, False])
+def test_without_a_bell_the_queue_is_looked_at_within_a_second_or_so(
+    make_hall: Callable[..., Hall_], has_broker: bool
+) -> None:
+    hall = make_hall(has_broker=has_broker)
+    anna = hall.add()
+    hall.dispatcher.start()
+    invocation = call(anna)
+    eventually(lambda: row(invocation).status == "succeeded", within=3)
+
+
+@in_a_loop
+@pytest.mark.skipif("connection.vendor != 'sqlite'", reason="a look at SQLite's own counter")
+def test_a_commit_to_sqlite_is_a_bell_for_calls_wishes_and_cancellations(
+    make_hall: Callable[..., Hall_], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "SWEEP_SECONDS", 30.0)
+    hall = make_hall()
+    anna = hall.add()
+    hall.client(anna).go_on.clear()
+    hall.dispatcher.start()
+    eventually(lambda: hall.dispatcher._swept_at)
+    invocation = call(anna)
+    eventually(lambda: hall.client(anna).running == 1, within=5)
+    invocations.cancel(row(invocation))
+    eventually(lambda: row(invocation).status == "cancelled", within=5)
+    woken = hall.woken
+    GuildMember.objects.update(restart_requested_at=timezone.now())
+    eventually(lambda: hall.woken > woken, within=5)
+
+
+@in_a_loop
+def test_a_turn_that_fails_is_said_and_followed_by_the_next(
+    make_hall: Callable[..., Hall_], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dispatcher, "SWEEP_SECONDS", 0.05)
+    hall = make_hall()
+    anna = hall.add()
+    errors, real = [OperationalError("gone"), ZeroDivisionError("a bug")], hall.dispatcher.sweep
+
+    def sweep() -> None:
+        if errors:
+            raise errors.pop()
+        real()
+
+    monkeypatch.setattr(hall.dispatcher, "sweep", sweep)
+    hall.dispatcher.start()
+    eventually(lambda: not errors)
+    invocation = call(anna)
+    eventually(lambda: row(invocation).status == "succeeded")
+    assert "the database cannot be reached (gone)" in caplog.text
+    assert "a turn of the dispatcher failed" in caplog.text
+
+
+@in_a_loop
+def test_the_loop_ends_when_the_last_end_is_written(make_hall: Callable[..., Hall_]) -> None:
+    hall = make_hall()
+    anna = hall.add()
+    client = hall.client(anna)
+    client.go_on.clear()
+    hall.dispatcher.start()
+    invocation = call(anna)
+    hall.dispatcher.ring()
+    eventually(lambda: client.running == 1)
+    hall.dispatcher.stop_claiming()
+    client.go_on.set()
+    hall.dispatcher.stop()
+    assert statuses(invocation) == ["succeeded"]
+    assert not hall.dispatcher._loop.is_alive()
+
+
+@in_a_loop
+def test_a_database_that_is_away_for_good_does_not_keep_the_loop_from_ending(
+    make_hall: Callable[..., Hall_], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mcp_runtime.database.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("mcp_runtime.database.RETRY_INTERVAL", 0.001)
+    monkeypatch.setattr(dispatcher, "SWEEP_SECONDS", 0.05)
+    hall = make_hall()
+    anna = hall.add()
+    monkeypatch.setattr(invocations, "finish", failing(OperationalError("gone")))
+    hall.dispatcher.start()
+    call(anna)
+    hall.dispatcher.ring()
+    eventually(lambda: hall.dispatcher._ended)
+    began = time.monotonic()
+    hall.dispatcher.stop()
+    assert time.monotonic() - began < 5
+    assert not hall.dispatcher._loop.is_alive()
+
+
+@in_a_loop
+def test_many_calls_from_many_threads_each_run_once(make_hall: Callable[..., Hall_]) -> None:
+    hall = make_hall(has_broker=True)
+    members = [hall.add(name, manifest={"max_concurrency": 4}) for name in "abcd"]
+    hall.dispatcher.start()
+
+    def queue(number: int) -> None:
+        for index in range(10):
+            call(members[(number + index) % 4], f"{number}-{index}")
+            hall.dispatcher.ring()
+        connection.close()
+
+    threads = [threading.Thread(target=queue, args=[number]) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    eventually(lambda: Invocation.objects.filter(status="succeeded").count() == 80, within=20)
+    called = [tool for member in members for tool, _, _ in hall.client(member).calls]
+    assert sorted(called) == sorted(f"{number}-{index}" for number in range(8) for index in range(10))
+    assert max(hall.client(member).most_at_once for member in members) <= 4
+
+
+# Doorbells --------------------------------------------------------------------------------------------------------
+
+
+def test_the_brokers_message_rings_and_with_wishes_looks_everywhere(hall: Hall_) -> None:
+    hall.dispatcher.turn()
+    hall.dispatcher._bell.clear()
+    tasks.answer_with(hall.dispatcher)
+    try:
+        tasks.drain_task()
+        assert hall.dispatcher._bell.is_set()
+        assert (hall.woken, hall.dispatcher._swept_at > 0) == (0, True)
+        hall.dispatcher._bell.clear()
+        tasks.drain_task(wishes=True)
+        assert hall.dispatcher._bell.is_set()
+        assert (hall.woken, hall.dispatcher._swept_at) == (1, 0.0)
+    finally:
+        tasks.answer_with(None)
+    hall.dispatcher._bell.clear()
+    tasks.drain_task(wishes=True)  # a stopping runtime hears nothing
+    assert not hall.dispatcher._bell.is_set()
+
+
+def test_the_stand_ins_can_what_the_real_ones_can() -> None:
+    for name in ("connected", "connection_failed"):
+        assert callable(getattr(Lifecycle, name))
+    for name in ("invoke_tool", "cancel"):
+        assert callable(getattr(JsonRpcClient, name))

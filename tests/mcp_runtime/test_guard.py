@@ -1,0 +1,278 @@
+"""The guard as a real process, with a small Python child as its worker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mcp_runtime import guard
+from tests.conftest import ROOT, eventually
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
+
+RUN = """
+import sys
+from mcp_runtime import guard
+guard.WORKER = [sys.executable, "-c", sys.argv[1]]
+sys.exit(guard.main())
+"""
+# A worker that writes down each SIGTERM and goes on.
+STUBBORN = """
+    import signal, sys, time
+    signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
+    print("up", flush=True)
+    while True: time.sleep(600)
+"""
+POLITE = """
+    import signal, sys, time
+    signal.signal(signal.SIGTERM, lambda *_: (print("asked", flush=True), sys.exit(7)))
+    print("up", flush=True)
+    while True: time.sleep(600)
+"""
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+
+
+class Guarded:
+    """A guard and its worker. Whatever they start carries `mark`."""
+
+    def __init__(self, folder: Path, worker: str, run: str = RUN, **environment: str) -> None:
+        self.mark = str(uuid.uuid4())
+        self.output = folder / f"{self.mark}.log"
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", run, textwrap.dedent(worker)],
+                env={**os.environ, "PYTHONPATH": str(ROOT), "TEST_MARK": self.mark, **environment},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    @property
+    def lines(self) -> list[str]:
+        return self.output.read_text().splitlines()
+
+    def wait_for(self, line: str, times: int = 1) -> None:
+        eventually(lambda: self.lines.count(line) >= times, what=f"{line!r}; so far {self.lines}")
+
+    def end(self) -> int:
+        """The guard's exit code; nothing of it is left."""
+        code = self.process.wait(10)
+        assert self.left() == []
+        return code
+
+    def left(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("TEST_MARK") == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def clean_up(self) -> None:
+        for process in self.left():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self.process.wait(10)
+
+
+class Guards:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: list[Guarded] = []
+
+    def __call__(self, worker: str, run: str = RUN, **environment: str) -> Guarded:
+        self.started.append(Guarded(self.folder, worker, run, **environment))
+        return self.started[-1]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Guards]:
+    guards = Guards(tmp_path)
+    yield guards
+    for guarded in guards.started:
+        guarded.clean_up()
+
+
+# Exit codes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [0, 3, 75])
+def test_the_guard_ends_with_the_workers_exit_code(run: Guards, code: int) -> None:
+    assert run(f"raise SystemExit({code})").end() == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_a_worker_that_a_signal_ended_is_said_as_shells_say_it(run: Guards, number: signal.Signals) -> None:
+    assert run(f"import os; os.kill(os.getpid(), {int(number)})").end() == 128 + number
+
+
+# Signals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_whichever_asks_the_worker_to_end_once(run: Guards, number: signal.Signals) -> None:
+    guarded = run(POLITE)
+    guarded.wait_for("up")
+    guarded.process.send_signal(number)
+    assert guarded.end() == 7
+    assert guarded.lines == ["up", "asked"]
+
+
+def test_the_second_signal_kills_a_worker_that_takes_its_time(run: Guards) -> None:
+    guarded = run(STUBBORN)
+    guarded.wait_for("up")
+    guarded.process.send_signal(signal.SIGINT)
+    guarded.wait_for("asked")
+    guarded.process.send_signal(signal.SIGINT)
+    assert guarded.end() == 128 + signal.SIGKILL
+    assert guarded.lines == ["up", "asked"]
+
+
+def test_a_signal_that_came_before_there_was_a_worker_is_passed_on(run: Guards) -> None:
+    early = """
+import os, signal, subprocess, sys
+from mcp_runtime.guard import Guard
+real = subprocess.Popen
+def popen(*args, **options):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return real(*args, **options)
+subprocess.Popen = popen
+sys.exit(128 - Guard([sys.executable, "-c", "import time; time.sleep(600)"]).run())
+"""
+    assert run("", early).end() == 128 + signal.SIGTERM
+
+
+def test_the_worker_has_a_session_of_its_own_so_that_ctrl_c_reaches_the_guard_alone(run: Guards) -> None:
+    guarded = run("import os; print(os.getsid(0) == os.getpid(), os.environ['GUILD_HALL_GUARD_PID'], os.getppid())")
+    assert guarded.end() == 0
+    assert guarded.lines == [f"True {guarded.process.pid} {guarded.process.pid}"]
+
+
+# Orphans ----------------------------------------------------------------------------------------------------------
+
+# A child, a grandchild in a session of its own, and one whose parents are gone as well. All deaf to SIGTERM.
+FAMILY = f"""
+    import os, subprocess, sys, time
+    deaf = {DEAF!r}
+    start = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]], start_new_session=True)"
+    subprocess.Popen([sys.executable, "-c", deaf])
+    subprocess.Popen([sys.executable, "-c", start + "; import time; time.sleep(600)", deaf])
+    subprocess.run([sys.executable, "-c", start, deaf])
+    print("up", flush=True)
+"""
+
+
+def test_all_that_the_worker_left_is_gone_when_the_guard_is(run: Guards) -> None:
+    guarded = run(FAMILY)
+    assert guarded.end() == 0
+
+
+def test_a_killed_worker_leaves_nothing_either(run: Guards) -> None:
+    guarded = run(FAMILY + "    time.sleep(600)\n")
+    guarded.wait_for("deaf", times=3)
+    (worker,) = [
+        p for p in psutil.Process(guarded.process.pid).children() if p.cmdline()[-1].lstrip().startswith("import os")
+    ]
+    worker.kill()
+    assert guarded.end() == 128 + signal.SIGKILL
+
+
+def test_what_forks_while_it_is_being_ended_is_ended_too(run: Guards) -> None:
+    # One at a time, each the child of the last, which exits: a target that moves, and never more than a few processes.
+    moving = """
+import os, time
+for _ in range(500):
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    time.sleep(0.001)
+time.sleep(600)
+"""
+    guarded = run(f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {moving!r}])")
+    guarded.end()
+
+
+def test_adopted_zombies_are_reaped_while_the_worker_lives(run: Guards) -> None:
+    orphan = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'pass'])"
+    guarded = run(
+        f"""
+        import subprocess, sys, time
+        for _ in range(5): subprocess.run([sys.executable, "-c", {orphan!r}])
+        print("up", flush=True)
+        time.sleep(600)
+        """
+    )
+    guarded.wait_for("up")
+    ours = psutil.Process(guarded.process.pid)
+    eventually(lambda: len(ours.children()) == 1, what="the worker alone is left")
+
+
+# Its own parent ---------------------------------------------------------------------------------------------------
+
+
+def test_a_guard_that_is_told_so_ends_with_its_parent(run: Guards) -> None:
+    # A parent that starts the guard, and then is killed.
+    parent = """
+import os, subprocess, sys, time
+run = sys.argv[1].split("---")
+environment = {**os.environ, "GUILD_HALL_END_WITH_PARENT": str(os.getpid())}
+subprocess.Popen([sys.executable, "-c", run[0], run[1]], env=environment, start_new_session=True)
+time.sleep(600)
+"""
+    guarded = run(RUN + "---" + textwrap.dedent(POLITE), parent)
+    guarded.wait_for("up")
+    guarded.process.kill()
+    guarded.wait_for("asked")
+    eventually(lambda: guarded.left() == [])
+
+
+def test_a_guard_whose_parent_died_before_it_could_ask_starts_nothing(run: Guards) -> None:
+    guarded = run(POLITE, GUILD_HALL_END_WITH_PARENT="1")
+    assert guarded.end() == 1
+    assert guarded.lines == []
+
+
+# Children ---------------------------------------------------------------------------------------------------------
+
+
+def test_children_are_found_whatever_they_are_called(tmp_path: Path) -> None:
+    odd = tmp_path / "a) R 1 (b"
+    shutil.copy(shutil.which("sleep") or "", odd)
+    child = subprocess.Popen([odd, "600"])
+    try:
+        assert child.pid in guard.children()
+        assert os.getppid() not in guard.children()
+    finally:
+        child.kill()
+        assert child.pid in guard.children()  # a zombie is ours still
+        child.wait()
+    assert child.pid not in guard.children()
+
+
+def test_without_children_there_is_nothing_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_child(*_: object) -> tuple[int, int]:
+        raise ChildProcessError
+
+    monkeypatch.setattr(guard, "children", list)
+    monkeypatch.setattr(guard.os, "waitpid", no_child)
+    guard.end_descendants()
+
+
+def test_elsewhere_than_on_linux_nothing_is_asked_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard.sys, "platform", "darwin")
+    monkeypatch.setattr(guard.ctypes, "CDLL", None)
+    guard.become_subreaper()
+    monkeypatch.setenv("GUILD_HALL_END_WITH_PARENT", "1")
+    guard.end_with_parent()
+    assert guard.children() == []

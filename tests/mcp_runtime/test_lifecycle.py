@@ -1,0 +1,886 @@
+"""The verbs, called one by one on real processes; no supervisor, no worker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from django.db import OperationalError, connection
+from django.utils import timezone
+
+from mcp_runtime import discovery, lease, lifecycle, ports
+from mcp_runtime.errors import ConnectError, McpRuntimeError
+from mcp_runtime.lifecycle import MAX_RESTARTS, Lifecycle, earliest_start, restart_delay, write_tools
+from mcp_runtime.process import MARK_VARIABLE, kill_marked
+from roster.models import GuildMember, Hall, PortAllocation, StatusChange, Tool
+from tests.conftest import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Status = GuildMember.Status
+
+# A member whose behaviour is in files beside it, so that a test can change it while it runs.
+SERVER = """
+import json, os, signal, socketserver, sys, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+def mode(name):
+    return Path(name).exists()
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args):
+        pass
+
+    def do_POST(self):
+        message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        while mode("hang-" + message["method"].replace("/", "-")):
+            time.sleep(0.02)
+        if message["method"] == "initialize":
+            version = "1999-01-01" if mode("old") else "2025-06-18"
+            self.answer(message, {"protocolVersion": version, "capabilities": {"tools": {}},
+                                  "serverInfo": {"name": "test"}, "instructions": "Be kind."})
+        elif message["method"] == "tools/list":
+            tools = json.loads(Path("tools.json").read_text())
+            self.answer(message, {"tools": tools} if isinstance(tools, list) else tools)
+            if mode("exit-after-list"):
+                self.wfile.flush()
+                os._exit(9)
+        else:
+            self.send_response(202)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    def answer(self, message, result):
+        body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+if mode("exit"):
+    print("cannot go on", flush=True)
+    sys.exit(int(Path("exit").read_text()))
+if mode("deaf"):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+while mode("hang"):
+    time.sleep(0.02)
+try:
+    server = ThreadingHTTPServer(("0.0.0.0" if mode("everywhere") else "127.0.0.1", int(sys.argv[1])), Handler)
+except OSError as error:
+    print(error, flush=True)
+    sys.exit(2)
+print("listening", flush=True)
+server.serve_forever()
+"""
+ECHO = {"name": "echo", "inputSchema": {"type": "object"}}
+
+
+def free_range(size: int = 6) -> tuple[int, int]:
+    for _ in range(200):
+        first = random.randrange(20000, 30000 - size)
+        if all(ports.is_free(port) for port in range(first, first + size)):
+            return first, first + size - 1
+    pytest.fail("no free part of the managed port range")
+
+
+class Stage:
+    """A members folder, the lease, and a lifecycle that serves it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.members_dir = folder / "members"
+        self.members_dir.mkdir()
+        self.data_dir = folder / "data"
+        self.hall_id = lease.hall().hall_id
+        self.port_range = free_range()
+        self.changes: list[tuple[int, str]] = []
+        self.lease_id = lease.take()
+        self.lifecycle = self.make_lifecycle()
+
+    def make_lifecycle(self, **changed: Any) -> Lifecycle:
+        values: dict[str, Any] = {
+            "lease_id": self.lease_id,
+            "hall_id": self.hall_id,
+            "members_dir": self.members_dir,
+            "data_dir": self.data_dir,
+            "port_range": self.port_range,
+            "max_result_bytes": 1_000_000,
+            "on_change": self.note_change,
+        }
+        return Lifecycle(**{**values, **changed})
+
+    def note_change(self, member_id: int) -> None:
+        self.changes.append((member_id, GuildMember.objects.get(pk=member_id).status))
+
+    def add(self, name: str = "anna", *modes: str, tools: Any = (ECHO,), **manifest: Any) -> GuildMember:
+        folder = self.members_dir / name
+        folder.mkdir()
+        (folder / "server.py").write_text(SERVER)
+        (folder / "tools.json").write_text(json.dumps(list(tools)))
+        for mode in modes:
+            mode_name, _, value = mode.partition("=")
+            (folder / mode_name).write_text(value)
+        self.write_manifest(name, **manifest)
+        return self.member(name)
+
+    def write_manifest(self, name: str, **manifest: Any) -> None:
+        values = {"name": name, "version": "1", "transport": "http", "command": sys.executable}
+        values |= {"args": ["server.py", "${PORT}"], **manifest}
+        (self.members_dir / name / "guild-member.json").write_text(json.dumps(values))
+        discovery.sync(self.members_dir)
+
+    def set(self, mode: str, value: str = "", name: str = "anna") -> None:
+        (self.members_dir / name / mode).write_text(value)
+
+    def clear(self, mode: str, name: str = "anna") -> None:
+        (self.members_dir / name / mode).unlink()
+
+    def member(self, name: str = "anna") -> GuildMember:
+        return GuildMember.objects.get(name=name)
+
+    def up(self, *args: Any, **options: Any) -> GuildMember:
+        """A member that is connected."""
+        member = self.add(*args, **options)
+        self.lifecycle.start(member.pk)
+        member.refresh_from_db()
+        assert member.status == Status.CONNECTED, member.last_error
+        return member
+
+    def live(self, member: GuildMember) -> Any:
+        (found,) = [live for live in self.lifecycle.live_members() if live.member_id == member.pk]
+        return found
+
+    def processes(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                mark = process.environ().get(MARK_VARIABLE, "")
+                if mark.startswith(f"{self.hall_id}/") and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def lose_the_lease(self) -> None:
+        Hall.objects.update(lease_id=uuid.uuid4())
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    threads = set(threading.enumerate())
+    yield stage
+    kill_marked(f"{stage.hall_id}/")
+    eventually(lambda: set(threading.enumerate()) <= threads, what="threads that write are done")
+
+
+def row(member: GuildMember) -> GuildMember:
+    return GuildMember.objects.get(pk=member.pk)
+
+
+def history(member: GuildMember) -> list[str]:
+    return [f"{c.old} -> {c.new}: {c.cause}" for c in StatusChange.objects.filter(member=member).order_by("id")]
+
+
+def last_change(member: GuildMember) -> StatusChange:
+    return StatusChange.objects.filter(member=member).order_by("id")[StatusChange.objects.count() - 1]
+
+
+def wait_for(member: GuildMember, status: Status) -> GuildMember:
+    eventually(lambda: row(member).status == status, what=f"{status}; it is {row(member).status}")
+    return row(member)
+
+
+def in_thread(work: Callable[[], None]) -> threading.Thread:
+    def run() -> None:
+        try:
+            work()
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+# Start ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_start_ends_connected_with_everything_that_was_told_written_down(stage: Stage) -> None:
+    member = stage.up()
+    first = stage.port_range[0]
+    (process,) = stage.processes()
+    assert (member.pid, member.last_port, member.last_error) == (process.pid, first, "")
+    assert (member.protocol_version, member.server_info) == ("2025-06-18", {"name": "test"})
+    assert (member.capabilities, member.instructions, member.warnings) == ({"tools": {}}, "Be kind.", [])
+    assert member.started_at is not None
+    assert member.port_allocation.endpoint == f"http://localhost:{first}/mcp"
+    assert list(Tool.objects.values_list("name", "listed")) == [("echo", True)]
+    assert history(member) == ["disconnected -> starting: start", "starting -> connected: handshake"]
+    assert stage.changes == [(member.pk, "connected")]
+    live = stage.lifecycle.connected(member.pk)
+    assert live is not None
+    assert (live.port, live.process.pid) == (first, process.pid)
+
+
+@pytest.mark.parametrize("status", [Status.STARTING, Status.CONNECTED, Status.STOPPING])
+def test_what_is_not_down_is_not_started(stage: Stage, status: Status) -> None:
+    member = stage.add()
+    GuildMember.objects.update(status=status)
+    stage.lifecycle.start(member.pk)
+    assert (row(member).status, stage.processes(), history(member)) == (status, [], [])
+
+
+def test_a_start_out_of_error_forgets_when_the_next_try_was_due(stage: Stage) -> None:
+    member = stage.add()
+    GuildMember.objects.update(status="error", next_restart_at=timezone.now(), restarts=2, last_error="it fell")
+    stage.lifecycle.start(member.pk, automatic=True)
+    found = row(member)
+    assert (found.status, found.next_restart_at, found.last_error) == ("connected", None, "")
+    assert (found.restarts, found.restarts_total) == (2, 1)  # it has yet to prove that it is stable
+    assert history(member)[0] == "error -> starting: restart"
+
+
+def test_each_process_has_a_mark_of_its_own_below_its_runtimes(stage: Stage) -> None:
+    members = [stage.up("anna"), stage.up("bob")]
+    marks = [stage.live(member).process.mark for member in members]
+    below = f"{stage.hall_id}/{stage.lease_id}/"
+    assert marks == [f"{below}1/anna", f"{below}2/bob"]
+
+
+@pytest.mark.parametrize(
+    ("modes", "manifest", "said"),
+    [
+        (["exit=3"], {}, "ended with exit code 3 before the handshake was done"),
+        (["exit=0"], {}, "ended with exit code 0 before the handshake was done"),
+        (["hang"], {"start_timeout": 0.4}, "within 0.4 s (nothing listened on its port)"),
+        (["hang-initialize"], {"start_timeout": 0.8}, "within 0.8 s (no complete answer"),
+        (["old"], {}, "protocol version '1999-01-01'"),
+        ([], {"tools": [{"tools": "none"}, 7]}, ""),
+        ([], {"command": "no-such-command-anywhere"}, "command not found: 'no-such-command-anywhere'"),
+        ([], {"command": "./server.py"}, "permission denied: './server.py' is not executable"),
+    ],
+)
+def test_a_start_that_fails_is_an_error_with_the_reason_and_leaves_nothing(
+    stage: Stage, modes: list[str], manifest: dict[str, Any], said: str
+) -> None:
+    if "tools" in manifest:
+        member = stage.add("anna")
+        stage.set("tools.json", '{"tools": "none"}')
+        said = "tools/list failed: the answer to tools/list has no array of tools"
+    else:
+        member = stage.add("anna", *modes, **manifest)
+    stage.lifecycle.start(member.pk)
+    found = row(member)
+    assert found.status == "error"
+    assert found.last_error.startswith("member 'anna' could not be started: ")
+    assert said in found.last_error
+    assert history(member)[-1] == "starting -> error: start failed"
+    assert (stage.processes(), stage.lifecycle.live_members()) == ([], [])
+    assert (found.pid, PortAllocation.objects.count()) == (None, 0)
+    assert found.restarts == 1
+    assert found.next_restart_at is not None
+    assert stage.changes == [(member.pk, "error")]
+
+
+def test_what_it_wrote_last_is_quoted_and_kept_with_the_change(stage: Stage) -> None:
+    member = stage.add("anna", "exit=3")
+    stage.lifecycle.start(member.pk)
+    assert row(member).last_error.endswith(". It wrote last:\ncannot go on")
+    change = last_change(member)
+    assert (change.exit_code, change.log_tail) == (3, "cannot go on")
+    assert row(member).exit_code == 3
+
+
+def test_the_quote_of_an_earlier_start_is_not_told_of_a_later_one(stage: Stage) -> None:
+    member = stage.add("anna", "exit=3")
+    stage.lifecycle.start(member.pk)
+    stage.write_manifest("anna", command="no-such-command-anywhere")
+    stage.lifecycle.start(member.pk)
+    assert "cannot go on" not in row(member).last_error
+
+
+def test_a_fault_of_the_hall_itself_is_an_error_of_the_member_and_ends_its_process(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    member = stage.add()
+    monkeypatch.setattr(lifecycle, "write_tools", broken)
+    stage.lifecycle.start(member.pk)
+    assert row(member).status == "error"
+    assert "the hall failed while starting it: ZeroDivisionError('a bug')" in row(member).last_error
+    assert (stage.processes(), stage.lifecycle.live_members()) == ([], [])
+    assert "Traceback" in caplog.text
+
+
+def test_a_manifest_that_cannot_be_read_back_is_an_error(stage: Stage) -> None:
+    member = stage.add()
+    GuildMember.objects.update(manifest={"nonsense": 1})
+    stage.lifecycle.start(member.pk)
+    assert row(member).status == "error"
+
+
+def test_a_server_that_exits_between_its_list_and_its_row_is_in_error(stage: Stage) -> None:
+    member = stage.add("anna", "exit-after-list")
+    stage.lifecycle.start(member.pk)
+    found = wait_for(member, Status.ERROR)
+    assert found.exit_code == 9
+    assert stage.lifecycle.connected(member.pk) is None
+
+
+def test_a_member_that_others_can_reach_is_warned_about(stage: Stage) -> None:
+    member = stage.up("anna", "everywhere")
+    port = stage.port_range[0]
+    assert member.warnings == [f"listens on 0.0.0.0 port {port}; bind 127.0.0.1 so that nobody else can reach it"]
+
+
+def test_what_tools_list_left_out_is_a_warning(stage: Stage) -> None:
+    member = stage.up(tools=[ECHO, {"no": "name"}])
+    assert member.warnings == ["tools/list: entry 1 has no usable name and is left out"]
+
+
+# Ports ------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def occupied(port: int) -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", port)) as server:
+        yield server
+
+
+def test_an_occupied_port_leads_to_the_next(stage: Stage) -> None:
+    with occupied(stage.port_range[0]):
+        assert stage.up().last_port == stage.port_range[0] + 1
+
+
+def test_a_port_that_another_member_claims_is_not_taken_though_nobody_listens_on_it_yet(stage: Stage) -> None:
+    other = stage.add("bob")
+    PortAllocation.objects.create(member=other, port=stage.port_range[0])
+    assert stage.up("anna").last_port == stage.port_range[0] + 1
+
+
+def test_a_member_gets_its_last_port_again(stage: Stage) -> None:
+    member = stage.add()
+    GuildMember.objects.update(last_port=stage.port_range[0] + 3)
+    stage.lifecycle.start(member.pk)
+    assert row(member).port_allocation.port == stage.port_range[0] + 3
+
+
+def test_a_last_port_that_is_taken_or_out_of_the_range_is_given_up(stage: Stage) -> None:
+    first = stage.port_range[0]
+    members = [stage.add("anna"), stage.add("bob")]
+    GuildMember.objects.filter(name="anna").update(last_port=first + 1)
+    GuildMember.objects.filter(name="bob").update(last_port=19_999)
+    with occupied(first + 1):
+        for member in members:
+            stage.lifecycle.start(member.pk)
+    assert [row(member).last_port for member in members] == [first, first + 2]
+
+
+def test_a_range_without_a_free_port_is_an_error_that_says_so(stage: Stage) -> None:
+    first = stage.port_range[0]
+    stage.lifecycle = stage.make_lifecycle(port_range=(first, first + 1))
+    stage.up("anna")
+    stage.up("bob")
+    member = stage.add("carl")
+    stage.lifecycle.start(member.pk)
+    assert f"no free port from {first} to {first + 1}" in row(member).last_error
+    assert PortAllocation.objects.count() == 2
+
+
+@pytest.mark.parametrize("how", ["exit code 2", "its words"])
+def test_a_server_that_finds_its_port_taken_is_tried_on_the_next(stage: Stage, how: str) -> None:
+    first = stage.port_range[0]
+    member = stage.add()
+    if how == "its words":
+        script = (stage.members_dir / "anna" / "server.py").read_text().replace("sys.exit(2)", "sys.exit(1)")
+        (stage.members_dir / "anna" / "server.py").write_text(script)
+    began = time.monotonic()
+    with occupied(first), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ports, "is_free", lambda port: True)  # it was, a moment ago
+        stage.lifecycle.start(member.pk)
+    assert time.monotonic() - began < 4  # whoever has the port says nothing, and is not waited for
+    assert (row(member).status, row(member).last_port) == ("connected", first + 1)
+    assert history(member) == ["disconnected -> starting: start", "starting -> connected: handshake"]
+    assert PortAllocation.objects.get().port == first + 1
+
+
+def test_a_stranger_that_answers_on_the_port_is_not_taken_for_the_member(stage: Stage) -> None:
+    stranger = stage.up("stranger")
+    port = row(stranger).last_port
+    assert port is not None
+    PortAllocation.objects.all().delete()  # of another hall, say
+    member = stage.add("anna")
+    GuildMember.objects.filter(pk=member.pk).update(last_port=port)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ports, "is_free", lambda port: True)
+        stage.lifecycle.start(member.pk)
+    assert row(member).status == "connected"
+    assert row(member).last_port != port
+
+
+def test_a_server_that_says_two_for_another_reason_does_not_try_ten_thousand_ports(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "MAX_PORT_TRIES", 3)
+    member = stage.add("anna", "exit=2")
+    stage.lifecycle.start(member.pk)
+    assert "exit code 2" in row(member).last_error
+    lines = (stage.data_dir / "logs" / "anna.log").read_text().count("cannot go on")
+    assert lines == 3
+
+
+# Restarts ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_delay_grows_with_each_failure_in_a_row_and_is_bounded() -> None:
+    delays = [restart_delay(failures).total_seconds() for failures in range(8)]
+    assert delays == [0, 1, 2, 4, 8, 16, 30, 30]
+
+
+def test_a_member_that_failed_too_often_is_left_in_error(stage: Stage) -> None:
+    member = stage.add("anna", "exit=3")
+    for failures in range(1, MAX_RESTARTS + 2):
+        stage.lifecycle.start(member.pk, automatic=failures > 1)
+        found = row(member)
+        assert (found.status, found.restarts) == ("error", failures)
+        assert (found.next_restart_at is not None) == (failures <= MAX_RESTARTS)
+    assert found.restarts_total == MAX_RESTARTS
+
+
+def test_the_next_try_is_due_after_the_delay(stage: Stage) -> None:
+    member = stage.add("anna", "exit=3")
+    GuildMember.objects.update(restarts=2)
+    before = timezone.now()
+    stage.lifecycle.start(member.pk)
+    due = row(member).next_restart_at
+    assert due is not None
+    assert before + timedelta(seconds=4) <= due <= timezone.now() + timedelta(seconds=4)
+
+
+def test_a_member_that_is_never_to_be_restarted_is_not(stage: Stage) -> None:
+    member = stage.add("anna", "exit=3", restart="never")
+    stage.lifecycle.start(member.pk)
+    assert (row(member).status, row(member).next_restart_at) == ("error", None)
+
+
+@pytest.mark.parametrize("end", ["exit", "connection", "refresh"])
+def test_a_stable_while_makes_the_next_failure_the_first_one_again(
+    stage: Stage, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "STABLE_SECONDS", 0.0)
+    member = stage.up()
+    GuildMember.objects.update(restarts=MAX_RESTARTS)
+    fail(stage, member, end)
+    found = wait_for(member, Status.ERROR)
+    assert found.restarts == 1
+    assert found.next_restart_at is not None
+
+
+def test_a_call_may_start_it_when_its_back_off_is_over() -> None:
+    moment = timezone.now()
+    member = GuildMember(name="anna", status_changed_at=moment, restarts=3)
+    assert earliest_start(member) == moment + timedelta(seconds=4)
+    member.restarts = 0
+    assert earliest_start(member) == moment
+
+
+# Ends that nobody asked for ---------------------------------------------------------------------------------------
+
+
+def fail(stage: Stage, member: GuildMember, how: str) -> None:
+    live = stage.live(member)
+    if how == "exit":
+        os.kill(live.process.pid, signal.SIGKILL)
+    elif how == "connection":
+        stage.lifecycle.connection_failed(live, ConnectError("connection refused"))
+    else:
+        stage.set("tools.json", "{}")
+        stage.lifecycle.refresh(member.pk)
+
+
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGKILL, "signal SIGKILL"), (signal.SIGTERM, "signal SIGTERM")])
+def test_an_exit_nobody_asked_for_is_an_error_at_once(stage: Stage, number: signal.Signals, said: str) -> None:
+    member = stage.up()
+    pid = row(member).pid
+    assert pid is not None
+    os.kill(pid, number)
+    found = wait_for(member, Status.ERROR)
+    assert f"member 'anna' exited without being asked, with {said}" in found.last_error
+    assert (found.exit_code, found.pid) == (-number, None)
+    assert found.next_restart_at is not None
+    assert PortAllocation.objects.count() == 0
+    change = last_change(member)
+    assert (change.cause, change.exit_code, change.log_tail) == ("exit", -number, "listening")
+    eventually(lambda: stage.changes[-1] == (member.pk, "error"))
+    assert stage.lifecycle.live_members() == []
+
+
+def test_what_a_crashed_member_left_is_ended_and_never_its_successor(stage: Stage) -> None:
+    member = stage.up()
+    old = stage.live(member).process
+    sweeping, go_on = threading.Event(), threading.Event()
+
+    def sweep_late(mark: str) -> int:
+        """As if looking through all processes took long."""
+        sweeping.set()
+        assert go_on.wait(10)
+        return kill_marked(mark)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lifecycle.process, "kill_marked", sweep_late)
+        os.kill(old.pid, signal.SIGKILL)
+        assert sweeping.wait(10)
+        assert row(member).status == "error"
+        successor = in_thread(lambda: stage.lifecycle.start(member.pk))
+        wait_for(member, Status.CONNECTED)
+        go_on.set()
+        successor.join(10)
+    new = stage.live(member).process
+    assert not new.exited.wait(0.3)
+    assert row(member).status == "connected"
+
+
+def test_a_refused_connection_is_an_error_at_once_and_ends_the_process(stage: Stage) -> None:
+    member = stage.up("anna", "deaf")
+    live = stage.live(member)
+    stage.lifecycle.connection_failed(live, ConnectError("connection refused"))
+    found = row(member)
+    assert found.status == "error"
+    assert f"does not answer on port {live.port}: connection refused" in found.last_error
+    assert history(member)[-1] == "connected -> error: connection"
+    assert (stage.processes(), stage.lifecycle.connected(member.pk)) == ([], None)
+
+
+def test_many_calls_that_fail_at_once_are_one_error(stage: Stage) -> None:
+    member = stage.up()
+    live = stage.live(member)
+    error = ConnectError("refused")
+    threads = [in_thread(lambda: stage.lifecycle.connection_failed(live, error)) for _ in range(5)]
+    for thread in threads:
+        thread.join(10)
+    assert row(member).restarts == 1
+    assert history(member).count("connected -> error: connection") == 1
+
+
+def test_an_exit_explains_a_failed_connection_better(stage: Stage) -> None:
+    member = stage.up()
+    live = stage.live(member)
+    os.kill(live.process.pid, signal.SIGKILL)
+    stage.lifecycle.connection_failed(live, ConnectError("reset"))
+    wait_for(member, Status.ERROR)
+    assert history(member)[-1] == "connected -> error: exit"
+
+
+def test_a_connection_that_fails_because_of_a_stop_is_no_error(stage: Stage) -> None:
+    member = stage.up()
+    live = stage.live(member)
+    live.stop_asked.set()
+    stage.lifecycle.connection_failed(live, ConnectError("reset"))
+    assert row(member).status == "connected"
+    live.stop_asked.clear()
+
+
+# Stop -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_stop_ends_the_process_and_says_so(stage: Stage) -> None:
+    member = stage.up()
+    GuildMember.objects.update(restarts=3, warnings=["old"])
+    stage.lifecycle.stop(member.pk)
+    found = row(member)
+    assert (found.status, found.pid, found.restarts, found.warnings) == ("disconnected", None, 0, [])
+    assert found.exit_code == -signal.SIGTERM
+    assert history(member)[-2:] == ["connected -> stopping: stop", "stopping -> disconnected: stop"]
+    assert (stage.processes(), PortAllocation.objects.count()) == ([], 0)
+    assert stage.lifecycle.live_members() == []
+    assert stage.changes[-1] == (member.pk, "disconnected")
+
+
+def test_a_stop_kills_what_does_not_listen(stage: Stage) -> None:
+    member = stage.up("anna", "deaf")
+    stage.lifecycle.stop(member.pk, cause="restart", timeout=0.2)
+    assert row(member).exit_code == -signal.SIGKILL
+    assert history(member)[-1] == "stopping -> disconnected: restart"
+
+
+def test_the_tools_of_a_stopped_member_stay(stage: Stage) -> None:
+    member = stage.up()
+    stage.lifecycle.stop(member.pk)
+    assert Tool.objects.get().listed
+
+
+def test_a_stop_out_of_error_ends_its_restarts(stage: Stage) -> None:
+    member = stage.add("anna", "exit=3")
+    stage.lifecycle.start(member.pk)
+    stage.lifecycle.stop(member.pk)
+    found = row(member)
+    assert (found.status, found.next_restart_at, found.restarts) == ("disconnected", None, 0)
+    assert history(member)[-1] == "error -> disconnected: stop"
+
+
+def test_a_stop_of_what_is_down_changes_nothing(stage: Stage) -> None:
+    member = stage.add()
+    stage.lifecycle.stop(member.pk)
+    assert (row(member).status, history(member)) == ("disconnected", [])
+
+
+def test_a_stop_that_comes_during_the_start_is_obeyed(stage: Stage) -> None:
+    member = stage.add("anna", "hang-initialize")
+    starting = in_thread(lambda: stage.lifecycle.start(member.pk))
+    eventually(lambda: stage.processes())
+    stage.lifecycle.abort_start(member.pk)
+    starting.join(10)
+    assert row(member).status == "disconnected"
+    assert history(member) == [
+        "disconnected -> starting: start",
+        "starting -> stopping: stop",
+        "stopping -> disconnected: stop",
+    ]
+    assert (stage.processes(), PortAllocation.objects.count(), row(member).restarts) == ([], 0, 0)
+
+
+@pytest.mark.parametrize("mode", ["hang", "hang-tools-list"])
+def test_a_stop_is_obeyed_wherever_the_start_is(stage: Stage, mode: str) -> None:
+    member = stage.add("anna", mode, start_timeout=20)
+    starting = in_thread(lambda: stage.lifecycle.start(member.pk))
+    eventually(lambda: stage.processes())
+    time.sleep(0.3 if mode == "hang-tools-list" else 0)  # past the handshake; earlier is as good
+    stage.lifecycle.abort_start(member.pk)
+    starting.join(10)
+    assert row(member).status == "disconnected"
+    assert stage.processes() == []
+
+
+def test_a_stop_before_the_process_was_spawned_is_obeyed(stage: Stage) -> None:
+    member = stage.add()
+    stage.lifecycle.abort_start(member.pk)
+    stage.lifecycle.start(member.pk)
+    assert (row(member).status, stage.processes()) == ("disconnected", [])
+    stage.lifecycle.start(member.pk)  # and it is forgotten then
+    assert row(member).status == "connected"
+
+
+def test_a_stop_in_the_very_moment_of_connecting_is_a_stop_and_no_crash(stage: Stage) -> None:
+    member = stage.add()
+    real = lifecycle.write_tools
+
+    def write(member_id: int, definitions: Any) -> None:
+        real(member_id, definitions)
+        stage.lifecycle.abort_start(member_id)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lifecycle, "write_tools", write)
+        stage.lifecycle.start(member.pk)
+    assert row(member).status == "disconnected"
+    assert (row(member).restarts, stage.processes()) == (0, [])
+    assert not any("error" in change for change in history(member))
+
+
+def test_a_database_that_is_away_does_not_keep_a_process_alive(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    member = stage.up()
+    live = stage.live(member)
+    real, away = Lifecycle._move, [OperationalError("gone")]
+
+    def move(self: Lifecycle, *args: Any, **options: Any) -> bool:
+        if away:
+            raise away.pop()
+        assert live.process.exited.is_set()  # it did not wait for the database
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(Lifecycle, "_move", move)
+    stage.lifecycle.stop(member.pk)
+    assert row(member).status == "disconnected"
+    assert PortAllocation.objects.count() == 0
+
+
+# Refresh ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_refresh_lists_the_tools_anew(stage: Stage) -> None:
+    member = stage.up(tools=[ECHO, {"name": "old"}])
+    stage.set("tools.json", json.dumps([{"name": "new"}, ECHO]))
+    stage.changes.clear()
+    stage.lifecycle.refresh(member.pk)
+    assert list(Tool.objects.filter(listed=True).values_list("name", flat=True)) == ["new", "echo"]
+    assert stage.changes == [(member.pk, "connected")]
+
+
+def test_a_refresh_that_fails_is_an_error_and_ends_the_process(stage: Stage) -> None:
+    member = stage.up()
+    fail(stage, member, "refresh")
+    found = row(member)
+    assert found.status == "error"
+    assert "member 'anna': tools/list failed" in found.last_error
+    assert (stage.processes(), PortAllocation.objects.count()) == ([], 0)
+    assert Tool.objects.get().listed  # what it told last is kept
+
+
+def test_a_refresh_that_fails_because_the_member_exited_leaves_that_to_be_told(stage: Stage) -> None:
+    member = stage.up()
+    stage.set("hang-tools-list")
+    refreshing = in_thread(lambda: stage.lifecycle.refresh(member.pk))
+    os.kill(stage.live(member).process.pid, signal.SIGKILL)
+    refreshing.join(10)
+    wait_for(member, Status.ERROR)
+    assert history(member)[-1] == "connected -> error: exit"
+
+
+def test_what_is_not_connected_is_not_refreshed(stage: Stage) -> None:
+    member = stage.add()
+    stage.lifecycle.refresh(member.pk)
+    assert (row(member).status, stage.changes) == ("disconnected", [])
+
+
+# Tools ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def anna() -> GuildMember:
+    return GuildMember.objects.create(name="anna", directory="anna")
+
+
+def test_tools_are_kept_word_for_word_in_the_members_order(anna: GuildMember) -> None:
+    definitions = [{"name": name, "inputSchema": {"type": "object"}, "x": [1, "ü"]} for name in ("b", "a/1.0")]
+    write_tools(anna.pk, definitions)
+    assert [tool.definition for tool in Tool.objects.order_by("position")] == definitions
+
+
+def test_a_tool_that_left_the_list_is_kept_unlisted_and_its_switch_outlives_its_absence(anna: GuildMember) -> None:
+    write_tools(anna.pk, [ECHO, {"name": "other"}])
+    Tool.objects.filter(name="echo").update(enabled=False)
+    (pk,) = Tool.objects.filter(name="echo").values_list("pk", flat=True)
+    write_tools(anna.pk, [{"name": "other"}])
+    assert set(Tool.objects.values_list("name", "listed")) == {("echo", False), ("other", True)}
+    write_tools(anna.pk, [{"name": "other"}, {**ECHO, "description": "new"}])
+    echo = Tool.objects.get(name="echo")
+    assert (echo.pk, echo.listed, echo.enabled, echo.position, echo.description) == (pk, True, False, 1, "new")
+
+
+def test_no_tools_is_a_list_too(anna: GuildMember) -> None:
+    write_tools(anna.pk, [ECHO])
+    write_tools(anna.pk, [])
+    assert not Tool.objects.filter(listed=True).exists()
+
+
+def test_a_broken_schema_is_said_on_its_tool_alone_and_forgotten_when_it_is_mended(anna: GuildMember) -> None:
+    write_tools(anna.pk, [{"name": "broken", "inputSchema": {"type": "nonsense"}}, {"name": "none"}, ECHO])
+    errors = dict(Tool.objects.values_list("name", "schema_error"))
+    assert "broken" in errors["broken"]
+    assert "not a JSON object" in errors["none"]
+    assert errors["echo"] == ""
+    write_tools(anna.pk, [{**ECHO, "name": "broken"}])
+    assert Tool.objects.get(name="broken").schema_error == ""
+
+
+def test_tools_of_other_members_are_left_alone(anna: GuildMember) -> None:
+    bob = GuildMember.objects.create(name="bob", directory="bob")
+    write_tools(bob.pk, [ECHO])
+    write_tools(anna.pk, [])
+    assert Tool.objects.get(member=bob).listed
+
+
+def test_two_thousand_tools_are_written(anna: GuildMember) -> None:
+    write_tools(anna.pk, [{**ECHO, "name": f"tool-{number}"} for number in range(2000)])
+    write_tools(anna.pk, [{**ECHO, "name": f"tool-{number}"} for number in range(1000)])
+    assert Tool.objects.filter(listed=True).count() == 1000
+
+
+# The lease --------------------------------------------------------------------------------------------------------
+
+
+def test_without_the_lease_nothing_is_started(stage: Stage) -> None:
+    member = stage.add()
+    stage.lose_the_lease()
+    stage.lifecycle.start(member.pk)
+    assert (row(member).status, history(member), stage.processes()) == ("disconnected", [], [])
+
+
+def test_a_lease_that_is_lost_during_the_start_ends_it_and_writes_nothing(stage: Stage) -> None:
+    member = stage.add("anna", "hang-tools-list")
+    starting = in_thread(lambda: stage.lifecycle.start(member.pk))
+    eventually(lambda: stage.processes())
+    stage.lose_the_lease()
+    stage.clear("hang-tools-list")
+    starting.join(20)
+    assert not starting.is_alive()
+    assert (row(member).status, Tool.objects.count()) == ("starting", 0)
+    assert stage.processes() == []
+
+
+@pytest.mark.parametrize("end", ["exit", "connection", "refresh", "stop", "good refresh"])
+def test_without_the_lease_nothing_is_written(stage: Stage, end: str) -> None:
+    member = stage.up()
+    changes, before = history(member), GuildMember.objects.filter(pk=member.pk).values().get()
+    stage.lose_the_lease()
+    live = stage.live(member)
+    if end == "stop":
+        stage.lifecycle.stop(member.pk)
+    elif end == "good refresh":
+        stage.set("tools.json", json.dumps([{"name": "new"}]))
+        stage.lifecycle.refresh(member.pk)
+    else:
+        fail(stage, member, end)
+    if end != "good refresh":
+        assert live.process.exited.wait(10)
+        eventually(lambda: stage.lifecycle.live_members() == [])
+    assert GuildMember.objects.filter(pk=member.pk).values().get() == before
+    assert history(member) == changes
+    assert PortAllocation.objects.count() == 1  # it is the next runtime's now
+    assert list(Tool.objects.values_list("name", flat=True)) == ["echo"]
+
+
+def test_a_runtime_that_lost_its_lease_kills_its_own_members_and_not_the_next_ones(stage: Stage) -> None:
+    anna = stage.up("anna")
+    stage.lose_the_lease()
+    theirs = stage.make_lifecycle(lease_id=Hall.objects.get().lease_id)
+    bob = stage.add("bob")
+    theirs.start(bob.pk)
+    ours = stage.live(anna).process
+    stage.lifecycle.kill_everything()
+    assert ours.exited.wait(5)
+    (left,) = stage.processes()
+    assert left.pid == row(bob).pid
+    theirs.stop(bob.pk)
+
+
+# Rows at the beginning --------------------------------------------------------------------------------------------
+
+
+def test_a_new_runtime_kills_what_an_earlier_one_left_and_resets_the_rows(stage: Stage) -> None:
+    connected, failed, down = stage.up("anna"), stage.add("bob", "exit=3"), stage.add("carl")
+    stage.lifecycle.start(failed.pk)
+    stage.lose_the_lease()
+    begun = stage.make_lifecycle(lease_id=Hall.objects.get().lease_id)
+    live = stage.live(connected).process
+    begun.reset_rows()
+    assert live.exited.wait(5)
+    for member in (connected, failed):
+        found = row(member)
+        assert (found.status, found.pid, found.restarts, found.next_restart_at) == ("disconnected", None, 0, None)
+        assert history(member)[-1].endswith(" -> disconnected: runtime start")
+    assert "cannot go on" in row(failed).last_error  # why it failed can still be read
+    assert history(down) == []
+    assert PortAllocation.objects.count() == 0
+    eventually(lambda: stage.lifecycle.live_members() == [])
+
+
+def test_the_stopped_start_error_names_the_member() -> None:
+    assert isinstance(lifecycle.StoppedWhileStartingError("anna"), McpRuntimeError)

@@ -1,0 +1,171 @@
+"""docs/guild-member.schema.json and docs/writing-a-member.md say what mcp_runtime/manifest.py does."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from mcp_runtime import lifecycle, manifest, process, protocol, schemas
+from mcp_runtime.errors import ManifestError
+from mcp_runtime.manifest import Manifest
+from tests.conftest import ROOT
+from tests.mcp_runtime.test_manifest import SEEDS_FORM, WRONG
+
+SCHEMA: dict[str, Any] = json.loads((ROOT / "docs" / "guild-member.schema.json").read_text())
+GUIDE = (ROOT / "docs" / "writing-a-member.md").read_text()
+TEMPLATE = ROOT / "roster" / "member_template"
+
+NESTED = {key: SEEDS_FORM[key] for key in manifest.SERVER_KEYS}
+OTHERS = {key: value for key, value in SEEDS_FORM.items() if key not in NESTED}
+
+GOOD: list[dict[str, Any]] = [
+    SEEDS_FORM,
+    {**OTHERS, "mcp": NESTED},
+    {**OTHERS, "transport": "http", "mcp": {"command": "bun"}},
+    {**OTHERS, "command": "bun", "args": [], "mcp": {"transport": "http", "env": {}}},
+    {**SEEDS_FORM, "mcp": {}},
+    {**SEEDS_FORM, "mcp": {"cwd": "/"}, "of_tomorrow": [1], "$schema": 5},
+    {**SEEDS_FORM, "name": "n" * 64, "version": "1" * 100, "displayName": "", "description": "x" * 10_000},
+    {**SEEDS_FORM, "args": [""], "env": {"_a1": "", "GUILD": "x"}},
+    {**SEEDS_FORM, "start_timeout": 0.001, "timeout": 86_400, "tool_timeouts": {"a/b.c": 1, "": 2}},
+    {**SEEDS_FORM, "enabled": False, "restart": "never", "max_concurrency": 1024},
+    {**SEEDS_FORM, "max_concurrency": 4.0},
+]
+BAD: list[dict[str, Any]] = [
+    *(
+        {**SEEDS_FORM, **change}
+        for change, _ in WRONG
+        if "Infinity" not in json.dumps(change) and "NaN" not in json.dumps(change)
+    ),
+    *(
+        {key: value for key, value in SEEDS_FORM.items() if key != missing}
+        for missing in OTHERS | NESTED
+        if missing not in ("args", "env")
+    ),
+    *({**SEEDS_FORM, "mcp": {key: value}} for key, value in NESTED.items()),
+    {**OTHERS, "mcp": {**NESTED, "args": [5]}},
+    {**OTHERS, "mcp": {**NESTED, "env": {"GUILD_HALL_X": ""}}},
+    {**OTHERS, "mcp": {**NESTED, "transport": "sse"}},
+    {**OTHERS, "mcp": {**NESTED, "command": ""}},
+    {**OTHERS, "mcp": None},
+    {**SEEDS_FORM, "tool_timeouts": {"a\0": 1}},
+    {**SEEDS_FORM, "tool_timeouts": {"a" * 1001: 1}},
+    {**SEEDS_FORM, "args": ["x" * 100_001]},
+    {**SEEDS_FORM, "env": {"A": "x" * 100_001}},
+    {**SEEDS_FORM, "command": "x" * 4097},
+    {**SEEDS_FORM, "version": "a\0b"},
+]
+
+
+def parser_accepts(values: dict[str, Any]) -> bool:
+    try:
+        manifest.parse(values)
+    except ManifestError:
+        return False
+    return True
+
+
+def schema_accepts(values: dict[str, Any]) -> bool:
+    try:
+        schemas.validate(SCHEMA, values)
+    except schemas.ArgumentsError:
+        return False
+    return True
+
+
+def test_the_schema_is_a_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert SCHEMA["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+
+
+@pytest.mark.parametrize("values", GOOD, ids=range(len(GOOD)))
+def test_both_accept_what_is_good(values: dict[str, Any]) -> None:
+    assert (parser_accepts(values), schema_accepts(values)) == (True, True)
+
+
+@pytest.mark.parametrize("values", BAD, ids=[json.dumps(values)[-60:] for values in BAD])
+def test_both_refuse_what_is_bad(values: dict[str, Any]) -> None:
+    assert (parser_accepts(values), schema_accepts(values)) == (False, False)
+
+
+def test_schema_and_parser_know_the_same_keys() -> None:
+    assert set(SCHEMA["properties"]) == manifest.KEYS
+    assert set(SCHEMA["properties"]["mcp"]["properties"]) == set(manifest.SERVER_KEYS)
+
+
+def test_schema_and_parser_give_the_same_defaults() -> None:
+    least, _ = manifest.parse({"name": "x", "version": "1", "transport": "http", "command": "bun"})
+    row = least.as_json()
+    told = {key: part["default"] for key, part in _properties().items() if "default" in part}
+    assert told == {key: row[key] for key in told}
+    required = {"name", "version", "command"}
+    texts = {"display_name", "description"}  # empty when not given
+    assert {field.name for field in fields(Manifest)} == set(told) | required | texts
+
+
+def _properties() -> dict[str, dict[str, Any]]:
+    """The schema's properties with references followed."""
+    return {
+        key: {**SCHEMA["$defs"].get(part.get("$ref", "").removeprefix("#/$defs/"), {}), **part}
+        for key, part in SCHEMA["properties"].items()
+    }
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "guild-members").glob("*/guild-member.json")), ids=lambda p: p.parent.name
+)
+def test_shipped_manifests_are_good_and_name_the_schema(path: Path) -> None:
+    values = json.loads(path.read_text())
+    found, warnings = manifest.parse(values)
+    assert schema_accepts(values)
+    assert (found.name, warnings) == (path.parent.name, [])
+    assert (path.parent / values["$schema"]).resolve() == ROOT / "docs" / "guild-member.schema.json"
+    assert manifest.command_fault(found, path.parent) == ""
+
+
+# The guide --------------------------------------------------------------------------------------------------------
+
+
+def test_the_guide_explains_every_key() -> None:
+    explained = re.findall(r"^\| `([\w$]+)` \| (yes)? ?\|", GUIDE, re.MULTILINE)
+    assert {key for key, _ in explained} == manifest.KEYS
+    assert {key for key, required in explained if required} == {"name", "version", "transport", "command"}
+
+
+def test_the_guides_complete_example_is_what_new_member_makes() -> None:
+    for name in ("guild-member.json", "server.py"):
+        made = (TEMPLATE / name).read_text().replace("MEMBER_NAME", "greeter")
+        assert f"\n{made}```\n" in GUIDE
+
+
+def test_every_manifest_in_the_guide_is_good() -> None:
+    manifests = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", GUIDE, re.DOTALL)]
+    assert len(manifests) == 2
+    assert all(parser_accepts(values) and schema_accepts(values) for values in manifests)
+
+
+def test_the_guide_tells_the_halls_real_numbers() -> None:
+    least = Manifest(name="x", version="1", command="x")
+    assert f"| {least.start_timeout:g} | `start_timeout` |" in GUIDE
+    assert f"| {least.timeout:g} | `timeout`, `tool_timeouts` |" in GUIDE
+    assert f"| from SIGTERM to SIGKILL | {process.STOP_TIMEOUT:g} |" in GUIDE
+    delays = [
+        f"{lifecycle.restart_delay(failures).total_seconds():g}" for failures in range(1, lifecycle.MAX_RESTARTS + 1)
+    ]
+    assert " after {} and {} seconds".format(", ".join(delays[:-1]), delays[-1]) in GUIDE
+    assert lifecycle.STABLE_SECONDS == 60
+    assert lifecycle.MAX_PORT_TRIES == 10
+    assert lifecycle.PORT_TAKEN_EXIT_CODE == 2
+    assert f"({protocol.HANDSHAKE_VERSIONS[0]} to {protocol.HANDSHAKE_VERSIONS[-1]}" in GUIDE
+
+
+def test_the_guide_names_every_variable_that_is_passed_on() -> None:
+    paragraph = GUIDE[GUIDE.index("**Its environment.**") : GUIDE.index("## The manifest")]
+    named = set(re.findall(r"`([A-Z_]+)`", paragraph))
+    assert named == process.INHERITED | {process.MARK_VARIABLE}

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mcp_runtime import protocol
+from mcp_runtime.protocol import EventStream, text_of
+
+fixed_budget = settings(max_examples=200, deadline=None, derandomize=True, database=None)
+
+
+def events_of(*chunks: bytes) -> list[bytes]:
+    stream = EventStream()
+    return [data for chunk in chunks for data in stream.feed(chunk)]
+
+
+STREAM = (
+    b"\xef\xbb\xbf: a comment\r\n\r\n"
+    b"data: one\n\n"
+    b"event: message\rid: 7\rretry: 10\rdata: two\r\r"
+    b"data:three\r\ndata: \xe2\x98\x83\r\ndata:  four\r\n\r\n"
+    b"data\n\n"
+    b"data:\n\n"
+    b"id: 8\n\n"
+    b"data: five\n: in between\ndatum: no\n data: no\ndata: six\n\n"
+    b"data: never ended"
+)
+EVENTS = [b"one", b"two", b"three\n\xe2\x98\x83\n four", b"five\nsix"]
+
+
+def test_events_are_their_data_whatever_ends_their_lines() -> None:
+    assert events_of(STREAM) == EVENTS
+
+
+def test_a_stream_split_anywhere_tells_the_same() -> None:
+    for position in range(len(STREAM) + 1):
+        assert events_of(STREAM[:position], STREAM[position:]) == EVENTS
+
+
+def test_a_stream_that_comes_byte_by_byte_tells_the_same() -> None:
+    assert events_of(*(STREAM[index : index + 1] for index in range(len(STREAM)))) == EVENTS
+
+
+def test_an_event_is_told_as_soon_as_its_blank_line_is_there() -> None:
+    stream = EventStream()
+    assert list(stream.feed(b"data: 1\n")) == []
+    assert list(stream.feed(b"\n")) == [b"1"]
+    assert list(stream.feed(b"data: 2\r\n\r")) == [b"2"]  # its LF is still to come, and adds nothing
+    assert list(stream.feed(b"\ndata: 3\n\n")) == [b"3"]
+
+
+def test_a_read_that_brings_nothing_changes_nothing() -> None:
+    assert events_of(b"data: 1\r", b"", b"\ndata: 2\r\n", b"", b"\r\n") == [b"1\n2"]
+
+
+def test_an_event_that_never_ends_is_never_told() -> None:
+    assert events_of(b"data: 1\n", b"data: 2\n") == []
+
+
+def test_a_byte_order_mark_counts_at_the_beginning_alone() -> None:
+    assert events_of(b"\xef", b"\xbb", b"\xbfdata: 1\n\n\xef\xbb\xbfdata: 2\n\n") == [b"1"]
+
+
+def test_a_line_that_comes_byte_by_byte_costs_no_more_the_longer_it_gets() -> None:
+    stream = EventStream()
+    began = time.process_time()
+    for _ in range(500_000):
+        list(stream.feed(b"x"))
+    assert time.process_time() - began < 5  # squared, it would be minutes
+
+
+lines = st.lists(st.sampled_from(["data: a", "data:b", "data", ": c", "event: d", "x", "data: é:  "]), max_size=6)
+blocks = st.lists(st.tuples(lines, st.sampled_from(["\n", "\r\n", "\r"])), max_size=6)
+
+
+@fixed_budget
+@given(blocks, st.lists(st.integers(0, 400), max_size=12))
+def test_neither_line_ends_nor_splits_matter(blocks: list[tuple[list[str], str]], cuts: list[int]) -> None:
+    expected = []
+    for block, _ in blocks:
+        data = [line[5:].removeprefix(" ") for line in block if line.startswith("data:") or line == "data"]
+        if data and "\n".join(data):
+            expected.append("\n".join(data).encode())
+    body = "".join("".join(line + end for line in [*block, ""]) for block, end in blocks).encode()
+    edges = [0, *sorted(cut for cut in cuts if cut < len(body)), len(body)]
+    assert events_of(*(body[start:end] for start, end in pairwise(edges))) == expected
+
+
+@fixed_budget
+@given(st.lists(st.binary(max_size=40)))
+def test_any_bytes_are_taken(chunks: list[bytes]) -> None:
+    assert events_of(*chunks) == events_of(b"".join(chunks))
+
+
+# What a result says ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ({}, ""),
+        ({"content": []}, ""),
+        ({"content": "text"}, ""),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "a\nb"),
+        ({"content": [{"type": "text"}, {"type": "text", "text": 7}]}, "\n7"),
+        ({"content": [{"type": "image"}, {"type": "audio"}]}, "[an image]\n[audio]"),
+        ({"content": [{"type": "resource"}, {"type": "resource_link"}]}, "[a resource]\n[a link]"),
+        ({"content": [{"type": "dance"}, {}, "x", None, {"type": ["text"]}]}, "\n".join(["[something unknown]"] * 5)),
+    ],
+)
+def test_what_a_result_says_to_people(result: dict[str, object], said: str) -> None:
+    assert text_of(result) == said
+
+
+def test_the_version_asked_for_is_the_seeds_and_one_that_is_spoken() -> None:
+    assert protocol.PREFERRED_VERSION == "2025-06-18"
+    assert protocol.PREFERRED_VERSION in protocol.HANDSHAKE_VERSIONS

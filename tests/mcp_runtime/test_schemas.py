@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from mcp_runtime import schemas
+from mcp_runtime.schemas import MASK, ArgumentsError, BrokenSchemaError
+
+PASSWORD = {"type": "string", "format": "password"}
+
+
+def misfit(schema: dict[str, Any], arguments: dict[str, Any]) -> tuple[str, str]:
+    """Place and reason of the error, or two empty strings."""
+    try:
+        schemas.validate(schema, arguments)
+    except ArgumentsError as error:
+        return error.path, error.reason
+    return "", ""
+
+
+def fits(schema: dict[str, Any], arguments: dict[str, Any]) -> bool:
+    return misfit(schema, arguments) == ("", "")
+
+
+def takes_under(seconds: float, act: Callable[[], object]) -> object:
+    started_at = time.thread_time()
+    result = act()
+    assert time.thread_time() - started_at < seconds
+    return result
+
+
+# Validation -------------------------------------------------------------------------------------------------------
+
+
+def test_arguments_that_fit_pass() -> None:
+    schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    assert fits(schema, {"text": "x", "more": 1})
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments", "path", "reason"),
+    [
+        ({"required": ["text"]}, {}, "", "'text' is a required property"),
+        ({"properties": {"n": {"type": "integer"}}}, {"n": "1"}, "n", "'1' is not of type 'integer'"),
+        (
+            {"properties": {"items": {"items": {"properties": {"name": {"type": "string"}}}}}},
+            {"items": [{"name": "a"}, {"name": 5}]},
+            "items.1.name",
+            "5 is not of type 'string'",
+        ),
+        ({"additionalProperties": False}, {"x": 1}, "", "Additional properties are not allowed ('x' was unexpected)"),
+        ({"properties": {"e": {"enum": ["a", "b"]}}}, {"e": "c"}, "e", "'c' is not one of ['a', 'b']"),
+    ],
+)
+def test_a_misfit_is_told_with_its_place_and_reason(
+    schema: dict[str, Any], arguments: dict[str, Any], path: str, reason: str
+) -> None:
+    assert misfit(schema, arguments) == (path, reason)
+
+
+def test_a_reason_is_never_long() -> None:
+    assert len(misfit({"properties": {"n": {"type": "integer"}}}, {"n": "x" * 10_000})[1]) <= 500
+
+
+def test_the_draft_that_the_schema_names_decides() -> None:
+    tuple_before_2020 = {"properties": {"pair": {"items": [{"type": "string"}, {"type": "integer"}]}}}
+    assert misfit({"$schema": "http://json-schema.org/draft-07/schema#", **tuple_before_2020}, {"pair": ["a", "b"]})[0]
+    assert schemas.check_schema(tuple_before_2020).startswith("the input schema is broken at properties.pair.items")
+
+
+def test_an_unknown_draft_is_read_as_the_newest() -> None:
+    assert misfit({"$schema": "urn:of-tomorrow", "required": ["a"]}, {}) == ("", "'a' is a required property")
+
+
+def test_references_inside_the_schema_are_followed() -> None:
+    tree = {
+        "$ref": "#/$defs/node",
+        "$defs": {"node": {"properties": {"v": {"type": "integer"}, "next": {"$ref": "#/$defs/node"}}}},
+    }
+    assert misfit(tree, {"next": {"next": {"v": "x"}}})[0] == "next.next.v"
+
+
+# Broken schemas ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        None,
+        [],
+        "object",
+        {"type": "nonsense"},
+        {"properties": []},
+        {"required": "text"},
+        {"$schema": []},
+        {"$schema": "http://json-schema.org/draft-04/schema#", "type": "nonsense"},
+        {"description": "x" * schemas.MAX_SCHEMA_CHARACTERS},
+    ],
+)
+def test_a_broken_schema_is_told_on_and_never_raises(schema: Any) -> None:
+    assert schemas.check_schema(schema).startswith("the input schema ")
+    assert len(schemas.check_schema(schema)) <= 500
+
+
+def test_a_schema_nested_without_end_is_broken() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(5000):
+        schema = {"not": schema}
+    assert schemas.check_schema(schema) == "the input schema is nested too deep"
+
+
+def test_a_good_schema_has_no_fault() -> None:
+    assert (
+        schemas.check_schema({"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {}}}) == ""
+    )
+
+
+@pytest.mark.parametrize("reference", ["#/$defs/gone", "#", "#/properties"])
+def test_a_schema_that_breaks_in_use_is_not_taken_for_wrong_arguments(reference: str) -> None:
+    schema = {"allOf": [{"$ref": reference}], "properties": []} if reference == "#/properties" else {"$ref": reference}
+    with pytest.raises(BrokenSchemaError):
+        schemas.validate(schema, {"a": 1})
+
+
+def test_a_remote_reference_is_never_fetched() -> None:
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(500)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            for keyword in ("$ref", "$dynamicRef", "$schema"):
+                schema = {keyword: f"http://127.0.0.1:{server.server_port}/schema.json", "properties": {"a": {}}}
+                schemas.check_schema(schema)
+                schemas.secret_paths(schema, {"a": 1})
+                if keyword != "$schema":
+                    with pytest.raises(BrokenSchemaError):
+                        schemas.validate(schema, {"a": 1})
+        finally:
+            server.shutdown()
+            thread.join()
+    assert asked == []
+
+
+# Hostile schemas --------------------------------------------------------------------------------------------------
+
+EVIL = "^(a+)+$"
+EVIL_TEXT = "a" * 60 + "!"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"pattern": EVIL}}},
+        {"properties": {"a": {"propertyNames": {"pattern": EVIL}}}},
+        {"properties": {"a": {"patternProperties": {EVIL: False}}}},
+        {"properties": {"a": {"patternProperties": {EVIL: {}}, "additionalProperties": False}}},
+        {"properties": {"a": {"patternProperties": {EVIL: {}}, "unevaluatedProperties": False}}},
+        # Where a subschema names a draft, the library goes on with a class of its own.
+        {"properties": {"a": {"$schema": "https://json-schema.org/draft/2020-12/schema", "pattern": EVIL}}},
+        {"$schema": "http://json-schema.org/draft-07/schema#", "properties": {"a": {"pattern": EVIL}}},
+        {"$schema": "https://json-schema.org/draft/2019-09/schema", "properties": {"a": {"pattern": EVIL}}},
+    ],
+)
+def test_a_pattern_made_to_backtrack_for_ever_takes_no_time(schema: dict[str, Any]) -> None:
+    assert schemas.check_schema(schema) == ""
+    for value in (EVIL_TEXT, {EVIL_TEXT: 1}):
+        takes_under(1, lambda value=value: misfit(schema, {"a": value}))
+        takes_under(1, lambda value=value: schemas.secret_paths(schema, {"a": value}))
+
+
+def doubling(depth: int) -> dict[str, Any]:
+    """Each definition refers twice to the next: 2 to the power of `depth` applications."""
+    definitions: dict[str, Any] = {
+        f"d{level}": {"allOf": [{"$ref": f"#/$defs/d{level + 1}"}, {"$ref": f"#/$defs/d{level + 1}"}]}
+        for level in range(depth)
+    }
+    return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{depth}": {}}}
+
+
+def test_references_that_multiply_without_end_are_given_up() -> None:
+    schema = doubling(60)
+    assert schemas.check_schema(schema) == ""
+    assert misfit(schema, {"a": 1}) == ("", "checking them against the tool's input schema takes too long")
+    assert takes_under(1, lambda: schemas.secret_paths(schema, {"a": 1})) == []
+    assert fits(doubling(8), {"a": 1})
+
+
+def test_unevaluated_properties_that_multiply_without_end_are_given_up() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(45):
+        schema = {"unevaluatedProperties": {}, "allOf": [schema]}
+    takes_under(20, lambda: misfit(schema, {"a": 1}))
+
+
+def test_many_patterns_that_are_slow_each_are_given_up() -> None:
+    slow = {"allOf": [{"pattern": f"((((a?){{10}}){{10}}){{10}})b{number}$"} for number in range(2000)]}
+    reason = takes_under(20, lambda: misfit({"properties": {"a": slow}}, {"a": "a" * 1000})[1])
+    assert reason == "checking them against the tool's input schema takes too long"
+
+
+def test_a_long_list_of_mixed_values_is_checked_for_uniqueness_in_no_time() -> None:
+    mixed = [value for number in range(5000) for value in (number, str(number))]
+    schema = {"properties": {"a": {"uniqueItems": True}}}
+    assert takes_under(2, lambda: fits(schema, {"a": mixed})) is True
+    takes_under(2, lambda: schemas.check_schema({"required": mixed}))
+
+
+def test_other_threads_run_on_while_a_slow_pattern_is_tried() -> None:
+    schema = {"properties": {"a": {"pattern": "((((a?){10}){10}){10})b$"}}}
+    longest = 0.0
+    checker = threading.Thread(target=misfit, args=(schema, {"a": "a" * 100_000}))
+    checker.start()
+    last = time.monotonic()
+    while checker.is_alive():
+        now = time.monotonic()
+        longest, last = max(longest, now - last), now
+    assert longest < 0.5
+
+
+# What the guards must not change ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        ("^[a-z]+$", "abc", "abc1"),
+        ("b", "abc", "xyz"),  # found anywhere
+        (r"^\d{3}-\d{4}$", "555-1234", "555-123"),
+        (r"^\d$", "5", "\N{ARABIC-INDIC DIGIT FIVE}"),  # ECMA 262 means ASCII digits
+        ("^a$", "a", "a\n"),  # ECMA 262 has no second thoughts about a last newline
+        (r"^\p{L}+$", "\N{LATIN SMALL LETTER E WITH ACUTE}t\N{LATIN SMALL LETTER E WITH ACUTE}", "1"),
+    ],
+)
+def test_patterns_mean_what_json_schema_says(pattern: str, good: str, bad: str) -> None:
+    schema = {"properties": {"a": {"pattern": pattern}}}
+    assert fits(schema, {"a": good})
+    assert misfit(schema, {"a": bad}) == ("a", f"{bad!r} does not match {pattern!r}")
+    assert fits(schema, {"a": 5})
+
+
+@pytest.mark.parametrize("pattern", ["^(?!x).*$", r"^(.)\1$", "(", "\ud800"])
+def test_a_pattern_that_cannot_be_tried_is_left_to_the_member(pattern: str) -> None:
+    schema = {"properties": {"a": {"pattern": pattern}, "b": {"type": "integer"}}}
+    assert schemas.check_schema(schema) == ""
+    assert fits(schema, {"a": "xy"})
+    assert misfit(schema, {"a": "xy", "b": "x"})[0] == "b"
+    others = {"patternProperties": {pattern: {"type": "integer"}}, "additionalProperties": False}
+    assert fits(others, {"xy": "z"})
+
+
+def test_pattern_properties_apply_to_the_keys_that_match() -> None:
+    schema = {"patternProperties": {"^n_": {"type": "integer"}}, "additionalProperties": {"type": "string"}}
+    assert fits(schema, {"n_a": 1, "b": "x"})
+    assert misfit(schema, {"n_a": "x"})[0] == "n_a"
+    assert misfit(schema, {"b": 1})[0] == "b"
+    closed = {"properties": {"a": {}}, "patternProperties": {"^n_": {}}, "additionalProperties": False}
+    assert fits(closed, {"a": 1, "n_a": 1})
+    assert misfit(closed, {"b": 1})[1] == "Additional properties are not allowed ('b' was unexpected)"
+
+
+@pytest.mark.parametrize(
+    ("items", "unique"),
+    [
+        ([1, 2, "1"], True),
+        ([1, 1.0], False),
+        ([1, True], True),
+        ([0, False], True),
+        ([{"a": 1, "b": 2}, {"b": 2.0, "a": 1}], False),
+        ([[1], [True]], True),
+        (["a", "a"], False),
+        ([], True),
+    ],
+)
+def test_items_are_unique_as_json_schema_counts(items: list[Any], unique: bool) -> None:
+    assert fits({"properties": {"a": {"uniqueItems": True}}}, {"a": items}) is unique
+    assert fits({"properties": {"a": {"uniqueItems": False}}}, {"a": items})
+
+
+def test_unevaluated_properties_are_checked() -> None:
+    schema = {"allOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False}
+    assert fits(schema, {"a": 1})
+    assert not fits(schema, {"b": 1})
+
+
+# Secrets ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments", "paths"),
+    [
+        ({"properties": {"pw": PASSWORD, "user": {}}}, {"pw": "x", "user": "u"}, [["pw"]]),
+        ({"properties": {"key": {"writeOnly": True}}}, {"key": {"deep": 1}}, [["key"]]),
+        ({"properties": {"pw": PASSWORD}}, {}, []),
+        ({"properties": {"a": {"properties": {"pw": PASSWORD}}}}, {"a": {"pw": 1}}, [["a", "pw"]]),
+        ({"properties": {"a": {"items": PASSWORD}}}, {"a": ["x", "y"]}, [["a", 0], ["a", 1]]),
+        ({"properties": {"a": {"prefixItems": [{}, PASSWORD]}}}, {"a": ["x", "y", "z"]}, [["a", 1]]),
+        ({"properties": {"a": {"items": [PASSWORD], "additionalItems": {}}}}, {"a": ["x", "y"]}, [["a", 0]]),
+        ({"properties": {"a": {"contains": PASSWORD}}}, {"a": ["x"]}, [["a", 0]]),
+        ({"additionalProperties": PASSWORD, "properties": {"a": {}}}, {"a": 1, "b": 2}, [["b"]]),
+        ({"unevaluatedProperties": PASSWORD}, {"b": 2}, [["b"]]),
+        ({"patternProperties": {"_pw$": PASSWORD}}, {"x_pw": 1, "x": 2}, [["x_pw"]]),
+        ({"patternProperties": {"(?=_pw)": PASSWORD}}, {"x": 2}, [["x"]]),  # cannot be tried: rather one too many
+        ({"allOf": [{"properties": {"pw": PASSWORD}}]}, {"pw": 1}, [["pw"]]),
+        ({"anyOf": [{}, {"properties": {"pw": PASSWORD}}]}, {"pw": 1}, [["pw"]]),
+        ({"oneOf": [{"properties": {"pw": PASSWORD}}]}, {"pw": 1}, [["pw"]]),
+        ({"if": {}, "then": {"properties": {"pw": PASSWORD}}}, {"pw": 1}, [["pw"]]),
+        ({"dependentSchemas": {"a": {"properties": {"pw": PASSWORD}}}}, {"a": 1, "pw": 1}, [["pw"]]),
+        ({"properties": {"pw": {"anyOf": [PASSWORD, {"type": "null"}]}}}, {"pw": 1}, [["pw"]]),
+        ({"properties": {"a": {"$ref": "#/$defs/x~1y"}}, "$defs": {"x/y": PASSWORD}}, {"a": 1}, [["a"]]),
+        ({"properties": {"a": {"$ref": "#/allOf/0"}}, "allOf": [PASSWORD]}, {"a": 1}, [["a"]]),
+        ({"properties": {"a": {"$ref": "#pw"}}, "$defs": {"x": {**PASSWORD, "$anchor": "pw"}}}, {"a": 1}, [["a"]]),
+        (
+            {"properties": {"pw": PASSWORD, "next": {"$ref": "#"}}},
+            {"next": {"next": {"pw": 1}}},
+            [["next", "next", "pw"]],
+        ),
+        ({"$ref": "#"}, {"a": 1}, []),
+    ],
+)
+def test_secrets_are_found_wherever_the_schema_marks_them(
+    schema: dict[str, Any], arguments: dict[str, Any], paths: list[list[str | int]]
+) -> None:
+    assert schemas.secret_paths(schema, arguments) == paths
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"properties": []},
+        {"allOf": 5, "items": "x", "$ref": 5, "patternProperties": [], "dependentSchemas": 1},
+        {"$ref": "#/gone"},
+        {"$ref": "http://[", "$id": 5},
+        {"$id": "http://[", "$anchor": {}, "$defs": 5, "$ref": "#x"},
+        {"$ref": "#/properties/pw/type/0"},
+    ],
+)
+def test_secrets_are_found_beside_what_is_broken(broken: dict[str, Any]) -> None:
+    schema = {"anyOf": [broken, {"properties": {"pw": PASSWORD}}], **broken}
+    assert schemas.secret_paths(schema, {"pw": "x", "list": [1]}) == [["pw"]]
+
+
+def test_a_secret_however_deep_is_found() -> None:
+    schema = {"properties": {"pw": PASSWORD, "next": {"$ref": "#"}}}
+    arguments: dict[str, Any] = {"pw": "x"}
+    for _ in range(90):
+        arguments = {"next": arguments}
+    assert schemas.secret_paths(schema, arguments) == [["next"] * 90 + ["pw"]]
+
+
+def test_mask_hides_the_places_and_leaves_the_original_alone() -> None:
+    arguments = {"pw": "x", "list": [{"key": 1, "n": 2}, 3], "n": 4}
+    masked = schemas.mask(arguments, [["pw"], ["list", 0, "key"], ["gone"], ["list", 9], ["n", "deeper"]])
+    assert masked == {"pw": MASK, "list": [{"key": MASK, "n": 2}, 3], "n": 4}
+    assert arguments == {"pw": "x", "list": [{"key": 1, "n": 2}, 3], "n": 4}
+
+
+def test_masking_twice_is_masking_once() -> None:
+    schema = {"properties": {"login": {"writeOnly": True}}}
+    arguments = {"login": {"user": "u", "pw": "x"}}
+    paths = schemas.secret_paths(schema, arguments)
+    once = schemas.mask(arguments, paths)
+    assert schemas.mask(once, paths) == once == {"login": MASK}

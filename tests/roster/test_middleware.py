@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.test import Client
+
+from roster.models import GuildMember
+
+ADDRESSES = [
+    "/",
+    "/admin/",
+    "/admin/login/",
+    "/admin/roster/guildmember/",
+    "/api/roster/",
+    "/api/schema/",
+    "/api/nowhere/",
+    "/static/admin/css/base.css",
+    "/static/nothing.css",
+    "/healthz",
+    "/readyz",
+    "/metrics",
+    "/nowhere",
+]
+HOST = "localhost:8000"
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def _static_root() -> None:
+    # WhiteNoise warns about a folder that is not there, and here a warning is an error.
+    settings.STATIC_ROOT.mkdir(exist_ok=True)
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.nip.io"])
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_a_foreign_host_is_400_everywhere(address: str, host: str) -> None:
+    """A page that rebinds its own name to 127.0.0.1 sends that name (REQ-MCP-HTTP-31)."""
+    assert Client().get(address, headers={"Host": host}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://evil.example",
+        "https://evil.example:8000",
+        "http://localhost:8001",
+        "http://localhost:8000.evil.example",
+        "http://evil.example/localhost:8000",
+        "http://localhost:8000@evil.example",
+        "http://localhost:8000/",
+        "file://localhost:8000",
+        "null",
+        "",
+        "http://[",
+    ],
+)
+def test_a_foreign_origin_is_403(origin: str) -> None:
+    for address in ADDRESSES:
+        assert Client().get(address, headers={"Host": HOST, "Origin": origin}).status_code == 403, address
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_our_own_origin_and_none_at_all_pass(address: str) -> None:
+    for headers in ({"Host": HOST}, {"Host": HOST, "Origin": f"http://{HOST}"}):
+        assert Client().get(address, headers=headers).status_code not in (400, 403)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "[::1]:8000"])
+def test_the_names_of_this_machine_are_ours(host: str) -> None:
+    assert Client().get("/healthz", headers={"Host": host, "Origin": f"http://{host}"}).status_code == 200
+
+
+def test_a_trusted_origin_may_differ_from_the_host(settings: Any) -> None:
+    settings.CSRF_TRUSTED_ORIGINS = ["https://hall.example.com"]
+    headers = {"Host": HOST, "Origin": "https://hall.example.com"}
+    assert Client().get("/healthz", headers=headers).status_code == 200
+
+
+def test_a_foreign_page_changes_nothing_even_with_a_session() -> None:
+    member = GuildMember.objects.create(name="example", directory="example")
+    client = Client()
+    client.force_login(User.objects.create_superuser("alice"))
+    for headers, http_status in [
+        ({"Host": HOST, "Origin": "http://evil.example"}, 403),
+        ({"Host": "evil.example", "Origin": "http://evil.example"}, 400),
+    ]:
+        assert client.post("/api/members/example/stop/", headers=headers).status_code == http_status
+    member.refresh_from_db()
+    assert member.wanted == GuildMember.Wanted.RUNNING
+
+
+def test_it_stands_before_everything_else() -> None:
+    """Static files are answered early: what stands before that is all that protects them."""
+    assert settings.MIDDLEWARE[0] == "roster.middleware.OriginMiddleware"
