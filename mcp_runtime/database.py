@@ -36,8 +36,16 @@ def persistently(work: Callable[[], T]) -> T:
 
 def unit_of_work(work: Callable[[], T]) -> T:
     """`work`, with connections that went bad replaced before, and given back after it."""
-    close_old_connections()
+    give_connection_back()
     try:
         return work()
     finally:
-        close_old_connections()
+        give_connection_back()
+
+
+def give_connection_back() -> None:
+    """This thread's pooled connection goes back: before every long wait, for sixteen that keep theirs starve the rest.
+
+    SQLite's stays open, and so does one in a transaction.
+    """
+    close_old_connections()

@@ -7,9 +7,10 @@ import sqlite3
 import threading
 import time
 
-from django.db import Error, close_old_connections, connection
+from django.db import Error, connection
 
 from mcp_runtime.changes import SqliteChanges
+from mcp_runtime.database import give_connection_back
 from mcp_runtime.invocations import finished_among
 
 logger = logging.getLogger("guildhall.control")
@@ -32,7 +33,7 @@ class CallWatch:
 
     def wait(self, invocation_id: int, timeout: float) -> bool:
         """Whether the call is over within `timeout` seconds."""
-        close_old_connections()  # a pooled connection is not kept while waiting: others need it, the watch first
+        give_connection_back()
         over = threading.Event()
         with self._changed:
             self._waiting.setdefault(invocation_id, []).append(over)
