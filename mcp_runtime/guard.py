@@ -60,6 +60,8 @@ class Guard:
         return status
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP and self._signals_seen:
+            return  # a terminal that closes sends it more than once: that is no second Ctrl-C
         self._signals_seen += 1
         if self._worker_pid:
             self._pass_on()

@@ -139,6 +139,32 @@ def test_the_second_signal_kills_a_worker_that_takes_its_time(run: Guards) -> No
     assert guarded.lines == ["up", "asked"]
 
 
+@pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGINT])
+def test_a_terminal_that_closes_however_often_it_says_so_kills_no_worker_that_is_stopping(
+    run: Guards, first: signal.Signals
+) -> None:
+    guarded = run(STUBBORN)
+    guarded.wait_for("up")
+    guarded.process.send_signal(first)
+    guarded.wait_for("asked")
+    for _ in range(3):
+        guarded.process.send_signal(signal.SIGHUP)
+        eventually(lambda: not pending(guarded.process.pid, signal.SIGHUP), what="it is handled")
+    (worker,) = psutil.Process(guarded.process.pid).children()
+    worker.send_signal(signal.SIGTERM)  # a worker that was killed does not answer
+    guarded.wait_for("asked", times=2)
+    guarded.process.send_signal(signal.SIGINT)  # a second Ctrl-C is one still
+    assert guarded.end() == 128 + signal.SIGKILL
+    assert guarded.lines == ["up", "asked", "asked"]
+
+
+def pending(pid: int, number: signal.Signals) -> bool:
+    """Whether the signal was sent and not yet delivered."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (mask,) = [line.split()[1] for line in status.splitlines() if line.startswith("ShdPnd:")]
+    return bool(int(mask, 16) & 1 << number - 1)
+
+
 def test_a_signal_that_came_before_there_was_a_worker_is_passed_on(run: Guards) -> None:
     early = """
 import os, signal, subprocess, sys
