@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import uuid
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import psutil
 from django.db.models import Exists, Q
@@ -58,7 +60,7 @@ def take() -> uuid.UUID:
         lease_id=lease_id,
         lease_host=socket.gethostname(),
         lease_pid=os.getpid(),
-        lease_pid_started_at=psutil.Process().create_time(),
+        lease_pid_started_at=_started_at(os.getpid()),
         lease_taken_at=Now(),
         heartbeat_at=Now(),
     )
@@ -97,8 +99,20 @@ def _is_live(row: Hall) -> bool:
 def _holder_process_is_alive(row: Hall) -> bool:
     """Whether the very process that took the lease still runs: a pid alone proves nothing."""
     try:
-        process = psutil.Process(row.lease_pid or 0)
-        started_at = row.lease_pid_started_at or 0.0
-        return abs(process.create_time() - started_at) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+        pid = row.lease_pid or 0
+        return _started_at(pid) == row.lease_pid_started_at and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def _started_at(pid: int) -> float:
+    """When the process started, in seconds that nobody can set. Raises psutil.NoSuchProcess."""
+    if sys.platform != "linux":
+        return float(psutil.Process(pid).create_time())
+    # Since boot, as the kernel wrote it down: psutil adds the time of the boot, which moves with the wall clock.
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        raise psutil.NoSuchProcess(pid) from None
+    # The name in parentheses may hold anything, parentheses too; the start is field 22.
+    return int(stat.rpartition(b")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")

@@ -31,7 +31,9 @@ class Hall(models.Model):
     lease_id = models.UUIDField(null=True, editable=False)
     lease_host = models.CharField(max_length=255, blank=True)
     lease_pid = models.PositiveIntegerField(null=True)
-    lease_pid_started_at = models.FloatField(null=True, help_text="Seconds since the epoch: tells a reused pid.")
+    lease_pid_started_at = models.FloatField(
+        null=True, help_text="Seconds since boot (macOS: since the epoch): tells a reused pid."
+    )
     lease_taken_at = models.DateTimeField(null=True)
     heartbeat_at = models.DateTimeField(null=True)
 

@@ -79,7 +79,7 @@ class Migration(migrations.Migration):
                 ('lease_id', models.UUIDField(editable=False, null=True)),
                 ('lease_host', models.CharField(blank=True, max_length=255)),
                 ('lease_pid', models.PositiveIntegerField(null=True)),
-                ('lease_pid_started_at', models.FloatField(help_text='Seconds since the epoch: tells a reused pid.', null=True)),
+                ('lease_pid_started_at', models.FloatField(help_text='Seconds since boot (macOS: since the epoch): tells a reused pid.', null=True)),
                 ('lease_taken_at', models.DateTimeField(null=True)),
                 ('heartbeat_at', models.DateTimeField(null=True)),
             ],

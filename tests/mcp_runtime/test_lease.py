@@ -38,7 +38,7 @@ def hold(*, pid: int, host: str = "", started_at: float | None = None, heartbeat
         lease_id=lease_id,
         lease_host=host or socket.gethostname(),
         lease_pid=pid,
-        lease_pid_started_at=psutil.Process(pid).create_time() if started_at is None else started_at,
+        lease_pid_started_at=lease._started_at(pid) if started_at is None else started_at,
         lease_taken_at=Now() - timedelta(hours=1),
         heartbeat_at=Now() - timedelta(seconds=heartbeat_age),
     )
@@ -64,7 +64,7 @@ def test_a_free_lease_is_taken_in_our_name() -> None:
     lease_id = lease.take()
     row = Hall.objects.get()
     assert (row.lease_id, row.lease_host, row.lease_pid) == (lease_id, socket.gethostname(), os.getpid())
-    assert row.lease_pid_started_at == psutil.Process().create_time()
+    assert row.lease_pid_started_at == lease._started_at(os.getpid())
     assert row.lease_taken_at
     assert row.heartbeat_at
     assert lease.live_holder() == lease.Holder(socket.gethostname(), os.getpid())
@@ -96,9 +96,33 @@ def test_a_holder_that_is_a_zombie_is_dead(child: subprocess.Popen[bytes]) -> No
 
 
 def test_another_process_that_got_the_holders_pid_is_not_the_holder(child: subprocess.Popen[bytes]) -> None:
-    hold(pid=child.pid, started_at=psutil.Process(child.pid).create_time() - 3600)
+    hold(pid=child.pid, started_at=lease._started_at(child.pid) - 0.01)
     assert lease.live_holder() is None
     lease.take()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere psutil's start times stand still")
+@pytest.mark.parametrize("step", [-3600, -1, 1, 3600])
+def test_a_wall_clock_that_is_set_makes_no_living_holder_dead(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    lease_id = lease.take()
+    created, booted = psutil.Process().create_time(), psutil.boot_time()
+    # The kernel derives the time of the boot from the wall clock, and psutil the start of a process from that.
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: booted + step)
+    assert psutil.Process().create_time() == pytest.approx(created + step, abs=0.5)
+    assert lease.live_holder() == lease.Holder(socket.gethostname(), os.getpid())
+    refused()
+    assert lease.renew(lease_id)
+
+
+def test_elsewhere_than_on_linux_a_holder_is_told_by_what_psutil_says(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created = psutil.Process(child.pid).create_time()
+    hold(pid=child.pid, started_at=created)
+    monkeypatch.setattr(lease.sys, "platform", "darwin")
+    assert lease.live_holder() == lease.Holder(socket.gethostname(), child.pid)
+    hold(pid=child.pid, started_at=created - 1)
+    assert lease.live_holder() is None
 
 
 @pytest.mark.parametrize("age", [0, Hall.LEASE_SECONDS - 2])
