@@ -12,6 +12,7 @@ from pathlib import Path
 
 import django
 import pytest
+from django.conf import settings
 
 for name in [name for name in os.environ if name.startswith("GUILD_HALL_")]:
     del os.environ[name]
@@ -22,6 +23,8 @@ os.environ["GUILD_HALL_DATA_DIR"] = _data_dir.name
 os.environ["DJANGO_SETTINGS_MODULE"] = "guildhall.settings"
 (Path(_data_dir.name) / "static").mkdir()  # WhiteNoise warns where there is none
 django.setup()  # conftests below import models
+# Tests end connections by force, and wait for nothing but what they test: each thread has its own.
+settings.DATABASES["default"].get("OPTIONS", {}).pop("pool", None)
 
 ROOT = Path(__file__).resolve().parent.parent
 # Known to all xdist workers of one run, for they inherit it.
