@@ -53,6 +53,7 @@ MAX_TOOLS = 2_000
 MAX_TOOL_NAME = 255
 MAX_WARNINGS = 20
 READ_BYTES = 65_536
+HEAD_BYTES = 256_000  # status line and headers, the answers of "100 Continue" before them included
 CLOSED_EARLY = "the connection was closed before the answer was complete"
 _SESSION_ID = re.compile("[!-~]{1,1000}")  # visible ASCII, says the specification
 # Servers close idle connections (uvicorn and Node after 5 s): one that idled longer is not trusted with a call.
@@ -67,7 +68,7 @@ class Exchange:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
+        self._socket: _DeadlineSocket | None = None
         self.aborted = False
         self.request_id: int | None = None
         self.deadline = 0.0
@@ -85,6 +86,13 @@ class Exchange:
             self._require_wanted()
             self._socket = sock
             sock.deadline = self.deadline
+            sock.allow(HEAD_BYTES, "what it sent before its answer")
+
+    def expect_body(self, max_bytes: int) -> None:
+        """The head is read. The bound of what follows leaves room for its framing: small chunks double an answer."""
+        with self._lock:
+            if self._socket is not None:
+                self._socket.allow(2 * max_bytes + HEAD_BYTES, "the answer, with what it is wrapped in,")
 
     def _require_wanted(self) -> None:
         if self.aborted:
@@ -118,9 +126,19 @@ _current = threading.local()
 
 
 class _DeadlineSocket(socket.socket):
-    """Reads and writes wait for what is left until `deadline`, whatever timeout the libraries above set."""
+    """Reads and writes wait for what is left until `deadline`, whatever timeout the libraries above set.
+
+    Nor do they read for ever: the libraries have no bound for some things that mean nothing.
+    """
 
     deadline = 0.0
+    _allowed = _left = 0
+    _allowed_for = ""
+
+    def allow(self, count: int, what: str) -> None:
+        """From now on `count` bytes may come; `what` they are, for people."""
+        self._allowed = self._left = count
+        self._allowed_for = what
 
     def _arm(self) -> None:
         left = self.deadline - time.monotonic()
@@ -130,7 +148,11 @@ class _DeadlineSocket(socket.socket):
 
     def recv_into(self, *args: Any, **kwargs: Any) -> int:
         self._arm()
-        return super().recv_into(*args, **kwargs)
+        count = super().recv_into(*args, **kwargs)
+        self._left -= count
+        if self._left < 0:
+            raise ProtocolError(f"{self._allowed_for} is larger than {self._allowed:,} bytes")
+        return count
 
     def sendall(self, *args: Any, **kwargs: Any) -> None:
         self._arm()
@@ -238,7 +260,7 @@ class JsonRpcClient:
             instructions=str(result.get("instructions") or "")[:10_000],
         )
 
-    def list_tools(self, timeout: float = REQUEST_TIMEOUT) -> ToolList:
+    def list_tools(self, timeout: float = REQUEST_TIMEOUT, exchange: Exchange | None = None) -> ToolList:
         """Every page of tools/list, within `timeout` in total (REQ-MCP-HTTP-26), without entries that are no tools."""
         deadline = time.monotonic() + timeout
         found = ToolList()
@@ -247,7 +269,7 @@ class JsonRpcClient:
         size = 0
         for _ in range(MAX_PAGES):
             try:
-                result = self.call("tools/list", params, max(0.001, deadline - time.monotonic()))
+                result = self.call("tools/list", params, max(0.001, deadline - time.monotonic()), exchange)
             except RemoteError as error:
                 if error.code == jsonrpc.METHOD_NOT_FOUND and "tools" not in self._capabilities:
                     return found  # a server without tools, and it said so
@@ -325,6 +347,7 @@ class JsonRpcClient:
             with _translated(timeout, exchange):
                 # The adapter, not Session.send: no cookies, proxies, netrc or redirects, and a third of the CPU.
                 response = self._adapter.send(request, stream=True, timeout=cast(Any, limit))
+                exchange.expect_body(self._max_bytes)
                 yield response
         finally:
             _current.exchange = None
@@ -454,7 +477,7 @@ def _translated(timeout: float, exchange: Exchange) -> Iterator[None]:
 def _translate(error: Exception, timeout: float) -> TransportError | ProtocolError:
     chain = list(_causes(error))
     if any(isinstance(e, ConnectionRefusedError) for e in chain):
-        return ConnectError("connection refused")
+        return ConnectError("connection refused", is_refusal=True)
     if any(isinstance(e, (requests.ConnectTimeout, urllib3.exceptions.ConnectTimeoutError)) for e in chain):
         return ConnectError(f"no connection within {min(CONNECT_TIMEOUT, timeout):g} s")
     timeouts = (requests.ReadTimeout, urllib3.exceptions.ReadTimeoutError, TimeoutError)

@@ -12,8 +12,8 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -43,9 +43,10 @@ EAGER_SECONDS = 1.0
 # PostgreSQL without a broker has nothing cheap to look at.
 QUERY_LOOK = 0.05
 CLAIM_BATCH = 32
+BIG_ANSWER = 100_000  # characters
 # At the stop every call was ended or aborted before; their threads need a moment to say so.
 LAST_ENDS_SECONDS = 0.5
-WAITING_BATCH = 500
+WAITING_BATCH = 500  # of one member
 # A row that is running under our lease, though no thread of ours runs it, was claimed by a write whose answer got lost.
 STRAY_SECONDS = 5.0
 
@@ -75,12 +76,13 @@ class Dispatcher:
         self._claiming = True
         self._stopping = threading.Event()
         self._ended: collections.deque[tuple[Invocation, Outcome]] = collections.deque()
+        self._big_answers = threading.Lock()
         self._lock = threading.Lock()
         self._running: dict[int, tuple[Invocation, LiveMember, Exchange]] = {}
         self._load: collections.Counter[int] = collections.Counter()  # member id -> calls running in it
-        self._full: set[int] = set()  # members whose rows wait for a place
+        self._full: dict[int, int] = {}  # members whose rows wait for a place -> how many places they may have
         self._down: set[int] = set()  # members whose rows wait for them to be connected
-        self._waiting_since: dict[int, float] = {}  # invocation id -> when it was first seen waiting for its member
+        self._down_since: dict[int, datetime] = {}  # member id -> when calls were first seen to wait for it
         self._abandoned: set[int] = set()
         self._queue_changed = True
         self._swept_at = 0.0
@@ -105,6 +107,8 @@ class Dispatcher:
     def member_changed(self, member_id: int) -> None:
         """Its status changed: calls that wait for it may go."""
         self._down.discard(member_id)
+        if self._lifecycle.connected(member_id):
+            self._down_since.pop(member_id, None)
         self.ring()
 
     def stop_claiming(self) -> None:
@@ -132,16 +136,16 @@ class Dispatcher:
         while not self._stopping.is_set() or self._ended:
             try:
                 self._wait(changes)
-                unit_of_work(self.turn)
+                self.turn()  # its connection is its own, pool or not: one turn follows the other
+                continue
             except Error as error:
                 logger.warning("the database cannot be reached (%s); trying again", str(error).strip())
                 connection.close()
-                if self._stopping.is_set():
-                    break  # the next runtime ends those calls as lost
-                self._stopping.wait(SWEEP_SECONDS)
             except Exception:
                 logger.exception("a turn of the dispatcher failed; the next one follows")
-                self._stopping.wait(SWEEP_SECONDS)
+            if self._stopping.is_set():
+                break  # the next runtime ends those calls as lost
+            self._stopping.wait(SWEEP_SECONDS)
         if changes is not None:
             changes.close()
         connection.close()
@@ -188,7 +192,7 @@ class Dispatcher:
 
     def drain(self) -> None:
         """Claim every queued row whose member is connected and has a free place, oldest first, and run it."""
-        self._full &= {member_id for member_id, load in self._load.items() if load}
+        self._full = {pk: places for pk, places in self._full.items() if not self._has_place(pk, places)}
         while self._claiming and (free := self._concurrency - len(self._running)) > 0:
             size = min(free, CLAIM_BATCH)
             rows = list(self._queued()[:size])
@@ -204,7 +208,7 @@ class Dispatcher:
     def _queued(self) -> QuerySet[Invocation]:
         return (
             Invocation.objects.filter(status=Status.QUEUED)
-            .exclude(member_id__in=self._full | self._down)
+            .exclude(member_id__in={*self._full, *self._down})
             .select_related("member")
             .only("tool_name", "arguments", "timeout", "secret_paths", "member__name", "member__manifest")
             .order_by("id")
@@ -213,17 +217,29 @@ class Dispatcher:
     def _pick(self, rows: list[Invocation]) -> list[tuple[Invocation, LiveMember]]:
         """Those of `rows` that can run now. Members that cannot take theirs are passed over by the next look."""
         picked: list[tuple[Invocation, LiveMember]] = []
-        load = collections.Counter(self._load)
+        taken: collections.Counter[int] = collections.Counter()
         for row in rows:
             live = self._lifecycle.connected(row.member_id)
+            places = int(row.member.manifest.get("max_concurrency", 16))
             if live is None:
                 self._down.add(row.member_id)
-            elif load[row.member_id] >= int(row.member.manifest.get("max_concurrency", 16)):
-                self._full.add(row.member_id)
+            elif not self._has_place(row.member_id, places, taken):
+                self._full[row.member_id] = places
             else:
-                load[row.member_id] += 1
+                taken[row.member_id] += 1
                 picked.append((row, live))
         return picked
+
+    def _has_place(self, member_id: int, places: int, taken: Mapping[int, int] = {}) -> bool:
+        """Whether one more call may run in the member, `places` by its manifest, when those `taken` run too.
+
+        Members whose calls hang must not take every place of the hall: none gets more than half of them, and the last
+        quarter is for members in which nothing runs.
+        """
+        load = self._load[member_id] + taken.get(member_id, 0)
+        free = self._concurrency - len(self._running) - sum(taken.values())
+        share, kept = max(self._concurrency // 2, 1), self._concurrency // 4
+        return load < min(places, share) and (load == 0 or free > kept)
 
     def _claim(self, due: list[tuple[Invocation, LiveMember]]) -> list[tuple[Invocation, LiveMember]]:
         ids = [row.pk for row, _ in due]
@@ -240,7 +256,6 @@ class Dispatcher:
         with self._lock:
             self._running[invocation.pk] = (invocation, live, exchange)
             self._load[invocation.member_id] += 1
-            self._waiting_since.pop(invocation.pk, None)
         self._run_in_pool(self._call, (invocation, live, exchange))
 
     # Calling ------------------------------------------------------------------------------------------------------
@@ -253,7 +268,10 @@ class Dispatcher:
             logger.exception("invocation %d failed inside the hall", invocation.pk)
             reason = self._say(invocation, f"the hall failed to call it: {error!r}")
             outcome = Outcome.failed(ErrorKind.TRANSPORT, reason)
-        self._ended.append((invocation, outcome))
+        if outcome.size > BIG_ANSWER:
+            self._end_with_big_answer(invocation, outcome)
+        else:
+            self._ended.append((invocation, outcome))
         self._bell.set()
         if outcome.error_kind == ErrorKind.TIMEOUT:
             live.client.cancel(exchange, "the deadline passed")  # the caller has its answer already
@@ -267,7 +285,9 @@ class Dispatcher:
             if live.process.exited.wait(EXIT_GRACE):
                 reason = f"the member exited during the call, with {describe_exit(live.process.exit_code or 0)}"
                 return Outcome.failed(ErrorKind.TRANSPORT, self._say(invocation, reason))
-            unit_of_work(partial(self._lifecycle.connection_failed, live, error))
+            # A server that serves one at a time cannot take all who call: as long as others run in it, it lives.
+            if error.is_refusal or self._load[live.member_id] < 2:
+                unit_of_work(partial(self._lifecycle.connection_failed, live, error))
             return Outcome.of_error(error, member=live.name, tool=invocation.tool_name)
         except ClientError as error:
             outcome = Outcome.of_error(error, member=live.name, tool=invocation.tool_name)
@@ -284,6 +304,16 @@ class Dispatcher:
         persistently(lambda: self._write_together(ends))
         for invocation, _ in ends:
             self._ended.popleft()
+            self._forget(invocation)
+
+    def _end_with_big_answer(self, invocation: Invocation, outcome: Outcome) -> None:
+        """Megabytes take long to write: here in the pool, one after the other, so that no other call waits for them."""
+        try:
+            with self._big_answers:
+                unit_of_work(lambda: self._write_together([(invocation, outcome)]))
+        except Error:
+            self._ended.append((invocation, outcome))  # the database is away: to be written with the others
+        else:
             self._forget(invocation)
 
     def _write_together(self, ends: list[tuple[Invocation, Outcome]]) -> None:
@@ -319,9 +349,8 @@ class Dispatcher:
             del self._running[invocation.pk]
             self._load[invocation.member_id] -= 1
             # Its place may be waited for: in its member, or in the hall. (Not `|=`: that loses a bell rung meanwhile.)
-            if invocation.member_id in self._full or len(self._running) == self._concurrency - 1:
+            if self._full or len(self._running) == self._concurrency - 1:
                 self._queue_changed = True
-            self._full.discard(invocation.member_id)
             self._abandoned.discard(invocation.pk)
 
     @staticmethod
@@ -341,24 +370,30 @@ class Dispatcher:
         if not self._down:
             return
         down, self._down = self._down, set()
-        waiting = Invocation.objects.filter(status=Status.QUEUED, member_id__in=down).select_related("member")
-        still: set[int] = set()
-        for invocation in waiting.order_by("id")[:WAITING_BATCH]:
-            if self._lifecycle.connected(invocation.member_id):
+        for member in GuildMember.objects.filter(pk__in=down):
+            if self._lifecycle.connected(member.pk):
                 self.ring()
-                continue
-            still.add(invocation.pk)
-            self._down.add(invocation.member_id)
-            since = self._waiting_since.setdefault(invocation.pk, time.time())
-            if reason := self._no_use_waiting(invocation, since):
-                text = f"member {invocation.member.name!r} is unavailable: {reason}"
-                invocations.refuse(invocation, Outcome.failed(ErrorKind.UNAVAILABLE, text), self._lease_id)
-        self._waiting_since = {pk: since for pk, since in self._waiting_since.items() if pk in still}
+            elif self._serve_those_who_wait_for(member):
+                self._down.add(member.pk)
+        self._down_since = {pk: since for pk, since in self._down_since.items() if pk in self._down}
 
-    def _no_use_waiting(self, invocation: Invocation, since: float) -> str:
-        """Why the call's member will not come up within the call's patience; empty while it may."""
-        member = invocation.member
-        deadline = since + invocation.timeout
+    def _serve_those_who_wait_for(self, member: GuildMember) -> bool:
+        """Whether anybody waits for it. Its oldest calls only: one member's thousands must not delay the others'."""
+        waiting = Invocation.objects.filter(status=Status.QUEUED, member=member).order_by("id")
+        down_since = self._down_since.setdefault(member.pk, timezone.now())
+        rows = list(waiting[:WAITING_BATCH])
+        hopeless = []
+        for invocation in rows:
+            since = max(invocation.queued_at, down_since)
+            if reason := self._no_use_waiting(member, since, since + timedelta(seconds=invocation.timeout)):
+                hopeless.append((invocation, f"member {member.name!r} is unavailable: {reason}"))
+        with transaction.atomic():
+            for invocation, text in hopeless:
+                invocations.refuse(invocation, Outcome.failed(ErrorKind.UNAVAILABLE, text), self._lease_id)
+        return bool(rows)
+
+    def _no_use_waiting(self, member: GuildMember, since: datetime, deadline: datetime) -> str:
+        """Why the member will not come up within the patience of one who waits `since`; empty while it may."""
         if member.removed_at:
             return "its folder is gone"
         if not member.enabled:
@@ -367,21 +402,21 @@ class Dispatcher:
             return member.manifest_error
         if member.status == GuildMember.Status.ERROR and member.wanted == GuildMember.Wanted.RUNNING:
             return self._no_use_in_error(member, since, deadline)
-        return f"it was not connected within {invocation.timeout:g} s" if time.time() > deadline else ""
+        patience = (deadline - since).total_seconds()
+        return f"it was not connected within {patience:g} s" if timezone.now() > deadline else ""
 
-    def _no_use_in_error(self, member: GuildMember, since: float, deadline: float) -> str:
+    def _no_use_in_error(self, member: GuildMember, since: datetime, deadline: datetime) -> str:
         due = member.next_restart_at
         if due is None and member.restart_requested_at is None:
-            if member.status_changed_at.timestamp() > since:
+            if member.status_changed_at > since:
                 return member.last_error  # it was tried for this call, and failed
             # A call wakes a member that nothing else will, though never sooner than its back-off allows.
             due = max(earliest_start(member), timezone.now())
-            if due.timestamp() <= deadline:
-                GuildMember.objects.filter(pk=member.pk, status=member.status, next_restart_at=None).update(
-                    next_restart_at=due
-                )
+            if due <= deadline:
+                rows = self._lifecycle.own_row(member.pk).filter(status=member.status, next_restart_at=None)
+                rows.update(next_restart_at=due)
                 self._wake_supervisor()
-        late = time.time() > deadline or (due is not None and due.timestamp() > deadline)
+        late = timezone.now() > deadline or (due is not None and due > deadline)
         return member.last_error if late else ""
 
     def serve_cancellations(self) -> None:

@@ -107,7 +107,11 @@ class TransportError(ClientError):
 
 
 class ConnectError(TransportError):
-    """Refused, reset, or no connection in time (REQ-MCP-HTTP-41)."""
+    """Refused (`is_refusal`: nobody listens), reset, or no connection in time (REQ-MCP-HTTP-41)."""
+
+    def __init__(self, message: str, *, is_refusal: bool = False) -> None:
+        super().__init__(message)
+        self.is_refusal = is_refusal
 
 
 class RequestTimeoutError(TransportError):

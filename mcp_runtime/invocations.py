@@ -17,10 +17,11 @@ from typing import Any
 
 from django.contrib.auth.models import User
 from django.db import IntegrityError, connection, transaction
-from django.db.models import Count, F, Value
+from django.db.models import Count, F, JSONField, TextField, Value
+from django.db.models.functions import Cast
 from django.utils import timezone
 
-from mcp_runtime import schemas
+from mcp_runtime import jsonrpc, schemas
 from mcp_runtime.errors import (
     ClientError,
     IdempotencyConflictError,
@@ -36,7 +37,6 @@ from mcp_runtime.errors import (
     UnknownMemberError,
     UnknownToolError,
 )
-from mcp_runtime.jsonrpc import storable
 from mcp_runtime.lease import held_by
 from roster.models import CallTotal, GuildMember, Invocation, StatusChange, Tool
 
@@ -148,7 +148,7 @@ def _check_arguments(member: GuildMember, tool: Tool, arguments: Any) -> None:
     if not isinstance(arguments, dict):
         raise InvalidArgumentsError(f"{place} must be a JSON object", "", "must be a JSON object")
     try:
-        clean = storable(arguments)
+        clean = jsonrpc.storable(arguments)
     except ProtocolError as error:
         raise InvalidArgumentsError(f"{place}: {error}", "", str(error)) from error
     if clean != arguments:
@@ -178,18 +178,26 @@ def claim(invocation_ids: list[int], lease_id: uuid.UUID) -> int:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call ended, as the columns that say so."""
+    """How a call ended, as the columns that say so; `result` and `error_data` as JSON text.
+
+    Made where the answer was read, side by side with others. One thread writes them all, and only passes them on.
+    """
 
     status: Invocation.Status
-    result: dict[str, Any] | None = None
+    result: str | None = None
     error_kind: str = ""
     error_message: str = ""
     error_code: int | None = None
-    error_data: Any = None
+    error_data: str | None = None
+
+    @property
+    def size(self) -> int:
+        """About how many characters are to be written."""
+        return len(self.result or "") + len(self.error_data or "")
 
     @classmethod
     def succeeded(cls, result: dict[str, Any]) -> Outcome:
-        return cls(Status.SUCCEEDED, result=result)
+        return cls(Status.SUCCEEDED, result=_text(result))
 
     @classmethod
     def failed(cls, kind: Invocation.ErrorKind, message: str) -> Outcome:
@@ -208,14 +216,16 @@ class Outcome:
                 return cls.cancelled(message)
             case ToolError():
                 failed = cls.failed(ErrorKind.TOOL, message)
-                return cls(failed.status, result=error.result, error_kind=failed.error_kind, error_message=message)
+                return cls(
+                    failed.status, result=_text(error.result), error_kind=failed.error_kind, error_message=message
+                )
             case RemoteError():
                 return cls(
                     Status.FAILED,
                     error_kind=ErrorKind.PROTOCOL,
                     error_message=message,
                     error_code=error.code if -(2**31) <= error.code < 2**31 else None,
-                    error_data=error.data,
+                    error_data=None if error.data is None else _text(error.data),
                 )
             case ProtocolError():
                 return cls.failed(ErrorKind.PROTOCOL, message)
@@ -223,6 +233,15 @@ class Outcome:
                 return cls.failed(ErrorKind.TIMEOUT, message)
             case _:
                 return cls.failed(ErrorKind.TRANSPORT, message)
+
+
+def _text(value: Any) -> str:
+    return jsonrpc.encode(value).decode("utf-8", "surrogatepass")
+
+
+def _json(text: str | None) -> Cast | None:
+    """JSON text for a JSONField, which would encode it once more."""
+    return None if text is None else Cast(Value(text, TextField()), JSONField())
 
 
 def finish(invocation: Invocation, outcome: Outcome, lease_id: uuid.UUID) -> bool:
@@ -245,11 +264,11 @@ def _finish(rows: Any, invocation: Invocation, outcome: Outcome) -> bool:
     changes: dict[str, Any] = {
         "status": outcome.status,
         "finished_at": timezone.now(),
-        "result": outcome.result,
+        "result": _json(outcome.result),
         "error_kind": outcome.error_kind,
-        "error_message": outcome.error_message,
+        "error_message": jsonrpc.storable(outcome.error_message),  # a member's own words may be in it
         "error_code": outcome.error_code,
-        "error_data": outcome.error_data,
+        "error_data": _json(outcome.error_data),
     }
     if invocation.secret_paths:
         changes["arguments"] = schemas.mask(invocation.arguments, invocation.secret_paths)

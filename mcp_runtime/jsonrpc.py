@@ -5,10 +5,12 @@ Source: the JSON-RPC 2.0 specification.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
 import re
+import threading
 from typing import Any, NoReturn
 
 from mcp_runtime.errors import ProtocolError, RemoteError
@@ -21,9 +23,13 @@ INTERNAL_ERROR = -32603
 
 MAX_DEPTH = 100
 MAX_MESSAGE = 2000
+LARGE_BODY = 250_000
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _ESCAPED_UNSTORABLE = re.compile(rb"\\u(0000|[dD][89a-fA-F])")
+
+
+_one_large_at_a_time = threading.Lock()
 
 
 class IdCounter:
@@ -56,6 +62,12 @@ def encode(message: Any) -> bytes:
 
 def decode(body: bytes) -> Any:
     """The JSON value of `body`. Raises ProtocolError for what is not JSON, nests too deep or holds NaN."""
+    # As objects it takes ten times its bytes, and reading it holds the interpreter for tens of milliseconds.
+    with _one_large_at_a_time if len(body) > LARGE_BODY else contextlib.nullcontext():
+        return _decode(body)
+
+
+def _decode(body: bytes) -> Any:
     try:
         # Decoded here: `loads` would take UTF-16, and surrogates in UTF-8, past the check for them.
         value = json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)

@@ -16,25 +16,27 @@ import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from django.db import Error, IntegrityError, connection, connections, transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
-from mcp_runtime import jsonrpc, logs, ports, process, schemas
+from mcp_runtime import logs, ports, process, tools
 from mcp_runtime.client import REQUEST_TIMEOUT, Exchange, InitializeResult, JsonRpcClient, ToolList
-from mcp_runtime.database import persistently
+from mcp_runtime.database import give_connection_back, persistently
 from mcp_runtime.errors import (
     ClientError,
     ConnectError,
     ExitedEarlyError,
     McpRuntimeError,
     NoFreePortError,
+    RequestCancelledError,
     StartTimeoutError,
     describe_exit,
 )
+from mcp_runtime.jsonrpc import storable
 from mcp_runtime.lease import held_by
 from mcp_runtime.manifest import Manifest
 from mcp_runtime.process import MemberLog, MemberProcess
@@ -56,6 +58,7 @@ STABLE_SECONDS = 60.0
 LONGEST_DELAY = 30.0
 # A refused or reset connection is often the first sign of an exit, which explains more: wait for it this long.
 EXIT_GRACE = 0.2
+LEASE_LOST = "the runtime lost its lease meanwhile"
 
 
 def restart_delay(failures: int) -> timedelta:
@@ -76,7 +79,7 @@ class LiveMember:
     port: int
     client: JsonRpcClient
     process: MemberProcess
-    handshake: Exchange = field(default_factory=Exchange)
+    talk: Exchange = field(default_factory=Exchange)  # what the hall itself asks it: the handshake, its tools
     connected_at: float | None = None
     stop_asked: threading.Event = field(default_factory=threading.Event)
 
@@ -124,6 +127,10 @@ class Lifecycle:
     def live_members(self) -> list[LiveMember]:
         return list(self._live.values())
 
+    def own_row(self, member_id: int) -> QuerySet[GuildMember]:
+        """The member's row, as long as the lease is ours: every write to it goes through here."""
+        return GuildMember.objects.filter(held_by(self._lease_id), pk=member_id)
+
     # Rows at the beginning ----------------------------------------------------------------------------------------
 
     def reset_rows(self) -> None:
@@ -156,6 +163,7 @@ class Lifecycle:
         if not self._move(member_id, [Status.DISCONNECTED, Status.ERROR], Status.STARTING, cause=cause, **facts):
             return
         try:
+            member.refresh_from_db()  # the folder may have changed until the very move
             self._bring_up(member, Manifest.from_json(member.manifest))
         except StoppedWhileStartingError:
             self.stop(member_id)
@@ -182,6 +190,7 @@ class Lifecycle:
             port = self._allocate_port(member, tried)
             tried.add(port)
             live = self._spawn(member, manifest, port)
+            give_connection_back()
             try:
                 self._connect(live, manifest)
             except ExitedEarlyError as error:
@@ -190,6 +199,7 @@ class Lifecycle:
                     raise
                 logger.info("member %r found port %d taken; trying the next", member.name, port)
             except Exception:
+                give_connection_back()
                 live.process.stop()
                 self._forget(live)
                 raise
@@ -205,6 +215,8 @@ class Lifecycle:
                 continue
             try:
                 with transaction.atomic():
+                    if not self.own_row(member.pk).exists():
+                        raise McpRuntimeError(LEASE_LOST)
                     PortAllocation.objects.update_or_create(
                         member=member, defaults={"port": port, "allocated_at": timezone.now()}
                     )
@@ -234,11 +246,12 @@ class Lifecycle:
     def _connect(self, live: LiveMember, manifest: Manifest) -> None:
         told = self._shake_hands(live, manifest.start_timeout)
         addresses = self._listening_addresses(live)
-        found = self._while_alive(live, lambda: live.client.list_tools(REQUEST_TIMEOUT))
+        found = self._while_alive(live, lambda: live.client.list_tools(REQUEST_TIMEOUT, live.talk))
+        rows = tools.rows_of(live.member_id, found.tools)
         warnings = [*found.warnings, *_exposure_warnings(addresses, live.port)]
-        connected = persistently(lambda: self._write_connected(live, told, found, warnings))
+        connected = persistently(lambda: self._write_connected(live, told, rows, warnings))
         if not connected:
-            raise McpRuntimeError("the runtime lost its lease meanwhile")
+            raise McpRuntimeError(LEASE_LOST)
         live.connected_at = time.monotonic()
         logger.info("member %r is connected: http://localhost:%d/mcp, %d tools", live.name, live.port, len(found.tools))
         for warning in warnings:
@@ -257,7 +270,7 @@ class Lifecycle:
             self._require_alive(live)
             if ports.answers(live.port):
                 try:
-                    return live.client.initialize(left, live.handshake)
+                    return live.client.initialize(left, live.talk)
                 except ConnectError as error:
                     last = str(error)  # the socket is open, the server behind it not ready
                 except ClientError as error:
@@ -291,7 +304,7 @@ class Lifecycle:
         if live.process.exited.is_set():
             raise ExitedEarlyError(live.process.exit_code or 0)
 
-    def _write_connected(self, live: LiveMember, told: InitializeResult, found: ToolList, warnings: list[str]) -> bool:
+    def _write_connected(self, live: LiveMember, told: InitializeResult, rows: list[Tool], warnings: list[str]) -> bool:
         with transaction.atomic():
             # STARTING -> CONNECTED
             moved = self._move(
@@ -310,7 +323,7 @@ class Lifecycle:
                 instructions=told.instructions,
             )
             if moved:
-                write_tools(live.member_id, found.tools)
+                tools.write(live.member_id, rows)
             return moved
 
     def _start_failed(self, member: GuildMember, error: McpRuntimeError) -> None:
@@ -328,7 +341,7 @@ class Lifecycle:
             if live.process is not ended:
                 continue
             if live.connected_at is None:
-                live.handshake.abort()  # a stranger on its port may hold it, and say nothing
+                live.talk.abort()  # a stranger on its port may hold it, and say nothing
             elif not live.stop_asked.is_set():
                 try:
                     self._crashed(live)
@@ -360,13 +373,25 @@ class Lifecycle:
         ):
             return  # its exit, or its stop, is the cause, and is written down as that
         live.stop_asked.set()
-        message = f"member {live.name!r} does not answer on port {live.port}: {error}"
+        live.process.kill()
+        process.kill_marked(live.process.mark)
         self._live_is_over(live)
+        message = f"member {live.name!r} does not answer on port {live.port}: {error}"
         # CONNECTED -> ERROR
         tail, stable = live.process.tail(), live.was_stable
         self._to_error(live.member_id, [Status.CONNECTED], "connection", message, tail=tail, was_stable=stable)
-        live.process.kill()
-        process.kill_marked(live.process.mark)
+
+    def lost_track(self, member_id: int) -> None:
+        """The row claims a process that is not there: that is a failure like another, and counts as one."""
+        live = self._live.get(member_id)
+        if live is not None:
+            self._live_is_over(live)
+        name = GuildMember.objects.values_list("name", flat=True).get(pk=member_id)
+        message = f"member {name!r}: its process is gone, and the hall missed when and why"
+        # STARTING, CONNECTED -> ERROR
+        self._to_error(member_id, [Status.STARTING, Status.CONNECTED], "lost track", message)
+        if GuildMember.objects.filter(pk=member_id, status=Status.STOPPING).exists():
+            self.stop(member_id)
 
     def _to_error(
         self,
@@ -379,6 +404,7 @@ class Lifecycle:
         exit_code: int | None = None,
         was_stable: bool = False,
     ) -> None:
+        message = storable(message)  # a member's own words may be in it
         shown = f"{message}. It wrote last:\n{tail}" if tail else message
 
         def write() -> bool:
@@ -407,18 +433,27 @@ class Lifecycle:
 
     # Stop ---------------------------------------------------------------------------------------------------------
 
-    def stop(self, member_id: int, *, cause: str = "stop", timeout: float = process.STOP_TIMEOUT) -> None:
-        """STARTING | CONNECTED -> STOPPING -> DISCONNECTED, or ERROR -> DISCONNECTED; then the process is gone."""
+    def stop(
+        self, member_id: int, *, cause: str = "stop", timeout: float = process.STOP_TIMEOUT, sweep: bool = True
+    ) -> None:
+        """STARTING | CONNECTED -> STOPPING -> DISCONNECTED, or ERROR -> DISCONNECTED; then the process is gone.
+
+        `sweep` looks through all processes for what left the member's group: not for each of hundreds at once.
+        """
         live = self._live.get(member_id)
         if live is not None:
             live.stop_asked.set()
+            live.process.terminate()  # first of all: the database may be away, and say so late
         try:
             self._move(member_id, [Status.STARTING, Status.CONNECTED], Status.STOPPING, cause=cause)
-        except Error as error:  # the process must not live on because the database is away
+        except Error as error:
             logger.warning("cannot write that member %d is stopping (%s)", member_id, str(error).strip())
             connection.close()
         if live is not None:
-            live.process.stop(timeout)
+            give_connection_back()
+            live.process.wait_or_kill(timeout)
+            if sweep:
+                process.kill_marked(live.process.mark)
             self._live_is_over(live)
         code = live.process.exit_code if live else None
 
@@ -444,8 +479,11 @@ class Lifecycle:
         live = self.connected(member_id)
         if live is None:
             return
+        live.talk = Exchange()
         try:
-            found = live.client.list_tools(REQUEST_TIMEOUT)
+            found = live.client.list_tools(REQUEST_TIMEOUT, live.talk)
+        except RequestCancelledError:
+            return
         except ClientError as error:
             if live.process.exited.wait(EXIT_GRACE) or live.stop_asked.is_set():
                 return
@@ -457,14 +495,20 @@ class Lifecycle:
             tail, stable = live.process.tail(), live.was_stable
             self._to_error(member_id, [Status.CONNECTED], "tools/list", message, tail=tail, was_stable=stable)
         else:
-            persistently(lambda: self._write_refreshed(member_id, found))
+            rows = tools.rows_of(member_id, found.tools)
+            persistently(lambda: self._write_refreshed(member_id, rows))
             self._on_change(member_id)
 
-    def _write_refreshed(self, member_id: int, found: ToolList) -> None:
+    def abort_refresh(self, member_id: int) -> None:
+        """A stop while `refresh` is under way in another thread: a member that says nothing must not delay it."""
+        live = self._live.get(member_id)
+        if live is not None:
+            live.talk.abort()
+
+    def _write_refreshed(self, member_id: int, rows: list[Tool]) -> None:
         with transaction.atomic():
-            ours = GuildMember.objects.filter(held_by(self._lease_id), pk=member_id, status=Status.CONNECTED)
-            if ours.exists():
-                write_tools(member_id, found.tools)
+            if self.own_row(member_id).filter(status=Status.CONNECTED).exists():
+                tools.write(member_id, rows)
 
     # Common -------------------------------------------------------------------------------------------------------
 
@@ -499,8 +543,8 @@ class Lifecycle:
             facts["exit_code"] = exit_code
         with transaction.atomic():
             for old in sources:
-                rows = GuildMember.objects.filter(held_by(self._lease_id), pk=member_id, status=old)
-                if rows.update(status=new, status_changed_at=now, **facts):
+                row = self.own_row(member_id).filter(status=old)
+                if row.update(status=new, status_changed_at=now, **facts):
                     StatusChange.objects.create(
                         member_id=member_id,
                         old=old,
@@ -530,37 +574,6 @@ def _exposure_warnings(addresses: set[str], port: int) -> list[str]:
         if open_to
         else []
     )
-
-
-def write_tools(member_id: int, definitions: list[dict[str, Any]]) -> None:
-    """Make the member's tools these, in this order. Those that left stay as rows that are not listed."""
-    tools = [
-        Tool(
-            member_id=member_id,
-            name=definition["name"],
-            position=position,
-            definition=definition,
-            schema_error=_schema_fault(jsonrpc.encode(definition.get("inputSchema"))),
-            listed=True,
-        )
-        for position, definition in enumerate(definitions)
-    ]
-    with transaction.atomic():
-        Tool.objects.bulk_create(
-            tools,
-            update_conflicts=True,
-            unique_fields=["member", "name"],
-            update_fields=["position", "definition", "schema_error", "listed"],
-            batch_size=500,
-        )
-        Tool.objects.filter(member_id=member_id, listed=True).exclude(name__in=[tool.name for tool in tools]).update(
-            listed=False
-        )
-
-
-@lru_cache(maxsize=4096)
-def _schema_fault(schema: bytes) -> str:
-    return schemas.check_schema(jsonrpc.decode(schema))
 
 
 def earliest_start(member: GuildMember) -> datetime:

@@ -10,12 +10,14 @@ import collections
 import contextlib
 import logging
 import logging.handlers
+import math
 import os
+import select
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -35,6 +37,8 @@ STOP_TIMEOUT = 3.0  # seconds from SIGTERM to SIGKILL
 REAP_TIMEOUT = 5.0  # a killed process is gone in milliseconds, unless the kernel holds it
 REAP_INTERVAL = 0.005
 DRAIN_TIMEOUT = 0.05  # what a dead member wrote last is in the pipe already
+# Who else holds the pipe, a process that got away, is heard this long after the exit, at most twice as long.
+DRAIN_AFTER_EXIT = 2.0
 
 TAIL_LINES = 20
 MAX_LINE = 4000
@@ -179,7 +183,7 @@ class MemberProcess:
 
     def _drain(self, output: IO[bytes]) -> None:
         rest = b""
-        while chunk := os.read(output.fileno(), READ_BYTES):
+        for chunk in self._chunks(output.fileno()):
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 self._write(line)
@@ -190,6 +194,20 @@ class MemberProcess:
             self._write(rest)
         output.close()
         self._log.close()
+
+    def _chunks(self, descriptor: int) -> Iterator[bytes]:
+        """What it writes, until nobody holds the other end any more, or its exit is long past."""
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        deadline = math.inf
+        while time.monotonic() < deadline:
+            if poll.poll(DRAIN_AFTER_EXIT * 1000):
+                chunk = os.read(descriptor, READ_BYTES)
+                if not chunk:
+                    return
+                yield chunk
+            if self.exited.is_set():
+                deadline = min(deadline, time.monotonic() + DRAIN_AFTER_EXIT)
 
     def _write(self, line: bytes) -> None:
         for start in range(0, max(len(line), 1), MAX_LINE):
@@ -209,10 +227,16 @@ class MemberProcess:
 
     def stop(self, timeout: float = STOP_TIMEOUT) -> None:
         """SIGTERM to the group, at most `timeout` seconds of patience, SIGKILL; then whatever left the group."""
+        self.terminate()
+        self.wait_or_kill(timeout)
+        kill_marked(self.mark)
+
+    def terminate(self) -> None:
         self._signal(signal.SIGTERM)
+
+    def wait_or_kill(self, timeout: float) -> None:
         if not self.exited.wait(timeout):
             self.kill()
-        kill_marked(self.mark)
 
     def kill(self) -> None:
         self._signal(signal.SIGKILL)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from django.db import Error
@@ -105,7 +106,8 @@ class Supervisor:
     def _pause(self) -> float:
         """Seconds to the next turn: one, or less when a restart is due or a start gives its place back sooner."""
         with self._lock:
-            dues = [began + START_SLOT_SECONDS - time.monotonic() for began in self._slots.values()]
+            given_back = [began + START_SLOT_SECONDS - time.monotonic() for began in self._slots.values()]
+        dues = [due for due in given_back if due > 0]  # the others gave theirs back before
         if self._next_restart_at is not None:
             dues.append((self._next_restart_at - timezone.now()).total_seconds())
         return min([TICK_SECONDS, *(max(due, SHORTEST_PAUSE) for due in dues)])
@@ -122,16 +124,16 @@ class Supervisor:
         self._next_restart_at = restarts.aggregate(due=Min("next_restart_at"))["due"]
 
     def find_untracked(self) -> None:
-        """Rows that claim a process of ours that is not there: a write that failed for good left them. Begin afresh."""
-        claimed = GuildMember.objects.filter(status__in=(*ALIVE, Status.STOPPING))
-        live = {member.member_id for member in self._lifecycle.live_members()}
+        """Rows that claim a process of ours that is not there: a write that failed for good left them."""
+        claimed = list(GuildMember.objects.filter(status__in=(*ALIVE, Status.STOPPING)).only("name"))
+        live = {member.member_id for member in self._lifecycle.live_members() if not member.process.exited.is_set()}
         now = time.monotonic()
         with self._lock:
-            untracked = {row.pk: row for row in claimed.only("name") if row.pk not in live and row.pk not in self._busy}
-        self._untracked_since = {pk: self._untracked_since.get(pk, now) for pk in untracked}
-        for pk, row in untracked.items():
-            if now - self._untracked_since[pk] > UNTRACKED_SECONDS:
-                self._submit(row, "stop", lambda pk=pk: self._lifecycle.stop(pk, cause="lost track"))  # type: ignore[misc]
+            untracked = [row for row in claimed if row.pk not in live and row.pk not in self._busy]
+        self._untracked_since = {row.pk: self._untracked_since.get(row.pk, now) for row in untracked}
+        for row in untracked:
+            if now - self._untracked_since[row.pk] > UNTRACKED_SECONDS:
+                self._submit(row, "look", partial(self._lifecycle.lost_track, row.pk))
 
     def sync_if_changed(self) -> None:
         fingerprint = manifest.fingerprint(self._members_dir)
@@ -149,17 +151,19 @@ class Supervisor:
         elif member.status == Status.CONNECTED:
             self._refresh(member)
         elif not wished_running or member.manifest_error:
-            GuildMember.objects.filter(pk=member.pk).update(restart_requested_at=None, refresh_requested_at=None)
+            self._lifecycle.own_row(member.pk).update(restart_requested_at=None, refresh_requested_at=None)
         elif member.status == Status.DISCONNECTED or (member.status == Status.ERROR and _restart_is_due(member)):
             self._start(member)
 
     def _stop(self, member: GuildMember) -> None:
         with self._lock:
-            is_starting = self._busy.get(member.pk) == "start"
-            if is_starting:
+            verb = self._busy.get(member.pk)
+            if verb == "start":
                 self._busy[member.pk] = "aborted start"
-        if is_starting:
+        if verb == "start":
             self._threads.submit(self._lifecycle.abort_start, member.pk)
+        elif verb == "refresh":
+            self._lifecycle.abort_refresh(member.pk)  # the turn after its end stops the member
         else:
             cause = "restart" if member.restart_requested_at else "stop"
             self._submit(member, "stop", lambda: self._lifecycle.stop(member.pk, cause=cause))
@@ -170,13 +174,13 @@ class Supervisor:
         asked = member.restart_requested_at
         automatic = member.status == Status.ERROR and asked is None
         if asked:
-            wishes = GuildMember.objects.filter(pk=member.pk, restart_requested_at=asked)
+            wishes = self._lifecycle.own_row(member.pk).filter(restart_requested_at=asked)
             wishes.update(restart_requested_at=None, restarts=0)
         if not self._submit(member, "start", lambda: self._lifecycle.start(member.pk, automatic=automatic)):
             self._give_slot_back(member.pk)
 
     def _refresh(self, member: GuildMember) -> None:
-        wish = GuildMember.objects.filter(pk=member.pk, refresh_requested_at=member.refresh_requested_at)
+        wish = self._lifecycle.own_row(member.pk).filter(refresh_requested_at=member.refresh_requested_at)
 
         def refresh() -> None:
             try:

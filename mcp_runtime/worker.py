@@ -39,6 +39,12 @@ CALLS_GRACE = 3.0
 BUSY_STOP_TIMEOUT = 0.7
 STOP_TIMEOUT = 3.0
 CELERY_GRACE = 0.3
+# When the guard is gone nobody ends what we leave, and two seconds are all we have: no call is waited for.
+ORPHANED_STOP_TIMEOUT = 0.5
+# A stop that is not over by then, most likely because the database is away, ends the hard way.
+STOP_BOUND = 4.7
+ORPHANED_STOP_BOUND = 1.6
+GUARD_LOOK = 0.1
 
 
 class Runtime:
@@ -85,6 +91,8 @@ class Runtime:
         from mcp_runtime import invocations, tasks
         from mcp_runtime.dispatcher import Dispatcher
 
+        # First of all, for what follows may hang as well.
+        threading.Thread(target=self._bound_the_stop, name="bound", daemon=True).start()
         self._dispatcher = Dispatcher(
             lease_id=self.lease_id,
             lifecycle=self.lifecycle,
@@ -107,11 +115,10 @@ class Runtime:
         from django.db import Error, connection
 
         from mcp_runtime import lease
-        from mcp_runtime.database import unit_of_work
 
         while not self._stopped.wait(HEARTBEAT_SECONDS):
             try:
-                kept = unit_of_work(partial(lease.renew, self.lease_id))
+                kept = lease.renew(self.lease_id)  # on a connection that nobody else can take meanwhile
             except Error as error:
                 logger.warning("the heartbeat could not be written (%s)", str(error).strip())
                 connection.close()
@@ -178,6 +185,28 @@ class Runtime:
         time.sleep(CELERY_GRACE)
         os._exit(self.exit_code)  # Celery hangs, most likely in a broker that says nothing; nothing of ours is left
 
+    def _bound_the_stop(self) -> None:
+        """A thread that sees to it that a stop has an end, wherever it hangs."""
+        self._stop_asked.wait()
+        deadline = time.monotonic() + STOP_BOUND
+        while (left := deadline - time.monotonic()) > 0:
+            if guard_is_gone():
+                deadline = min(deadline, time.monotonic() + ORPHANED_STOP_BOUND)
+            if self._stopped.wait(min(left, GUARD_LOOK)):
+                return
+        self._end_hard()
+
+    def _end_hard(self) -> None:
+        try:
+            self.lifecycle.kill_everything()
+            # Said in a thread, for it may be the log that hangs.
+            said = "the stop takes too long; the members are killed, and the next runtime puts the rows in order"
+            saying = threading.Thread(target=logger.error, args=(said,), daemon=True)
+            saying.start()
+            saying.join(GUARD_LOOK)
+        finally:
+            os._exit(self.exit_code or EX_SOFTWARE)
+
     def _stop_members(self) -> None:
         threads = [
             threading.Thread(target=self._stop_member, args=(live.member_id,)) for live in self.lifecycle.live_members()
@@ -193,16 +222,19 @@ class Runtime:
 
         deadline = time.monotonic() + CALLS_GRACE
         timeout = STOP_TIMEOUT
-        while self._dispatcher.calls_in(member_id) and time.monotonic() < deadline:
+        while self._dispatcher.calls_in(member_id) and time.monotonic() < deadline and not guard_is_gone():
             time.sleep(0.02)
         if self._dispatcher.calls_in(member_id):
             self._dispatcher.abandon(member_id)
             timeout = BUSY_STOP_TIMEOUT
         elif time.monotonic() > deadline - CALLS_GRACE / 2:
             timeout = BUSY_STOP_TIMEOUT
+        if guard_is_gone():
+            timeout = ORPHANED_STOP_TIMEOUT
         if self.lifecycle.connected(member_id) is None:
             self.lifecycle.abort_start(member_id)
-        unit_of_work(partial(self.lifecycle.stop, member_id, cause="runtime stop", timeout=timeout))
+        # `kill_everything` sweeps for all of them.
+        unit_of_work(partial(self.lifecycle.stop, member_id, cause="runtime stop", timeout=timeout, sweep=False))
 
 
 class RuntimeStep(bootsteps.StartStopStep):
@@ -224,11 +256,16 @@ class RuntimeStep(bootsteps.StartStopStep):
         self.runtime.wait_until_stopped()
 
 
+def guard_is_gone() -> bool:
+    """Whether our parent is another than the guard that started us."""
+    return os.environ.get("GUILD_HALL_GUARD_PID") not in (None, str(os.getppid()))
+
+
 def end_with_parent() -> None:
     """SIGTERM to us when the guard dies (Linux). A parent that died before the call left us to init already."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.environ.get("GUILD_HALL_GUARD_PID") not in (None, str(os.getppid())):
+    if guard_is_gone():
         sys.exit(EX_SOFTWARE)
 
 

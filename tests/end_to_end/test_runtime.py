@@ -15,11 +15,12 @@ import time
 import psutil
 import pytest
 from django.conf import settings
+from django.db import transaction
 
 from mcp_runtime import control, lease
 from roster.models import GuildMember, Invocation, PortAllocation
 from tests.conftest import eventually
-from tests.end_to_end.conftest import Hall, call, member, queue, wait_for_status
+from tests.end_to_end.conftest import Hall, call, lives, member, queue, wait_for_status
 
 pytestmark = pytest.mark.processes
 
@@ -43,6 +44,8 @@ def test_sigkill_leaves_no_process_and_no_port_within_two_seconds(hall: Hall, vi
     wait_for_status(hall, "plain", "connected")
     wait_for_status(hall, "deaf", "connected")
     eventually(lambda: len(hall.marked()) >= 4)
+    hung = queue("deaf", "sleep")
+    eventually(lambda: Invocation.objects.get(pk=hung.pk).status == "running")
     marked = hall.marked()
     if victim in ("worker", "both"):
         os.kill(hall.worker_pid, signal.SIGSTOP if victim == "both" else signal.SIGKILL)
@@ -53,19 +56,18 @@ def test_sigkill_leaves_no_process_and_no_port_within_two_seconds(hall: Hall, vi
         os.kill(hall.worker_pid, signal.SIGKILL)
         guard.wait(5)
         hall.start()
-        eventually(lambda: not any(_lives(process) for process in marked), within=5)
+        eventually(lambda: not any(lives(process) for process in marked), within=5)
         wait_for_status(hall, "deaf", "connected")
         return
-    within = 2 if victim == "worker" else 6  # a worker without its guard stops the graceful way
-    eventually(lambda: not hall.marked() and not hall.held_ports(), within=within)
+    eventually(lambda: not hall.marked() and not hall.held_ports(), within=2)
     assert guard.wait(5) != 0
     eventually(lambda: control.live_runtime() is None)
+    if victim == "guard":  # the worker had the time to do it properly
+        assert lease.hall().lease_id is None
+        hung.refresh_from_db()
+        assert (hung.status, hung.error_kind) == ("failed", "lost")
     if victim == "worker":
         assert control.shown_status(member("plain"), runtime_is_alive=False) == "disconnected"
-
-
-def _lives(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def test_killed_under_load_no_call_is_lost_or_run_twice(hall: Hall) -> None:
@@ -123,6 +125,28 @@ def test_a_hung_member_with_a_hung_call_is_stopped_within_five_seconds_and_the_c
     running.refresh_from_db()
     assert (running.status, running.error_kind) == ("failed", "lost")
     assert "the runtime was stopped" in running.error_message
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(("number", "within"), [(signal.SIGINT, 5), (signal.SIGKILL, 2)], ids=["asked", "orphaned"])
+def test_a_stop_has_its_end_though_the_database_does_not_answer(
+    hall: Hall, number: signal.Signals, within: float
+) -> None:
+    hall.add("one")
+    hall.add("deaf", "fork", "ignore-term")
+    guard = hall.start()
+    wait_for_status(hall, "one", "connected")
+    wait_for_status(hall, "deaf", "connected")
+    worker = psutil.Process(hall.worker_pid)
+    with transaction.atomic():
+        GuildMember.objects.update(wanted="running")  # nobody else can write to those rows any more
+        guard.send_signal(number)
+        eventually(lambda: not hall.marked() and not lives(worker), within=within)
+    assert guard.wait(5) == (70 if number == signal.SIGINT else -number)
+    # What could not be written is put in order by the next runtime.
+    assert set(GuildMember.objects.values_list("status", flat=True)) == {"connected"}
+    hall.start()
+    assert call("one", "echo", {"text": "again"}).status == "succeeded"
 
 
 def test_a_call_that_ends_soon_is_waited_for_at_the_stop(hall: Hall) -> None:

@@ -371,7 +371,7 @@ def test_the_three_steps_share_one_deadline(peers: Peers) -> None:
 def test_the_handshake_takes_five_seconds_and_a_call_thirty_unless_told_otherwise() -> None:
     assert (client.INITIALIZE_TIMEOUT, client.REQUEST_TIMEOUT) == (5.0, 30.0)
     assert JsonRpcClient.initialize.__defaults__ == (5.0, None)
-    assert JsonRpcClient.list_tools.__defaults__ == (30.0,)
+    assert JsonRpcClient.list_tools.__defaults__ == (30.0, None)
     assert JsonRpcClient.invoke_tool.__defaults__ == (30.0, None)
 
 
@@ -715,6 +715,53 @@ def test_an_endless_answer_is_refused_at_the_bound(peers: Peers, behaviour: Beha
     with pytest.raises(ProtocolError, match="larger than 500,000 bytes"):
         caller.invoke_tool("echo", {}, timeout=20)
     eventually(lambda: not connections_to(server.port))
+
+
+def continued_without_end(request: Request) -> None:
+    while True:
+        request.send(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
+
+
+def trailers_without_end(request: Request) -> None:
+    request.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n")
+    while True:
+        request.send(b"X-More: of them\r\n" * 1000)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        (continued_without_end, "what it sent before its answer is larger than 256,000 bytes"),
+        (trailers_without_end, "the answer, with what it is wrapped in, is larger than 1,256,000 bytes"),
+    ],
+)
+def test_what_comes_around_an_answer_without_end_is_refused_too(
+    peers: Peers, behaviour: Behaviour, reason: str
+) -> None:
+    server, caller = peers({"tools/call": behaviour}, max_bytes=500_000)
+    with takes_no_time(), pytest.raises(ProtocolError, match=reason):
+        caller.invoke_tool("echo", {}, timeout=20)
+    eventually(lambda: not connections_to(server.port))
+
+
+def test_each_call_on_a_connection_has_the_whole_bound_for_itself(peers: Peers) -> None:
+    def talk(request: Request) -> None:
+        request.send(b"HTTP/1.1 100 Continue\r\n\r\n" * 5000)
+        request.http(200, padded(request, 1000))
+
+    server, caller = peers({"tools/call": talk}, max_bytes=1000)
+    for _ in range(5):
+        caller.invoke_tool("echo", {})
+    assert {request.connection for request in server.requests} == {1}
+
+
+def test_an_answer_in_the_smallest_of_chunks_is_taken(peers: Peers) -> None:
+    def talk(request: Request) -> None:
+        request.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+        body = padded(request, 50_000)
+        request.send(b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n")
+
+    assert set(peers.calling(talk).invoke_tool("echo", {})) == {"pad"}
 
 
 def test_arguments_larger_than_the_sockets_buffers_arrive_whole(peers: Peers) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from django.db import DataError, OperationalError, connection
+from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -28,6 +29,7 @@ from mcp_runtime.errors import (
     RequestTimeoutError,
     ToolError,
 )
+from mcp_runtime.invocations import Outcome
 from mcp_runtime.lifecycle import Lifecycle, restart_delay
 from roster.models import GuildMember, Hall, Invocation
 from tests.conftest import eventually
@@ -98,7 +100,7 @@ class Hall_:
             lease_id=self.lease_id,
             lifecycle=self,  # type: ignore[arg-type]
             run_in_pool=run_in_pool,
-            concurrency=options.get("concurrency", 100),
+            concurrency=options.get("concurrency", 1000),
             wake_supervisor=self.wake,
             has_broker=options.get("has_broker", False),
         )
@@ -110,6 +112,9 @@ class Hall_:
 
     def connection_failed(self, live: Live, error: ConnectError) -> None:
         self.failed.append((live.name, str(error)))
+
+    def own_row(self, member_id: int) -> QuerySet[GuildMember]:
+        return GuildMember.objects.filter(pk=member_id)
 
     def wake(self) -> None:
         self.woken += 1
@@ -282,6 +287,33 @@ def test_a_refused_connection_is_told_to_the_lifecycle(hall: Hall_, monkeypatch:
     assert (row(invocation).error_kind, row(invocation).status) == ("transport", "failed")
 
 
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(ConnectError("reset"), False), (ConnectError("connection refused", is_refusal=True), True)],
+)
+def test_a_member_that_cannot_take_one_more_connection_lives_as_long_as_calls_run_in_it(
+    make_hall: Callable[..., Hall_], monkeypatch: pytest.MonkeyPatch, error: ConnectError, told: bool
+) -> None:
+    """An honest server that serves one at a time has a short queue of connections. A refusal: nobody listens."""
+    monkeypatch.setattr(dispatcher, "EXIT_GRACE", 0.01)
+    hall = make_hall()
+    anna = hall.add()
+    client = hall.client(anna)
+    client.go_on.clear()
+    served = call(anna, "served")
+    hall.turn()
+    eventually(lambda: client.running == 1)
+    client.invoke_tool = lambda *_, **__: failing(error)()  # type: ignore[method-assign]
+    turned_away = call(anna, "turned away")
+    hall.turn()
+    eventually(lambda: (hall.turn(), statuses(turned_away) == ["failed"])[1])
+    assert bool(hall.failed) is told
+    assert row(turned_away).error_kind == "transport"
+    client.go_on.set()
+    eventually(lambda: (hall.turn(), statuses(served) == ["succeeded"])[1])
+
+
 def test_an_exit_during_the_call_explains_a_broken_connection(hall: Hall_) -> None:
     anna = hall.add()
     process = hall.live[anna.pk].process
@@ -396,16 +428,39 @@ def test_a_place_that_becomes_free_is_taken_at_once(make_hall: Callable[..., Hal
 
 def test_no_more_calls_at_a_time_than_the_hall_takes(make_hall: Callable[..., Hall_]) -> None:
     hall = make_hall(concurrency=5)
-    members = [hall.add(name) for name in "abc"]
+    members = [hall.add(name) for name in "abcdef"]
     for member in members:
         hall.client(member).go_on.clear()
-    calls = [call(members[number % 3]) for number in range(12)]
+    calls = [call(members[number % 6]) for number in range(12)]
     hall.turn()
     assert statuses(*calls) == ["running"] * 5 + ["queued"] * 7
     for member in members:
         hall.client(member).go_on.set()
     eventually(lambda: (hall.turn(), statuses(*calls) == ["succeeded"] * 12)[1])
-    assert sum(hall.client(member).most_at_once for member in members) <= 15
+
+
+def test_members_whose_calls_hang_leave_places_for_the_others(make_hall: Callable[..., Hall_]) -> None:
+    """None gets more than half of all places, and the last quarter is for members in which nothing runs."""
+    hall = make_hall(concurrency=40)
+    greedy = [hall.add(name, manifest={"max_concurrency": 1024}) for name in ("greedy", "greedier")]
+    for member in greedy:
+        hall.client(member).go_on.clear()
+        for _ in range(50):
+            call(member)
+    hall.turn()
+    assert [hall.dispatcher.calls_in(member.pk) for member in greedy] == [20, 10]
+    quick = [hall.add(f"quick-{number}") for number in range(12)]
+    calls = [call(member) for member in quick for _ in range(3)]
+    eventually(lambda: (hall.turn(), set(statuses(*calls)) == {"succeeded"})[1])
+    assert [hall.dispatcher.calls_in(member.pk) for member in greedy] == [20, 10]
+    hall.client(greedy[0]).go_on.set()  # what was passed over has its turn when places are free again
+    eventually(lambda: (hall.turn(), hall.dispatcher.calls_in(greedy[1].pk) == 20)[1])
+
+
+def test_a_hall_for_one_call_at_a_time_takes_it(make_hall: Callable[..., Hall_]) -> None:
+    hall = make_hall(concurrency=1)
+    calls = [call(hall.add(name)) for name in "ab"]
+    eventually(lambda: (hall.turn(), statuses(*calls) == ["succeeded"] * 2)[1])
 
 
 def test_a_hall_that_was_full_looks_again_when_a_place_is_free(make_hall: Callable[..., Hall_]) -> None:
@@ -483,6 +538,58 @@ def test_no_call_is_claimed_after_the_stop_began_though_ends_are_written(hall: H
 
 
 # Ends -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_end_of_a_call_does_not_wait_for_a_big_answer_of_another(
+    make_hall: Callable[..., Hall_], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hall = make_hall()
+    anna, bob = hall.add("anna"), hall.add("bob")
+    big = {"content": [{"type": "text", "text": "x" * dispatcher.BIG_ANSWER}]}
+    hall.client(anna).answer = lambda tool: big
+    real, go_on, writing = Dispatcher._write_together, threading.Event(), []
+
+    def write(self: Dispatcher, ends: list[tuple[Invocation, Outcome]]) -> None:
+        if ends[0][1].size > dispatcher.BIG_ANSWER:
+            writing.append(ends)
+            go_on.wait(10)
+            assert writing.pop() is ends
+            assert writing == []  # one after the other
+        real(self, ends)
+
+    monkeypatch.setattr(Dispatcher, "_write_together", write)
+    many = [call(anna) for _ in range(3)]
+    hall.turn()
+    eventually(lambda: writing)
+    small = call(bob)
+    eventually(lambda: (hall.turn(), statuses(small) == ["succeeded"])[1])
+    assert statuses(*many) == ["running"] * 3
+    go_on.set()
+    eventually(lambda: (hall.turn(), hall.dispatcher.is_idle)[1])
+    assert statuses(*many) == ["succeeded"] * 3
+    assert row(many[2]).result == big
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_big_answer_is_not_lost_when_the_database_is_away(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
+    anna = hall.add()
+    hall.client(anna).answer = lambda tool: {"content": [{"type": "text", "text": "x" * dispatcher.BIG_ANSWER}]}
+    invocation = call(anna)
+    with monkeypatch.context() as patch:
+        patch.setattr(invocations, "finish", failing(OperationalError("gone")))
+        hall.turn()
+    assert statuses(invocation) == ["running"]
+    hall.turn()
+    assert statuses(invocation) == ["succeeded"]
+
+
+def test_words_of_a_member_that_postgres_would_not_store_are_made_harmless(hall: Hall_) -> None:
+    anna = hall.add()
+    hall.client(anna).answer = failing(ProtocolError("answered with text/\x00html"))
+    invocation = call(anna)
+    hall.run_all()
+    assert row(invocation).error_message.endswith("answered with text/\N{REPLACEMENT CHARACTER}html")
 
 
 def test_a_result_that_the_database_will_not_have_ends_its_own_call_alone(
@@ -692,6 +799,44 @@ def test_a_member_that_was_tried_for_the_call_and_failed_ends_it(hall: Hall_) ->
     assert refused(hall, invocation) == ""
     GuildMember.objects.update(status_changed_at=timezone.now(), next_restart_at=None, last_error="it fell again")
     assert refused(hall, invocation) == "it fell again"
+
+
+def test_thousands_that_wait_for_one_member_delay_no_refusal_of_another(
+    hall: Hall_, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "WAITING_BATCH", 5)
+    down, anna = hall.add("down", connected=False), hall.add("anna", connected=False, enabled=False)
+    waiting = [call(down) for _ in range(20)]
+    hopeless = call(anna)
+    assert "it is disabled" in refused(hall, hopeless)
+    assert set(statuses(*waiting)) == {"queued"}
+
+
+def test_patience_begins_with_the_call_for_all_who_wait_for_a_member(
+    hall: Hall_, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not when a turn first gets to see it: those behind many others would wait many times as long."""
+    monkeypatch.setattr(dispatcher, "WAITING_BATCH", 2)
+    anna = hall.add(connected=False)
+    calls = [call(anna, timeout=20) for _ in range(6)]
+    hall.turn()
+    hall.dispatcher._down_since = {anna.pk: timezone.now() - timedelta(seconds=21)}
+    Invocation.objects.update(queued_at=timezone.now() - timedelta(seconds=21))
+    for _ in range(3):
+        hall.turn()
+    assert set(statuses(*calls)) == {"failed"}
+
+
+def test_a_member_that_was_connected_meanwhile_gets_all_of_the_patience_again(hall: Hall_) -> None:
+    anna = hall.add(connected=False)
+    invocation = call(anna, timeout=20)
+    Invocation.objects.update(queued_at=timezone.now() - timedelta(seconds=60))
+    hall.turn()
+    hall.dispatcher._down_since = {anna.pk: timezone.now() - timedelta(seconds=60)}
+    hall.live[anna.pk] = Live(anna)
+    hall.dispatcher.member_changed(anna.pk)
+    del hall.live[anna.pk]
+    assert refused(hall, invocation) == ""
 
 
 def test_calls_that_wait_for_one_member_keep_no_others_waiting(hall: Hall_) -> None:
@@ -927,6 +1072,20 @@ def test_a_database_that_is_away_for_good_does_not_keep_the_loop_from_ending(
     began = time.monotonic()
     hall.dispatcher.stop()
     assert time.monotonic() - began < 5
+    assert not hall.dispatcher._loop.is_alive()
+
+
+@in_a_loop
+def test_a_fault_of_the_hall_itself_does_not_keep_it_from_stopping(
+    make_hall: Callable[..., Hall_], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "SWEEP_SECONDS", 0.05)
+    hall = make_hall()
+    anna = hall.add()
+    monkeypatch.setattr(hall.dispatcher, "write_ends", failing(ZeroDivisionError("a bug")))
+    hall.dispatcher._ended.append((call(anna), Outcome.succeeded(RESULT)))
+    hall.dispatcher.start()
+    hall.dispatcher.stop()
     assert not hall.dispatcher._loop.is_alive()
 
 

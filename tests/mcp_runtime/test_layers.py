@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 LAYERS = (
     {"jsonrpc", "errors", "protocol", "guard", "logs", "console"},
     {"database", "changes", "manifest", "ports", "process", "client", "schemas"},
-    {"control", "invocations", "discovery", "lease", "waiting"},
+    {"control", "invocations", "discovery", "lease", "waiting", "tools"},
     {"worker", "tasks", "dispatcher", "supervisor", "lifecycle"},
 )
 # Beside itself a module imports only what is drawn.

@@ -22,9 +22,9 @@ import pytest
 from django.db import OperationalError, connection
 from django.utils import timezone
 
-from mcp_runtime import discovery, lease, lifecycle, ports
+from mcp_runtime import discovery, lease, lifecycle, ports, tools
 from mcp_runtime.errors import ConnectError, McpRuntimeError
-from mcp_runtime.lifecycle import MAX_RESTARTS, Lifecycle, earliest_start, restart_delay, write_tools
+from mcp_runtime.lifecycle import MAX_RESTARTS, Lifecycle, earliest_start, restart_delay
 from mcp_runtime.process import MARK_VARIABLE, kill_marked
 from roster.models import GuildMember, Hall, PortAllocation, StatusChange, Tool
 from tests.conftest import eventually
@@ -322,12 +322,29 @@ def test_a_fault_of_the_hall_itself_is_an_error_of_the_member_and_ends_its_proce
         raise ZeroDivisionError("a bug")
 
     member = stage.add()
-    monkeypatch.setattr(lifecycle, "write_tools", broken)
+    monkeypatch.setattr(tools, "write", broken)
     stage.lifecycle.start(member.pk)
     assert row(member).status == "error"
     assert "the hall failed while starting it: ZeroDivisionError('a bug')" in row(member).last_error
     assert (stage.processes(), stage.lifecycle.live_members()) == ([], [])
     assert "Traceback" in caplog.text
+
+
+def test_a_manifest_that_changes_until_the_very_move_is_the_one_that_is_started(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = stage.add()
+    real = Lifecycle._move
+
+    def move(self: Lifecycle, *args: Any, **options: Any) -> bool:
+        if args[2] == Status.STARTING:
+            stage.write_manifest("anna", args=["server.py", "${PORT}", "edited"])
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(Lifecycle, "_move", move)
+    stage.lifecycle.start(member.pk)
+    (process,) = stage.processes()
+    assert process.cmdline()[-1] == "edited"
 
 
 def test_a_manifest_that_cannot_be_read_back_is_an_error(stage: Stage) -> None:
@@ -516,6 +533,48 @@ def fail(stage: Stage, member: GuildMember, how: str) -> None:
         stage.lifecycle.refresh(member.pk)
 
 
+def test_a_member_that_refuses_connections_is_gone_before_the_database_is_asked(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = stage.up()
+
+    def away(*_: Any, **__: Any) -> None:
+        assert stage.processes() == []
+        raise OperationalError("gone")
+
+    monkeypatch.setattr(Lifecycle, "_to_error", away)
+    with pytest.raises(OperationalError):
+        fail(stage, member, "connection")
+    assert stage.processes() == []
+
+
+def test_words_of_a_member_that_postgres_would_not_store_are_made_harmless(stage: Stage) -> None:
+    member = stage.up()
+    stage.lifecycle.connection_failed(stage.live(member), ConnectError("\x00"))
+    assert row(member).status == "error"
+    assert row(member).last_error.count("\N{REPLACEMENT CHARACTER}") == 1
+
+
+def test_a_process_that_is_gone_unnoticed_counts_as_a_failure(stage: Stage) -> None:
+    member = stage.up()
+    GuildMember.objects.update(restarts=2)
+    live = stage.live(member)
+    live.stop_asked.set()
+    live.process.stop()
+    stage.lifecycle.lost_track(member.pk)
+    found = row(member)
+    assert (found.status, found.restarts, stage.lifecycle.live_members()) == ("error", 3, [])
+    assert "hall missed when and why" in found.last_error
+    assert PortAllocation.objects.count() == 0
+
+
+def test_a_stop_that_was_not_written_to_its_end_is_finished(stage: Stage) -> None:
+    member = stage.add()
+    GuildMember.objects.update(status=Status.STOPPING)
+    stage.lifecycle.lost_track(member.pk)
+    assert (row(member).status, row(member).restarts) == ("disconnected", 0)
+
+
 @pytest.mark.parametrize(("number", "said"), [(signal.SIGKILL, "signal SIGKILL"), (signal.SIGTERM, "signal SIGTERM")])
 def test_an_exit_nobody_asked_for_is_an_error_at_once(stage: Stage, number: signal.Signals, said: str) -> None:
     member = stage.up()
@@ -680,14 +739,14 @@ def test_a_stop_before_the_process_was_spawned_is_obeyed(stage: Stage) -> None:
 
 def test_a_stop_in_the_very_moment_of_connecting_is_a_stop_and_no_crash(stage: Stage) -> None:
     member = stage.add()
-    real = lifecycle.write_tools
+    real = tools.write
 
-    def write(member_id: int, definitions: Any) -> None:
-        real(member_id, definitions)
+    def write(member_id: int, rows: Any) -> None:
+        real(member_id, rows)
         stage.lifecycle.abort_start(member_id)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lifecycle, "write_tools", write)
+        patch.setattr(tools, "write", write)
         stage.lifecycle.start(member.pk)
     assert row(member).status == "disconnected"
     assert (row(member).restarts, stage.processes()) == (0, [])
@@ -743,67 +802,39 @@ def test_a_refresh_that_fails_because_the_member_exited_leaves_that_to_be_told(s
     assert history(member)[-1] == "connected -> error: exit"
 
 
+def test_a_refresh_that_hangs_does_not_delay_a_stop_and_is_no_failure(stage: Stage) -> None:
+    member = stage.up()
+    stage.set("hang-tools-list")
+    refreshing = in_thread(lambda: stage.lifecycle.refresh(member.pk))
+    eventually(lambda: stage.live(member).talk.request_id is not None and refreshing.is_alive())
+    began = time.monotonic()
+    eventually(lambda: (stage.lifecycle.abort_refresh(member.pk), not refreshing.is_alive())[1])
+    assert time.monotonic() - began < 2
+    assert (row(member).status, row(member).last_error) == ("connected", "")
+
+
 def test_what_is_not_connected_is_not_refreshed(stage: Stage) -> None:
     member = stage.add()
     stage.lifecycle.refresh(member.pk)
     assert (row(member).status, stage.changes) == ("disconnected", [])
 
 
-# Tools ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def anna() -> GuildMember:
-    return GuildMember.objects.create(name="anna", directory="anna")
-
-
-def test_tools_are_kept_word_for_word_in_the_members_order(anna: GuildMember) -> None:
-    definitions = [{"name": name, "inputSchema": {"type": "object"}, "x": [1, "ü"]} for name in ("b", "a/1.0")]
-    write_tools(anna.pk, definitions)
-    assert [tool.definition for tool in Tool.objects.order_by("position")] == definitions
-
-
-def test_a_tool_that_left_the_list_is_kept_unlisted_and_its_switch_outlives_its_absence(anna: GuildMember) -> None:
-    write_tools(anna.pk, [ECHO, {"name": "other"}])
-    Tool.objects.filter(name="echo").update(enabled=False)
-    (pk,) = Tool.objects.filter(name="echo").values_list("pk", flat=True)
-    write_tools(anna.pk, [{"name": "other"}])
-    assert set(Tool.objects.values_list("name", "listed")) == {("echo", False), ("other", True)}
-    write_tools(anna.pk, [{"name": "other"}, {**ECHO, "description": "new"}])
-    echo = Tool.objects.get(name="echo")
-    assert (echo.pk, echo.listed, echo.enabled, echo.position, echo.description) == (pk, True, False, 1, "new")
-
-
-def test_no_tools_is_a_list_too(anna: GuildMember) -> None:
-    write_tools(anna.pk, [ECHO])
-    write_tools(anna.pk, [])
-    assert not Tool.objects.filter(listed=True).exists()
-
-
-def test_a_broken_schema_is_said_on_its_tool_alone_and_forgotten_when_it_is_mended(anna: GuildMember) -> None:
-    write_tools(anna.pk, [{"name": "broken", "inputSchema": {"type": "nonsense"}}, {"name": "none"}, ECHO])
-    errors = dict(Tool.objects.values_list("name", "schema_error"))
-    assert "broken" in errors["broken"]
-    assert "not a JSON object" in errors["none"]
-    assert errors["echo"] == ""
-    write_tools(anna.pk, [{**ECHO, "name": "broken"}])
-    assert Tool.objects.get(name="broken").schema_error == ""
-
-
-def test_tools_of_other_members_are_left_alone(anna: GuildMember) -> None:
-    bob = GuildMember.objects.create(name="bob", directory="bob")
-    write_tools(bob.pk, [ECHO])
-    write_tools(anna.pk, [])
-    assert Tool.objects.get(member=bob).listed
-
-
-def test_two_thousand_tools_are_written(anna: GuildMember) -> None:
-    write_tools(anna.pk, [{**ECHO, "name": f"tool-{number}"} for number in range(2000)])
-    write_tools(anna.pk, [{**ECHO, "name": f"tool-{number}"} for number in range(1000)])
-    assert Tool.objects.filter(listed=True).count() == 1000
-
-
 # The lease --------------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_that_is_lost_before_the_port_is_chosen_claims_none(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = stage.add()
+    real = ports.is_free
+
+    def is_free(port: int) -> bool:
+        stage.lose_the_lease()
+        return real(port)
+
+    monkeypatch.setattr(ports, "is_free", is_free)
+    stage.lifecycle.start(member.pk)
+    assert (PortAllocation.objects.count(), stage.processes()) == (0, [])
 
 
 def test_without_the_lease_nothing_is_started(stage: Stage) -> None:

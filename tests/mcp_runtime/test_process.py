@@ -204,6 +204,30 @@ def test_nothing_is_left_of_a_member_that_ended(yard: Yard) -> None:
     assert psutil.Process().children() == []
 
 
+# One that is silent, and one that is not: it writes on when nobody reads any more.
+CHATTER = "\nwhile True:\n try: time.sleep(0.001); print('chatter', flush=True)\n except OSError: pass"
+
+
+@pytest.mark.parametrize("then", ["time.sleep(600)", CHATTER], ids=["silent", "chatty"])
+def test_who_got_away_without_a_trace_holds_neither_thread_nor_file_of_ours(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    monkeypatch.setattr(process, "DRAIN_AFTER_EXIT", 0.2)
+    threads, descriptors = set(threading.enumerate()), psutil.Process().num_fds()
+    code = f"import os, time; print('pid', os.getpid(), flush=True); {then}"
+    escape = ["env", "-i", "setsid", sys.executable, "-c", code]
+    member = yard.python(f"import subprocess; subprocess.Popen({escape!r}); {FOREVER}")
+    eventually(lambda: "pid " in yard.written)
+    runaway = psutil.Process(int(yard.written.partition("pid ")[2].split()[0]))
+    try:
+        member.stop()
+        eventually(lambda: set(threading.enumerate()) <= threads, what="no thread is left", within=5)
+        eventually(lambda: psutil.Process().num_fds() <= descriptors, what="no file is left open", within=5)
+        assert runaway.is_running()
+    finally:
+        runaway.kill()
+
+
 def test_the_pid_stays_its_own_until_its_group_was_signalled(yard: Yard) -> None:
     """The watcher looks at the dead without reaping, so that no new process has the pid when the group is killed."""
     seen = []

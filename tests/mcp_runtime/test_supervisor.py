@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.db import DatabaseError
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from mcp_runtime import discovery, supervisor
@@ -58,8 +60,17 @@ class Asked:
     def refresh(self, member_id: int) -> None:
         self._do("refresh", member_id)
 
+    def abort_refresh(self, member_id: int) -> None:
+        self.calls.append(("abort_refresh", GuildMember.objects.get(pk=member_id).name))
+
+    def lost_track(self, member_id: int) -> None:
+        self._do("lost_track", member_id)
+
     def live_members(self) -> list[Any]:
         return self.live
+
+    def own_row(self, member_id: int) -> QuerySet[GuildMember]:
+        return GuildMember.objects.filter(pk=member_id)
 
 
 class CountingThreads(ThreadPoolExecutor):
@@ -362,6 +373,7 @@ def test_a_member_that_is_busy_takes_no_place(two_places: Turns) -> None:
 class Live:
     def __init__(self, member_id: int) -> None:
         self.member_id = member_id
+        self.process = SimpleNamespace(exited=threading.Event())
 
 
 @pytest.mark.parametrize("status", [Status.STARTING, Status.CONNECTED, Status.STOPPING])
@@ -371,7 +383,7 @@ def test_a_row_that_claims_a_process_that_is_not_there_begins_afresh(
     add(status=status)
     assert turns.take() == []  # it may be a moment between two writes
     monkeypatch.setattr(supervisor, "UNTRACKED_SECONDS", 0.0)
-    assert turns.take() == [("stop", "anna", "lost track")]
+    assert turns.take() == [("lost_track", "anna")]
 
 
 def test_a_row_whose_process_is_there_is_left_alone(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,8 +391,10 @@ def test_a_row_whose_process_is_there_is_left_alone(turns: Turns, monkeypatch: p
     member = add(status="connected")
     turns.asked.live = [Live(member.pk)]
     assert turns.take() == []
+    turns.asked.live[0].process.exited.set()
+    assert turns.take() == [("lost_track", "anna")]
     turns.asked.live = []
-    assert turns.take() == [("stop", "anna", "lost track")]
+    assert turns.take() == [("lost_track", "anna")]
 
 
 def test_a_row_with_a_verb_under_way_is_left_alone(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -476,6 +490,29 @@ def test_the_next_turn_is_when_a_start_gives_its_place_back(turns: Turns, monkey
     assert 0 < turns.supervisor._pause() <= 0.6
 
 
+def test_a_start_that_gave_its_place_back_is_not_waited_for(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "START_SLOT_SECONDS", -1.0)
+    add()
+    turns.asked.released.clear()
+    turns.take()
+    assert turns.supervisor._pause() == 1.0
+
+
+def test_a_stop_ends_a_refresh_that_is_under_way(turns: Turns) -> None:
+    member = add(status="connected", refresh_requested_at=timezone.now())
+    turns.asked.released.clear()
+    assert turns.take() == [("refresh", "anna")]
+    GuildMember.objects.update(wanted="stopped")
+    turns.supervisor.tick()
+    assert turns.asked.calls[1:] == [("abort_refresh", "anna")]
+    turns.asked.released.set()
+    eventually(lambda: not turns.supervisor._busy)
+    turns.supervisor.tick()
+    eventually(lambda: ("stop", "anna", "stop") in turns.asked.calls)
+    member.refresh_from_db()
+    assert member.refresh_requested_at is None
+
+
 # The loop ---------------------------------------------------------------------------------------------------------
 
 
@@ -524,5 +561,5 @@ def test_stop_before_start_is_fine(turns: Turns) -> None:
 
 
 def test_the_stand_in_is_asked_what_a_lifecycle_can_do() -> None:
-    for verb in ("start", "stop", "abort_start", "refresh", "live_members"):
+    for verb in (name for name in vars(Asked) if not name.startswith("_")):
         assert callable(getattr(Lifecycle, verb))

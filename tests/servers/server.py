@@ -31,6 +31,7 @@ TOOLS = [
     {"name": "read", "inputSchema": {"type": "object"}},
     {"name": "environment", "inputSchema": {"type": "object"}},
     {"name": "big", "inputSchema": {"type": "object"}},
+    {"name": "large", "inputSchema": {"type": "object"}},
     {"name": "dribble", "inputSchema": {"type": "object"}},
     {"name": "html", "inputSchema": {"type": "object"}},
     {"name": "wrong_id", "inputSchema": {"type": "object"}},
@@ -77,6 +78,8 @@ class Handler(BaseHTTPRequestHandler):
         elif method == "tools/list":
             if "fail-list" in MODES:
                 self.error(message, -32603, "no list today")
+            elif "many-tools" in MODES:
+                self.result(message, {"tools": many_tools()})
             elif "tools" in MODES:
                 names = MODES["tools"].split(",")
                 self.result(message, {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]})
@@ -106,6 +109,8 @@ class Handler(BaseHTTPRequestHandler):
             self.result(message, text(json.dumps(dict(os.environ))))
         elif name == "big":
             self.result(message, text("x" * 50_000_000))
+        elif name == "large":
+            self.result(message, {**text("large"), "structuredContent": {"numbers": [[1, 2, 3]] * 300_000}})
         elif name == "dribble":
             self.dribble()
         elif name == "html":
@@ -153,6 +158,14 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
 
+def many_tools():
+    """As many as are taken, each with a schema that takes 10 ms to judge."""
+    return [
+        {"name": f"tool-{number}", "inputSchema": {"type": "object", "title": str(number), "allOf": [{"a": 1}] * 100}}
+        for number in range(2000)
+    ]
+
+
 def burn(seconds):
     end = time.process_time() + seconds
     while time.process_time() < end:
@@ -161,10 +174,18 @@ def burn(seconds):
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = 128
+    request_queue_size = 5 if "single" in MODES else 128
 
     def handle_error(self, request, client_address):
         pass
+
+    def process_request(self, request, client_address):
+        if "single" in MODES:
+            # As the standard library's HTTPServer does, which many begin with: one connection after the other.
+            self.finish_request(request, client_address)
+            self.shutdown_request(request)
+        else:
+            super().process_request(request, client_address)
 
 
 def main():
