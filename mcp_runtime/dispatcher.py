@@ -318,6 +318,9 @@ class Dispatcher:
 
     def _write_together(self, ends: list[tuple[Invocation, Outcome]]) -> None:
         try:
+            if len(ends) == 1:  # a transaction of its own anyway
+                self._write(*ends[0])
+                return
             with transaction.atomic():
                 for invocation, outcome in ends:
                     self._write(invocation, outcome)

@@ -22,6 +22,7 @@ from django.db.models.functions import Cast
 from django.utils import timezone
 
 from mcp_runtime import jsonrpc, schemas
+from mcp_runtime.changes import CALL_ENDED, notify
 from mcp_runtime.errors import (
     ClientError,
     IdempotencyConflictError,
@@ -272,7 +273,10 @@ def _finish(rows: Any, invocation: Invocation, outcome: Outcome) -> bool:
     }
     if invocation.secret_paths:
         changes["arguments"] = schemas.mask(invocation.arguments, invocation.secret_paths)
-    return bool(rows.update(**changes) == 1)
+    if not rows.update(**changes):
+        return False
+    notify(CALL_ENDED)
+    return True
 
 
 def end_lost(lease_id: uuid.UUID, message: str) -> int:

@@ -9,16 +9,16 @@ import time
 
 from django.db import Error, connection
 
-from mcp_runtime.changes import SqliteChanges
+from mcp_runtime.changes import CALL_ENDED, PostgresNotices, SqliteChanges
 from mcp_runtime.database import give_connection_back
 from mcp_runtime.invocations import finished_among
 
 logger = logging.getLogger("guildhall.control")
 
 SQLITE_INTERVAL = 0.0015
-POSTGRES_INTERVAL = 0.002
-# On SQLite a look that saw nothing is believed this long: a commit cannot be missed, but a moved file can.
-UNSEEN_INTERVAL = 1.0
+# A look that saw nothing is believed this long: on SQLite a moved file, on PostgreSQL a pooler may keep news from us.
+SQLITE_UNSEEN = 1.0
+POSTGRES_UNSEEN = 0.05
 RETRY_INTERVAL = 0.5
 LINGER_SECONDS = 5.0
 
@@ -67,20 +67,21 @@ class CallWatch:
                 connection.close()
 
     def _watch_while_anybody_waits(self) -> None:
-        changes = SqliteChanges(str(connection.settings_dict["NAME"])) if connection.vendor == "sqlite" else None
+        is_sqlite = connection.vendor == "sqlite"
+        changes = SqliteChanges(str(connection.settings_dict["NAME"])) if is_sqlite else PostgresNotices(CALL_ENDED)
+        unseen = SQLITE_UNSEEN if is_sqlite else POSTGRES_UNSEEN
         known: set[int] = set()
         looked_at = 0.0
+        changed = True
         try:
             while wanted := self._wanted():
-                unseen = not wanted <= known or time.monotonic() - looked_at > UNSEEN_INTERVAL
-                if changes is None or changes.look() or unseen:
+                if changed or not wanted <= known or time.monotonic() - looked_at > unseen:
                     looked_at, known = time.monotonic(), wanted
                     self._announce(finished_among(wanted))
                 # Many wait for longer anyway, and looking less often is more work done.
-                time.sleep((SQLITE_INTERVAL if changes else POSTGRES_INTERVAL) * (1 + len(wanted) / 8))
+                changed = changes.wait(SQLITE_INTERVAL * (1 + len(wanted) / 8) if is_sqlite else POSTGRES_UNSEEN)
         finally:
-            if changes is not None:
-                changes.close()
+            changes.close()
 
     def _wanted(self) -> set[int]:
         """Who is waited for. Lingers when it is nobody: the next one mostly comes at once, and connecting is dear."""

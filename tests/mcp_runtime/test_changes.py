@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from mcp_runtime.changes import SqliteChanges
+from mcp_runtime.changes import PostgresNotices, SqliteChanges, notify
 from mcp_runtime.supervisor import unfulfilled
 from roster.models import GuildMember
 
@@ -94,3 +95,38 @@ def test_it_says_whether_there_are_rows_as_the_orm_would() -> None:
         assert changes.exists(named)
     finally:
         changes.close()
+
+
+@pytest.fixture
+def notices(transactional_db: None) -> Iterator[PostgresNotices]:
+    if connection.vendor != "postgresql":
+        pytest.skip("for PostgreSQL")
+    notices = PostgresNotices("some_channel")
+    yield notices
+    notices.close()
+
+
+def test_a_notice_is_heard_once_when_its_transaction_is_committed(notices: PostgresNotices) -> None:
+    with transaction.atomic():
+        notify("some_channel")
+        notify("some_channel")
+        assert not notices.wait(0.05)
+    assert notices.wait(5)
+    assert not notices.wait(0.05)
+
+
+def test_a_notice_on_another_channel_or_of_a_transaction_that_was_rolled_back_is_not_heard(
+    notices: PostgresNotices,
+) -> None:
+    notify("another_channel")
+    with transaction.atomic():
+        notify("some_channel")
+        transaction.set_rollback(True)
+    assert not notices.wait(0.1)
+
+
+@pytest.mark.django_db
+def test_nobody_needs_to_be_told_on_sqlite() -> None:
+    with CaptureQueriesContext(connection) as queries:
+        notify("some_channel")
+    assert len(queries) == (1 if connection.vendor == "postgresql" else 0)

@@ -10,7 +10,7 @@ import pytest
 from django.db import InterfaceError, OperationalError, connection
 from django.utils import timezone
 
-from mcp_runtime import control, waiting
+from mcp_runtime import control, invocations, waiting
 from mcp_runtime.waiting import CallWatch
 from roster.models import GuildMember, Invocation
 from tests.conftest import eventually
@@ -68,6 +68,15 @@ class Waiter:
         return answer
 
 
+def listeners() -> list[int]:
+    """The pids of the database's processes that listen for ends of calls."""
+    if connection.vendor == "sqlite":
+        return []
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN %%'")
+        return [pid for (pid,) in cursor.fetchall()]
+
+
 def watchers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "call-watch"]
 
@@ -79,6 +88,29 @@ def test_waiting_ends_when_the_call_does(watch: CallWatch, call: Invocation) -> 
     finish(call)
     assert waiter.answer()
     assert waiter.answered_at - finished_at < 1
+
+
+def test_the_database_itself_tells_of_an_end_without_being_asked(
+    watch: CallWatch, call: Invocation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "SQLITE_UNSEEN", 60.0)
+    monkeypatch.setattr(waiting, "POSTGRES_UNSEEN", 60.0)
+    Invocation.objects.update(status="queued")
+    waiter = Waiter(watch, call)
+    eventually(lambda: listeners() or connection.vendor == "sqlite")
+    invocations.cancel(call)
+    assert waiter.answer()
+
+
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="only PostgreSQL has one that listens")
+def test_a_listener_that_is_cut_off_costs_a_moment(watch: CallWatch, call: Invocation) -> None:
+    waiter = Waiter(watch, call)
+    (listener,) = eventually(listeners)  # type: ignore[misc]
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s)", [listener])
+    eventually(lambda: listeners() and listeners() != [listener])
+    finish(call)
+    assert waiter.answer()
 
 
 def test_a_call_that_is_over_already_is_not_waited_for(watch: CallWatch, call: Invocation) -> None:
