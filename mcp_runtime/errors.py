@@ -17,6 +17,7 @@ McpRuntimeError
     ProtocolError                      answered, but not valid JSON-RPC or MCP
     RemoteError(code, message, data)   a proper JSON-RPC error object
     ToolError(result)                  the tool itself failed: a result with isError
+  MethodError(code, message, data)     what a method that we serve answers with instead of a result
   RequestRefusedError                  a wish or call the hall will not take
     UnknownMemberError  UnknownToolError  MemberDisabledError  ToolDisabledError
     InvalidArgumentsError(path, reason)
@@ -157,6 +158,19 @@ class ToolError(ClientError):
     def __init__(self, message: str, result: dict[str, Any]) -> None:
         super().__init__(message)
         self.result = result
+
+
+# The JSON-RPC server ----------------------------------------------------------------------------------------------
+
+
+class MethodError(McpRuntimeError):
+    """What a method that we serve answers with instead of a result: a JSON-RPC error object, told as it is."""
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.data = data
 
 
 # What the hall will not take --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0 messages as plain values: make them, read them, keep what is read harmless. No I/O.
+"""JSON-RPC 2.0 as plain values: make messages, read them, keep what is read harmless, serve methods. No I/O.
 
 Source: the JSON-RPC 2.0 specification.
 """
@@ -6,14 +6,20 @@ Source: the JSON-RPC 2.0 specification.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import json
+import logging
 import math
 import re
 import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from mcp_runtime.errors import ProtocolError, RemoteError
+from mcp_runtime.errors import MethodError, ProtocolError, RemoteError
+
+logger = logging.getLogger("guildhall.jsonrpc")
 
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
@@ -21,7 +27,18 @@ METHOD_NOT_FOUND = -32601
 INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 
+SERVER_ERRORS = range(-32099, -31999)  # for implementations to define
+MEANINGS = {
+    PARSE_ERROR: "Parse error",
+    INVALID_REQUEST: "Invalid Request",
+    METHOD_NOT_FOUND: "Method not found",
+    INVALID_PARAMS: "Invalid params",
+    INTERNAL_ERROR: "Internal error",
+}
+
 MAX_DEPTH = 100
+MAX_BATCH = 100
+MAX_BYTES = 4_000_000
 MAX_MESSAGE = 2000
 LARGE_BODY = 250_000
 
@@ -56,8 +73,19 @@ def notification(method: str, params: dict[str, Any] | None = None) -> dict[str,
     return message
 
 
+def result_response(request_id: Any, result: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": request_id, "result": result}
+
+
+def error_response(request_id: Any, code: int, message: str, data: Any = None) -> dict[str, Any]:
+    error = {"code": code, "message": message} | ({} if data is None else {"data": data})
+    return {"jsonrpc": "2.0", "id": request_id, "error": error}
+
+
 def encode(message: Any) -> bytes:
-    return json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    """Raises ValueError for NaN and infinity, which JSON does not know."""
+    text = json.dumps(message, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "surrogatepass")
 
 
 def decode(body: bytes) -> Any:
@@ -141,3 +169,134 @@ def _remote_error(error: Any) -> RemoteError | ProtocolError:
     message = error.get("message")
     text = message[:MAX_MESSAGE] if isinstance(message, str) else ""
     return RemoteError(code, text or "no message", error.get("data"))
+
+
+# Serving ----------------------------------------------------------------------------------------------------------
+
+
+class MethodDispatcher:
+    """Serves JSON-RPC: methods are functions, a request's params their arguments, by position or by name.
+
+    Whatever comes in, `answer` gives bytes, or None where nothing is to be answered; it never raises. A function
+    raises MethodError to answer with an error of its own; anything else it raises is logged, and told as "Internal
+    error" and no more.
+    """
+
+    def __init__(
+        self, methods: Mapping[str, Callable[..., Any]], *, max_bytes: int = MAX_BYTES, max_batch: int = MAX_BATCH
+    ) -> None:
+        self._methods = dict(methods)
+        self._max_bytes = max_bytes
+        self._max_batch = max_batch
+
+    def answer(self, body: bytes) -> bytes | None:
+        """The answer to one message or a batch, its parts in the order of the requests; for plain functions."""
+        messages, is_batch = self._read(body)
+        return _joined([_finish(call, *_run(call)) for call in map(self._call, messages)], is_batch)
+
+    async def answer_async(self, body: bytes) -> bytes | None:
+        """The same, for methods of which some are coroutine functions."""
+        messages, is_batch = self._read(body)
+        return _joined([_finish(call, *await _run_async(call)) for call in map(self._call, messages)], is_batch)
+
+    def _read(self, body: bytes) -> tuple[list[Any], bool]:
+        """The messages, and whether they came as a batch. What cannot be read is one that is the error itself."""
+        try:
+            if len(body) > self._max_bytes:
+                raise MethodError(INVALID_REQUEST, f"the message is larger than {self._max_bytes:,} bytes")
+            value = decode(body)
+            if not isinstance(value, list):
+                return [value], False
+            if not 0 < len(value) <= self._max_batch:
+                raise MethodError(INVALID_REQUEST, f"a batch has 1 to {self._max_batch} messages, not {len(value)}")
+        except ProtocolError:
+            return [MethodError(PARSE_ERROR, MEANINGS[PARSE_ERROR])], False
+        except MethodError as error:
+            return [error], False
+        return value, True
+
+    def _call(self, message: Any) -> _Call:
+        if isinstance(message, MethodError):
+            return _Call(None, True, _raising(message))
+        request_id = message.get("id") if isinstance(message, dict) else None
+        has_good_id = isinstance(request_id, (str, int, float)) and not isinstance(request_id, bool)
+        answered_id = request_id if has_good_id else None
+        if not _is_request(message) or not (has_good_id or request_id is None):
+            return _Call(answered_id, True, _raising(MethodError(INVALID_REQUEST, MEANINGS[INVALID_REQUEST])))
+        is_answered = "id" in message
+        function = self._methods.get(message["method"])
+        if function is None:
+            return _Call(answered_id, is_answered, _raising(MethodError(METHOD_NOT_FOUND, MEANINGS[METHOD_NOT_FOUND])))
+        return _Call(answered_id, is_answered, function, message.get("params", []), message["method"])
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A function to be run for a message."""
+
+    request_id: Any
+    is_answered: bool
+    function: Callable[..., Any]
+    params: list[Any] | dict[str, Any] = field(default_factory=list)
+    method: str = ""
+
+    def start(self) -> Any:
+        positional, named = (self.params, {}) if isinstance(self.params, list) else ([], self.params)
+        try:
+            inspect.signature(self.function).bind(*positional, **named)
+        except TypeError:
+            raise MethodError(INVALID_PARAMS, MEANINGS[INVALID_PARAMS]) from None
+        return self.function(*positional, **named)
+
+
+def _is_request(message: Any) -> bool:
+    return (
+        isinstance(message, dict)
+        and message.get("jsonrpc") == "2.0"
+        and isinstance(message.get("method"), str)
+        and isinstance(message.get("params", []), (list, dict))
+    )
+
+
+def _raising(error: MethodError) -> Callable[[], NoReturn]:
+    def fail() -> NoReturn:
+        raise error
+
+    return fail
+
+
+def _run(call: _Call) -> tuple[Any, Exception | None]:
+    try:
+        return call.start(), None
+    except Exception as error:  # noqa: BLE001 - told to the caller, and logged, by `_finish`
+        return None, error
+
+
+async def _run_async(call: _Call) -> tuple[Any, Exception | None]:
+    try:
+        result = call.start()
+        return (await result if inspect.isawaitable(result) else result), None
+    except Exception as error:  # noqa: BLE001 - as above
+        return None, error
+
+
+def _finish(call: _Call, result: Any, error: Exception | None) -> bytes | None:
+    """The response as text; None for a notification."""
+    try:
+        if error is None:
+            answer = encode(result_response(call.request_id, result))
+        elif isinstance(error, MethodError):
+            answer = encode(error_response(call.request_id, error.code, error.message, error.data))
+        else:
+            raise error
+    except Exception:
+        logger.exception("method %r failed", call.method)
+        answer = encode(error_response(call.request_id, INTERNAL_ERROR, MEANINGS[INTERNAL_ERROR]))
+    return answer if call.is_answered else None
+
+
+def _joined(answers: list[bytes | None], is_batch: bool) -> bytes | None:
+    said = [answer for answer in answers if answer is not None]
+    if not said:
+        return None
+    return b"[" + b",".join(said) + b"]" if is_batch else said[0]

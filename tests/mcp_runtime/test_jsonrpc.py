@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Callable
@@ -10,8 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcp_runtime import jsonrpc
-from mcp_runtime.errors import ClientError, ProtocolError, RemoteError
-from mcp_runtime.jsonrpc import MAX_DEPTH, IdCounter, check_depth, decode, encode, excerpt, result_of, storable
+from mcp_runtime.errors import ClientError, MethodError, ProtocolError, RemoteError
+from mcp_runtime.jsonrpc import (
+    MAX_DEPTH,
+    IdCounter,
+    MethodDispatcher,
+    check_depth,
+    decode,
+    encode,
+    excerpt,
+    result_of,
+    storable,
+)
 
 fixed_budget = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 
@@ -220,3 +231,242 @@ def test_the_codes_are_those_of_the_specification() -> None:
         jsonrpc.INTERNAL_ERROR,
     )
     assert codes == (-32700, -32600, -32601, -32602, -32603)
+
+
+# Serving ----------------------------------------------------------------------------------------------------------
+
+
+def subtract(minuend: float, subtrahend: float) -> float:
+    return minuend - subtrahend
+
+
+async def later(value: Any) -> Any:
+    await asyncio.sleep(0)
+    return value
+
+
+def refuse(code: int = -32000, data: Any = None) -> None:
+    raise MethodError(code, "not with me", data)
+
+
+def broken() -> None:
+    raise ZeroDivisionError("the password is secret")
+
+
+served: list[Any] = []
+DISPATCHER = MethodDispatcher(
+    {
+        "subtract": subtract,
+        "sum": lambda *numbers: sum(numbers),
+        "get_data": lambda: ["hello", 5],
+        "notify_hello": lambda *values: served.append(values),
+        "update": lambda *values: served.append(values),
+        "foo": lambda: None,
+        "echo": lambda value: value,
+        "refuse": refuse,
+        "broken": broken,
+        "unspeakable": lambda: {1, 2},
+        "infinite": lambda: float("inf"),
+    }
+)
+
+PARSE_ERROR = {"jsonrpc": "2.0", "error": {"code": -32700, "message": "Parse error"}, "id": None}
+INVALID = {"jsonrpc": "2.0", "error": {"code": -32600, "message": "Invalid Request"}, "id": None}
+
+
+def answer(message: Any) -> Any:
+    """What is answered to `message` (a value, or the bytes themselves); both ways of answering agree."""
+    body = message if isinstance(message, bytes) else json.dumps(message).encode()
+    answered = DISPATCHER.answer(body)
+    assert asyncio.run(DISPATCHER.answer_async(body)) == answered
+    return None if answered is None else json.loads(answered)
+
+
+def ok(request_id: Any, result: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "result": result, "id": request_id}
+
+
+# https://www.jsonrpc.org/specification#examples, one after the other
+@pytest.mark.parametrize(
+    ("sent", "answered"),
+    [
+        ({"jsonrpc": "2.0", "method": "subtract", "params": [42, 23], "id": 1}, ok(1, 19)),
+        ({"jsonrpc": "2.0", "method": "subtract", "params": [23, 42], "id": 2}, ok(2, -19)),
+        (
+            {"jsonrpc": "2.0", "method": "subtract", "params": {"subtrahend": 23, "minuend": 42}, "id": 3},
+            ok(3, 19),
+        ),
+        (
+            {"jsonrpc": "2.0", "method": "subtract", "params": {"minuend": 42, "subtrahend": 23}, "id": 4},
+            ok(4, 19),
+        ),
+        ({"jsonrpc": "2.0", "method": "update", "params": [1, 2, 3, 4, 5]}, None),
+        ({"jsonrpc": "2.0", "method": "foobar"}, None),
+        (
+            {"jsonrpc": "2.0", "method": "foobar", "id": "1"},
+            {"jsonrpc": "2.0", "error": {"code": -32601, "message": "Method not found"}, "id": "1"},
+        ),
+        (b'{"jsonrpc": "2.0", "method": "foobar, "params": "bar", "baz]', PARSE_ERROR),
+        ({"jsonrpc": "2.0", "method": 1, "params": "bar"}, INVALID),
+        (
+            b'[{"jsonrpc": "2.0", "method": "sum", "params": [1,2,4], "id": "1"}, {"jsonrpc": "2.0", "method"]',
+            PARSE_ERROR,
+        ),
+        ([], {**INVALID, "error": {"code": -32600, "message": "a batch has 1 to 100 messages, not 0"}}),
+        ([1], [INVALID]),
+        ([1, 2, 3], [INVALID] * 3),
+        (
+            [
+                {"jsonrpc": "2.0", "method": "sum", "params": [1, 2, 4], "id": "1"},
+                {"jsonrpc": "2.0", "method": "notify_hello", "params": [7]},
+                {"jsonrpc": "2.0", "method": "subtract", "params": [42, 23], "id": "2"},
+                {"foo": "boo"},
+                {"jsonrpc": "2.0", "method": "foo.get", "params": {"name": "myself"}, "id": "5"},
+                {"jsonrpc": "2.0", "method": "get_data", "id": "9"},
+            ],
+            [
+                ok("1", 7),
+                ok("2", 19),
+                INVALID,
+                {"jsonrpc": "2.0", "error": {"code": -32601, "message": "Method not found"}, "id": "5"},
+                ok("9", ["hello", 5]),
+            ],
+        ),
+        (
+            [
+                {"jsonrpc": "2.0", "method": "notify_sum", "params": [1, 2, 4]},
+                {"jsonrpc": "2.0", "method": "notify_hello", "params": [7]},
+            ],
+            None,
+        ),
+    ],
+)
+def test_every_example_of_the_specification_is_answered_as_it_says(sent: Any, answered: Any) -> None:
+    assert answer(sent) == answered
+
+
+def test_a_request_is_answered_with_its_id_its_result_and_the_version() -> None:
+    """Story 8.2, AC 1 and 5."""
+    for request_id in (7, "seven", 7.5, 0, "", None):
+        assert answer({"jsonrpc": "2.0", "method": "foo", "id": request_id}) == ok(request_id, None)
+
+
+def test_a_method_that_is_not_there_is_32601() -> None:
+    """Story 8.2, AC 2."""
+    answered = answer({"jsonrpc": "2.0", "method": "rpc.secret", "id": 1})
+    assert (answered["jsonrpc"], answered["id"], answered["error"]["code"]) == ("2.0", 1, -32601)
+
+
+@pytest.mark.parametrize("method", ["notify_hello", "foobar", "broken", "refuse", "unspeakable"])
+def test_a_notification_is_not_answered_whatever_becomes_of_it(method: str) -> None:
+    """Story 8.2, AC 3."""
+    assert answer({"jsonrpc": "2.0", "method": method}) is None
+
+
+def test_the_answers_of_a_batch_are_in_the_order_of_its_requests() -> None:
+    """Story 8.2, AC 4."""
+    batch = [{"jsonrpc": "2.0", "method": "echo", "params": [number], "id": number} for number in range(50)]
+    assert [each["result"] for each in answer(batch)] == list(range(50))
+
+
+@pytest.mark.parametrize("params", [[1], [1, 2, 3], {"minuend": 1}, {"minuend": 1, "subtrahend": 2, "more": 3}])
+def test_params_that_do_not_fit_the_function_are_32602(params: Any) -> None:
+    answered = answer({"jsonrpc": "2.0", "method": "subtract", "params": params, "id": 1})
+    assert answered["error"] == {"code": -32602, "message": "Invalid params"}
+
+
+@pytest.mark.parametrize("method", ["broken", "unspeakable", "infinite"])
+def test_a_fault_inside_is_logged_and_told_as_no_more_than_that(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    answered = answer({"jsonrpc": "2.0", "method": method, "id": 1})
+    assert answered["error"] == {"code": -32603, "message": "Internal error"}
+    assert f"method {method!r} failed" in caplog.text
+
+
+def test_an_error_of_the_methods_own_is_told_as_it_is() -> None:
+    answered = answer({"jsonrpc": "2.0", "method": "refuse", "params": {"data": {"hint": 1}}, "id": 1})
+    assert answered["error"] == {"code": -32000, "message": "not with me", "data": {"hint": 1}}
+    assert answered["error"]["code"] in jsonrpc.SERVER_ERRORS
+
+
+def test_an_error_that_cannot_be_told_is_an_internal_one() -> None:
+    unspeakable = MethodDispatcher({"refuse": lambda: refuse(data={1, 2})})
+    answered = json.loads(unspeakable.answer(b'{"jsonrpc":"2.0","method":"refuse","id":1}') or b"")
+    assert answered["error"]["code"] == -32603
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"method": "foo", "id": 1},
+        {"jsonrpc": "1.0", "method": "foo", "id": 1},
+        {"jsonrpc": "2.0", "id": 1},
+        {"jsonrpc": "2.0", "method": "foo", "params": 5, "id": 1},
+        {"jsonrpc": "2.0", "method": "foo", "params": None, "id": 1},
+    ],
+)
+def test_what_is_no_request_is_32600_with_the_id_where_there_is_one(message: Any) -> None:
+    assert answer(message) == {**INVALID, "id": 1}
+
+
+@pytest.mark.parametrize("request_id", [True, [], {}])
+def test_an_id_that_is_none_is_answered_with_null(request_id: Any) -> None:
+    assert answer({"jsonrpc": "2.0", "method": "foo", "id": request_id}) == INVALID
+
+
+def test_coroutines_are_awaited() -> None:
+    methods = MethodDispatcher({"later": later, "foo": lambda: 1})
+    batch = b'[{"jsonrpc":"2.0","method":"later","params":[5],"id":1},{"jsonrpc":"2.0","method":"foo","id":2}]'
+    assert json.loads(asyncio.run(methods.answer_async(batch)) or b"") == [ok(1, 5), ok(2, 1)]
+
+
+def test_bytes_depth_and_the_length_of_a_batch_are_bounded() -> None:
+    small = MethodDispatcher({"echo": lambda value: value}, max_bytes=1000, max_batch=3)
+    request = {"jsonrpc": "2.0", "method": "echo", "params": [1], "id": 1}
+    assert b"result" in (small.answer(encode([request] * 3)) or b"")
+    for body, code in [
+        (encode([request] * 4), -32600),
+        (encode({**request, "params": ["x" * 1000]}), -32600),
+        (b"[" * 500 + b"]" * 500, -32700),
+    ]:
+        assert json.loads(small.answer(body) or b"")["error"]["code"] == code
+
+
+requests_or_not = st.fixed_dictionaries(
+    {},
+    optional={
+        "jsonrpc": st.sampled_from(["2.0", "2.0", "2.0", "1.0", 2]),
+        "method": st.sampled_from(["echo", "sum", "foo", "broken", "nowhere", ""]) | scalars,
+        "params": values,
+        "id": scalars | st.lists(scalars, max_size=1),
+    },
+)
+
+
+@fixed_budget
+@given(st.binary(max_size=200) | (requests_or_not | st.lists(requests_or_not | values, max_size=5)).map(encode))
+def test_whatever_comes_is_answered_by_the_book(body: bytes) -> None:
+    answered = DISPATCHER.answer(body)
+    if answered is None:
+        sent = decode(body)
+        for message in sent if isinstance(sent, list) else [sent]:
+            assert "id" not in message  # only notifications are not answered
+        return
+    parts = json.loads(answered)
+    for part in parts if isinstance(parts, list) else [parts]:
+        assert part["jsonrpc"] == "2.0"
+        assert ("result" in part) != ("error" in part)
+        assert "id" in part
+        if "error" in part:
+            assert part["error"]["code"] in jsonrpc.MEANINGS
+
+
+@fixed_budget
+@given(values)
+def test_what_goes_in_by_a_request_comes_out_by_its_response(value: Any) -> None:
+    body = encode(jsonrpc.request("the id", "echo", [storable(value)]))  # type: ignore[arg-type]
+    assert result_or_none(DISPATCHER.answer(body)) == storable(value)
+
+
+def result_or_none(body: bytes | None) -> Any:
+    assert body is not None
+    return decode(body)["result"]
