@@ -15,7 +15,7 @@ import reprlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -31,6 +31,7 @@ from mcp_runtime.errors import (
     ClientError,
     ConnectError,
     HttpStatusError,
+    MethodError,
     ProtocolError,
     RemoteError,
     RequestCancelledError,
@@ -52,9 +53,13 @@ MAX_PAGES = 100
 MAX_TOOLS = 2_000
 MAX_TOOL_NAME = 255
 MAX_WARNINGS = 20
+MAX_ROUNDS = 10  # of input that one call may ask for
+RETRY_SECONDS = 0.5  # before a stream is gone on with, unless the server says how long
 READ_BYTES = 65_536
 HEAD_BYTES = 256_000  # status line and headers, the answers of "100 Continue" before them included
 CLOSED_EARLY = "the connection was closed before the answer was complete"
+STREAM_ENDED = "the event stream ended without the answer"
+TOOLS_CHANGED = "notifications/tools/list_changed"
 _SESSION_ID = re.compile("[!-~]{1,1000}")  # visible ASCII, says the specification
 # Servers close idle connections (uvicorn and Node after 5 s): one that idled longer is not trusted with a call.
 IDLE_SECONDS = 1.0
@@ -64,9 +69,13 @@ IDLE_SECONDS = 1.0
 
 
 class Exchange:
-    """One request and its answer. `abort()` from any thread ends it: the waiting thread gets RequestCancelledError."""
+    """One request and its answer. `abort()` from any thread ends it: the waiting thread gets RequestCancelledError.
 
-    def __init__(self) -> None:
+    `on_progress(params)` is told what the server says of its progress; without it the server is not asked to.
+    """
+
+    def __init__(self, on_progress: Callable[[dict[str, Any]], None] | None = None) -> None:
+        self.on_progress = on_progress
         self._lock = threading.Lock()
         self._socket: _DeadlineSocket | None = None
         self.aborted = False
@@ -101,6 +110,14 @@ class Exchange:
     def detach(self) -> None:
         with self._lock:
             self._socket = None
+
+    def pause(self, seconds: float) -> None:
+        """Wait, but not beyond the deadline. Raises RequestCancelledError as soon as it is aborted."""
+        until = min(time.monotonic() + seconds, self.deadline)
+        while (left := until - time.monotonic()) > 0:
+            with self._lock:
+                self._require_wanted()
+            time.sleep(min(left, 0.02))
 
     def mark_aborted(self) -> None:
         """From now on an answer that still comes is not wanted."""
@@ -226,11 +243,29 @@ class JsonRpcClient:
     """Speaks MCP with one member at `url`. Safe to use from many threads at once.
 
     Errors are ClientErrors; `invoke_tool` raises ToolError for a result with `isError`. Timeouts in seconds, total.
+
+    `capabilities` are told to the server. `on_request(method, params)` gives the results of what it asks in turn
+    (sampling, elicitation, roots), or raises MethodError; without it all of that is declined. `on_notification(method,
+    params)` is told of what belongs to no call. Both are called in the thread that reads, and must not block.
     """
 
-    def __init__(self, url: str, *, connections: int = 16, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        connections: int = 16,
+        max_bytes: int = MAX_BYTES,
+        capabilities: Mapping[str, Any] | None = None,
+        on_request: Callable[[str, dict[str, Any]], dict[str, Any]] | None = None,
+        on_notification: Callable[[str, dict[str, Any]], None] = lambda method, params: None,
+    ) -> None:
         self._url = url
         self._max_bytes = max_bytes
+        self._offered = dict(capabilities or {})
+        self._on_request = on_request
+        self._on_notification = on_notification
+        self._handshake_lock = threading.Lock()
+        self._parameter_headers: dict[str, dict[protocol.Place, str]] = {}
         self._ids = jsonrpc.IdCounter()
         self._adapter = _Adapter(pool_connections=1, pool_maxsize=connections, max_retries=0)
         self._protocol_version = protocol.PREFERRED_VERSION
@@ -240,11 +275,57 @@ class JsonRpcClient:
     def close(self) -> None:
         self._adapter.close()
 
+    # Beginning ----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_modern(self) -> bool:
+        """Whether the server is spoken to without a session, as from 2026-07-28 on."""
+        return self._protocol_version == protocol.MODERN_VERSION
+
+    def connect(
+        self, timeout: float = INITIALIZE_TIMEOUT, exchange: Exchange | None = None, *, version: str | None = None
+    ) -> InitializeResult:
+        """The handshake; with a server that refuses it, or where `version` says so, the modern way, which needs none.
+
+        The specification advises to try the modern way first; the seeds ask for the handshake (REQ-MCP-HTTP-13).
+        """
+        deadline = time.monotonic() + timeout
+        if version == protocol.MODERN_VERSION:
+            return self.discover(timeout, exchange)
+        try:
+            return self.initialize(timeout, exchange)
+        except (HttpStatusError, RemoteError) as refusal:
+            if isinstance(refusal, HttpStatusError) and refusal.status not in (400, 404, 405):
+                raise
+            try:
+                return self.discover(_left(deadline), exchange)
+            except (HttpStatusError, RemoteError, ProtocolError):
+                raise refusal from None
+
+    def discover(self, timeout: float = INITIALIZE_TIMEOUT, exchange: Exchange | None = None) -> InitializeResult:
+        """What a modern server tells of itself (`server/discover`)."""
+        self._session_id, self._protocol_version = None, protocol.MODERN_VERSION
+        result = self.call("server/discover", {}, timeout, exchange)
+        versions = result.get("supportedVersions")
+        if not isinstance(versions, list) or protocol.MODERN_VERSION not in versions:
+            said = reprlib.repr(versions)
+            raise ProtocolError(
+                f"answered server/discover with versions {said}; the hall speaks {protocol.MODERN_VERSION}"
+            )
+        self._capabilities = _object(result.get("capabilities"))
+        return InitializeResult(
+            protocol_version=protocol.MODERN_VERSION,
+            server_info=_object(_object(result.get("_meta")).get(f"{protocol.META}serverInfo")),
+            capabilities=self._capabilities,
+            instructions=str(result.get("instructions") or "")[:10_000],
+        )
+
     def initialize(self, timeout: float = INITIALIZE_TIMEOUT, exchange: Exchange | None = None) -> InitializeResult:
         """The handshake's three steps within `timeout` (REQ-MCP-HTTP-13, 20, 25)."""
         deadline = time.monotonic() + timeout
         self._session_id, self._protocol_version = None, protocol.PREFERRED_VERSION
-        result = self.call("initialize", protocol.initialize_params(CLIENT_NAME, CLIENT_VERSION), timeout, exchange)
+        params = protocol.initialize_params(CLIENT_NAME, CLIENT_VERSION, self._offered)
+        result = self._request("initialize", params, timeout, exchange or Exchange())
         version = result.get("protocolVersion")
         if version not in protocol.HANDSHAKE_VERSIONS:
             spoken = ", ".join(protocol.HANDSHAKE_VERSIONS)
@@ -252,13 +333,28 @@ class JsonRpcClient:
             raise ProtocolError(f"answered initialize with protocol version {said}; the hall speaks {spoken}")
         self._protocol_version = str(version)
         self._capabilities = _object(result.get("capabilities"))
-        self.notify("notifications/initialized", timeout=max(0.001, deadline - time.monotonic()))
+        self.notify("notifications/initialized", timeout=_left(deadline))
         return InitializeResult(
             protocol_version=self._protocol_version,
             server_info=_object(result.get("serverInfo")),
             capabilities=self._capabilities,
             instructions=str(result.get("instructions") or "")[:10_000],
         )
+
+    def _begin_again(self, session_id: str, timeout: float, exchange: Exchange) -> None:
+        """A new session in place of `session_id`, which the server has forgotten; once for all who noticed."""
+        deadline = time.monotonic() + timeout
+        if not self._handshake_lock.acquire(timeout=timeout):
+            raise RequestTimeoutError(timeout)
+        try:
+            if self._session_id != session_id:
+                return
+            self.initialize(_left(deadline), exchange)
+        finally:
+            self._handshake_lock.release()
+        self._on_notification(TOOLS_CHANGED, {})  # it may be another server than before
+
+    # Tools --------------------------------------------------------------------------------------------------------
 
     def list_tools(self, timeout: float = REQUEST_TIMEOUT, exchange: Exchange | None = None) -> ToolList:
         """Every page of tools/list, within `timeout` in total (REQ-MCP-HTTP-26), without entries that are no tools."""
@@ -269,7 +365,7 @@ class JsonRpcClient:
         size = 0
         for _ in range(MAX_PAGES):
             try:
-                result = self.call("tools/list", params, max(0.001, deadline - time.monotonic()), exchange)
+                result = self.call("tools/list", params, _left(deadline), exchange)
             except RemoteError as error:
                 if error.code == jsonrpc.METHOD_NOT_FOUND and "tools" not in self._capabilities:
                     return found  # a server without tools, and it said so
@@ -280,6 +376,8 @@ class JsonRpcClient:
             _collect_tools(result, found)
             cursor = result.get("nextCursor")
             if cursor is None:
+                if self.is_modern:
+                    self._parameter_headers = _leave_out_bad_headers(found)
                 return found
             if not isinstance(cursor, str) or cursor in cursors:
                 raise ProtocolError("tools/list repeats its cursor: the list has no end")
@@ -295,15 +393,48 @@ class JsonRpcClient:
         exchange: Exchange | None = None,
     ) -> dict[str, Any]:
         """The tool's result (REQ-MCP-HTTP-27). Raises ToolError, which carries it whole, when it has `isError`."""
-        result = self.call("tools/call", {"name": name, "arguments": arguments}, timeout, exchange)
+        exchange = exchange or Exchange()
+        asked = {"name": name, "arguments": arguments}
+        deadline = time.monotonic() + timeout
+        try:
+            result = self.call("tools/call", asked, timeout, exchange)
+        except RemoteError as error:
+            if error.code != protocol.HEADER_MISMATCH or not self.is_modern:
+                raise
+            self.list_tools(_left(deadline), exchange)  # its schema changed
+            result = self.call("tools/call", asked, _left(deadline), exchange)
+        for _ in range(MAX_ROUNDS):
+            if not self.is_modern or result.get("resultType") != "input_required":
+                break
+            result = self.call("tools/call", {**asked, **self._inputs(result)}, _left(deadline), exchange)
+        else:
+            raise ProtocolError(f"asked for input {MAX_ROUNDS} times for one call")
         if result.get("isError") is True:
             raise ToolError(protocol.text_of(result)[:2000] or "the tool reported an error without a text", result)
         return result
 
+    def _inputs(self, result: dict[str, Any]) -> dict[str, Any]:
+        """What a modern server that needs more is sent with its call, the second time (26: basic/patterns/mrtr)."""
+        wanted, state = result.get("inputRequests"), result.get("requestState")
+        if not isinstance(wanted, dict) and not isinstance(state, str):
+            raise ProtocolError("asked for input without saying for which")
+        answers = {}
+        for key, asked in _object(wanted).items():
+            try:
+                answers[key] = self._asked(str(_object(asked).get("method")), _object(_object(asked).get("params")))
+            except MethodError as error:
+                raise ProtocolError(f"asked for input that it is not given: {error}") from error
+        return ({"inputResponses": answers} if answers else {}) | ({"requestState": state} if state is not None else {})
+
+    # Conversation -------------------------------------------------------------------------------------------------
+
     def cancel(self, exchange: Exchange, reason: str) -> None:
-        """Tell the server (notifications/cancelled), then stop waiting. Never raises: there may be nobody to tell."""
+        """Tell the server, then stop waiting. Never raises: there may be nobody to tell.
+
+        A modern one is told by the connection that closes, others by notifications/cancelled.
+        """
         exchange.mark_aborted()
-        if exchange.request_id is not None:
+        if exchange.request_id is not None and not self.is_modern:
             with contextlib.suppress(ClientError):
                 params = {"requestId": exchange.request_id, "reason": reason}
                 self.notify("notifications/cancelled", params, CANCEL_TIMEOUT)
@@ -312,37 +443,111 @@ class JsonRpcClient:
     def call(
         self, method: str, params: dict[str, Any], timeout: float, exchange: Exchange | None = None
     ) -> dict[str, Any]:
-        """The `result` of one request. Raises RemoteError for a JSON-RPC error object (REQ-MCP-HTTP-29)."""
-        request_id = self._ids.take()
+        """The `result` of one request. Raises RemoteError for a JSON-RPC error object (REQ-MCP-HTTP-29).
+
+        Asked a second time where the first cannot have been served: the session was forgotten, or the version refused
+        that the server says it speaks.
+        """
         exchange = exchange or Exchange()
+        deadline = time.monotonic() + timeout
+        try:
+            return self._request(method, params, timeout, exchange)
+        except _SessionOverError as over:
+            self._begin_again(over.session_id, _left(deadline), exchange)
+        except RemoteError as error:
+            supported = _object(error.data).get("supported")
+            if error.code != protocol.UNSUPPORTED_VERSION or protocol.MODERN_VERSION not in _list(supported):
+                raise
+        return self._request(method, params, _left(deadline), exchange)
+
+    def _request(self, method: str, params: dict[str, Any], timeout: float, exchange: Exchange) -> dict[str, Any]:
+        request_id = self._ids.take()
         exchange.begin(request_id, timeout)
-        with self._post(jsonrpc.request(request_id, method, params), timeout, exchange) as response:
-            result = jsonrpc.result_of(self._answer(response, request_id))
-            if method == "initialize":
-                self._session_id = _session_id(response)
+        params, headers = self._dressed(method, params, request_id, exchange)
+        stream = protocol.EventStream()
+        message = None
+        try:
+            with self._send(
+                "POST", timeout, exchange, headers, jsonrpc.request(request_id, method, params)
+            ) as response:
+                message = self._answer(response, request_id, exchange, stream)
+                if method == "initialize":
+                    self._session_id = _session_id(response)
+        except ConnectError:
+            if not self._can_go_on(stream):
+                raise
+        while message is None:
+            message = self._go_on(request_id, timeout, exchange, stream)
+        result = jsonrpc.result_of(message)
         if exchange.aborted:
             raise RequestCancelledError
+        if self.is_modern:
+            _require_known_result(method, result)
         return result
+
+    def _dressed(
+        self, method: str, params: dict[str, Any], request_id: int, exchange: Exchange
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """`params` with their `_meta`, and the headers that go with them."""
+        headers: dict[str, str] = {}
+        meta: dict[str, Any] = {} if exchange.on_progress is None else {"progressToken": request_id}
+        if self.is_modern:
+            meta |= protocol.modern_meta(CLIENT_NAME, CLIENT_VERSION, self._offered)
+            headers = protocol.modern_headers(method, params)
+            if method == "tools/call":
+                places = self._parameter_headers.get(params["name"], {})
+                headers |= protocol.parameter_values(places, params["arguments"])
+        return ({**params, "_meta": meta} if meta else params), headers
 
     def notify(self, method: str, params: dict[str, Any] | None = None, timeout: float = REQUEST_TIMEOUT) -> None:
         """A message without an answer. Raises HttpStatusError when it is not accepted."""
         exchange = Exchange()
         exchange.begin(None, timeout)
-        with self._post(jsonrpc.notification(method, params), timeout, exchange) as response:
+        with self._send("POST", timeout, exchange, {}, jsonrpc.notification(method, params)) as response:
             if not 200 <= response.status_code < 300:
                 raise HttpStatusError(response.status_code, jsonrpc.excerpt(self._body(response)))
             if {"Content-Length", "Transfer-Encoding"} & set(response.headers):
                 self._body(response)  # so that the connection serves another call; without them it has no end
 
+    def listen(self, exchange: Exchange, timeout: float) -> None:
+        """Hear what the server says unasked, for `on_notification`, until it ends that or `timeout` passed.
+
+        Raises HttpStatusError where it offers nothing of the kind: 405 from most.
+        """
+        exchange.begin(self._ids.take(), timeout)
+        stream = protocol.EventStream()
+        if self.is_modern:
+            params = {"notifications": {"toolsListChanged": True}}
+            params, headers = self._dressed("subscriptions/listen", params, exchange.request_id or 0, exchange)
+            message = jsonrpc.request(exchange.request_id or 0, "subscriptions/listen", params)
+            sending = self._send("POST", timeout, exchange, headers, message)
+        else:
+            sending = self._send("GET", timeout, exchange, {"Accept": protocol.EVENT_STREAM})
+        with sending as response:
+            if response.status_code != 200 or _kind(response) != protocol.EVENT_STREAM:
+                raise HttpStatusError(response.status_code)
+            self._read_stream(response, None, exchange, stream)
+        if exchange.aborted:
+            raise RequestCancelledError
+
     # One exchange -------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _post(self, message: dict[str, Any], timeout: float, exchange: Exchange) -> Iterator[requests.Response]:
-        """The response to one POST, its body not yet read; foreign errors leave as ours."""
-        request = requests.Request("POST", self._url, headers=self._headers(), data=jsonrpc.encode(message)).prepare()
+    def _send(
+        self,
+        verb: str,
+        timeout: float,
+        exchange: Exchange,
+        headers: Mapping[str, str],
+        message: dict[str, Any] | None = None,
+    ) -> Iterator[requests.Response]:
+        """The response to one request, its body not yet read; foreign errors leave as ours."""
+        body = None if message is None else jsonrpc.encode(message)
+        request = requests.Request(verb, self._url, headers={**self._headers(), **headers}, data=body).prepare()
         limit = Timeout(connect=min(CONNECT_TIMEOUT, timeout), total=timeout)
         response = None
-        _current.exchange = exchange
+        # Another exchange may be under way in this thread: a server's question is answered while its stream is read.
+        outer, _current.exchange = getattr(_current, "exchange", None), exchange
         try:
             with _translated(timeout, exchange):
                 # The adapter, not Session.send: no cookies, proxies, netrc or redirects, and a third of the CPU.
@@ -350,7 +555,7 @@ class JsonRpcClient:
                 exchange.expect_body(self._max_bytes)
                 yield response
         finally:
-            _current.exchange = None
+            _current.exchange = outer
             exchange.detach()
             if response is not None and not response.raw.closed:
                 response.close()  # not read to its end, so the connection cannot serve another call
@@ -367,17 +572,29 @@ class JsonRpcClient:
             headers[protocol.SESSION_HEADER] = self._session_id
         return headers
 
-    def _answer(self, response: requests.Response, request_id: int) -> Any:
-        """The message that answers `request_id`, from a JSON body or an event stream."""
-        kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    def _answer(
+        self, response: requests.Response, request_id: int, exchange: Exchange, stream: protocol.EventStream
+    ) -> Any:
+        """The message that answers `request_id`, from a JSON body or an event stream; None: the stream can go on."""
+        kind = _kind(response)
         if response.status_code == 200 and kind == protocol.EVENT_STREAM:
-            return self._answer_in_stream(response, request_id)
+            message = self._read_stream(response, request_id, exchange, stream)
+            if message is None and not self._can_go_on(stream):
+                raise ProtocolError(STREAM_ENDED)
+            return message
         body = self._body(response)
+        session_id = response.request.headers.get(protocol.SESSION_HEADER)
+        if response.status_code == 404 and session_id:
+            raise _SessionOverError(str(session_id), jsonrpc.excerpt(body))
         if response.status_code != 200:
             raise _status_error(response.status_code, kind, body)
         if kind != protocol.JSON:
             raise ProtocolError(f"answered with {kind or 'no content type'} instead of JSON: {jsonrpc.excerpt(body)}")
         message = jsonrpc.decode(body)
+        if isinstance(message, list):  # 2025-03-26 allows an answer to come as a batch of one
+            message = next((part for part in message if _answers(part, request_id)), None)
+        if message is None:
+            raise ProtocolError("the answer is not a JSON-RPC 2.0 response")
         answered = message.get("id") if isinstance(message, dict) else None
         # An error that came before the id could be read has none.
         is_anonymous_error = isinstance(message, dict) and answered is None and "error" in message
@@ -385,18 +602,75 @@ class JsonRpcClient:
             raise ProtocolError(f"answered request {reprlib.repr(answered)}, but {request_id} was asked")
         return message
 
-    def _answer_in_stream(self, response: requests.Response, request_id: int) -> Any:
-        stream = protocol.EventStream()
+    def _read_stream(
+        self, response: requests.Response, request_id: int | None, exchange: Exchange, stream: protocol.EventStream
+    ) -> Any:
+        """The message that answers `request_id`; None when the stream ends without it."""
         taken = 0
         while chunk := response.raw.read1(READ_BYTES):
             taken += len(chunk)
             if taken > self._max_bytes:
                 raise ProtocolError(f"the answer is larger than {self._max_bytes:,} bytes")
             for data in stream.feed(chunk):
-                message = jsonrpc.decode(data)
-                if isinstance(message, dict) and "method" not in message and _same_id(message.get("id"), request_id):
-                    return message
-        raise ProtocolError("the event stream ended without the answer")
+                value = jsonrpc.decode(data)
+                for message in value if isinstance(value, list) else [value]:
+                    if _answers(message, request_id):
+                        return message
+                    self._take_in(message, exchange)
+        return None
+
+    def _can_go_on(self, stream: protocol.EventStream) -> bool:
+        return bool(stream.last_event_id) and not self.is_modern
+
+    def _go_on(self, request_id: int, timeout: float, exchange: Exchange, stream: protocol.EventStream) -> Any:
+        """The rest of a stream that ended early, from the server that gave its events ids (25-11: basic/transports)."""
+        exchange.pause(RETRY_SECONDS if stream.retry_ms is None else stream.retry_ms / 1000)
+        if time.monotonic() >= exchange.deadline:
+            raise RequestTimeoutError(timeout)
+        headers = {"Accept": protocol.EVENT_STREAM, protocol.LAST_EVENT_HEADER: stream.last_event_id}
+        stream.go_on()
+        with (
+            contextlib.suppress(ConnectError),
+            self._send("GET", _left(exchange.deadline), exchange, headers) as response,
+        ):
+            if response.status_code != 200 or _kind(response) != protocol.EVENT_STREAM:
+                raise ProtocolError(STREAM_ENDED)
+            return self._read_stream(response, request_id, exchange, stream)
+        return None
+
+    def _take_in(self, message: Any, exchange: Exchange) -> None:
+        """What comes on a stream beside the answer: questions, and notifications."""
+        method = message.get("method") if isinstance(message, dict) else None
+        if not isinstance(method, str):
+            return
+        params = _object(message.get("params"))
+        if "id" in message:
+            if not self.is_modern:
+                self._reply(message["id"], method, params, exchange)
+        elif method == "notifications/progress":
+            if exchange.on_progress is not None and _same_id(params.get("progressToken"), exchange.request_id or 0):
+                exchange.on_progress(params)
+        else:
+            self._on_notification(method, params)
+
+    def _reply(self, request_id: Any, method: str, params: dict[str, Any], exchange: Exchange) -> None:
+        """The answer to a server's question, by a POST of its own while its stream stays open."""
+        try:
+            answer = jsonrpc.result_response(request_id, self._asked(method, params))
+        except MethodError as error:
+            answer = jsonrpc.error_response(request_id, error.code, error.message, error.data)
+        reply = Exchange()
+        timeout = min(CONNECT_TIMEOUT, _left(exchange.deadline))
+        reply.begin(None, timeout)
+        with contextlib.suppress(ClientError), self._send("POST", timeout, reply, {}, answer) as response:
+            self._body(response)
+
+    def _asked(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        if method == "ping":
+            return {}
+        if self._on_request is None:
+            raise MethodError(jsonrpc.METHOD_NOT_FOUND, f"{method} is not offered here")
+        return self._on_request(method, params)
 
     def _body(self, response: requests.Response) -> bytes:
         body: bytes = response.raw.read(self._max_bytes + 1) or b""
@@ -405,6 +679,53 @@ class JsonRpcClient:
         if response.raw.length_remaining:  # a bounded read does not say so itself
             raise ConnectError(CLOSED_EARLY)
         return body
+
+
+class _SessionOverError(HttpStatusError):
+    """The server does not know the session any more."""
+
+    def __init__(self, session_id: str, excerpt: str) -> None:
+        super().__init__(404, excerpt)
+        self.session_id = session_id
+
+
+def _left(deadline: float) -> float:
+    return round(max(0.001, deadline - time.monotonic()), 3)
+
+
+def _kind(response: requests.Response) -> str:
+    return response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+
+def _answers(message: Any, request_id: int | None) -> bool:
+    return (
+        isinstance(message, dict)
+        and "method" not in message
+        and request_id is not None
+        and _same_id(message.get("id"), request_id)
+    )
+
+
+def _require_known_result(method: str, result: dict[str, Any]) -> None:
+    """A modern result says of which type it is (26: basic/index); one that says nothing is complete."""
+    kind = result.get("resultType", "complete")
+    if kind != "complete" and (kind != "input_required" or method != "tools/call"):
+        raise ProtocolError(f"answered {method} with a result of type {reprlib.repr(kind)}")
+
+
+def _leave_out_bad_headers(found: ToolList) -> dict[str, dict[protocol.Place, str]]:
+    """The headers that calls of each tool carry; tools that ask for them in a way that is not allowed must go."""
+    headers: dict[str, dict[protocol.Place, str]] = {}
+    kept = []
+    for tool in found.tools:
+        try:
+            headers[tool["name"]] = protocol.parameter_headers(_object(tool.get("inputSchema")))
+        except ValueError as error:
+            _warn(found, f"tools/list: {tool['name']!r} is left out: {error}")
+        else:
+            kept.append(tool)
+    found.tools = kept
+    return headers
 
 
 def _same_id(answered: Any, asked: int) -> bool:
@@ -420,6 +741,10 @@ def _session_id(response: requests.Response) -> str | None:
 
 def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _status_error(status: int, kind: str, body: bytes) -> ClientError:

@@ -1,20 +1,38 @@
 """MCP on top of JSON-RPC: versions, headers, events of a stream, what a result says to people. No I/O.
 
-Sources: MCP specification 2025-06-18 and later (basic/transports, basic/lifecycle, server/tools).
+Until 2025-11-25 a server is spoken to in a session that `initialize` begins: the legacy way. From 2026-07-28 on each
+request stands for itself and says in `_meta` and in headers what it is: the modern way.
+
+Sources: MCP specification 2024-11-05 to 2026-07-28 (basic/transports, basic/lifecycle, basic/versioning, server/tools).
 """
 
 from __future__ import annotations
 
+import base64
 import codecs
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 # REQ-MCP-HTTP-24: asked for and sent from initialize on; another agreed version replaces it afterwards.
 PREFERRED_VERSION = "2025-06-18"
 HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 
+MODERN_VERSION = "2026-07-28"
+
 VERSION_HEADER = "MCP-Protocol-Version"
 SESSION_HEADER = "Mcp-Session-Id"
+METHOD_HEADER = "Mcp-Method"
+NAME_HEADER = "Mcp-Name"
+PARAMETER_HEADER = "Mcp-Param-"
+LAST_EVENT_HEADER = "Last-Event-ID"
+
+# The specification's own error codes.
+HEADER_MISMATCH = -32020
+MISSING_CAPABILITY = -32021
+UNSUPPORTED_VERSION = -32022
+
+META = "io.modelcontextprotocol/"
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
@@ -22,25 +40,131 @@ EVENT_STREAM = "text/event-stream"
 CONTENT_WORDS = {"image": "an image", "audio": "audio", "resource": "a resource", "resource_link": "a link"}
 
 
-def initialize_params(client_name: str, client_version: str) -> dict[str, Any]:
+def initialize_params(client_name: str, client_version: str, capabilities: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "protocolVersion": PREFERRED_VERSION,
-        "capabilities": {},
+        "capabilities": dict(capabilities),
         "clientInfo": {"name": client_name, "version": client_version},
     }
+
+
+# The modern way ---------------------------------------------------------------------------------------------------
+
+
+def modern_meta(client_name: str, client_version: str, capabilities: Mapping[str, Any]) -> dict[str, Any]:
+    """What each request carries in `_meta` in place of a session."""
+    return {
+        f"{META}protocolVersion": MODERN_VERSION,
+        f"{META}clientCapabilities": dict(capabilities),
+        f"{META}clientInfo": {"name": client_name, "version": client_version},
+    }
+
+
+def modern_headers(method: str, params: Mapping[str, Any]) -> dict[str, str]:
+    """The headers that repeat what the body says, for those on the way who do not read bodies."""
+    headers = {METHOD_HEADER: method}
+    name = params.get("uri" if method == "resources/read" else "name")
+    if method in ("tools/call", "prompts/get", "resources/read") and isinstance(name, str):
+        headers[NAME_HEADER] = header_value(name)
+    return headers
+
+
+_PLAIN = re.compile(r"(?:[!-~](?:[ -~]*[!-~])?)?")
+_ENCODED = re.compile(r"=\?base64\?.*\?=", re.DOTALL)
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+def header_value(value: str | int | bool) -> str:
+    """As a header carries it: text that it could not carry, or that looks encoded already, in Base64."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = str(value)
+    if _PLAIN.fullmatch(text) and not _ENCODED.fullmatch(text):
+        return text
+    return f"=?base64?{base64.b64encode(text.encode('utf-8', 'surrogatepass')).decode()}?="
+
+
+Place = tuple[str, ...]
+
+
+def parameter_headers(schema: Mapping[str, Any]) -> dict[Place, str]:
+    """Which arguments of a tool go into headers too (`x-mcp-header`): their place, and the header's whole name.
+
+    Raises ValueError, with the reason, for an annotation that is not allowed: such a tool must not be used.
+    """
+    found: dict[Place, str] = {}
+    todo: list[tuple[Any, Place | None]] = [(schema, ())]  # None: not reached through `properties` alone
+    while todo:
+        part, place = todo.pop()
+        if isinstance(part, list):
+            todo += [(item, None) for item in part]
+        if not isinstance(part, dict):
+            continue
+        if "x-mcp-header" in part:
+            _add_parameter_header(part, place, found)
+        for keyword, value in part.items():
+            if keyword in ("const", "default", "enum", "examples"):
+                continue
+            if keyword in _MAPS_OF_SCHEMAS and isinstance(value, dict):
+                inside = place is not None and keyword == "properties"
+                todo += [(item, (*(place or ()), name) if inside else None) for name, item in value.items()]
+            else:
+                todo.append((value, None))
+    return found
+
+
+_MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+
+
+def _add_parameter_header(part: dict[str, Any], place: Place | None, found: dict[Place, str]) -> None:
+    name = part["x-mcp-header"]
+    if not place:
+        raise ValueError("x-mcp-header stands where it is not reached through properties alone")
+    if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+        raise ValueError("x-mcp-header is not a name that a header may have")
+    if part.get("type") not in ("string", "integer", "boolean"):
+        raise ValueError(f"x-mcp-header {name!r} is on something else than a string, an integer or a boolean")
+    header = PARAMETER_HEADER + name
+    if header.lower() in (other.lower() for other in found.values()):
+        raise ValueError(f"x-mcp-header {name!r} is given twice")
+    found[place] = header
+
+
+def parameter_values(headers: Mapping[Place, str], arguments: Mapping[str, Any]) -> dict[str, str]:
+    """The headers of one call; arguments that are absent or null have none."""
+    values: dict[str, str] = {}
+    for place, header in headers.items():
+        value: Any = arguments
+        for key in place:
+            value = value.get(key) if isinstance(value, dict) else None
+        if isinstance(value, (str, int)):
+            values[header] = header_value(value)
+    return values
+
+
+# Streams ----------------------------------------------------------------------------------------------------------
 
 
 class EventStream:
     """Server-sent events from bytes as they come (WHATWG): feed chunks, get the data of finished events.
 
-    It grows with an event that does not end: the reader bounds what it feeds.
+    It grows with an event that does not end: the reader bounds what it feeds. `last_event_id` and `retry_ms` are what
+    the stream said of itself so far: where to go on, and how long to wait before.
     """
 
     def __init__(self) -> None:
+        self.last_event_id = ""
+        self.retry_ms: int | None = None
         self._rest = bytearray()  # of a line that is not finished; grown in place, for a line may come byte by byte
         self._data: list[bytes] = []
         self._after_return = False
         self._at_beginning = True
+
+    def go_on(self) -> None:
+        """What follows is another stream, which goes on where this one ended."""
+        fresh = EventStream()
+        fresh.last_event_id, fresh.retry_ms = self.last_event_id, self.retry_ms
+        self.__dict__.update(fresh.__dict__)
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         if not chunk:
@@ -65,8 +189,13 @@ class EventStream:
 
     def _field(self, line: bytes) -> None:
         name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
         if name == b"data":
-            self._data.append(value.removeprefix(b" "))
+            self._data.append(value)
+        elif name == b"id" and b"\0" not in value:
+            self.last_event_id = value.decode("utf-8", "replace")
+        elif name == b"retry" and value.isdigit():
+            self.retry_ms = int(value[:9])
 
 
 def text_of(result: dict[str, Any]) -> str:

@@ -25,6 +25,7 @@ from mcp_runtime.errors import (
     ClientError,
     ConnectError,
     HttpStatusError,
+    MethodError,
     ProtocolError,
     RemoteError,
     RequestCancelledError,
@@ -147,7 +148,7 @@ class Server:
 
     @property
     def methods(self) -> list[str]:
-        return [request.message["method"] for request in self.requests]
+        return [request.message.get("method", "reply") if request.body else "GET" for request in self.requests]
 
     def _accept(self) -> None:
         while True:
@@ -163,17 +164,18 @@ class Server:
     def _serve(self, wire: socket.socket, number: int) -> None:
         with wire, wire.makefile("rb") as reader, contextlib.suppress(OSError, Hangup, ValueError):
             while first := reader.readline():
-                assert first == b"POST /mcp HTTP/1.1\r\n"
+                verb, _, rest = first.partition(b" ")
+                assert rest == b"/mcp HTTP/1.1\r\n"
                 lines = iter(reader.readline, b"\r\n")
                 named = (line.decode("latin-1").rstrip("\r\n").partition(": ") for line in lines)
                 headers = {name: value for name, _, value in named}
-                body = reader.read(int(headers["Content-Length"]))
+                body = reader.read(int(headers.get("Content-Length", 0)))
                 request = Request(number, headers, body, wire, self)
                 self.requests.append(request)
-                self._behaviour(request.message["method"])(request)
+                self._behaviour(verb.decode() if verb != b"POST" else request.message.get("method", "reply"))(request)
 
     def _behaviour(self, method: str) -> Behaviour:
-        default = accept_notification if method.startswith("notifications/") else None
+        default = accept_notification if method == "reply" or method.startswith("notifications/") else None
         return self.behaviours.get(method) or default or self.behaviours["*"]
 
     def drop_idle_connections(self) -> None:
@@ -567,7 +569,7 @@ def test_a_json_rpc_error_from_before_the_id_was_read_counts(peers: Peers) -> No
         (b'{"jsonrpc":"2.0","id":1,"error":"no"}', "no integer code"),
         (b'{"jsonrpc":"1.0","id":1,"result":{}}', "not a JSON-RPC 2.0 response"),
         (b'{"id":1,"result":{}}', "not a JSON-RPC 2.0 response"),
-        (b'[{"jsonrpc":"2.0","id":1,"result":{}}]', "not a JSON-RPC 2.0 response"),
+        (b'[{"jsonrpc":"2.0","id":99,"result":{}}]', "not a JSON-RPC 2.0 response"),
         (b"null", "not a JSON-RPC 2.0 response"),
         (b"", "not JSON"),
         (b'{"jsonrpc":"2.0","id":1,"resu', "not JSON"),
@@ -964,7 +966,8 @@ def test_the_answer_is_found_in_a_stream_among_everything_else(peers: Peers) -> 
     server, caller = peers({"tools/call": talk})
     with takes_no_time():
         assert caller.invoke_tool("echo", {}) == text("naïve")
-    eventually(lambda: not connections_to(server.port), what="the stream's connection is closed")
+    # The one on which the ping was answered serves further calls.
+    eventually(lambda: len(connections_to(server.port)) == 1, what="the stream's connection is closed")
 
 
 def test_a_stream_in_chunks_that_end_anywhere_is_read(peers: Peers) -> None:
@@ -1277,3 +1280,418 @@ def test_every_client_error_says_something_to_people() -> None:
         "no (JSON-RPC error -1)",
         "it failed",
     ]
+
+
+# What a server asks and tells while it is called ------------------------------------------------------------------
+
+
+def event(message: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n\n"
+
+
+def asking(*messages: dict[str, Any]) -> Behaviour:
+    """Sends these on the stream of a call, waits until each question was answered, then gives the result."""
+
+    def talk(request: Request) -> None:
+        request.stream()
+        questions = 0
+        for message in messages:
+            request.send(event(message))
+            questions += "id" in message
+            eventually(lambda: request.server.methods.count("reply") == questions)  # noqa: B023
+        request.send(request.answer_event(text("done")))
+        request.hang_up()
+
+    return talk
+
+
+def replies(server: Server) -> list[dict[str, Any]]:
+    return [request.message for request in server.requests if request.body and "method" not in request.message]
+
+
+def test_a_ping_on_the_stream_is_answered_while_the_stream_stays_open(peers: Peers) -> None:
+    server, caller = peers({"tools/call": asking({"id": "p-1", "method": "ping"})})
+    caller.initialize()
+    assert caller.invoke_tool("echo", {}) == text("done")
+    assert replies(server) == [{"jsonrpc": "2.0", "id": "p-1", "result": {}}]
+
+
+@pytest.mark.parametrize("method", ["sampling/createMessage", "elicitation/create", "roots/list", "nonsense"])
+def test_what_the_hall_does_not_offer_is_declined(peers: Peers, method: str) -> None:
+    server, caller = peers({"tools/call": asking({"id": 7, "method": method, "params": {}})})
+    assert caller.invoke_tool("echo", {}) == text("done")
+    (reply,) = replies(server)
+    assert (reply["id"], reply["error"]["code"]) == (7, -32601)
+
+
+def test_a_question_is_answered_by_who_offers_to(peers: Peers) -> None:
+    def answer(method: str, params: dict[str, Any]) -> dict[str, Any]:
+        if params["message"] == "no":
+            raise MethodError(-1, "not today")
+        return {"action": "accept", "content": {"method": method}}
+
+    ask = {"method": "elicitation/create"}
+    messages = [{**ask, "id": 0, "params": {"message": "yes"}}, {**ask, "id": 1, "params": {"message": "no"}}]
+    server, caller = peers({"tools/call": asking(*messages)}, on_request=answer, capabilities={"elicitation": {}})
+    caller.initialize()
+    assert server.requests[0].message["params"]["capabilities"] == {"elicitation": {}}
+    caller.invoke_tool("echo", {})
+    first, second = replies(server)
+    assert (first["id"], second["id"]) == (0, 1)
+    assert first["result"] == {"action": "accept", "content": {"method": "elicitation/create"}}
+    assert second["error"] == {"code": -1, "message": "not today"}
+
+
+def test_progress_is_asked_for_and_told_where_somebody_listens(peers: Peers) -> None:
+    def talk(request: Request) -> None:
+        token = request.message["params"]["_meta"]["progressToken"]
+        request.stream()
+        for number, whose in ((1, token), (2, "another's"), (3, token)):
+            params = {"progressToken": whose, "progress": number, "total": 3, "message": f"step {number}"}
+            request.send(event({"method": "notifications/progress", "params": params}))
+        request.send(request.answer_event(text("done")))
+        request.hang_up()
+
+    told: list[Any] = []
+    caller = peers.calling(talk)
+    caller.invoke_tool("echo", {}, exchange=Exchange(lambda params: told.append(params["message"])))
+    assert told == ["step 1", "step 3"]
+
+
+def test_nobody_asks_for_progress_that_is_not_wanted(peers: Peers) -> None:
+    server, caller = peers()
+    caller.invoke_tool("echo", {})
+    assert "_meta" not in server.requests[0].message["params"]
+
+
+def test_other_notifications_are_handed_on(peers: Peers) -> None:
+    told: list[str] = []
+    note = {"method": "notifications/tools/list_changed"}
+    _, caller = peers({"tools/call": asking(note)}, on_notification=lambda method, params: told.append(method))
+    caller.invoke_tool("echo", {})
+    assert told == ["notifications/tools/list_changed"]
+
+
+def test_a_call_on_whose_stream_questions_come_still_ends_at_its_deadline(peers: Peers) -> None:
+    def talk(request: Request) -> None:
+        request.stream()
+        request.dribble(event({"id": 1, "method": "ping"}))
+
+    with takes(0.5), pytest.raises(RequestTimeoutError):
+        peers.calling(talk).invoke_tool("echo", {}, 0.5)
+
+
+# Streams that end early -------------------------------------------------------------------------------------------
+
+
+def test_a_stream_that_ends_early_is_gone_on_with_where_it_ended(peers: Peers) -> None:
+    asked: list[Request] = []
+
+    def begin(request: Request) -> None:
+        asked.append(request)
+        request.stream(b"id: e-1\nretry: 200\ndata:\n\n")
+        request.hang_up()
+
+    def go_on(request: Request) -> None:
+        assert request.headers["Accept"] == "text/event-stream"
+        seen.append((request.headers["Last-Event-ID"], time.monotonic()))
+        if len(seen) == 1:
+            request.stream(b"id: e-2\ndata:\n\n")
+            request.hang_up()
+        request.stream(b"id: e-3\n" + asked[0].answer_event(text("late")))
+        request.hang_up()
+
+    seen: list[tuple[str, float]] = []
+    _, caller = peers({"tools/call": begin, "GET": go_on})
+    began = time.monotonic()
+    assert caller.invoke_tool("echo", {}) == text("late")
+    assert [event_id for event_id, _ in seen] == ["e-1", "e-2"]
+    assert 0.2 <= seen[0][1] - began < 0.5
+
+
+def test_a_stream_that_nobody_goes_on_with_is_a_protocol_error(peers: Peers) -> None:
+    def begin(request: Request) -> None:
+        request.stream(b"id: e-1\nretry: 1\ndata:\n\n")
+        request.hang_up()
+
+    _, caller = peers({"tools/call": begin, "GET": lambda request: request.http(405)})
+    with pytest.raises(ProtocolError, match="ended without the answer"):
+        caller.invoke_tool("echo", {})
+
+
+def test_waiting_to_go_on_ends_at_the_deadline_and_when_it_is_aborted(peers: Peers) -> None:
+    def begin(request: Request) -> None:
+        request.stream(b"id: e-1\nretry: 60000\ndata:\n\n")
+        request.hang_up()
+
+    server, caller = peers({"tools/call": begin})
+    with takes(0.4), pytest.raises(RequestTimeoutError):
+        caller.invoke_tool("echo", {}, 0.4)
+    exchange = Exchange()
+    thread, ends = in_thread(lambda: caller.invoke_tool("echo", {}, exchange=exchange))
+    eventually(lambda: len(server.requests) == 2)
+    exchange.abort()
+    thread.join(5)
+    assert isinstance(ends[0], RequestCancelledError)
+
+
+# Sessions that are forgotten --------------------------------------------------------------------------------------
+
+
+def test_a_forgotten_session_is_begun_anew_and_the_call_made_once_more(peers: Peers) -> None:
+    sessions = iter(["one", "two"])
+
+    def call(request: Request) -> None:
+        if request.headers.get("Mcp-Session-Id") == "one":
+            request.error(-32001, "Session not found", 404)
+        else:
+            request.result(text("done"))
+
+    told: list[str] = []
+    server, caller = peers(
+        {"initialize": lambda r: r.result(initialize_result(), Mcp_Session_Id=next(sessions)), "tools/call": call},
+        on_notification=lambda method, params: told.append(method),
+    )
+    caller.initialize()
+    assert caller.invoke_tool("echo", {}) == text("done")
+    handshake = ["initialize", "notifications/initialized"]
+    assert server.methods == [*handshake, "tools/call", *handshake, "tools/call"]
+    assert "Mcp-Session-Id" not in server.requests[3].headers
+    assert told == ["notifications/tools/list_changed"]  # it may offer other tools now
+
+
+def test_many_calls_that_find_the_session_forgotten_begin_one(peers: Peers) -> None:
+    sessions = itertools.count(1)
+    together = threading.Barrier(6)
+
+    def call(request: Request) -> None:
+        if request.headers["Mcp-Session-Id"] == "1":
+            together.wait(10)
+            request.http(404)
+        else:
+            request.result(text("done"))
+
+    server, caller = peers(
+        {"initialize": lambda r: r.result(initialize_result(), Mcp_Session_Id=str(next(sessions))), "tools/call": call},
+        connections=10,
+    )
+    caller.initialize()
+    calls = [in_thread(lambda: caller.invoke_tool("echo", {})) for _ in range(6)]
+    for thread, _ in calls:
+        thread.join(10)
+    assert [ends for _, ends in calls] == [[text("done")]] * 6
+    assert server.methods.count("initialize") == 2
+
+
+def test_a_session_that_is_forgotten_again_and_again_is_an_error(peers: Peers) -> None:
+    server, caller = peers(
+        {
+            "initialize": lambda r: r.result(initialize_result(), Mcp_Session_Id="one"),
+            "tools/call": lambda r: r.http(404),
+        }
+    )
+    caller.initialize()
+    with pytest.raises(HttpStatusError, match="404"):
+        caller.invoke_tool("echo", {})
+    assert server.methods.count("tools/call") == 2
+
+
+def test_a_404_without_a_session_is_no_reason_to_begin_one(peers: Peers) -> None:
+    server, caller = peers({"tools/call": lambda r: r.http(404)})
+    caller.initialize()
+    with pytest.raises(HttpStatusError, match="404"):
+        caller.invoke_tool("echo", {})
+    assert server.methods.count("initialize") == 1
+
+
+# Modern servers ---------------------------------------------------------------------------------------------------
+
+DISCOVERED = {
+    "supportedVersions": ["2026-07-28"],
+    "capabilities": {"tools": {}},
+    "instructions": "Be modern.",
+    "resultType": "complete",
+    "_meta": {"io.modelcontextprotocol/serverInfo": {"name": "modern"}},
+}
+
+
+def modern(**behaviours: Behaviour) -> dict[str, Behaviour]:
+    return {
+        "initialize": lambda request: request.error(-32602, "no _meta", 400),
+        "server/discover": lambda request: request.result(DISCOVERED),
+        **{name.replace("_", "/"): behaviour for name, behaviour in behaviours.items()},
+    }
+
+
+def test_a_server_that_refuses_the_handshake_is_found_to_be_modern(peers: Peers) -> None:
+    server, caller = peers(modern())
+    told = caller.connect()
+    assert (told.protocol_version, told.server_info) == ("2026-07-28", {"name": "modern"})
+    assert (told.instructions, told.capabilities, caller.is_modern) == ("Be modern.", {"tools": {}}, True)
+    assert server.methods == ["initialize", "server/discover"]
+
+
+def test_a_server_that_is_known_to_be_modern_is_not_offered_a_handshake(peers: Peers) -> None:
+    server, caller = peers(modern())
+    caller.connect(version="2026-07-28")
+    assert server.methods == ["server/discover"]
+
+
+@pytest.mark.parametrize("status", [400, 404, 405])
+def test_a_server_that_can_do_neither_is_told_of_by_what_it_said_first(peers: Peers, status: int) -> None:
+    refuse: Behaviour = lambda request: request.http(status, b"nothing here", "text/plain")  # noqa: E731
+    _, caller = peers({"initialize": refuse, "server/discover": lambda request: request.error(-32601, "unknown")})
+    with pytest.raises(HttpStatusError, match=str(status)):
+        caller.connect()
+
+
+@pytest.mark.parametrize("status", [401, 403, 500])
+def test_a_refusal_that_says_nothing_of_versions_is_not_asked_about(peers: Peers, status: int) -> None:
+    server, caller = peers({"initialize": lambda request: request.http(status)})
+    with pytest.raises(HttpStatusError, match=str(status)):
+        caller.connect()
+    assert server.methods == ["initialize"]
+
+
+def test_a_modern_request_says_all_of_itself(peers: Peers) -> None:
+    server, caller = peers(modern())
+    caller.connect(version="2026-07-28")
+    caller.list_tools()
+    caller.invoke_tool("grüße", {})
+    for request in server.requests:
+        assert request.headers["MCP-Protocol-Version"] == "2026-07-28"
+        assert request.headers["Mcp-Method"] == request.message["method"]
+        meta = request.message["params"]["_meta"]
+        assert meta["io.modelcontextprotocol/protocolVersion"] == "2026-07-28"
+        assert meta["io.modelcontextprotocol/clientCapabilities"] == {}
+        assert meta["io.modelcontextprotocol/clientInfo"]["name"] == client.CLIENT_NAME
+    assert server.requests[-1].headers["Mcp-Name"] == "=?base64?Z3LDvMOfZQ==?="
+
+
+def test_a_version_that_is_refused_though_spoken_is_tried_once_more(peers: Peers) -> None:
+    answers = iter([lambda r: r.error(-32022, "no", 400, data={"supported": ["2026-07-28"], "requested": "x"})])
+    server, caller = peers(modern(tools_call=lambda r: next(answers, lambda r: r.result(text("done")))(r)))
+    caller.connect(version="2026-07-28")
+    assert caller.invoke_tool("echo", {}) == text("done")
+    assert server.methods.count("tools/call") == 2
+    first, second = (request.id for request in server.requests[1:])
+    assert first != second
+
+
+HEADED = {
+    "name": "query",
+    "inputSchema": {
+        "type": "object",
+        "properties": {
+            "region": {"type": "string", "x-mcp-header": "Region"},
+            "deep": {"type": "object", "properties": {"count": {"type": "integer", "x-mcp-header": "Count"}}},
+            "plain": {"type": "string"},
+        },
+    },
+}
+
+
+def test_arguments_that_the_schema_wants_in_headers_are_there_too(peers: Peers) -> None:
+    bad = {"name": "bad", "inputSchema": {"properties": {"x": {"type": "number", "x-mcp-header": "X"}}}}
+    server, caller = peers(modern(tools_list=lambda r: r.result({"tools": [HEADED, bad]})))
+    caller.connect(version="2026-07-28")
+    found = caller.list_tools()
+    assert [tool["name"] for tool in found.tools] == ["query"]
+    assert "'bad' is left out" in found.warnings[0]
+    caller.invoke_tool("query", {"region": "Zürich", "deep": {"count": 3}, "plain": "no"})
+    headers = server.requests[-1].headers
+    assert headers["Mcp-Param-Region"] == "=?base64?WsO8cmljaA==?="
+    assert headers["Mcp-Param-Count"] == "3"
+    caller.invoke_tool("query", {"region": None})
+    assert not [name for name in server.requests[-1].headers if name.startswith("Mcp-Param-")]
+
+
+def test_headers_that_do_not_fit_any_more_are_made_from_a_fresh_list(peers: Peers) -> None:
+    def call(request: Request) -> None:
+        if "Mcp-Param-Region" in request.headers:
+            request.result(text("done"))
+        else:
+            request.error(-32020, "Mcp-Param-Region is missing", 400)
+
+    server, caller = peers(modern(tools_list=lambda r: r.result({"tools": [HEADED]}), tools_call=call))
+    caller.connect(version="2026-07-28")
+    assert caller.invoke_tool("query", {"region": "eu"}) == text("done")
+    assert server.methods[1:] == ["tools/call", "tools/list", "tools/call"]
+
+
+def test_a_call_that_needs_input_is_made_again_with_it(peers: Peers) -> None:
+    wanted = {"name": {"method": "elicitation/create", "params": {"message": "who?"}}}
+
+    def call(request: Request) -> None:
+        params = request.message["params"]
+        if "inputResponses" not in params:
+            request.result({"resultType": "input_required", "inputRequests": wanted, "requestState": "s\u00e4 1"})
+        else:
+            assert params["requestState"] == "s\u00e4 1"
+            request.result({"resultType": "complete", **text(params["inputResponses"]["name"]["content"])})
+
+    server, caller = peers(modern(tools_call=call), on_request=lambda method, params: {"content": params["message"]})
+    caller.connect(version="2026-07-28")
+    assert caller.invoke_tool("echo", {"a": 1})["content"] == text("who?")["content"]
+    again = server.requests[-1].message
+    assert again["params"]["arguments"] == {"a": 1}
+    assert again["id"] != server.requests[-2].id
+    caller.invoke_tool("echo", {})  # nothing of it is left over
+    assert "requestState" not in server.requests[-2].message["params"]
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ({"resultType": "input_required", "inputRequests": {"a": {"method": "roots/list"}}}, "that it is not given"),
+        ({"resultType": "input_required"}, "without saying for which"),
+        ({"resultType": "input_required", "requestState": "again"}, "asked for input 10 times"),
+        ({"resultType": "task"}, "a result of type 'task'"),
+    ],
+)
+def test_input_that_cannot_be_given_is_a_protocol_error(peers: Peers, result: Any, said: str) -> None:
+    _, caller = peers(modern(tools_call=lambda r: r.result(result)))
+    caller.connect(version="2026-07-28")
+    with pytest.raises(ProtocolError, match=said):
+        caller.invoke_tool("echo", {})
+
+
+def test_a_modern_call_is_cancelled_by_going_away(peers: Peers) -> None:
+    server, caller = peers(modern(tools_call=Request.hang))
+    caller.connect(version="2026-07-28")
+    exchange = Exchange()
+    thread, ends = in_thread(lambda: caller.invoke_tool("echo", {}, exchange=exchange))
+    eventually(lambda: "tools/call" in server.methods)
+    caller.cancel(exchange, "no use")
+    thread.join(5)
+    assert isinstance(ends[0], RequestCancelledError)
+    assert server.methods == ["server/discover", "tools/call"]
+
+
+# Listening --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_modern", [False, True])
+def test_what_a_server_says_unasked_is_heard(peers: Peers, is_modern: bool) -> None:
+    def speak(request: Request) -> None:
+        request.stream(event({"method": "notifications/tools/list_changed"}))
+        request.hang()
+
+    told: list[str] = []
+    _, caller = peers(
+        modern(subscriptions_listen=speak) if is_modern else {"GET": speak},
+        on_notification=lambda method, params: told.append(method),
+    )
+    caller.connect()
+    exchange = Exchange()
+    thread, ends = in_thread(lambda: caller.listen(exchange, 60))
+    eventually(lambda: told == ["notifications/tools/list_changed"])
+    exchange.abort()
+    thread.join(5)
+    assert isinstance(ends[0], RequestCancelledError)
+
+
+def test_a_server_that_says_nothing_unasked_says_so(peers: Peers) -> None:
+    _, caller = peers({"GET": lambda request: request.http(405)})
+    with pytest.raises(HttpStatusError, match="405"):
+        caller.listen(Exchange(), 60)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import time
 from itertools import pairwise
 
@@ -119,3 +120,96 @@ def test_what_a_result_says_to_people(result: dict[str, object], said: str) -> N
 def test_the_version_asked_for_is_the_seeds_and_one_that_is_spoken() -> None:
     assert protocol.PREFERRED_VERSION == "2025-06-18"
     assert protocol.PREFERRED_VERSION in protocol.HANDSHAKE_VERSIONS
+
+
+# The modern way ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "carried"),
+    [
+        ("us-west1", "us-west1"),
+        ("us west 1", "us west 1"),
+        ("", ""),
+        (42, "42"),
+        (-1, "-1"),
+        (True, "true"),
+        (False, "false"),
+        ("Hello, 世界", "=?base64?SGVsbG8sIOS4lueVjA==?="),
+        (" padded ", "=?base64?IHBhZGRlZCA=?="),
+        ("\tindented", "=?base64?CWluZGVudGVk?="),
+        ("line1\r\nline2", "=?base64?bGluZTENCmxpbmUy?="),
+        ("=?base64?AA==?=", "=?base64?PT9iYXNlNjQ/QUE9PT89?="),
+        ("\x7f", "=?base64?fw==?="),
+    ],
+)
+def test_a_header_carries_any_value(value: str | int | bool, carried: str) -> None:
+    assert protocol.header_value(value) == carried
+
+
+@fixed_budget
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_a_header_never_carries_more_than_one_line_of_ascii_and_can_be_read_back(value: str) -> None:
+    carried = protocol.header_value(value)
+    assert carried == carried.strip()
+    assert all(" " <= char <= "~" for char in carried)
+    if carried.startswith("=?base64?") and carried.endswith("?="):
+        assert base64.b64decode(carried[9:-2]).decode() == value
+    else:
+        assert carried == value
+
+
+def annotated(name: object, **more: object) -> dict[str, object]:
+    return {"type": "string", "x-mcp-header": name, **more}
+
+
+def test_headers_are_found_wherever_properties_lead() -> None:
+    deep = {"type": "object", "properties": {"b": annotated("B", type="boolean"), "x-mcp-header": {"type": "string"}}}
+    schema = {"properties": {"a": annotated("A"), "deep": deep}, "default": {"x-mcp-header": "no annotation"}}
+    headers = protocol.parameter_headers(schema)
+    assert headers == {("a",): "Mcp-Param-A", ("deep", "b"): "Mcp-Param-B"}
+    assert protocol.parameter_values(headers, {"a": "x", "deep": {"b": True}}) == {
+        "Mcp-Param-A": "x",
+        "Mcp-Param-B": "true",
+    }
+    for nothing in ({}, {"a": None, "deep": None}, {"a": ["x"], "deep": "x"}, {"deep": {"b": None}}):
+        assert protocol.parameter_values(headers, nothing) == {}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": annotated("")}},
+        {"properties": {"a": annotated("My Region")}},
+        {"properties": {"a": annotated("Region:Primary")}},
+        {"properties": {"a": annotated("R\u00e9gion")}},
+        {"properties": {"a": annotated("Region\t1")}},
+        {"properties": {"a": annotated(7)}},
+        {"properties": {"a": annotated("A", type="number")}},
+        {"properties": {"a": annotated("A", type="object")}},
+        {"properties": {"a": annotated("A", type=["string", "null"])}},
+        {"properties": {"a": annotated("A"), "b": annotated("a")}},
+        {"properties": {"a": {"type": "array", "items": annotated("A")}}},
+        {"properties": {"a": {"anyOf": [annotated("A")]}}},
+        {"$defs": {"a": annotated("A")}, "properties": {"a": {"$ref": "#/$defs/a"}}},
+        {"anyOf": [{"properties": {"a": annotated("A")}}]},
+        annotated("A"),
+    ],
+)
+def test_an_annotation_that_is_not_allowed_is_refused_with_the_reason(schema: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="x-mcp-header"):
+        protocol.parameter_headers(schema)
+
+
+# What a stream says of itself -------------------------------------------------------------------------------------
+
+
+def test_a_stream_says_where_to_go_on_and_when() -> None:
+    stream = EventStream()
+    assert list(stream.feed(b"id: event-1\nretry: 500\ndata:\n\n")) == []
+    assert (stream.last_event_id, stream.retry_ms) == ("event-1", 500)
+    assert list(stream.feed(b"id: bad\0\nretry: soon\ndata: half of an eve")) == []
+    stream.go_on()
+    assert (stream.last_event_id, stream.retry_ms) == ("event-1", 500)
+    assert list(stream.feed(b"\xef\xbb\xbfdata: whole\n\nid\ndata: x\n\n")) == [b"whole", b"x"]
+    assert stream.last_event_id == ""
