@@ -230,6 +230,10 @@ class InitializeResult:
     capabilities: dict[str, Any]
     instructions: str
 
+    @property
+    def announces_tool_changes(self) -> bool:
+        return _object(self.capabilities.get("tools")).get("listChanged") is True
+
 
 @dataclass
 class ToolList:

@@ -21,7 +21,7 @@ from django.db import Error, InterfaceError, OperationalError, connection, trans
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from mcp_runtime import invocations
+from mcp_runtime import invocations, protocol
 from mcp_runtime.changes import SqliteChanges
 from mcp_runtime.client import Exchange
 from mcp_runtime.database import persistently, unit_of_work
@@ -84,6 +84,7 @@ class Dispatcher:
         self._down: set[int] = set()  # members whose rows wait for them to be connected
         self._down_since: dict[int, datetime] = {}  # member id -> when calls were first seen to wait for it
         self._abandoned: set[int] = set()
+        self._progress: dict[int, dict[str, Any]] = {}  # invocation id -> what was said last, and is not written yet
         self._queue_changed = True
         self._swept_at = 0.0
         self._worked_at = 0.0
@@ -252,7 +253,7 @@ class Dispatcher:
         return [(row, live) for row, live in due if row.pk in claimed]
 
     def _launch(self, invocation: Invocation, live: LiveMember) -> None:
-        exchange = Exchange()
+        exchange = Exchange(partial(self._note_progress, invocation.pk))
         with self._lock:
             self._running[invocation.pk] = (invocation, live, exchange)
             self._load[invocation.member_id] += 1
@@ -363,10 +364,24 @@ class Dispatcher:
     # Sweeping -----------------------------------------------------------------------------------------------------
 
     def sweep(self) -> None:
-        """What no bell announces: calls that wait for a member, cancellations, rows that nobody runs."""
+        """What no bell announces: progress, calls that wait for a member, cancellations, rows that nobody runs."""
+        self.write_progress()
         self.serve_waiting()
         self.serve_cancellations()
         self.end_strays()
+
+    def _note_progress(self, invocation_id: int, params: dict[str, Any]) -> None:
+        if progress := protocol.progress_of(params):
+            self._progress[invocation_id] = progress
+
+    def write_progress(self) -> None:
+        """What members said last of the calls that run: once a second, however often they say it."""
+        said, self._progress = self._progress, {}
+        if not said:
+            return
+        with transaction.atomic():
+            for invocation_id, progress in said.items():
+                invocations.note_progress(invocation_id, progress, self._lease_id)
 
     def serve_waiting(self) -> None:
         """Calls to members that are not connected: wait, have the member started, or fail as `unavailable`."""

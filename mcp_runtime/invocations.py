@@ -254,6 +254,12 @@ def finish(invocation: Invocation, outcome: Outcome, lease_id: uuid.UUID) -> boo
     )
 
 
+def note_progress(invocation_id: int, progress: dict[str, Any], lease_id: uuid.UUID) -> None:
+    """What the member says of a call that runs. A claim's row is the lease's, so no other condition is needed."""
+    rows = Invocation.objects.filter(pk=invocation_id, status=Status.RUNNING, lease_id=lease_id)
+    rows.update(progress=progress)
+
+
 def refuse(invocation: Invocation, outcome: Outcome, lease_id: uuid.UUID) -> bool:
     """queued -> failed, for a call that was never claimed."""
     return _finish(

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,13 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from mcp_runtime import logs, ports, process, tools
-from mcp_runtime.client import REQUEST_TIMEOUT, Exchange, InitializeResult, JsonRpcClient, ToolList
+from mcp_runtime.client import REQUEST_TIMEOUT, TOOLS_CHANGED, Exchange, InitializeResult, JsonRpcClient, ToolList
 from mcp_runtime.database import give_connection_back, persistently
 from mcp_runtime.errors import (
     ClientError,
     ConnectError,
     ExitedEarlyError,
+    HttpStatusError,
     McpRuntimeError,
     NoFreePortError,
     RequestCancelledError,
@@ -58,6 +60,8 @@ STABLE_SECONDS = 60.0
 LONGEST_DELAY = 30.0
 # A refused or reset connection is often the first sign of an exit, which explains more: wait for it this long.
 EXIT_GRACE = 0.2
+LISTEN_SECONDS = 3600.0
+LISTEN_PAUSE = 30.0
 LEASE_LOST = "the runtime lost its lease meanwhile"
 
 
@@ -80,6 +84,7 @@ class LiveMember:
     client: JsonRpcClient
     process: MemberProcess
     talk: Exchange = field(default_factory=Exchange)  # what the hall itself asks it: the handshake, its tools
+    listening: Exchange = field(default_factory=Exchange)  # to what it says unasked
     connected_at: float | None = None
     stop_asked: threading.Event = field(default_factory=threading.Event)
 
@@ -116,6 +121,7 @@ class Lifecycle:
         self._live: dict[int, LiveMember] = {}
         self._aborted: set[int] = set()
         self._last_tail: dict[int, str] = {}  # of a start that failed, until that is written down
+        self._tools_changed: set[int] = set()  # members that said so since the last look
 
     # Who is there -------------------------------------------------------------------------------------------------
 
@@ -237,7 +243,10 @@ class Lifecycle:
             on_exit=self._exited,
         )
         client = JsonRpcClient(
-            f"http://127.0.0.1:{port}/mcp", connections=manifest.max_concurrency + 2, max_bytes=self._max_result_bytes
+            f"http://127.0.0.1:{port}/mcp",
+            connections=manifest.max_concurrency + 2,
+            max_bytes=self._max_result_bytes,
+            on_notification=partial(self._notified, member.pk),
         )
         live = LiveMember(member.pk, member.name, port, client, member_process)
         self._live[member.pk] = live
@@ -260,6 +269,8 @@ class Lifecycle:
             raise StoppedWhileStartingError(live.name)
         if live.process.exited.is_set():
             self._crashed(live)  # between the answer and the row: nobody else has noticed
+        elif told.announces_tool_changes:
+            threading.Thread(target=self._listen, args=(live,), name=f"listen-{live.name}", daemon=True).start()
         self._on_change(live.member_id)
 
     def _shake_hands(self, live: LiveMember, timeout: float) -> InitializeResult:
@@ -270,7 +281,7 @@ class Lifecycle:
             self._require_alive(live)
             if ports.answers(live.port):
                 try:
-                    return live.client.initialize(left, live.talk)
+                    return live.client.connect(left, live.talk)
                 except ConnectError as error:
                     last = str(error)  # the socket is open, the server behind it not ready
                 except ClientError as error:
@@ -443,6 +454,7 @@ class Lifecycle:
         live = self._live.get(member_id)
         if live is not None:
             live.stop_asked.set()
+            live.listening.abort()  # servers that end politely wait for their streams to end
             live.process.terminate()  # first of all: the database may be away, and say so late
         try:
             self._move(member_id, [Status.STARTING, Status.CONNECTED], Status.STOPPING, cause=cause)
@@ -505,6 +517,29 @@ class Lifecycle:
         if live is not None:
             live.talk.abort()
 
+    def _notified(self, member_id: int, method: str, params: dict[str, Any]) -> None:
+        if method == TOOLS_CHANGED:
+            self._tools_changed.add(member_id)
+
+    def wish_refreshes(self) -> None:
+        """Members that said their tools changed get a wish to refresh: once a turn, however often they say it."""
+        while self._tools_changed:
+            row = self.own_row(self._tools_changed.pop())
+            row.filter(status=Status.CONNECTED, refresh_requested_at=None).update(refresh_requested_at=timezone.now())
+
+    def _listen(self, live: LiveMember) -> None:
+        """In a thread of its own: hear what the member says unasked, as long as it is connected."""
+        while self.connected(live.member_id) is live:
+            try:
+                live.client.listen(live.listening, LISTEN_SECONDS)
+            except HttpStatusError:
+                return  # it has no such stream
+            except ClientError:
+                pass
+            if live.process.exited.wait(LISTEN_PAUSE) or live.stop_asked.is_set():
+                return
+            self._tools_changed.add(live.member_id)  # it may have said so while nobody listened
+
     def _write_refreshed(self, member_id: int, rows: list[Tool]) -> None:
         with transaction.atomic():
             if self.own_row(member_id).filter(status=Status.CONNECTED).exists():
@@ -520,6 +555,7 @@ class Lifecycle:
     def _live_is_over(self, live: LiveMember) -> None:
         if self._live.get(live.member_id) is live:
             del self._live[live.member_id]
+        live.listening.abort()
         live.client.close()
 
     def _free_port(self, member_id: int) -> None:

@@ -32,6 +32,8 @@ HEADER_MISMATCH = -32020
 MISSING_CAPABILITY = -32021
 UNSUPPORTED_VERSION = -32022
 
+MAX_PROGRESS_MESSAGE = 500
+
 META = "io.modelcontextprotocol/"
 
 JSON = "application/json"
@@ -196,6 +198,16 @@ class EventStream:
             self.last_event_id = value.decode("utf-8", "replace")
         elif name == b"retry" and value.isdigit():
             self.retry_ms = int(value[:9])
+
+
+def progress_of(params: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a progress notification says, bounded: `progress`, `total` (None when unknown), `message`; None: nothing."""
+    progress, total, message = (params.get(key) for key in ("progress", "total", "message"))
+    if not isinstance(progress, (int, float)) or isinstance(progress, bool):
+        return None
+    known = isinstance(total, (int, float)) and not isinstance(total, bool)
+    said = message[:MAX_PROGRESS_MESSAGE] if isinstance(message, str) else ""
+    return {"progress": progress, "total": total if known else None, "message": said}
 
 
 def text_of(result: dict[str, Any]) -> str:

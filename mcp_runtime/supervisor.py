@@ -117,6 +117,7 @@ class Supervisor:
     def tick(self) -> None:
         """One turn: the folder, then every member whose wishes are not fulfilled."""
         self.sync_if_changed()
+        self._lifecycle.wish_refreshes()
         for member in unfulfilled():
             self._serve(member)
         self.find_untracked()

@@ -1,4 +1,4 @@
-"""What people type into a call and read out of it: arguments as JSON, a skeleton to begin with, the answer's text."""
+"""What people type into a call and read of it: arguments as JSON, a skeleton to begin with, progress, answer."""
 
 from __future__ import annotations
 
@@ -79,3 +79,12 @@ def texts_of(result: Any) -> list[str]:
     content = result.get("content") if isinstance(result, dict) else None
     items = content if isinstance(content, list) else []
     return [item["text"] for item in items if isinstance(item, dict) and isinstance(item.get("text"), str)]
+
+
+def progress_text(progress: dict[str, Any] | None) -> str:
+    """`2 of 3: fetching`; empty before anything was said."""
+    if not progress:
+        return ""
+    total = progress.get("total")
+    done = f"{progress['progress']:g}" + (f" of {total:g}" if total is not None else "")
+    return f"{done}: {progress['message']}" if progress.get("message") else done

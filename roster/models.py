@@ -241,6 +241,9 @@ class Invocation(models.Model):
     cancel_requested_at = models.DateTimeField(null=True, blank=True)
     lease_id = models.UUIDField(null=True, blank=True, help_text="The runtime that claimed it.")
 
+    progress = models.JSONField(
+        null=True, blank=True, help_text="What the member last said of it: progress, total, message."
+    )
     result = models.JSONField(null=True, blank=True, help_text="The tool's result as MCP gives it, isError included.")
     error_kind = models.CharField(max_length=20, choices=ErrorKind.choices, blank=True)
     error_message = models.TextField(blank=True)

@@ -19,7 +19,7 @@ from mcp_runtime import control
 from mcp_runtime.errors import NotCancellableError
 from roster.admin import present
 from roster.admin.rows import RuntimeRowAdmin
-from roster.calls import texts_of
+from roster.calls import progress_text, texts_of
 from roster.models import Invocation, Tool
 
 # What a page says of how a call ended, and the column each of it needs.
@@ -71,9 +71,12 @@ class InvocationAdmin(RuntimeRowAdmin):
         return super().has_view_permission(request, obj)
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        call = ["status_word", "of_member", "tool_name", "requester", "door", "masked_arguments"]
+        if obj and obj.progress:
+            call.insert(1, "progress_said")
         outcome = [name for name, column in OUTCOME.items() if obj and getattr(obj, column) not in (None, "")]
         return [
-            (None, {"fields": ["status_word", "of_member", "tool_name", "requester", "door", "masked_arguments"]}),
+            (None, {"fields": call}),
             *([("Outcome", {"fields": outcome})] if outcome else []),
             ("Times", {"fields": ["queued", "started", "finished", "took", "timeout", "cancel_requested"]}),
         ]
@@ -152,6 +155,10 @@ class InvocationAdmin(RuntimeRowAdmin):
         if invocation.status == Invocation.Status.RUNNING and invocation.started_at:
             return f"{present.seconds(timezone.now() - invocation.started_at)} so far"
         return present.seconds(invocation.duration)
+
+    @admin.display(description="progress")
+    def progress_said(self, invocation: Invocation) -> str:
+        return progress_text(invocation.progress)
 
     @admin.display(description="error")
     def full_error(self, invocation: Invocation) -> str:

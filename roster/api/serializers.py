@@ -283,6 +283,9 @@ class InvocationSummarySerializer(serializers.Serializer[Invocation]):
     cancel_requested_at = serializers.DateTimeField(allow_null=True)
     duration = serializers.SerializerMethodField(help_text="Seconds from its start to its end.")
     timeout = serializers.FloatField(help_text="Seconds it may take in total.")
+    progress = serializers.DictField(
+        allow_null=True, help_text="What the member last said of it: progress, total, message."
+    )
     error = serializers.SerializerMethodField(help_text="Why it failed; null when it did not.")
     url = serializers.SerializerMethodField()
 

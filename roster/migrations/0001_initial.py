@@ -116,6 +116,7 @@ class Migration(migrations.Migration):
                 ('finished_at', models.DateTimeField(blank=True, null=True)),
                 ('cancel_requested_at', models.DateTimeField(blank=True, null=True)),
                 ('lease_id', models.UUIDField(blank=True, help_text='The runtime that claimed it.', null=True)),
+                ('progress', models.JSONField(blank=True, help_text='What the member last said of it: progress, total, message.', null=True)),
                 ('result', models.JSONField(blank=True, help_text="The tool's result as MCP gives it, isError included.", null=True)),
                 ('error_kind', models.CharField(blank=True, choices=[('tool', 'Tool'), ('protocol', 'Protocol'), ('transport', 'Transport'), ('timeout', 'Timeout'), ('unavailable', 'Unavailable'), ('lost', 'Lost')], max_length=20)),
                 ('error_message', models.TextField(blank=True)),

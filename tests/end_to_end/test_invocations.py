@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from django.db import connections
@@ -186,3 +187,18 @@ def test_concurrent_writers_never_meet_a_locked_database(running: Hall) -> None:
         statuses = list(pool.map(one_call, range(320)))
     assert statuses == ["succeeded"] * 320
     assert "locked" not in running.output()
+
+
+def test_progress_comes_onto_the_row_while_the_call_runs(running: Hall) -> None:
+    invocation = queue("one", "progress")
+
+    def said() -> dict[str, Any] | None:
+        invocation.refresh_from_db()
+        return invocation.progress
+
+    first = eventually(said)
+    assert isinstance(first, dict)
+    assert first == {"progress": first["progress"], "total": 100, "message": f"step {first['progress']}"}
+    eventually(lambda: said() != first, what="it goes on")
+    control.cancel_call(invocation)
+    eventually(lambda: (said(), invocation.is_finished)[1])

@@ -329,3 +329,15 @@ def test_the_handed_out_address_works_from_localhost(hall: Hall) -> None:
     message = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
     answer = requests.post(row.port_allocation.endpoint, json=message, timeout=5)
     assert answer.json()["result"]["tools"][0]["name"] == "echo"
+
+
+def test_a_member_that_says_its_tools_changed_is_listed_anew(hall: Hall) -> None:
+    hall.add("one", "announce")
+    hall.start()
+    wait_for_status(hall, "one", "connected")
+    pid = member("one").pid
+    assert call("one", "change_tools").status == "succeeded"
+    eventually(lambda: member("one").tools.filter(name="brand_new", listed=True).exists(), within=15)
+    assert (member("one").pid, member("one").status_changes.filter(new="error").count()) == (pid, 0)
+    control.stop(member("one"))
+    wait_for_status(hall, "one", "disconnected", within=3)

@@ -537,6 +537,32 @@ def test_no_call_is_claimed_after_the_stop_began_though_ends_are_written(hall: H
     assert statuses(one, two) == ["succeeded", "queued"]
 
 
+# Progress ---------------------------------------------------------------------------------------------------------
+
+
+def test_progress_is_written_once_a_turn_whatever_a_member_says_and_however_often(hall: Hall_) -> None:
+    anna = hall.add()
+    one, two = call(anna), call(anna)
+    Invocation.objects.update(status="running", lease_id=hall.lease_id)
+    for number in range(1000):
+        hall.dispatcher._note_progress(one.pk, {"progress": number, "total": "many", "message": "x" * 10_000})
+    hall.dispatcher._note_progress(two.pk, {"progress": "half"})
+    with CaptureQueriesContext(connection) as queries:
+        hall.dispatcher.write_progress()
+        hall.dispatcher.write_progress()
+    assert sum("UPDATE" in query["sql"] for query in queries) == 1
+    assert row(one).progress == {"progress": 999, "total": None, "message": "x" * 500}
+    assert row(two).progress is None
+
+
+def test_progress_of_a_call_that_is_over_changes_nothing(hall: Hall_) -> None:
+    invocation = call(hall.add())
+    hall.run_all()
+    hall.dispatcher._note_progress(invocation.pk, {"progress": 1})
+    hall.dispatcher.write_progress()
+    assert row(invocation).progress is None
+
+
 # Ends -------------------------------------------------------------------------------------------------------------
 
 

@@ -66,6 +66,9 @@ class Asked:
     def lost_track(self, member_id: int) -> None:
         self._do("lost_track", member_id)
 
+    def wish_refreshes(self) -> None:
+        pass
+
     def live_members(self) -> list[Any]:
         return self.live
 

@@ -759,6 +759,11 @@ def test_no_page_carries_a_script_of_its_own(page: Client, full_hall: dict[str, 
         assert not scripts, address
 
 
+def test_a_calls_page_shows_its_progress(page: Client, echo: Tool) -> None:
+    call = make_call(echo.member, status="running", progress={"progress": 2, "total": 3, "message": "<b>fetching"})
+    assert "2 of 3: &lt;b&gt;fetching" in html(page.get(page_of(call)))
+
+
 # Cost -------------------------------------------------------------------------------------------------------------
 
 

@@ -32,6 +32,8 @@ TOOLS = [
     {"name": "environment", "inputSchema": {"type": "object"}},
     {"name": "big", "inputSchema": {"type": "object"}},
     {"name": "large", "inputSchema": {"type": "object"}},
+    {"name": "progress", "inputSchema": {"type": "object"}},
+    {"name": "change_tools", "inputSchema": {"type": "object"}},
     {"name": "dribble", "inputSchema": {"type": "object"}},
     {"name": "html", "inputSchema": {"type": "object"}},
     {"name": "wrong_id", "inputSchema": {"type": "object"}},
@@ -41,6 +43,7 @@ TOOLS = [
     {"name": "broken/schema.v1", "inputSchema": {"type": "nonsense"}},
 ]
 CANCELLED = threading.Event()
+TOOLS_CHANGED = threading.Event()
 
 
 def text(value):
@@ -74,7 +77,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.dribble()
             asked = message["params"]["protocolVersion"]
             info = {"name": "test", "version": "1"}
-            self.result(message, {"protocolVersion": asked, "capabilities": {"tools": {}}, "serverInfo": info})
+            tools = {"listChanged": True} if "announce" in MODES else {}
+            self.result(message, {"protocolVersion": asked, "capabilities": {"tools": tools}, "serverInfo": info})
         elif method == "tools/list":
             if "fail-list" in MODES:
                 self.error(message, -32603, "no list today")
@@ -87,6 +91,34 @@ class Handler(BaseHTTPRequestHandler):
                 self.result(message, {"tools": TOOLS})
         else:
             self.call(message, message["params"]["name"], message["params"]["arguments"])
+
+    def do_GET(self):
+        if "announce" not in MODES:
+            self.answer(405, b"")
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        TOOLS_CHANGED.wait()
+        self.wfile.write(b'data: {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}\n\n')
+        self.wfile.flush()
+        time.sleep(600)
+
+    def progress(self, message):
+        """Steps until somebody cancels, then the result."""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        token = message["params"]["_meta"]["progressToken"]
+        step = 0
+        while not CANCELLED.wait(0.05):
+            step += 1
+            params = {"progressToken": token, "progress": step, "total": 100, "message": f"step {step}"}
+            note = {"jsonrpc": "2.0", "method": "notifications/progress", "params": params}
+            self.wfile.write(b"data: " + json.dumps(note).encode() + b"\n\n")
+            self.wfile.flush()
+        self.close_connection = True
 
     def call(self, message, name, arguments):
         with SEEN.open("a") as log:
@@ -111,6 +143,12 @@ class Handler(BaseHTTPRequestHandler):
             self.result(message, text("x" * 50_000_000))
         elif name == "large":
             self.result(message, {**text("large"), "structuredContent": {"numbers": [[1, 2, 3]] * 300_000}})
+        elif name == "progress":
+            self.progress(message)
+        elif name == "change_tools":
+            TOOLS.append({"name": "brand_new", "inputSchema": {"type": "object"}})
+            TOOLS_CHANGED.set()
+            self.result(message, text("changed"))
         elif name == "dribble":
             self.dribble()
         elif name == "html":

@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError
 from mcp_runtime import control
 from mcp_runtime.errors import NotCancellableError, RequestRefusedError
 from mcp_runtime.invocations import Caller
-from roster.calls import parse_arguments, texts_of
+from roster.calls import parse_arguments, progress_text, texts_of
 from roster.management.terminal import NO_RUNTIME, as_json, harmless, seconds
 from roster.models import Invocation
 
@@ -60,9 +60,10 @@ class Command(BaseCommand):
         began = time.monotonic()
         try:
             while not control.wait_for(invocation.pk, min(SLICE_SECONDS, began + timeout - time.monotonic())):
-                invocation.refresh_from_db(fields=["status"])
+                invocation.refresh_from_db(fields=["status", "progress"])
                 waited = time.monotonic() - began
-                self._progress(f"call {invocation.pk} is {invocation.status}, {waited:.0f} s")
+                said = harmless(progress_text(invocation.progress))
+                self._progress(f"call {invocation.pk} is {invocation.status}, {waited:.0f} s{said and f': {said}'}")
                 if waited >= timeout:
                     raise CommandError(
                         f"call {invocation.pk} is still {invocation.status} after {timeout:g} s. It goes on; "
@@ -123,6 +124,7 @@ def _facts(invocation: Invocation) -> dict[str, Any]:
         "finished_at": invocation.finished_at,
         "duration": invocation.duration.total_seconds() if invocation.duration is not None else None,
         "timeout": invocation.timeout,
+        "progress": invocation.progress,
         "arguments": control.shown_arguments(invocation),
         "result": invocation.result,
         "error": error if invocation.error_kind else None,

@@ -63,6 +63,7 @@ def test_a_call_is_accepted_and_says_where_to_look(as_bob: Client, bob: User, ex
         "cancel_requested_at": None,
         "duration": None,
         "timeout": 12.0,
+        "progress": None,
         "error": None,
         "url": f"/api/invocations/{call.pk}/",
         "arguments": {"text": "hi"},
