@@ -143,10 +143,23 @@ class ProtocolError(ClientError):
 
 
 class RemoteError(ClientError):
-    """A proper JSON-RPC error object (REQ-MCP-HTTP-29)."""
+    """A proper JSON-RPC error object (REQ-MCP-HTTP-29). `str()` says what its code means, where that is known."""
+
+    MEANINGS = {
+        -32700: "it could not read the message",
+        -32600: "it takes the message for no request",
+        -32601: "it has no such method",
+        -32602: "it does not take these parameters, or has no such tool",
+        -32603: "it failed inside",
+        -32002: "it has no such resource",
+        -32020: "headers and message contradict each other",
+        -32021: "it needs a capability that was not offered",
+        -32022: "it does not speak this version of MCP",
+    }
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
-        super().__init__(f"{message} (JSON-RPC error {code})")
+        meaning = self.MEANINGS.get(code)
+        super().__init__(f"{message} (JSON-RPC error {code}{meaning and f': {meaning}' or ''})")
         self.code = code
         self.message = message
         self.data = data

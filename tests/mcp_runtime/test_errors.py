@@ -88,3 +88,15 @@ def test_a_start_that_took_too_long_says_how_long_and_why() -> None:
 
 def test_a_status_without_a_word_stands_alone() -> None:
     assert str(HttpStatusError(502)) == "answered with HTTP status 502"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (-32601, "no (JSON-RPC error -32601: it has no such method)"),
+        (-32022, "no (JSON-RPC error -32022: it does not speak this version of MCP)"),
+        (17, "no (JSON-RPC error 17)"),
+    ],
+)
+def test_a_known_code_is_told_with_its_meaning(code: int, said: str) -> None:
+    assert str(errors.RemoteError(code, "no")) == said
