@@ -42,8 +42,8 @@ from mcp_runtime.errors import (
 
 logger = logging.getLogger("guildhall.runtime")
 
-CLIENT_NAME = "guild-hall"
-CLIENT_VERSION = "0.1.0"
+CLIENT_NAME = protocol.HALL_NAME
+CLIENT_VERSION = protocol.HALL_VERSION
 INITIALIZE_TIMEOUT = 5.0  # REQ-MCP-HTTP-20
 REQUEST_TIMEOUT = 30.0  # REQ-MCP-HTTP-28
 CONNECT_TIMEOUT = 5.0
@@ -298,7 +298,7 @@ class JsonRpcClient:
             return self.discover(timeout, exchange)
         try:
             return self.initialize(timeout, exchange)
-        except (HttpStatusError, RemoteError) as refusal:
+        except (HttpStatusError, RemoteError, _AnsweredModernError) as refusal:
             if isinstance(refusal, HttpStatusError) and refusal.status not in (400, 404, 405):
                 raise
             try:
@@ -331,6 +331,8 @@ class JsonRpcClient:
         params = protocol.initialize_params(CLIENT_NAME, CLIENT_VERSION, self._offered)
         result = self._request("initialize", params, timeout, exchange or Exchange())
         version = result.get("protocolVersion")
+        if version == protocol.MODERN_VERSION:
+            raise _AnsweredModernError("answered initialize with a version that has no handshake")
         if version not in protocol.HANDSHAKE_VERSIONS:
             spoken = ", ".join(protocol.HANDSHAKE_VERSIONS)
             said = reprlib.repr(version)
@@ -683,6 +685,10 @@ class JsonRpcClient:
         if response.raw.length_remaining:  # a bounded read does not say so itself
             raise ConnectError(CLOSED_EARLY)
         return body
+
+
+class _AnsweredModernError(ProtocolError):
+    """The server knows `initialize`, but speaks only the modern way."""
 
 
 class _SessionOverError(HttpStatusError):

@@ -159,7 +159,7 @@ class RemoteError(ClientError):
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         meaning = self.MEANINGS.get(code)
-        super().__init__(f"{message} (JSON-RPC error {code}{meaning and f': {meaning}' or ''})")
+        super().__init__(f"{message} (JSON-RPC error {code}{(meaning and f': {meaning}') or ''})")
         self.code = code
         self.message = message
         self.data = data

@@ -14,6 +14,7 @@ import math
 import re
 import threading
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -173,6 +174,9 @@ def _remote_error(error: Any) -> RemoteError | ProtocolError:
 
 # Serving ----------------------------------------------------------------------------------------------------------
 
+# The id of the request that is served here and now; None in a notification.
+request_id: ContextVar[str | int | float | None] = ContextVar("request_id", default=None)
+
 
 class MethodDispatcher:
     """Serves JSON-RPC: methods are functions, a request's params their arguments, by position or by name.
@@ -218,10 +222,10 @@ class MethodDispatcher:
     def _call(self, message: Any) -> _Call:
         if isinstance(message, MethodError):
             return _Call(None, True, _raising(message))
-        request_id = message.get("id") if isinstance(message, dict) else None
-        has_good_id = isinstance(request_id, (str, int, float)) and not isinstance(request_id, bool)
-        answered_id = request_id if has_good_id else None
-        if not _is_request(message) or not (has_good_id or request_id is None):
+        given_id = message.get("id") if isinstance(message, dict) else None
+        has_good_id = isinstance(given_id, (str, int, float)) and not isinstance(given_id, bool)
+        answered_id = given_id if has_good_id else None
+        if not _is_request(message) or not (has_good_id or given_id is None):
             return _Call(answered_id, True, _raising(MethodError(INVALID_REQUEST, MEANINGS[INVALID_REQUEST])))
         is_answered = "id" in message
         function = self._methods.get(message["method"])
@@ -246,6 +250,7 @@ class _Call:
             inspect.signature(self.function).bind(*positional, **named)
         except TypeError:
             raise MethodError(INVALID_PARAMS, MEANINGS[INVALID_PARAMS]) from None
+        request_id.set(self.request_id)
         return self.function(*positional, **named)
 
 

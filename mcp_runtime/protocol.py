@@ -10,9 +10,14 @@ from __future__ import annotations
 
 import base64
 import codecs
+import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+# Who we say we are, as a client and as a server.
+HALL_NAME = "guild-hall"
+HALL_VERSION = "0.1.0"
 
 # REQ-MCP-HTTP-24: asked for and sent from initialize on; another agreed version replaces it afterwards.
 PREFERRED_VERSION = "2025-06-18"
@@ -33,6 +38,7 @@ MISSING_CAPABILITY = -32021
 UNSUPPORTED_VERSION = -32022
 
 MAX_PROGRESS_MESSAGE = 500
+MAX_NAME = 64
 
 META = "io.modelcontextprotocol/"
 
@@ -198,6 +204,22 @@ class EventStream:
             self.last_event_id = value.decode("utf-8", "replace")
         elif name == b"retry" and value.isdigit():
             self.retry_ms = int(value[:9])
+
+
+def qualified_name(member: str, tool: str) -> str:
+    """A tool's name beside those of other members: `member__tool`, of what names may hold, 64 characters at most.
+
+    It depends on nothing but the two names, so no other member changes it. What is cut or replaced leaves a short hash.
+    """
+    plain = f"{member}__{tool}"
+    name = _NOT_IN_NAMES.sub("_", plain)
+    if name == plain and len(name) <= MAX_NAME:
+        return name
+    digest = hashlib.sha256(plain.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{name[: MAX_NAME - 9]}_{digest}"
+
+
+_NOT_IN_NAMES = re.compile("[^A-Za-z0-9_.-]")
 
 
 def progress_of(params: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -1531,6 +1531,12 @@ def test_a_server_that_refuses_the_handshake_is_found_to_be_modern(peers: Peers)
     assert server.methods == ["initialize", "server/discover"]
 
 
+def test_a_server_that_answers_the_handshake_with_a_modern_version_is_modern(peers: Peers) -> None:
+    server, caller = peers({**modern(), "initialize": lambda r: r.result(initialize_result("2026-07-28"))})
+    assert caller.connect().protocol_version == "2026-07-28"
+    assert server.methods == ["initialize", "server/discover"]
+
+
 def test_a_server_that_is_known_to_be_modern_is_not_offered_a_handshake(peers: Peers) -> None:
     server, caller = peers(modern())
     caller.connect(version="2026-07-28")

@@ -37,6 +37,8 @@ OPEN_TO_INTERFACES = {
     "mcp_runtime.console",
     "mcp_runtime.errors",
     "mcp_runtime.invocations.Caller",
+    "mcp_runtime.jsonrpc",
+    "mcp_runtime.protocol",
     "mcp_runtime.logs",
     "mcp_runtime.manifest",
     "mcp_runtime.schemas.mask",
