@@ -1,9 +1,11 @@
 # run    start the hall (installs what is missing first)      test   the tests
 # check  lint and types, reads only                           lint   the same, mending what it can
 # bench  the numbers of bench/README.md                       clean  forget the installation, keep the data
+# conformance  what the MCP conformance suite finds in the client; conformance-suite  installs it (needs npm)
 
 VENV ?= .venv
 BIN := $(VENV)/bin
+SUITE := tests/conformance/node_modules
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # The first of these that is new enough makes the virtual environment.
 PYTHONS := $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11
@@ -24,8 +26,17 @@ lint: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m bench $(ARGS)
 
+conformance: $(VENV)/.installed-dev conformance-suite
+	$(BIN)/python -m tests.conformance
+
+conformance-suite: $(SUITE)/.package-lock.json
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(SUITE)
+
+# npm writes this file when it is done.
+$(SUITE)/.package-lock.json: tests/conformance/package-lock.json
+	cd tests/conformance && npm ci --no-audit --no-fund --loglevel=error
 
 $(VENV)/.installed: requirements.txt $(VENV)/.python
 	$(PIP) install -r requirements.txt
@@ -59,4 +70,4 @@ $(VENV)/.python:
 	echo "macOS: brew install python    Somewhere else: make run PYTHON=/path/to/python3"; \
 	exit 1
 
-.PHONY: run test check lint bench clean
+.PHONY: run test check lint bench conformance conformance-suite clean

@@ -1,0 +1,42 @@
+"""What the MCP conformance suite finds in our client, by protocol version and scenario (docs/conformance.md)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.conformance import suite
+from tests.conformance.__main__ import PAGE, written
+
+RUNS = [(version, scenario) for version, scenarios in suite.DEMANDED.items() for scenario in scenarios]
+
+
+@pytest.fixture
+def installed() -> None:
+    """Skipped at home; in CI, which installs it, a suite that is missing is a failure."""
+    if not suite.is_installed():
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"not installed: {suite.HOW_TO_INSTALL}")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("version", "scenario"), RUNS)
+@pytest.mark.usefixtures("installed")
+def test_the_client_passes(version: str, scenario: str) -> None:
+    outcome = suite.run(version, scenario)
+    assert not outcome.complaints, "\n".join(outcome.complaints)
+    assert str(outcome) == str(suite.DEMANDED[version][scenario])
+
+
+def test_the_demanded_checks_add_up_to_what_each_version_has() -> None:
+    totals = {version: str(suite.total(scenarios)) for version, scenarios in suite.DEMANDED.items()}
+    assert totals == {
+        "2025-06-18": "3 passed",
+        "2025-11-25": "11 passed",
+        "2026-07-28": "49 passed, 8 skipped",
+    }
+
+
+def test_the_page_tells_what_the_tests_demand() -> None:
+    page = PAGE.read_text()
+    assert page == written(page, suite.table(suite.DEMANDED), suite.VERSION)
