@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 import psutil
 import requests
 
-from bench.hall import ROOT, BenchHall, bench_hall, cpu_seconds, family, is_member, wait_until
+from bench.hall import EXAMPLE, ROOT, BenchHall, bench_hall, cpu_seconds, family, free_port, is_member, wait_until
 
 
 @dataclass(frozen=True)
@@ -249,12 +250,45 @@ def idle(seconds: int) -> list[Figure]:
     ]
 
 
+# Client -----------------------------------------------------------------------------------------------------------
+
+
+def client(calls: int) -> list[Figure]:
+    """One client after the other on the same server, in turn: ours, and the official SDK's."""
+    port = free_port()
+    argv = [sys.executable, str(EXAMPLE / "server.py"), "--port", str(port)]
+    server = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: _listens(port), 10, "the example listens")
+        rounds = [(_client_cost(port, "ours", calls), _client_cost(port, "sdk", calls)) for _ in range(3)]
+    finally:
+        server.kill()
+        server.wait()
+    return [
+        Figure("CPU of a client a call: ours", statistics.median(ours for ours, _ in rounds), "ms"),
+        Figure("  the official Python SDK's", statistics.median(sdk for _, sdk in rounds), "ms"),
+        Figure("  ratio ours / the SDK's", statistics.median(ours / sdk for ours, sdk in rounds), "x", 0.5),
+    ]
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _client_cost(port: int, which: str, calls: int) -> float:
+    argv = [sys.executable, str(ROOT / "bench" / "clients.py"), f"http://127.0.0.1:{port}/mcp", which, str(calls)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return float(subprocess.run(argv, check=True, capture_output=True, text=True, env=environment).stdout)
+
+
 SCENARIOS: dict[str, tuple[Callable[[int], list[Figure]], int]] = {
     "start": (start, 5),
     "crash": (crash, 60),
     "invoke": (invoke, 1),
     "roster": (roster, 100),
     "idle": (idle, 20),
+    "client": (client, 500),
 }
 
 

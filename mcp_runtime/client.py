@@ -22,6 +22,7 @@ from typing import Any, cast
 import requests
 import urllib3
 from requests.adapters import HTTPAdapter
+from requests.structures import CaseInsensitiveDict
 from urllib3.connection import HTTPConnection
 from urllib3.connectionpool import HTTPConnectionPool
 from urllib3.util import Timeout
@@ -263,7 +264,7 @@ class JsonRpcClient:
         on_request: Callable[[str, dict[str, Any]], dict[str, Any]] | None = None,
         on_notification: Callable[[str, dict[str, Any]], None] = lambda method, params: None,
     ) -> None:
-        self._url = url
+        self._url = requests.Request("POST", url).prepare().url or url
         self._max_bytes = max_bytes
         self._offered = dict(capabilities or {})
         self._on_request = on_request
@@ -548,8 +549,7 @@ class JsonRpcClient:
         message: dict[str, Any] | None = None,
     ) -> Iterator[requests.Response]:
         """The response to one request, its body not yet read; foreign errors leave as ours."""
-        body = None if message is None else jsonrpc.encode(message)
-        request = requests.Request(verb, self._url, headers={**self._headers(), **headers}, data=body).prepare()
+        request = self._prepared(verb, headers, None if message is None else jsonrpc.encode(message))
         limit = Timeout(connect=min(CONNECT_TIMEOUT, timeout), total=timeout)
         response = None
         # Another exchange may be under way in this thread: a server's question is answered while its stream is read.
@@ -565,6 +565,14 @@ class JsonRpcClient:
             exchange.detach()
             if response is not None and not response.raw.closed:
                 response.close()  # not read to its end, so the connection cannot serve another call
+
+    def _prepared(self, verb: str, headers: Mapping[str, str], body: bytes | None) -> requests.PreparedRequest:
+        # Filled in by hand: `Request.prepare` reads and checks the address anew each time, for a fifth of a call's CPU.
+        request = requests.PreparedRequest()
+        request.method, request.url, request.body, request.hooks = verb, self._url, body, {"response": []}
+        length = {} if body is None else {"Content-Length": str(len(body))}
+        request.headers = CaseInsensitiveDict({**self._headers(), **headers, **length})
+        return request
 
     def _headers(self) -> dict[str, str]:
         headers = {
