@@ -461,6 +461,14 @@ def test_whatever_comes_is_answered_by_the_book(body: bytes) -> None:
 
 
 @fixed_budget
+@given(st.text() | st.sampled_from(["echo", "broken", "refuse"]), st.lists(values, max_size=3) | st.none())
+def test_no_notification_is_ever_answered_alone_or_in_a_batch(method: str, params: Any) -> None:
+    notification = jsonrpc.notification(storable(method), storable(params))
+    assert DISPATCHER.answer(encode(notification)) is None
+    assert DISPATCHER.answer(encode([notification, notification])) is None
+
+
+@fixed_budget
 @given(values)
 def test_what_goes_in_by_a_request_comes_out_by_its_response(value: Any) -> None:
     body = encode(jsonrpc.request("the id", "echo", [storable(value)]))  # type: ignore[arg-type]
