@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import ROOT
 
 LAYERS = (
-    {"jsonrpc", "errors", "protocol", "guard", "logs", "console"},
+    {"jsonrpc", "errors", "protocol", "guard", "bridge", "logs", "console"},
     {"database", "changes", "manifest", "ports", "process", "client", "schemas"},
     {"control", "invocations", "discovery", "lease", "waiting", "tools"},
     {"worker", "tasks", "dispatcher", "supervisor", "lifecycle"},
@@ -109,8 +109,9 @@ def test_the_lowest_layer_is_standard_library_only(module: str) -> None:
     assert packages_of(MODULES[module]) <= set(sys.stdlib_module_names) | {"mcp_runtime"}
 
 
-def test_the_guard_stands_alone() -> None:
-    assert used_modules(MODULES["guard"]) == set()
+@pytest.mark.parametrize("module", ["guard", "bridge"])
+def test_what_must_not_fail_stands_alone(module: str) -> None:
+    assert used_modules(MODULES[module]) == set()
 
 
 @pytest.mark.parametrize("name", ["models.py", "apps.py"])
