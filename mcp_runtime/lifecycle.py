@@ -24,7 +24,7 @@ from django.db import Error, IntegrityError, connection, connections, transactio
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from mcp_runtime import logs, ports, process, tools
+from mcp_runtime import bridge, logs, ports, process, tools
 from mcp_runtime.client import REQUEST_TIMEOUT, TOOLS_CHANGED, Exchange, InitializeResult, JsonRpcClient, ToolList
 from mcp_runtime.database import give_connection_back, persistently
 from mcp_runtime.errors import (
@@ -201,7 +201,7 @@ class Lifecycle:
                 self._connect(live, manifest)
             except ExitedEarlyError as error:
                 self._forget(live)
-                if not _port_was_taken(error, live.process.tail()) or len(tried) >= MAX_PORT_TRIES:
+                if not _port_was_taken(manifest, error, live.process.tail()) or len(tried) >= MAX_PORT_TRIES:
                     raise
                 logger.info("member %r found port %d taken; trying the next", member.name, port)
             except Exception:
@@ -233,6 +233,8 @@ class Lifecycle:
 
     def _spawn(self, member: GuildMember, manifest: Manifest, port: int) -> LiveMember:
         argv = manifest.argv(port)
+        if manifest.transport == "stdio":
+            argv = bridge.command_line(port, argv, self._max_result_bytes)
         mark = f"{self._own_mark}{next(self._spawns)}/{member.name}"
         environment = process.child_environment(manifest.environment(port), mark)
         member_process = MemberProcess.spawn(
@@ -595,7 +597,9 @@ class Lifecycle:
         return False
 
 
-def _port_was_taken(error: ExitedEarlyError, tail: str) -> bool:
+def _port_was_taken(manifest: Manifest, error: ExitedEarlyError, tail: str) -> bool:
+    if manifest.transport == "stdio":  # the server itself knows of no port, and its exit code 2 means something else
+        return error.exit_code == PORT_TAKEN_EXIT_CODE and bridge.PORT_TAKEN in tail
     words = tail.lower()
     return error.exit_code == PORT_TAKEN_EXIT_CODE or (
         error.exit_code != 0 and any(word in words for word in PORT_TAKEN_WORDS)

@@ -26,7 +26,16 @@ ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RESERVED_ENV_PREFIX = "GUILD_HALL_"
 MAX_SECONDS = 86_400.0
 MAX_WARNINGS = 20
+START_TIMEOUT = 5.0
+# Commands that fetch the server before they start it, the first time; each as the words it begins with.
+FETCHING_COMMANDS = (
+    *(("npx",), ("npm", "exec"), ("npm", "x"), ("pnpx",), ("pnpm", "dlx"), ("yarn", "dlx"), ("bunx",), ("bun", "x")),
+    *(("uvx",), ("uv", "run"), ("uv", "tool", "run"), ("pipx", "run"), ("docker",), ("podman",)),
+)
+# A few hundred megabytes at an ordinary line's speed: longer is mostly a registry that does not answer.
+FETCHING_START_TIMEOUT = 120.0
 
+Transport = Literal["http", "stdio"]
 RestartPolicy = Literal["on-failure", "never"]
 
 
@@ -37,12 +46,13 @@ class Manifest:
     name: str
     version: str
     command: str
+    transport: Transport = "http"
     args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     display_name: str = ""
     description: str = ""
     enabled: bool = True
-    start_timeout: float = 5.0
+    start_timeout: float = START_TIMEOUT
     timeout: float = 30.0
     tool_timeouts: dict[str, float] = field(default_factory=dict)
     restart: RestartPolicy = "on-failure"
@@ -68,7 +78,7 @@ class Manifest:
     @property
     def process_digest(self) -> str:
         """Changes with everything that only a new process can follow; not with texts and limits."""
-        process = [self.name, self.command, list(self.args), self.env]
+        process = [self.name, self.transport, self.command, list(self.args), self.env]
         return hashlib.sha256(json.dumps(process, sort_keys=True).encode()).hexdigest()
 
 
@@ -262,21 +272,23 @@ def parse(values: dict[str, Any]) -> tuple[Manifest, list[str]]:
     if not NAME.fullmatch(name):
         raise ManifestError("name", f"{name[:80]!r} must be 1 to 64 letters, digits, - and _, a letter or digit first")
     transport = server.text("transport", required=True)
-    if transport != "http":
-        raise ManifestError(server.path("transport"), f'{transport[:80]!r} is not supported; use "http"')
+    if transport not in ("http", "stdio"):
+        raise ManifestError(server.path("transport"), f'{transport[:80]!r} is not supported; use "http" or "stdio"')
     restart = top.text("restart", default="on-failure")
     if restart not in ("on-failure", "never"):
         raise ManifestError("restart", f'{restart[:80]!r} is not a policy; use "on-failure" or "never"')
+    command, args = server.text("command", required=True, longest=4096), server.texts("args")
     manifest = Manifest(
         name=name,
         version=top.text("version", required=True, longest=100),
-        command=server.text("command", required=True, longest=4096),
-        args=server.texts("args"),
+        command=command,
+        transport=cast(Transport, transport),
+        args=args,
         env=server.environment("env"),
         display_name=top.text("displayName", longest=200),
         description=top.text("description", longest=10_000),
         enabled=top.boolean("enabled", default=True),
-        start_timeout=top.seconds("start_timeout", default=5.0),
+        start_timeout=top.seconds("start_timeout", default=default_start_timeout(command, args)),
         timeout=top.seconds("timeout", default=30.0),
         tool_timeouts=top.seconds_by_name("tool_timeouts"),
         restart=cast(RestartPolicy, restart),
@@ -285,9 +297,17 @@ def parse(values: dict[str, Any]) -> tuple[Manifest, list[str]]:
     warnings = [f"unknown key {key[:80]!r} is ignored" for key in unknown[:MAX_WARNINGS]]
     if len(unknown) > MAX_WARNINGS:
         warnings.append(f"{len(unknown) - MAX_WARNINGS} more unknown keys are ignored")
-    if "${PORT}" not in " ".join([*manifest.args, *manifest.env.values()]):
+    mentions_port = "${PORT}" in " ".join([*manifest.args, *manifest.env.values()])
+    if manifest.transport == "http" and not mentions_port:
         warnings.append("neither args nor env mentions ${PORT}: how will the server know its port?")
     return manifest, warnings
+
+
+def default_start_timeout(command: str, args: Iterable[str]) -> float:
+    """Seconds from spawn to the end of the handshake, when the manifest does not say."""
+    words = (os.path.basename(command), *(arg for arg in args if not arg.startswith("-")))
+    fetches = any(words[: len(known)] == known for known in FETCHING_COMMANDS)
+    return FETCHING_START_TIMEOUT if fetches else START_TIMEOUT
 
 
 class _Reader:

@@ -44,6 +44,7 @@ def test_the_seeds_form_is_read_with_our_defaults() -> None:
         name="example",
         version="1.0.0",
         command="bun",
+        transport="http",
         args=("run", "server.ts", "--port", "${PORT}"),
         env={"NODE_ENV": "production"},
         display_name="",
@@ -117,8 +118,38 @@ def test_only_what_a_new_process_must_follow_changes_the_process_digest() -> Non
     digest = manifest.parse(SEEDS_FORM)[0].process_digest
     same = {"description": "new words", "timeout": 9, "max_concurrency": 1, "version": "2"}
     assert manifest.parse({**SEEDS_FORM, **same})[0].process_digest == digest
-    for change in ({"command": "node"}, {"args": ["${PORT}"]}, {"env": {}}):
+    for change in ({"command": "node"}, {"args": ["${PORT}"]}, {"env": {}}, {"transport": "stdio"}):
         assert manifest.parse({**SEEDS_FORM, **change})[0].process_digest != digest
+
+
+def test_a_stdio_server_needs_no_port() -> None:
+    found, warnings = manifest.parse({**SEEDS_FORM, "transport": "stdio", "args": ["run", "server.ts"]})
+    assert (found.transport, found.argv(20000), warnings) == ("stdio", ["bun", "run", "server.ts"], [])
+    assert Manifest.from_json(found.as_json()) == found
+
+
+@pytest.mark.parametrize(
+    ("command", "args", "seconds"),
+    [
+        ("npx", ["-y", "@modelcontextprotocol/server-everything"], 120),
+        ("uvx", ["mcp-server-time"], 120),
+        ("/usr/local/bin/uvx", [], 120),
+        ("pnpm", ["--silent", "dlx", "x"], 120),
+        ("uv", ["tool", "run", "x"], 120),
+        ("docker", ["run", "-i", "--rm", "mcp/time"], 120),
+        ("pnpm", ["start"], 5),
+        ("uv", ["tool"], 5),
+        ("./npx-like", [], 5),
+        ("python3", ["npx"], 5),
+    ],
+)
+def test_commands_that_fetch_their_server_first_get_longer_to_start(
+    command: str, args: list[str], seconds: float
+) -> None:
+    for transport in ("http", "stdio"):
+        values = {**SEEDS_FORM, "transport": transport, "command": command, "args": args}
+        assert manifest.parse(values)[0].start_timeout == seconds
+        assert manifest.parse({**values, "start_timeout": 7})[0].start_timeout == 7
 
 
 # Faults and warnings ----------------------------------------------------------------------------------------------
@@ -134,7 +165,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"version": 1}, "version"),
     ({"version": ""}, "version"),
     ({"version": "1" * 101}, "version"),
-    ({"transport": "stdio"}, "transport"),
+    ({"transport": "sse"}, "transport"),
+    ({"transport": "STDIO"}, "transport"),
     ({"transport": None}, "transport"),
     ({"command": ""}, "command"),
     ({"command": ["bun"]}, "command"),

@@ -29,6 +29,8 @@ GOOD: list[dict[str, Any]] = [
     {**OTHERS, "mcp": NESTED},
     {**OTHERS, "transport": "http", "mcp": {"command": "bun"}},
     {**OTHERS, "command": "bun", "args": [], "mcp": {"transport": "http", "env": {}}},
+    {**SEEDS_FORM, "transport": "stdio", "command": "npx", "args": []},
+    {**OTHERS, "mcp": {**NESTED, "transport": "stdio"}},
     {**SEEDS_FORM, "mcp": {}},
     {**SEEDS_FORM, "mcp": {"cwd": "/"}, "of_tomorrow": [1], "$schema": 5},
     {**SEEDS_FORM, "name": "n" * 64, "version": "1" * 100, "displayName": "", "description": "x" * 10_000},
@@ -104,7 +106,7 @@ def test_schema_and_parser_give_the_same_defaults() -> None:
     row = least.as_json()
     told = {key: part["default"] for key, part in _properties().items() if "default" in part}
     assert told == {key: row[key] for key in told}
-    required = {"name", "version", "command"}
+    required = {"name", "version", "command", "transport"}
     texts = {"display_name", "description"}  # empty when not given
     assert {field.name for field in fields(Manifest)} == set(told) | required | texts
 
@@ -146,13 +148,16 @@ def test_the_guides_complete_example_is_what_new_member_makes() -> None:
 
 def test_every_manifest_in_the_guide_is_good() -> None:
     manifests = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", GUIDE, re.DOTALL)]
-    assert len(manifests) == 2
+    assert len(manifests) == 4
     assert all(parser_accepts(values) and schema_accepts(values) for values in manifests)
 
 
 def test_the_guide_tells_the_halls_real_numbers() -> None:
     least = Manifest(name="x", version="1", command="x")
     assert f"| {least.start_timeout:g} | `start_timeout` |" in GUIDE
+    words = re.findall(r"`([a-z ]+)`", next(line for line in GUIDE.splitlines() if "fetches the server" in line))
+    assert {tuple(command.split()) for command in words} <= set(manifest.FETCHING_COMMANDS)
+    assert f"has {manifest.FETCHING_START_TIMEOUT:g} s" in GUIDE
     assert f"| {least.timeout:g} | `timeout`, `tool_timeouts` |" in GUIDE
     assert f"| from SIGTERM to SIGKILL | {process.STOP_TIMEOUT:g} |" in GUIDE
     delays = [
