@@ -57,6 +57,9 @@ PROBE_INTERVAL_LATER = 0.05
 
 MAX_RESTARTS = 5
 STABLE_SECONDS = 60.0
+PROGRESS_AFTER = 0.8  # seconds of a start; with the turn that looks, readers see it after about one
+PROGRESS_INTERVAL = 0.9  # between two writes: turns may follow each other much quicker than the usual second
+PROGRESS_LENGTH = 200  # of GuildMember.progress
 LONGEST_DELAY = 30.0
 # A refused or reset connection is often the first sign of an exit, which explains more: wait for it this long.
 EXIT_GRACE = 0.2
@@ -86,6 +89,7 @@ class LiveMember:
     talk: Exchange = field(default_factory=Exchange)  # what the hall itself asks it: the handshake, its tools
     listening: Exchange = field(default_factory=Exchange)  # to what it says unasked
     connected_at: float | None = None
+    progress: str = ""  # as it stands on the row
     stop_asked: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -120,6 +124,7 @@ class Lifecycle:
         self._on_change = on_change
         self._live: dict[int, LiveMember] = {}
         self._aborted: set[int] = set()
+        self._progress_noted_at = 0.0
         self._last_tail: dict[int, str] = {}  # of a start that failed, until that is written down
         self._tools_changed: set[int] = set()  # members that said so since the last look
 
@@ -189,6 +194,19 @@ class Lifecycle:
         if live is not None:
             live.stop_asked.set()
             live.process.stop()
+
+    def note_progress(self) -> None:
+        """What members that take longer to start wrote last, onto their rows; the supervisor calls it each turn."""
+        now = time.monotonic()
+        if now < self._progress_noted_at + PROGRESS_INTERVAL:
+            return
+        self._progress_noted_at = now
+        for live in self.live_members():
+            if live.connected_at is None and now > live.process.spawned_at + PROGRESS_AFTER:
+                said = live.process.last_line()[:PROGRESS_LENGTH]
+                if said != live.progress:
+                    self.own_row(live.member_id).filter(status=Status.STARTING).update(progress=said)
+                    live.progress = said
 
     def _bring_up(self, member: GuildMember, manifest: Manifest) -> None:
         tried: set[int] = set()
@@ -582,7 +600,7 @@ class Lifecycle:
         with transaction.atomic():
             for old in sources:
                 row = self.own_row(member_id).filter(status=old)
-                if row.update(status=new, status_changed_at=now, **facts):
+                if row.update(status=new, status_changed_at=now, progress="", **facts):
                     StatusChange.objects.create(
                         member_id=member_id,
                         old=old,

@@ -87,6 +87,9 @@ class MemberLog:
     def tail(self) -> str:
         return "\n".join(list(self._tail))
 
+    def last_line(self) -> str:
+        return next((line for line in reversed(list(self._tail)) if line.strip()), "").strip()
+
     def close(self) -> None:
         self._file.close()
 
@@ -161,6 +164,10 @@ class MemberProcess:
     def tail(self) -> str:
         """The last lines it wrote."""
         return self._log.tail()
+
+    def last_line(self) -> str:
+        """The last line it wrote that is not blank."""
+        return self._log.last_line()
 
     # Watching -----------------------------------------------------------------------------------------------------
 

@@ -121,6 +121,7 @@ class Supervisor:
         for member in unfulfilled():
             self._serve(member)
         self.find_untracked()
+        self._lifecycle.note_progress()
         restarts = GuildMember.objects.filter(MAY_START, status=Status.ERROR)
         self._next_restart_at = restarts.aggregate(due=Min("next_restart_at"))["due"]
 

@@ -80,6 +80,7 @@ class GuildMember(models.Model):
     status = models.CharField(max_length=20, choices=Status.choices, default=Status.DISCONNECTED)
     status_changed_at = models.DateTimeField(default=timezone.now)
     last_error = models.TextField(blank=True)
+    progress = models.CharField(max_length=200, blank=True, help_text="While it is starting, what it wrote last.")
     warnings = models.JSONField(default=list, blank=True, help_text="Of the running process, e.g. where it listens.")
     pid = models.PositiveIntegerField(null=True, blank=True)
     last_port = models.PositiveIntegerField(null=True, blank=True, help_text="Given again when it is free.")
@@ -115,6 +116,14 @@ class GuildMember(models.Model):
     def error(self) -> str:
         """The one sentence that explains why it does not run, whatever the reason; empty when nothing is wrong."""
         return self.manifest_error or (self.last_error if self.status == self.Status.ERROR else "")
+
+    @property
+    def start_progress(self) -> str:
+        """How long it has been starting and what it wrote last; empty when it is not, or began within a second."""
+        seconds = (timezone.now() - self.status_changed_at).total_seconds()
+        if self.status != self.Status.STARTING or seconds < 1:
+            return ""
+        return f"starting for {seconds:.0f} s" + (f": {self.progress}" if self.progress else "")
 
     @property
     def all_warnings(self) -> list[str]:

@@ -72,6 +72,10 @@ def shown_error(member: Member) -> str:
     return member.error if member.runtime_is_alive else member.manifest_error
 
 
+def shown_progress(member: Member) -> str:
+    return member.start_progress if member.runtime_is_alive else ""
+
+
 def obstacle(verb: str, member: Member) -> str:
     """Why the verb does not apply to this member now; empty when it does."""
     status = shown_status(member)
@@ -296,13 +300,13 @@ class MemberAdmin(RuntimeRowAdmin):
     def status_word(self, member: Member) -> SafeString:
         return present.badge(shown_status(member))
 
-    @admin.display(description="error")
+    @admin.display(description="error or progress")
     def short_error(self, member: Member) -> str:
-        return present.one_line(shown_error(member), 80) or present.NOTHING
+        return present.one_line(shown_error(member) or shown_progress(member), 80) or present.NOTHING
 
-    @admin.display(description="error")
+    @admin.display(description="error or progress")
     def full_error(self, member: Member) -> str:
-        return present.text_block(shown_error(member))
+        return present.text_block(shown_error(member) or shown_progress(member))
 
     @admin.display(description="warnings")
     def all_warnings(self, member: Member) -> SafeString | str:

@@ -48,6 +48,9 @@ class MemberSerializer(serializers.ModelSerializer[GuildMember]):
 
     title = serializers.CharField()
     error = serializers.CharField(help_text="Why it does not run; empty when nothing is wrong.")
+    progress = serializers.CharField(
+        source="start_progress", help_text="How long it has been starting and what it wrote last; else empty."
+    )
     warnings = serializers.ListField(child=serializers.CharField(), source="all_warnings")
     port = serializers.SerializerMethodField()
     endpoint = serializers.SerializerMethodField(help_text="The member's own MCP endpoint.")
@@ -65,6 +68,7 @@ class MemberSerializer(serializers.ModelSerializer[GuildMember]):
             "status",
             "status_changed_at",
             "error",
+            "progress",
             "warnings",
             "port",
             "endpoint",
@@ -86,6 +90,7 @@ class MemberSerializer(serializers.ModelSerializer[GuildMember]):
 class ManifestSerializer(serializers.Serializer[dict[str, Any]]):
     """guild-member.json as it was last read without a fault. Of the environment only the names: values may be keys."""
 
+    transport = serializers.CharField(default="http", help_text="How the server speaks MCP.")
     command = serializers.CharField()
     args = serializers.ListField(child=serializers.CharField())
     env = serializers.SerializerMethodField(help_text="Names only.")

@@ -51,6 +51,7 @@ class Migration(migrations.Migration):
                 ('status', models.CharField(choices=[('disconnected', 'Disconnected'), ('starting', 'Starting'), ('connected', 'Connected'), ('stopping', 'Stopping'), ('error', 'Error')], default='disconnected', max_length=20)),
                 ('status_changed_at', models.DateTimeField(default=django.utils.timezone.now)),
                 ('last_error', models.TextField(blank=True)),
+                ('progress', models.CharField(blank=True, help_text='While it is starting, what it wrote last.', max_length=200)),
                 ('warnings', models.JSONField(blank=True, default=list, help_text='Of the running process, e.g. where it listens.')),
                 ('pid', models.PositiveIntegerField(blank=True, null=True)),
                 ('last_port', models.PositiveIntegerField(blank=True, help_text='Given again when it is free.', null=True)),

@@ -330,6 +330,61 @@ def test_a_fault_of_the_hall_itself_is_an_error_of_the_member_and_ends_its_proce
     assert "Traceback" in caplog.text
 
 
+def test_a_start_that_takes_longer_tells_its_last_line_until_it_is_over(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "PROGRESS_AFTER", 0.0)
+    monkeypatch.setattr(lifecycle, "PROGRESS_INTERVAL", 0.0)
+    member = stage.add("anna", "hang-initialize", start_timeout=30)
+    starting = in_thread(lambda: stage.lifecycle.start(member.pk))
+
+    def is_told() -> bool:
+        stage.lifecycle.note_progress()
+        return row(member).progress == "listening"
+
+    eventually(is_told)
+    assert row(member).status == "starting"
+    stage.clear("hang-initialize")
+    starting.join(10)
+    stage.lifecycle.note_progress()
+    assert (row(member).status, row(member).progress) == ("connected", "")
+
+
+def test_a_start_that_is_over_soon_tells_no_progress(stage: Stage) -> None:
+    member = stage.add("anna", "hang-initialize", start_timeout=30)
+    starting = in_thread(lambda: stage.lifecycle.start(member.pk))
+    eventually(lambda: stage.lifecycle.live_members() and stage.live(member).process.last_line())
+    stage.live(member).process.spawned_at = time.monotonic()
+    stage.lifecycle.note_progress()
+    assert row(member).progress == ""
+    stage.clear("hang-initialize")
+    starting.join(10)
+
+
+def test_a_runtime_without_the_lease_tells_no_progress(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "PROGRESS_AFTER", 0.0)
+    member = stage.add("anna", "hang-initialize", start_timeout=30)
+    starting = in_thread(lambda: stage.lifecycle.start(member.pk))
+    eventually(lambda: stage.lifecycle.live_members() and stage.live(member).process.last_line())
+    stage.lose_the_lease()
+    stage.lifecycle.note_progress()
+    assert row(member).progress == ""
+    stage.live(member).process.kill()
+    starting.join(10)
+
+
+def test_a_stdio_server_is_spawned_behind_the_bridge(stage: Stage) -> None:
+    member = stage.add("anna", transport="stdio", command="sh", args=["-c", "exit 2"])
+    stage.lifecycle.start(member.pk)
+    found = row(member)
+    # Code 2 was the server's own: no other port is tried for it.
+    assert (found.status, found.exit_code, history(member)) == (
+        "error",
+        2,
+        ["disconnected -> starting: start", "starting -> error: start failed"],
+    )
+
+
 def test_a_manifest_that_changes_until_the_very_move_is_the_one_that_is_started(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,9 @@ class Asked:
     def wish_refreshes(self) -> None:
         pass
 
+    def note_progress(self) -> None:
+        pass
+
     def live_members(self) -> list[Any]:
         return self.live
 

@@ -232,6 +232,15 @@ def test_the_error_stands_in_the_list_on_one_line(page: Client) -> None:
     assert "ended with exit code 1 Traceback: boom" in shown(page.get(list_of("guildmember")), "bad")
 
 
+@pytest.mark.usefixtures("runtime")
+def test_the_list_says_how_a_long_start_gets_on(page: Client) -> None:
+    since = timezone.now() - timedelta(seconds=12.2)
+    member = make_member("slow", status="starting", status_changed_at=since, progress="Downloading <b>foo</b>")
+
+    assert "starting for 12 s: Downloading &lt;b&gt;foo" in shown(page.get(list_of("guildmember")), "slow")
+    assert "starting for 12 s: Downloading &lt;b&gt;foo" in html(page.get(page_of(member)))
+
+
 def test_without_a_live_runtime_nobody_is_shown_as_connected(page: Client, example: GuildMember) -> None:
     row = shown(page.get(list_of("guildmember")), "example")
 

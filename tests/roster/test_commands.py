@@ -107,13 +107,22 @@ def test_roster_is_a_table_of_members_and_counts_the_connected(echo: Tool) -> No
     ran = run("roster")
 
     assert [line.split(maxsplit=4) for line in ran.out.splitlines()] == [
-        ["NAME", "STATUS", "ENDPOINT", "TOOLS", "ERROR"],
+        ["NAME", "STATUS", "ENDPOINT", "TOOLS", "ERROR OR PROGRESS"],
         ["bad", "error", "-", "0", "exit code 1 \N{REPLACEMENT CHARACTER}[31mboom"],
         ["example", "connected", "http://localhost:20000/mcp", "1"],
         ["off", "disconnected", "-", "0", "(disabled)"],
         ["1", "of", "3", "connected."],
     ]
     assert ran.err == ""
+
+
+@pytest.mark.usefixtures("runtime")
+def test_roster_says_how_a_long_start_gets_on() -> None:
+    since = timezone.now() - timedelta(seconds=12.2)
+    facts = {"status": "starting", "status_changed_at": since, "progress": f"Downloading{RED} foo (3/7)"}
+    GuildMember.objects.create(name="slow", directory="slow", **facts)
+
+    assert "starting for 12 s: Downloading\N{REPLACEMENT CHARACTER}[31m foo (3/7)" in run("roster").out
 
 
 @pytest.mark.usefixtures("runtime")

@@ -59,7 +59,8 @@ class Command(BaseCommand):
         while (fulfilled := is_fulfilled(verb, member, asked_at)) is None and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
             member.refresh_from_db()
-        detail = f": {one_line(member.error, ERROR_LENGTH)}" if member.error else ""
+        said = member.error or member.progress
+        detail = f": {one_line(said, ERROR_LENGTH)}" if said else ""
         still = "still " if fulfilled is None else ""
         self.stdout.write(f"{member.name} is {still}{member.status}{detail}")
         return fulfilled is True

@@ -12,6 +12,7 @@ from roster.management.terminal import NO_RUNTIME, as_json, one_line, table
 from roster.models import GuildMember, Tool
 
 ERROR_LENGTH = 100
+COLUMNS = ["NAME", "STATUS", "ENDPOINT", "TOOLS", "ERROR OR PROGRESS"]
 
 
 class Command(BaseCommand):
@@ -35,7 +36,7 @@ class Command(BaseCommand):
                 f"No members in {settings.GUILD_HALL_MEMBERS_DIR}; make one with: manage.py new_member NAME"
             )
             return
-        self.stdout.write(table(["NAME", "STATUS", "ENDPOINT", "TOOLS", "ERROR"], [_row(fact) for fact in facts]))
+        self.stdout.write(table(COLUMNS, [_row(fact) for fact in facts]))
         connected = sum(fact["status"] == GuildMember.Status.CONNECTED for fact in facts)
         self.stdout.write(f"{connected} of {len(facts)} connected.")
 
@@ -53,16 +54,17 @@ def _facts(member: GuildMember, *, is_alive: bool) -> dict[str, Any]:
         "tools": [tool.name for tool in member.tools.all()],
         # Of what a dead runtime left on the row, nothing is true any more.
         "error": member.error if is_alive else member.manifest_error,
+        "progress": member.start_progress if is_alive else "",
         "warnings": member.all_warnings if is_alive else member.manifest_warnings,
     }
 
 
 def _row(fact: dict[str, Any]) -> list[str]:
-    error = fact["error"] if fact["enabled"] else f"(disabled) {fact['error']}"
+    detail = fact["error"] or fact["progress"]
     return [
         fact["name"],
         fact["status"],
         fact["endpoint"] or "-",
         str(len(fact["tools"])),
-        one_line(error, ERROR_LENGTH),
+        one_line(detail if fact["enabled"] else f"(disabled) {detail}", ERROR_LENGTH),
     ]

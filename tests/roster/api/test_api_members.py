@@ -60,6 +60,24 @@ def test_roster_shows_why_a_member_is_in_error(as_bob: Client, example: GuildMem
     assert entry(as_bob)["error"] == "member 'example' ended with exit code 3"
 
 
+def test_roster_shows_how_long_a_member_has_been_starting_and_what_it_wrote_last(
+    as_bob: Client, example: GuildMember, live_runtime: None
+) -> None:
+    since = timezone.now() - timedelta(seconds=12.2)
+    run(example, Status.STARTING, status_changed_at=since, progress="Downloading foo (3/7)")
+    assert entry(as_bob)["progress"] == "starting for 12 s: Downloading foo (3/7)"
+    GuildMember.objects.update(progress="")
+    assert entry(as_bob)["progress"] == "starting for 12 s"
+    GuildMember.objects.update(status_changed_at=timezone.now())
+    assert entry(as_bob)["progress"] == ""
+
+
+def test_without_a_runtime_nobody_makes_progress(as_bob: Client, example: GuildMember) -> None:
+    since = timezone.now() - timedelta(seconds=12)
+    run(example, Status.STARTING, status_changed_at=since, progress="Downloading foo (3/7)")
+    assert entry(as_bob)["progress"] == ""
+
+
 def test_roster_shows_a_member_whose_manifest_cannot_be_used(as_bob: Client) -> None:
     add_member("broken", manifest={}, manifest_error="broken/guild-member.json: not JSON")
     shown = entry(as_bob, "broken")
