@@ -27,7 +27,7 @@ from mcp_runtime.errors import ConnectError, McpRuntimeError
 from mcp_runtime.lifecycle import MAX_RESTARTS, Lifecycle, earliest_start, restart_delay
 from mcp_runtime.process import MARK_VARIABLE, kill_marked
 from roster.models import GuildMember, Hall, PortAllocation, StatusChange, Tool
-from tests.conftest import eventually
+from tests.conftest import ROOT, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -492,6 +492,16 @@ def test_a_server_that_finds_its_port_taken_is_tried_on_the_next(stage: Stage, h
     assert (row(member).status, row(member).last_port) == ("connected", first + 1)
     assert history(member) == ["disconnected -> starting: start", "starting -> connected: handshake"]
     assert PortAllocation.objects.get().port == first + 1
+
+
+def test_a_bridge_that_finds_its_port_taken_comes_again_with_the_next(stage: Stage) -> None:
+    first = stage.port_range[0]
+    server = ROOT / "tests" / "servers" / "stdio_server.py"
+    member = stage.add(transport="stdio", args=[str(server)])
+    with occupied(first), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ports, "is_free", lambda port: True)  # it was, a moment ago
+        stage.lifecycle.start(member.pk)
+    assert (row(member).status, row(member).last_port) == ("connected", first + 1)
 
 
 def test_a_stranger_that_answers_on_the_port_is_not_taken_for_the_member(stage: Stage) -> None:
