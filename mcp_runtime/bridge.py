@@ -56,6 +56,7 @@ PATH = "/mcp"
 LOCAL_NAMES = ("127.0.0.1", "localhost")
 # Later ones have no handshake, and a stdio server that was initialized does not speak them.
 LAST_HANDSHAKE_VERSION = "2025-11-25"
+NOT_PASSED_ON = "the server reads nothing, or the message is nested too deep"
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INTERNAL_ERROR = -32700, -32600, -32601, -32603
 # Of callers: the bridge says that it is initialized, and declared no roots. Of the server: it may ask for nothing.
 SWALLOWED = ("notifications/initialized", "notifications/roots/list_changed")
@@ -75,6 +76,7 @@ def command_line(port: int, argv: list[str], max_bytes: int) -> list[str]:
 
 
 def encode(message: Message) -> bytes:
+    """RecursionError for what could just be read, and is too deep to be written with an envelope around it."""
     try:
         return json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError:  # a lone surrogate: it came escaped, and goes on escaped
@@ -222,8 +224,8 @@ def response(status: int, body: bytes = b"", *, keep_alive: bool = True, session
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-def event(message: Message) -> bytes:
-    data = b"data: " + encode(message) + b"\n\n"
+def event(message: bytes) -> bytes:
+    data = b"data: " + message + b"\n\n"
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
@@ -357,11 +359,16 @@ class Bridge:
         """Whether it will be told: one that does not read must not fill our memory."""
         if self._stdin.closed or len(self._to_server) > MAX_BACKLOG:
             return False
-        self._to_server += encode(message) + b"\n"
+        try:
+            self._to_server += encode(message) + b"\n"
+        except RecursionError:
+            return False
         self._write_server()
         return True
 
     def _write_server(self) -> None:
+        if self._stdin.closed:  # by another callback of the same turn
+            return
         try:
             del self._to_server[: os.write(self._stdin.fileno(), self._to_server)]
         except BlockingIOError:
@@ -409,8 +416,10 @@ class Bridge:
         for message in value if isinstance(value, list) else [value]:  # batches, of 2025-03-26
             if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
                 self._report_noise(line)
-            elif "method" not in message:
+            elif "method" not in message and is_id(message.get("id")):
                 self._take_answer(message)
+            elif "method" not in message:
+                self._report_noise(line)
             elif "id" in message:
                 self._decline(message)
             else:
@@ -436,10 +445,8 @@ class Bridge:
             write_stderr(line[:NOISE_BYTES].strip() + b"\n")
 
     def _take_answer(self, message: Message) -> None:
-        request_id = message.get("id")
-        if not isinstance(request_id, int) or isinstance(request_id, bool):
-            self._report_noise(encode(message))
-        elif request_id == self._handshake_id:
+        request_id = message["id"]
+        if request_id == self._handshake_id:
             self._end_handshake(message)
         elif exchange := self._pending.pop(request_id, None):
             self._answer(exchange, message)
@@ -477,7 +484,7 @@ class Bridge:
             # Capabilities of a client are what it may be asked for, and nobody's questions are passed on.
             asked = {"method": "initialize", "params": {**params, "capabilities": {}}}
             if not self._tell_server({"jsonrpc": "2.0", "id": self._handshake_id, **asked}):
-                self._end_handshake(error_message(None, INTERNAL_ERROR, "the server reads nothing"))
+                self._end_handshake(error_message(None, INTERNAL_ERROR, NOT_PASSED_ON))
 
     def _end_handshake(self, message: Message) -> None:
         self._handshake_id = 0
@@ -506,14 +513,14 @@ class Bridge:
             return
         try:
             sock, _ = self._listener.accept()
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except (BlockingIOError, ConnectionError):
             return
         except OSError:  # no descriptor is left
             if not self._close_an_idle_one():
                 self._stop_accepting()
             return
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = Connection(sock)
         self._connections[connection] = None
         self._selector.register(sock, selectors.EVENT_READ, lambda mask: self._on_ready(connection, mask))
@@ -611,7 +618,7 @@ class Bridge:
         try:
             message = decode(body)
         except ValueError:
-            self._reply(connection, head, 400, error_message(None, PARSE_ERROR, "the body is not JSON"))
+            self._reply(connection, head, 400, encode(error_message(None, PARSE_ERROR, "the body is not JSON")))
             return
         if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
             fault = "the body is not one JSON-RPC 2.0 message"
@@ -630,7 +637,7 @@ class Bridge:
             connection.exchange = Exchange(connection, head, message["id"])
             self._pass_on_request(connection.exchange, message)
             return
-        self._reply(connection, head, 400, error_message(None, INVALID_REQUEST, fault))
+        self._reply(connection, head, 400, encode(error_message(None, INVALID_REQUEST, fault)))
 
     def _pass_on_request(self, exchange: Exchange, message: Message) -> None:
         params = message.get("params", {})
@@ -645,7 +652,7 @@ class Bridge:
         self._pending[exchange.own_id] = exchange
         if not self._tell_server({**message, "id": exchange.own_id}):
             del self._pending[exchange.own_id]
-            self._answer(exchange, error_message(None, INTERNAL_ERROR, "the server reads nothing"), status=503)
+            self._answer(exchange, error_message(None, INTERNAL_ERROR, NOT_PASSED_ON), status=503)
 
     def _pass_on_notification(self, head: Head, message: Message) -> None:
         if message["method"] in SWALLOWED:
@@ -664,9 +671,13 @@ class Bridge:
     def _answer(self, exchange: Exchange, message: Message, *, status: int = 200) -> None:
         connection = exchange.connection
         connection.exchange = None
-        message = {**message, "id": exchange.caller_id}
+        try:
+            body = encode({**message, "id": exchange.caller_id})
+        except RecursionError:
+            text = "the server's answer is nested too deep"
+            body = encode(error_message(exchange.caller_id, INTERNAL_ERROR, text))
         if exchange.is_streaming:
-            self._send(connection, event(message) + LAST_CHUNK)
+            self._send(connection, event(body) + LAST_CHUNK)
             if not exchange.head.keep_alive:
                 self._end_with(connection, b"")
         else:
@@ -674,13 +685,10 @@ class Bridge:
             # who cancels what.
             is_handshake = not exchange.own_id and "result" in message
             session = exchange.session or os.urandom(16).hex() if is_handshake else ""
-            self._reply(connection, exchange.head, status, message, session)
+            self._reply(connection, exchange.head, status, body, session)
         self._serve(connection)
 
-    def _reply(
-        self, connection: Connection, head: Head, status: int, message: Message | None = None, session: str = ""
-    ) -> None:
-        body = b"" if message is None else encode(message)
+    def _reply(self, connection: Connection, head: Head, status: int, body: bytes = b"", session: str = "") -> None:
         data = response(status, body, keep_alive=head.keep_alive, session=session)
         if head.keep_alive:
             self._send(connection, data)
@@ -697,7 +705,8 @@ class Bridge:
 
     def _send_event(self, connection: Connection, message: Message) -> None:
         if len(connection.outbox) <= MAX_UNREAD_EVENTS:
-            self._send(connection, event(message))
+            with contextlib.suppress(RecursionError):
+                self._send(connection, event(encode(message)))
 
     def _end_with(self, connection: Connection, data: bytes) -> None:
         """The last that is sent here. Not closed at once: a caller that still writes would lose it to a reset."""

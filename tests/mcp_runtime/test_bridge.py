@@ -439,6 +439,14 @@ def test_an_answer_that_cannot_be_read_ends_its_request_with_an_error(ready: Bri
     assert ready.call(tool).error[0] == -32603
 
 
+def test_nothing_nested_as_deep_as_can_just_be_read_ends_the_bridge(ready: Bridged) -> None:
+    for depth in range(300, 1100):
+        nested = "[" * depth + "]" * depth
+        body = '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"nest","arguments":{"depth":%s,"x":%s}}}'
+        assert ready.post((body % (depth, nested)).encode()).status in (200, 400, 503)
+    assert ready.call("echo", text="still here").text == "still here"
+
+
 def test_a_server_that_reads_nothing_does_not_fill_memory(make: Make) -> None:
     bridged = make("deaf")
     body = {"jsonrpc": "2.0", "method": "notifications/x", "params": {"text": "x" * 3_900_000}}

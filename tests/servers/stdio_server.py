@@ -15,8 +15,8 @@ from pathlib import Path
 
 MODES = {mode.partition("=")[0]: mode.partition("=")[2] for mode in sys.argv[1:]}
 NAMES = [
-    *("echo", "sleep", "wait", "exit", "kill", "noise", "progress", "sample", "ping", "big", "deep", "unreadable"),
-    *("list_changed", "close_stdout", "environment", "received", "nul"),
+    *("echo", "sleep", "wait", "exit", "kill", "noise", "progress", "sample", "ping", "big", "deep", "nest"),
+    *("unreadable", "list_changed", "close_stdout", "environment", "received", "nul"),
 ]
 TOOLS = [{"name": name, "inputSchema": {"type": "object"}} for name in NAMES]
 RECEIVED = []
@@ -108,8 +108,9 @@ def call(message, name, arguments):
             write(json.dumps({"result": text(text_of_it), "jsonrpc": "2.0", "id": message["id"]}))
             return None
         return text(text_of_it)
-    elif name == "deep":
-        nested = "[" * 99_999 + "]" * 99_999
+    elif name in ("deep", "nest"):
+        depth = arguments.get("depth", 99_999)
+        nested = "[" * depth + "]" * depth
         write(f'{{"jsonrpc":"2.0","id":{message["id"]},"result":{{"x":{nested}}}}}')
         return None
     elif name == "unreadable":
@@ -145,6 +146,7 @@ def main():
         write("Welcome to the server!\n\n[1, 2]\n{broken")
     if "deaf" in MODES:
         time.sleep(600)
+    sys.setrecursionlimit(5_000)
     for line in sys.stdin:
         message = json.loads(line)
         if "hang" in MODES:
