@@ -52,6 +52,13 @@ def check(*args: str | Path) -> tuple[str, str]:
     return output.getvalue(), error
 
 
+def test_a_stdio_server_is_good_without_a_port_and_its_command_is_looked_for(members_dir: Path) -> None:
+    put(members_dir / "echo", transport="stdio", args=["server.py"])
+    assert check() == ("echo: ok\n1 member checked, no faults.\n", "")
+    put(members_dir / "gone", transport="stdio", command="no-such-npx", args=["-y", "server"])
+    assert "fault: command: 'no-such-npx' is not on the PATH" in check()[0]
+
+
 def test_good_manifests_end_with_a_sentence(members_dir: Path) -> None:
     put(members_dir / "echo")
     put(members_dir / "collection" / "other")
