@@ -36,6 +36,8 @@ REAL = {
     "python-sdk": lambda: python("python_sdk.py"),
     "fastmcp": lambda: python("fast_mcp.py"),
     "typescript-sdk": lambda: typescript(),
+    "python-sdk-stdio": lambda: python("python_sdk.py", transport="stdio"),
+    "typescript-sdk-stdio": lambda: typescript(transport="stdio"),
 }
 
 
