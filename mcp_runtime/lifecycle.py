@@ -273,7 +273,7 @@ class Lifecycle:
         return live
 
     def _connect(self, live: LiveMember, manifest: Manifest) -> None:
-        told = self._shake_hands(live, manifest.start_timeout)
+        told = self._shake_hands(live, manifest.start_timeout, manifest.protocol_version)
         addresses = self._listening_addresses(live)
         found = self._while_alive(live, lambda: live.client.list_tools(REQUEST_TIMEOUT, live.talk))
         rows = tools.rows_of(live.member_id, found.tools)
@@ -293,7 +293,7 @@ class Lifecycle:
             threading.Thread(target=self._listen, args=(live,), name=f"listen-{live.name}", daemon=True).start()
         self._on_change(live.member_id)
 
-    def _shake_hands(self, live: LiveMember, timeout: float) -> InitializeResult:
+    def _shake_hands(self, live: LiveMember, timeout: float, version: str) -> InitializeResult:
         """initialize, tried while the socket is not open, until `timeout` seconds after the spawn (REQ-MCP-HTTP-14)."""
         deadline = live.process.spawned_at + timeout
         last = "nothing listened on its port"
@@ -301,7 +301,7 @@ class Lifecycle:
             self._require_alive(live)
             if ports.answers(live.port):
                 try:
-                    return live.client.connect(left, live.talk)
+                    return live.client.connect(left, live.talk, version=version)
                 except ConnectError as error:
                     last = str(error)  # the socket is open, the server behind it not ready
                 except ClientError as error:

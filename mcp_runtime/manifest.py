@@ -18,6 +18,7 @@ from typing import Any, Literal, NoReturn, cast
 
 from mcp_runtime.errors import ManifestError
 from mcp_runtime.jsonrpc import storable
+from mcp_runtime.protocol import MODERN_VERSION
 
 FILE_NAME = "guild-member.json"
 MAX_BYTES = 1_000_000
@@ -57,6 +58,8 @@ class Manifest:
     tool_timeouts: dict[str, float] = field(default_factory=dict)
     restart: RestartPolicy = "on-failure"
     max_concurrency: int = 16
+    protocol_version: str = ""
+    """The version of MCP to begin with where no handshake is wanted; empty: a handshake finds out."""
 
     def argv(self, port: int) -> list[str]:
         """The command line with `${PORT}` replaced (REQ-MCP-HTTP-3, 9)."""
@@ -78,7 +81,7 @@ class Manifest:
     @property
     def process_digest(self) -> str:
         """Changes with everything that only a new process can follow; not with texts and limits."""
-        process = [self.name, self.transport, self.command, list(self.args), self.env]
+        process = [self.name, self.transport, self.command, list(self.args), self.env, self.protocol_version]
         return hashlib.sha256(json.dumps(process, sort_keys=True).encode()).hexdigest()
 
 
@@ -250,7 +253,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 SERVER_KEYS = ("transport", "command", "args", "env")
 KEYS = {
     "name", "version", "displayName", "description", "mcp", "enabled", "start_timeout", "timeout", "tool_timeouts",
-    "restart", "max_concurrency", "$schema", *SERVER_KEYS,
+    "restart", "max_concurrency", "protocol_version", "$schema", *SERVER_KEYS,
 }  # fmt: skip
 
 
@@ -277,6 +280,12 @@ def parse(values: dict[str, Any]) -> tuple[Manifest, list[str]]:
     restart = top.text("restart", default="on-failure")
     if restart not in ("on-failure", "never"):
         raise ManifestError("restart", f'{restart[:80]!r} is not a policy; use "on-failure" or "never"')
+    version = top.text("protocol_version")
+    if version not in ("", MODERN_VERSION):
+        reason = (
+            f'{version[:80]!r} is none to begin with; use "{MODERN_VERSION}", or leave it out: all others are agreed on'
+        )
+        raise ManifestError("protocol_version", reason)
     command, args = server.text("command", required=True, longest=4096), server.texts("args")
     manifest = Manifest(
         name=name,
@@ -293,6 +302,7 @@ def parse(values: dict[str, Any]) -> tuple[Manifest, list[str]]:
         tool_timeouts=top.seconds_by_name("tool_timeouts"),
         restart=cast(RestartPolicy, restart),
         max_concurrency=top.count("max_concurrency", default=16, highest=1024),
+        protocol_version=version,
     )
     warnings = [f"unknown key {key[:80]!r} is ignored" for key in unknown[:MAX_WARNINGS]]
     if len(unknown) > MAX_WARNINGS:

@@ -34,6 +34,7 @@ def typescript(**manifest: Any) -> dict[str, Any]:
 
 REAL = {
     "python-sdk": lambda: python("python_sdk.py"),
+    "python-sdk-modern": lambda: python("python_sdk.py", protocol_version="2026-07-28"),
     "fastmcp": lambda: python("fast_mcp.py"),
     "typescript-sdk": lambda: typescript(),
     "python-sdk-stdio": lambda: python("python_sdk.py", transport="stdio"),
@@ -46,6 +47,7 @@ def test_it_starts_lists_calls_is_killed_and_comes_back(hall: Hall, name: str) -
     hall.add(name, **REAL[name]())
     hall.start()
     up = wait_for_status(hall, name, "connected", within=40)
+    assert (up.protocol_version == "2026-07-28") is name.endswith("modern")
     assert {tool.name for tool in up.tools.all()} == {"add", "count", "fail"}
     assert [tool.schema_error for tool in up.tools.all()] == [""] * 3
     added = call(name, "add", {"a": 2, "b": 3})

@@ -30,6 +30,7 @@ GOOD: list[dict[str, Any]] = [
     {**OTHERS, "transport": "http", "mcp": {"command": "bun"}},
     {**OTHERS, "command": "bun", "args": [], "mcp": {"transport": "http", "env": {}}},
     {**SEEDS_FORM, "transport": "stdio", "command": "npx", "args": []},
+    {**SEEDS_FORM, "protocol_version": "2026-07-28"},
     {**OTHERS, "mcp": {**NESTED, "transport": "stdio"}},
     {**SEEDS_FORM, "mcp": {}},
     {**SEEDS_FORM, "mcp": {"cwd": "/"}, "of_tomorrow": [1], "$schema": 5},
@@ -62,6 +63,8 @@ BAD: list[dict[str, Any]] = [
     {**SEEDS_FORM, "env": {"A": "x" * 100_001}},
     {**SEEDS_FORM, "command": "x" * 4097},
     {**SEEDS_FORM, "version": "a\0b"},
+    {**SEEDS_FORM, "protocol_version": "2025-06-18"},
+    {**SEEDS_FORM, "protocol_version": 7},
 ]
 
 
