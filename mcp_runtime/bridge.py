@@ -29,6 +29,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+# So that nothing in the server's folder or environment is taken for a module of ours; and it starts sooner.
+ISOLATED = ["-I", "-S"]
 PORT_TAKEN = "bridge: somebody else listens on port"
 EXIT_PORT_TAKEN = 2  # the plugin contract
 EXIT_USAGE = 64  # sysexits.h
@@ -68,8 +70,8 @@ Message = dict[str, Any]
 
 
 def command_line(port: int, argv: list[str], max_bytes: int) -> list[str]:
-    """What to spawn for the server `argv`. -I: nothing in its folder or environment is taken for a module of ours."""
-    return [sys.executable, "-I", "-S", __file__, str(port), "--max-bytes", str(max_bytes), "--", *argv]
+    """What to spawn for the server `argv`."""
+    return [sys.executable, *ISOLATED, __file__, str(port), "--max-bytes", str(max_bytes), "--", *argv]
 
 
 # Messages ---------------------------------------------------------------------------------------------------------
@@ -312,7 +314,7 @@ class Bridge:
     # The server's process
 
     def _start_server(self) -> None:
-        launcher = [sys.executable, "-I", "-S", __file__, "--launch", str(os.getpid()), *self._argv]
+        launcher = [sys.executable, *ISOLATED, __file__, "--launch", str(os.getpid()), *self._argv]
         self._server = subprocess.Popen(launcher, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         assert self._server.stdin is not None  # noqa: S101 - for the type checker
         assert self._server.stdout is not None  # noqa: S101

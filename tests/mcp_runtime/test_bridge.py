@@ -33,6 +33,9 @@ INITIALIZE = {
 }
 BOTH = {"Accept": "application/json, text/event-stream"}
 
+if os.environ.get("COVERAGE_PROCESS_CONFIG"):
+    bridge.ISOLATED.clear()  # without the installed packages it could not be measured
+
 Event = dict[str, Any]
 
 
