@@ -2,32 +2,37 @@
 
 `requests`' timeout bounds each read, so a server that sends a byte a second holds a caller for ever. Here the socket
 itself carries the deadline: whatever is read or written, only the time that is left is waited. So no timer, no
-thread and no socket outlives a call.
+thread and no socket outlives a call, but for the look-up of a name, which the system ends when it likes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import ipaddress
 import logging
+import os
 import re
 import reprlib
 import socket
+import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import certifi
 import requests
 import urllib3
 from requests.adapters import HTTPAdapter
 from requests.structures import CaseInsensitiveDict
-from urllib3.connection import HTTPConnection
-from urllib3.connectionpool import HTTPConnectionPool
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
 from urllib3.util import Timeout
 
-from mcp_runtime import jsonrpc, protocol
+from mcp_runtime import jsonrpc, protocol, remote
 from mcp_runtime.errors import (
     ClientError,
     ConnectError,
@@ -40,6 +45,7 @@ from mcp_runtime.errors import (
     ToolError,
     TransportError,
 )
+from mcp_runtime.remote import Headers
 
 logger = logging.getLogger("guildhall.runtime")
 
@@ -177,12 +183,90 @@ class _DeadlineSocket(socket.socket):
         super().sendall(*args, **kwargs)
 
 
+class _DeadlineTlsSocket(_DeadlineSocket, ssl.SSLSocket):
+    """The same over TLS, the TLS handshake included."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        try:
+            _current.exchange.attach(self)  # an abort must reach the TLS handshake too
+            self._arm()
+        except ClientError:
+            self.close()
+            raise
+        super().do_handshake(block)
+
+    def shutdown(self, how: int) -> None:
+        # Not SSLSocket's, which forgets the TLS state first: another thread that is about to send would do so in clear.
+        socket.socket.shutdown(self, how)
+
+
+def _tls_context() -> ssl.SSLContext:
+    """Certificates are always verified: by what the environment names, else by the system's and certifi's."""
+    context = ssl.create_default_context()
+    if not (os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR")):
+        context.load_verify_locations(certifi.where())
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.sslsocket_class = _DeadlineTlsSocket
+    return context
+
+
+def _dial(host: str, port: int, timeout: float, options: Any) -> _DeadlineSocket:
+    """A connection within `timeout` in all: each of the host's addresses gets its share of what is left."""
+    deadline = time.monotonic() + timeout
+    addresses = _look_up(host.strip("[]"), port, timeout)
+    for tried, (family, kind, proto, _, address) in enumerate(addresses):
+        sock = _DeadlineSocket(family, kind, proto)
+        try:
+            for option in options or ():
+                sock.setsockopt(*option)
+            sock.settimeout(max(deadline - time.monotonic(), 0.001) / (len(addresses) - tried))
+            sock.connect(address)
+        except OSError:
+            sock.close()
+            if tried == len(addresses) - 1:
+                raise
+        else:
+            return sock
+    raise OSError("the host has no address")
+
+
+def _look_up(host: str, port: int, timeout: float) -> list[Any]:
+    """getaddrinfo knows no deadline: a name is looked up in a thread, which is left behind when it takes too long."""
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(host)
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    ends: list[Any] = []
+
+    def look_up() -> None:
+        try:
+            ends.append(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as error:
+            ends.append(error)
+
+    thread = threading.Thread(target=look_up, name=f"look up {host}", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if not ends:
+        raise TimeoutError(f"looking up {host} takes too long")
+    if isinstance(ends[0], UnicodeError):
+        raise socket.gaierror(str(ends[0]))
+    if isinstance(ends[0], OSError):
+        raise ends[0]
+    return cast(list[Any], ends[0])
+
+
 class _Connection(HTTPConnection):
     idle_since = 0.0
 
     def _new_conn(self) -> socket.socket:
-        plain = super()._new_conn()
-        return _DeadlineSocket(plain.family, plain.type, plain.proto, fileno=plain.detach())
+        try:
+            return _dial(self.host, self.port or self.default_port, cast(float, self.timeout), self.socket_options)
+        except socket.gaierror as error:
+            raise NameResolutionError(self.host, self, error) from error
+        except TimeoutError as error:
+            raise ConnectTimeoutError(self, f"no connection to {self.host} in time") from error
+        except OSError as error:
+            raise NewConnectionError(self, str(error)) from error
 
     def connect(self) -> None:
         super().connect()
@@ -196,6 +280,10 @@ class _Connection(HTTPConnection):
     def _attach(self) -> None:
         exchange: Exchange = _current.exchange
         exchange.attach(cast(_DeadlineSocket, self.sock))
+
+
+class _TlsConnection(_Connection, HTTPSConnection):
+    pass
 
 
 class _ConnectionPool(HTTPConnectionPool):
@@ -213,10 +301,21 @@ class _ConnectionPool(HTTPConnectionPool):
         super()._put_conn(conn)
 
 
+class _TlsConnectionPool(_ConnectionPool, HTTPSConnectionPool):
+    ConnectionCls = _TlsConnection
+
+
 class _Adapter(HTTPAdapter):
+    def __init__(self, *, is_tls: bool, **options: Any) -> None:
+        self._context = _tls_context() if is_tls else None
+        super().__init__(**options)
+
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        super().init_poolmanager(*args, **kwargs)
-        self.poolmanager.pool_classes_by_scheme = {"http": _ConnectionPool}
+        super().init_poolmanager(*args, **kwargs, ssl_context=self._context)
+        self.poolmanager.pool_classes_by_scheme = {"http": _ConnectionPool, "https": _TlsConnectionPool}
+
+    def cert_verify(self, *args: Any, **kwargs: Any) -> None:
+        """The context verifies, and knows by whom; `requests` would read its own bundle into it at every connection."""
 
 
 # The client -------------------------------------------------------------------------------------------------------
@@ -260,19 +359,23 @@ class JsonRpcClient:
         *,
         connections: int = 16,
         max_bytes: int = MAX_BYTES,
+        headers: Headers | None = None,
         capabilities: Mapping[str, Any] | None = None,
         on_request: Callable[[str, dict[str, Any]], dict[str, Any]] | None = None,
         on_notification: Callable[[str, dict[str, Any]], None] = lambda method, params: None,
     ) -> None:
         self._url = requests.Request("POST", url).prepare().url or url
         self._max_bytes = max_bytes
+        self._own_headers = headers or Headers()
         self._offered = dict(capabilities or {})
         self._on_request = on_request
         self._on_notification = on_notification
         self._handshake_lock = threading.Lock()
         self._parameter_headers: dict[str, dict[protocol.Place, str]] = {}
         self._ids = jsonrpc.IdCounter()
-        self._adapter = _Adapter(pool_connections=1, pool_maxsize=connections, max_retries=0)
+        self._adapter = _Adapter(
+            is_tls=url.startswith("https:"), pool_connections=1, pool_maxsize=connections, max_retries=0
+        )
         self._protocol_version = protocol.PREFERRED_VERSION
         self._session_id: str | None = None
         self._capabilities: dict[str, Any] = {}
@@ -485,7 +588,8 @@ class JsonRpcClient:
                 raise
         while message is None:
             message = self._go_on(request_id, timeout, exchange, stream)
-        result = jsonrpc.result_of(message)
+        with _translated(timeout, exchange, self._own_headers.secrets):
+            result = jsonrpc.result_of(message)
         if exchange.aborted:
             raise RequestCancelledError
         if self.is_modern:
@@ -555,7 +659,7 @@ class JsonRpcClient:
         # Another exchange may be under way in this thread: a server's question is answered while its stream is read.
         outer, _current.exchange = getattr(_current, "exchange", None), exchange
         try:
-            with _translated(timeout, exchange):
+            with _translated(timeout, exchange, self._own_headers.secrets):
                 # The adapter, not Session.send: no cookies, proxies, netrc or redirects, and a third of the CPU.
                 response = self._adapter.send(request, stream=True, timeout=cast(Any, limit))
                 exchange.expect_body(self._max_bytes)
@@ -576,6 +680,7 @@ class JsonRpcClient:
 
     def _headers(self) -> dict[str, str]:
         headers = {
+            **self._own_headers.values,
             "Accept": f"{protocol.JSON}, {protocol.EVENT_STREAM}",
             "Accept-Encoding": "identity",
             "Content-Type": protocol.JSON,
@@ -803,13 +908,14 @@ def _warn(found: ToolList, text: str) -> None:
 
 
 @contextlib.contextmanager
-def _translated(timeout: float, exchange: Exchange) -> Iterator[None]:
+def _translated(timeout: float, exchange: Exchange, secrets: Collection[str]) -> Iterator[None]:
     """What requests, urllib3 and sockets raise, as our errors: the one place that knows theirs."""
     try:
         yield
-    except ClientError:
+    except ClientError as error:
         if exchange.aborted:
             raise RequestCancelledError from None
+        _mask(error, secrets)
         raise
     except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
         if exchange.aborted:
@@ -817,17 +923,46 @@ def _translated(timeout: float, exchange: Exchange) -> Iterator[None]:
         raise _translate(error, timeout) from error
 
 
+def _mask(error: ClientError, secrets: Collection[str]) -> None:
+    """Errors are logged, stored and shown; a server may quote in them what it was sent."""
+    if secrets:
+        error.args = tuple(_without(value, secrets) for value in error.args)
+        if isinstance(error, RemoteError):
+            error.message = remote.masked(error.message, secrets)
+            error.data = _without(error.data, secrets)
+
+
+def _without(value: Any, secrets: Collection[str]) -> Any:
+    if isinstance(value, str):
+        return remote.masked(value, secrets)
+    if isinstance(value, list):
+        return [_without(part, secrets) for part in value]
+    if isinstance(value, dict):
+        return {_without(key, secrets): _without(part, secrets) for key, part in value.items()}
+    return value
+
+
 def _translate(error: Exception, timeout: float) -> TransportError | ProtocolError:
     chain = list(_causes(error))
     if any(isinstance(e, ConnectionRefusedError) for e in chain):
         return ConnectError("connection refused", is_refusal=True)
+    # Before the next ones: urllib3 takes these for timeouts too.
+    if unknown := [e for e in chain if isinstance(e, socket.gaierror)]:
+        return ConnectError(f"its host name cannot be looked up: {unknown[0].strerror or unknown[0]}")
+    if any(isinstance(e, NewConnectionError) for e in chain):
+        return ConnectError(f"no connection: {chain[-1]}")
     if any(isinstance(e, (requests.ConnectTimeout, urllib3.exceptions.ConnectTimeoutError)) for e in chain):
         return ConnectError(f"no connection within {min(CONNECT_TIMEOUT, timeout):g} s")
     timeouts = (requests.ReadTimeout, urllib3.exceptions.ReadTimeoutError, TimeoutError)
     if any(isinstance(e, timeouts) for e in chain):
         return RequestTimeoutError(timeout)
+    for cause in chain:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return ConnectError(f"its certificate is not trusted: {cause.verify_message}")
+        if isinstance(cause, ssl.SSLError) and not isinstance(cause, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+            return ConnectError(f"TLS failed: {(cause.reason or str(cause)).replace('_', ' ').lower()}")
     # Both IncompleteRead are in use: urllib3's own, and the standard library's for a body in chunks.
-    broken = (ConnectionError, urllib3.exceptions.IncompleteRead, http.client.IncompleteRead)
+    broken = (ConnectionError, ssl.SSLError, urllib3.exceptions.IncompleteRead, http.client.IncompleteRead)
     if any(isinstance(e, broken) for e in chain):
         return ConnectError(CLOSED_EARLY)
     return ProtocolError(f"did not answer in HTTP: {chain[-1]}")

@@ -62,6 +62,7 @@ def _apply_good(file: ManifestFile, manifest: Manifest, rows: dict[str, GuildMem
         "display_name": manifest.display_name,
         "version": manifest.version,
         "description": manifest.description,
+        "server_url": manifest.url,
         "removed_at": None,
     }
     row = rows.get(manifest.name)

@@ -3,6 +3,7 @@
 McpRuntimeError
   ManifestError(path, reason)          guild-member.json cannot be used
   NoFreePortError(first, last)         nothing left in the range
+  SecretError                          a header's secret is not where the manifest says
   LeaseError(holder)                   another runtime owns this hall
   ProcessError
     SpawnError(reason)                 the command could not be started
@@ -29,6 +30,8 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+REDIRECTS = (301, 302, 303, 307, 308)
+
 
 class McpRuntimeError(Exception):
     """Base of all of them. `str()` is a sentence for people."""
@@ -51,6 +54,10 @@ class NoFreePortError(McpRuntimeError):
             f"no free port from {first} to {last}: all {last - first + 1} are taken. "
             "Stop some members, or widen GUILD_HALL_PORT_RANGE"
         )
+
+
+class SecretError(McpRuntimeError):
+    """A header's secret is not where the manifest says. Names the variable or file, never a value."""
 
 
 class LeaseError(McpRuntimeError):
@@ -127,7 +134,9 @@ class HttpStatusError(TransportError):
     """An HTTP status that is no answer."""
 
     def __init__(self, status: int, excerpt: str = "") -> None:
-        super().__init__(f"answered with HTTP status {status}" + (f": {excerpt}" if excerpt else ""))
+        # Where a redirect leads nobody has judged, and what the hall sends may hold secrets.
+        what = f"{status}, a redirect, which the hall does not follow" if status in REDIRECTS else str(status)
+        super().__init__(f"answered with HTTP status {what}" + (f": {excerpt}" if excerpt else ""))
         self.status = status
 
 

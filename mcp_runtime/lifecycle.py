@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -24,7 +24,7 @@ from django.db import Error, IntegrityError, connection, connections, transactio
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from mcp_runtime import bridge, logs, ports, process, tools
+from mcp_runtime import bridge, logs, ports, process, remote, tools
 from mcp_runtime.client import REQUEST_TIMEOUT, TOOLS_CHANGED, Exchange, InitializeResult, JsonRpcClient, ToolList
 from mcp_runtime.database import give_connection_back, persistently
 from mcp_runtime.errors import (
@@ -35,13 +35,14 @@ from mcp_runtime.errors import (
     McpRuntimeError,
     NoFreePortError,
     RequestCancelledError,
+    RequestTimeoutError,
     StartTimeoutError,
     describe_exit,
 )
 from mcp_runtime.jsonrpc import storable
 from mcp_runtime.lease import held_by
 from mcp_runtime.manifest import Manifest
-from mcp_runtime.process import MemberLog, MemberProcess
+from mcp_runtime.process import MemberLog, MemberProcess, NoProcess
 from roster.models import GuildMember, PortAllocation, StatusChange, Tool
 
 logger = logging.getLogger("guildhall.runtime")
@@ -70,7 +71,7 @@ LEASE_LOST = "the runtime lost its lease meanwhile"
 
 def restart_delay(failures: int) -> timedelta:
     """How long after the nth failure in a row the next try is due: 1, 2, 4, 8, 16, at most 30 s; none after none."""
-    return timedelta(seconds=min(2.0 ** (failures - 1), LONGEST_DELAY) if failures else 0.0)
+    return timedelta(seconds=min(2.0 ** min(failures - 1, 10), LONGEST_DELAY) if failures else 0.0)
 
 
 class StoppedWhileStartingError(McpRuntimeError):
@@ -79,13 +80,14 @@ class StoppedWhileStartingError(McpRuntimeError):
 
 @dataclass(eq=False)
 class LiveMember:
-    """A member's process, and the client that talks to it."""
+    """A member's process, or the server elsewhere (then `port` is 0), and the client that talks to it."""
 
     member_id: int
     name: str
     port: int
     client: JsonRpcClient
-    process: MemberProcess
+    process: MemberProcess | NoProcess
+    endpoint: str
     talk: Exchange = field(default_factory=Exchange)  # what the hall itself asks it: the handshake, its tools
     listening: Exchange = field(default_factory=Exchange)  # to what it says unasked
     connected_at: float | None = None
@@ -96,6 +98,10 @@ class LiveMember:
     def was_stable(self) -> bool:
         """Connected long enough that its next failure is the first one again."""
         return self.connected_at is not None and time.monotonic() - self.connected_at >= STABLE_SECONDS
+
+    @property
+    def is_remote(self) -> bool:
+        return isinstance(self.process, NoProcess)
 
 
 class Lifecycle:
@@ -110,6 +116,7 @@ class Lifecycle:
         data_dir: Path,
         port_range: tuple[int, int],
         max_result_bytes: int,
+        plain_http_hosts: Collection[str] = (),
         on_change: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._lease_id = lease_id
@@ -121,6 +128,7 @@ class Lifecycle:
         self._data_dir = data_dir
         self._port_range = port_range
         self._max_result_bytes = max_result_bytes
+        self._plain_http_hosts = plain_http_hosts
         self._on_change = on_change
         self._live: dict[int, LiveMember] = {}
         self._aborted: set[int] = set()
@@ -194,6 +202,7 @@ class Lifecycle:
         if live is not None:
             live.stop_asked.set()
             live.process.stop()
+            live.talk.abort()  # with a server elsewhere, which does not end
 
     def note_progress(self) -> None:
         """What members that take longer to start wrote last, onto their rows; the supervisor calls it each turn."""
@@ -209,6 +218,9 @@ class Lifecycle:
                     live.progress = said
 
     def _bring_up(self, member: GuildMember, manifest: Manifest) -> None:
+        if manifest.url:
+            self._reach(member, manifest)
+            return
         tried: set[int] = set()
         while True:
             port = self._allocate_port(member, tried)
@@ -229,6 +241,27 @@ class Lifecycle:
                 raise
             else:
                 return
+
+    def _reach(self, member: GuildMember, manifest: Manifest) -> None:
+        """Begin a conversation with a server that runs elsewhere: no port, no process, one try."""
+        if fault := remote.plain_http_fault(manifest.url, self._plain_http_hosts):
+            raise McpRuntimeError(fault)
+        client = JsonRpcClient(
+            manifest.url,
+            connections=manifest.max_concurrency + 2,
+            max_bytes=self._max_result_bytes,
+            headers=remote.resolve(manifest.headers, self._members_dir / member.directory),
+            on_notification=partial(self._notified, member.pk),
+        )
+        live = LiveMember(member.pk, member.name, 0, client, NoProcess(), remote.shown_url(manifest.url))
+        self._live[member.pk] = live
+        give_connection_back()
+        try:
+            self._connect(live, manifest)
+        except Exception:
+            give_connection_back()
+            self._forget(live)
+            raise
 
     def _allocate_port(self, member: GuildMember, tried: set[int]) -> int:
         """The next free port, claimed by its row (REQ-MCP-HTTP-5 to 8). Raises NoFreePortError."""
@@ -268,7 +301,7 @@ class Lifecycle:
             max_bytes=self._max_result_bytes,
             on_notification=partial(self._notified, member.pk),
         )
-        live = LiveMember(member.pk, member.name, port, client, member_process)
+        live = LiveMember(member.pk, member.name, port, client, member_process, f"http://localhost:{port}/mcp")
         self._live[member.pk] = live
         return live
 
@@ -282,7 +315,7 @@ class Lifecycle:
         if not connected:
             raise McpRuntimeError(LEASE_LOST)
         live.connected_at = time.monotonic()
-        logger.info("member %r is connected: http://localhost:%d/mcp, %d tools", live.name, live.port, len(found.tools))
+        logger.info("member %r is connected: %s, %d tools", live.name, live.endpoint, len(found.tools))
         for warning in warnings:
             logger.warning("member %r: %s", live.name, warning)
         if live.stop_asked.is_set():
@@ -295,6 +328,8 @@ class Lifecycle:
 
     def _shake_hands(self, live: LiveMember, timeout: float, version: str) -> InitializeResult:
         """initialize, tried while the socket is not open, until `timeout` seconds after the spawn (REQ-MCP-HTTP-14)."""
+        if isinstance(live.process, NoProcess):
+            return self._shake_hands_afar(live, timeout, version)
         deadline = live.process.spawned_at + timeout
         last = "nothing listened on its port"
         while (left := deadline - time.monotonic()) > 0:
@@ -314,8 +349,21 @@ class Lifecycle:
         self._require_alive(live)
         raise StartTimeoutError(timeout, last)
 
+    def _shake_hands_afar(self, live: LiveMember, timeout: float, version: str) -> InitializeResult:
+        """initialize, once: a server elsewhere listens, or the next try comes with the restart policy."""
+        self._require_alive(live)
+        try:
+            return live.client.connect(timeout, live.talk, version=version)
+        except RequestTimeoutError as error:
+            raise StartTimeoutError(timeout) from error
+        except ClientError:
+            self._require_alive(live)
+            raise
+
     def _listening_addresses(self, live: LiveMember) -> set[str]:
         """Where the member listens. If it does not, a stranger took its port and answered, and it is about to exit."""
+        if isinstance(live.process, NoProcess):
+            return set()
         addresses = ports.listening_addresses(live.process.pid, live.port)
         if not addresses:
             live.process.exited.wait(EXIT_GRACE)
@@ -346,7 +394,7 @@ class Lifecycle:
                 last_error="",
                 warnings=warnings,
                 pid=live.process.pid,
-                last_port=live.port,
+                last_port=live.port or None,
                 started_at=timezone.now(),
                 protocol_version=told.protocol_version,
                 server_info=told.server_info,
@@ -361,7 +409,9 @@ class Lifecycle:
         live = self._live.get(member.pk)
         tail = self._last_tail.get(member.pk, "") if live is None else live.process.tail()
         code = error.exit_code if isinstance(error, ExitedEarlyError) else None
-        message = f"member {member.name!r} could not be started: {error}"
+        url = member.manifest.get("url")
+        what = f"reached at {remote.shown_url(url)}" if url else "started"
+        message = f"member {member.name!r} could not be {what}: {error}"
         self._to_error(member.pk, [Status.STARTING], "start failed", message, tail=tail, exit_code=code)
 
     # An end nobody asked for --------------------------------------------------------------------------------------
@@ -407,7 +457,8 @@ class Lifecycle:
         live.process.kill()
         process.kill_marked(live.process.mark)
         self._live_is_over(live)
-        message = f"member {live.name!r} does not answer on port {live.port}: {error}"
+        where = f"at {live.endpoint}" if live.is_remote else f"on port {live.port}"
+        message = f"member {live.name!r} does not answer {where}: {error}"
         # CONNECTED -> ERROR
         tail, stable = live.process.tail(), live.was_stable
         self._to_error(live.member_id, [Status.CONNECTED], "connection", message, tail=tail, was_stable=stable)
@@ -442,7 +493,9 @@ class Lifecycle:
             with transaction.atomic():
                 member = GuildMember.objects.get(pk=member_id)
                 failures = 1 if was_stable else member.restarts + 1
-                again = member.manifest.get("restart") != "never" and failures <= MAX_RESTARTS
+                # A server elsewhere costs nothing to ask again, and nobody tells when it is back.
+                has_tries = failures <= MAX_RESTARTS or bool(member.manifest.get("url"))
+                again = member.manifest.get("restart") != "never" and has_tries
                 self._free_port(member_id)
                 return self._move(
                     member_id,
@@ -476,6 +529,8 @@ class Lifecycle:
             live.stop_asked.set()
             live.listening.abort()  # servers that end politely wait for their streams to end
             live.process.terminate()  # first of all: the database may be away, and say so late
+            if live.is_remote:
+                live.talk.abort()
         try:
             self._move(member_id, [Status.STARTING, Status.CONNECTED], Status.STOPPING, cause=cause)
         except Error as error:

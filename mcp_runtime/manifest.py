@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NoReturn, cast
 
+from mcp_runtime import remote
 from mcp_runtime.errors import ManifestError
 from mcp_runtime.jsonrpc import storable
 from mcp_runtime.protocol import MODERN_VERSION
@@ -42,14 +43,17 @@ RestartPolicy = Literal["on-failure", "never"]
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A member's manifest, judged good. Times in seconds."""
+    """A member's manifest, judged good. Times in seconds. It has either a `command` or a `url`."""
 
     name: str
     version: str
-    command: str
+    command: str = ""
     transport: Transport = "http"
     args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
+    url: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    """With references in the place of secrets; `remote.resolve` fills them in."""
     display_name: str = ""
     description: str = ""
     enabled: bool = True
@@ -80,8 +84,9 @@ class Manifest:
 
     @property
     def process_digest(self) -> str:
-        """Changes with everything that only a new process can follow; not with texts and limits."""
+        """Changes with everything that only a new process, or connection, can follow; not with texts and limits."""
         process = [self.name, self.transport, self.command, list(self.args), self.env, self.protocol_version]
+        process += [self.url, self.headers]
         return hashlib.sha256(json.dumps(process, sort_keys=True).encode()).hexdigest()
 
 
@@ -250,7 +255,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 # Judging ----------------------------------------------------------------------------------------------------------
 
 # The server's settings: at the top in the seeds' form, under `mcp` in the first Guild Hall's.
-SERVER_KEYS = ("transport", "command", "args", "env")
+SERVER_KEYS = ("transport", "command", "args", "env", "url", "headers")
 KEYS = {
     "name", "version", "displayName", "description", "mcp", "enabled", "start_timeout", "timeout", "tool_timeouts",
     "restart", "max_concurrency", "protocol_version", "$schema", *SERVER_KEYS,
@@ -277,6 +282,9 @@ def parse(values: dict[str, Any]) -> tuple[Manifest, list[str]]:
     transport = server.text("transport", required=True)
     if transport not in ("http", "stdio"):
         raise ManifestError(server.path("transport"), f'{transport[:80]!r} is not supported; use "http" or "stdio"')
+    server.require_command_or_url()
+    if transport == "stdio" and server.text("url"):
+        raise ManifestError(server.path("url"), 'is for "transport": "http"; a stdio server has a command')
     restart = top.text("restart", default="on-failure")
     if restart not in ("on-failure", "never"):
         raise ManifestError("restart", f'{restart[:80]!r} is not a policy; use "on-failure" or "never"')
@@ -286,7 +294,7 @@ def parse(values: dict[str, Any]) -> tuple[Manifest, list[str]]:
             f'{version[:80]!r} is none to begin with; use "{MODERN_VERSION}", or leave it out: all others are agreed on'
         )
         raise ManifestError("protocol_version", reason)
-    command, args = server.text("command", required=True, longest=4096), server.texts("args")
+    command, args = server.text("command", longest=4096), server.texts("args")
     manifest = Manifest(
         name=name,
         version=top.text("version", required=True, longest=100),
@@ -294,6 +302,8 @@ def parse(values: dict[str, Any]) -> tuple[Manifest, list[str]]:
         transport=cast(Transport, transport),
         args=args,
         env=server.environment("env"),
+        url=server.url("url"),
+        headers=server.headers("headers"),
         display_name=top.text("displayName", longest=200),
         description=top.text("description", longest=10_000),
         enabled=top.boolean("enabled", default=True),
@@ -308,7 +318,7 @@ def parse(values: dict[str, Any]) -> tuple[Manifest, list[str]]:
     if len(unknown) > MAX_WARNINGS:
         warnings.append(f"{len(unknown) - MAX_WARNINGS} more unknown keys are ignored")
     mentions_port = "${PORT}" in " ".join([*manifest.args, *manifest.env.values()])
-    if manifest.transport == "http" and not mentions_port:
+    if manifest.command and manifest.transport == "http" and not mentions_port:
         warnings.append("neither args nor env mentions ${PORT}: how will the server know its port?")
     return manifest, warnings
 
@@ -353,6 +363,41 @@ class _Reader:
                     f"{self.path(key)}.{name[:80]}", "names beginning with GUILD_HALL_ are the hall's own"
                 )
             _text(value, f"{self.path(key)}.{name[:80]}", 100_000)
+        return dict(values)
+
+    def require_command_or_url(self) -> None:
+        """A server is either started here or runs elsewhere; each has keys of its own."""
+        if "url" not in self._values:
+            if "command" not in self._values:
+                raise ManifestError(self.path("command"), "is required, unless url says where a server runs already")
+            self.text("command", required=True, longest=4096)
+            if "headers" in self._values:
+                raise ManifestError(self.path("headers"), "belongs to url; a server that command starts has env")
+            return
+        if "command" in self._values:
+            raise ManifestError(self.path("url"), "is given beside command: the server is started here or runs there")
+        for key in ("args", "env"):
+            if key in self._values:
+                raise ManifestError(self.path(key), "belongs to command; with url nothing is started")
+
+    def url(self, key: str) -> str:
+        url = self.text(key, longest=remote.MAX_URL)
+        if key in self._values and (fault := remote.url_fault(url)):
+            raise ManifestError(self.path(key), fault)
+        return url
+
+    def headers(self, key: str) -> dict[str, str]:
+        values = self._object(key)
+        if len(values) > remote.MAX_HEADERS:
+            raise ManifestError(self.path(key), f"must not be more than {remote.MAX_HEADERS}")
+        seen: set[str] = set()
+        for name, value in values.items():
+            path = f"{self.path(key)}.{name[:80]}"
+            if fault := remote.header_fault(name, _text(value, path, remote.MAX_VALUE)):
+                raise ManifestError(path, fault)
+            if name.lower() in seen:
+                raise ManifestError(path, "is given twice, and headers do not differ by case")
+            seen.add(name.lower())
         return dict(values)
 
     def boolean(self, key: str, *, default: bool) -> bool:
@@ -408,6 +453,8 @@ def _is_number(value: Any) -> bool:
 def command_fault(manifest: Manifest, folder: Path) -> str:
     """Why the command could not be started from the member's `folder`; empty when it looks startable."""
     command = manifest.command
+    if manifest.url:
+        return ""
     if os.path.dirname(command):
         program = folder / command
         if not program.exists():

@@ -260,11 +260,43 @@ class MemberProcess:
             os.killpg(self.pid, number)
 
 
+class NoProcess:
+    """In the place of a MemberProcess where the server runs elsewhere: nothing to stop here, and no end to notice."""
+
+    pid = None
+    exit_code = None
+    mark = ""
+
+    def __init__(self) -> None:
+        self.exited = threading.Event()
+        self.spawned_at = time.monotonic()
+
+    def tail(self) -> str:
+        return ""
+
+    def last_line(self) -> str:
+        return ""
+
+    def stop(self, timeout: float = STOP_TIMEOUT) -> None:
+        pass
+
+    def terminate(self) -> None:
+        pass
+
+    def wait_or_kill(self, timeout: float) -> None:
+        pass
+
+    def kill(self) -> None:
+        pass
+
+
 def kill_marked(mark: str) -> int:
     """SIGKILL every process whose mark is `mark`, or begins with it when it ends in `/`; how many there were.
 
     Looks again until a look finds none: a process may fork while it is being looked for.
     """
+    if not mark:  # which every process but the members' carries
+        return 0
     killed: set[psutil.Process] = set()
     deadline = time.monotonic() + REAP_TIMEOUT
     while found := [process for process in psutil.process_iter() if _carries(process, mark)]:

@@ -35,6 +35,8 @@ SHORTEST_PAUSE = 0.02
 START_SLOT_SECONDS = 5.0
 MAX_THREADS = 512
 UNTRACKED_SECONDS = 5.0
+# A server elsewhere leaves without a word: its tools are listed anew this often, to see that it is there.
+REMOTE_CHECK_SECONDS = 30.0
 
 WISHED_RUNNING = Q(enabled=True, wanted=GuildMember.Wanted.RUNNING, removed_at=None)
 MAY_START = WISHED_RUNNING & Q(manifest_error="")
@@ -71,6 +73,7 @@ class Supervisor:
         self._busy: dict[int, str] = {}  # member id -> the verb that is under way
         self._next_restart_at: datetime | None = None
         self._untracked_since: dict[int, float] = {}
+        self._checked_at: dict[int, float] = {}  # member id -> when a server elsewhere was last looked at
         self._slots: dict[int, float] = {}  # member id -> when its start began
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="lifecycle")
         self._loop = threading.Thread(target=self._run, name="supervisor", daemon=True)
@@ -122,6 +125,7 @@ class Supervisor:
             self._serve(member)
         self.find_untracked()
         self._lifecycle.note_progress()
+        self.check_remotes()
         restarts = GuildMember.objects.filter(MAY_START, status=Status.ERROR)
         self._next_restart_at = restarts.aggregate(due=Min("next_restart_at"))["due"]
 
@@ -136,6 +140,19 @@ class Supervisor:
         for row in untracked:
             if now - self._untracked_since[row.pk] > UNTRACKED_SECONDS:
                 self._submit(row, "look", partial(self._lifecycle.lost_track, row.pk))
+
+    def check_remotes(self) -> None:
+        """List the tools of connected servers elsewhere whose last look is long past; a failure is their error."""
+        now = time.monotonic()
+        checked, self._checked_at = self._checked_at, {}
+        for live in self._lifecycle.live_members():
+            if live.is_remote and live.connected_at:
+                seen = max(checked.get(live.member_id, 0), live.connected_at)
+                look = partial(self._lifecycle.refresh, live.member_id)
+                is_due = now - seen >= REMOTE_CHECK_SECONDS
+                if is_due and self._run_apart(live.member_id, live.name, "refresh", look):
+                    seen = now
+                self._checked_at[live.member_id] = seen
 
     def sync_if_changed(self) -> None:
         fingerprint = manifest.fingerprint(self._members_dir)
@@ -196,11 +213,14 @@ class Supervisor:
 
     def _submit(self, member: GuildMember, verb: str, work: Callable[[], None]) -> bool:
         """Run `work` in a thread, unless a verb is under way for this member: the next turn looks again."""
+        return self._run_apart(member.pk, member.name, verb, work)
+
+    def _run_apart(self, member_id: int, name: str, verb: str, work: Callable[[], None]) -> bool:
         with self._lock:
-            if member.pk in self._busy:
+            if member_id in self._busy:
                 return False
-            self._busy[member.pk] = verb
-        self._threads.submit(self._run_verb, member.pk, member.name, verb, work)
+            self._busy[member_id] = verb
+        self._threads.submit(self._run_verb, member_id, name, verb, work)
         return True
 
     def _run_verb(self, member_id: int, name: str, verb: str, work: Callable[[], None]) -> None:

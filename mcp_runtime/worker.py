@@ -69,6 +69,7 @@ class Runtime:
             data_dir=settings.GUILD_HALL_DATA_DIR,
             port_range=settings.GUILD_HALL_PORT_RANGE,
             max_result_bytes=settings.GUILD_HALL_MAX_RESULT_BYTES,
+            plain_http_hosts=settings.GUILD_HALL_PLAIN_HTTP_HOSTS,
             on_change=self._member_changed,
         )
         self.supervisor = Supervisor(

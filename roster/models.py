@@ -68,6 +68,7 @@ class GuildMember(models.Model):
     display_name = models.CharField(max_length=200, blank=True)
     version = models.CharField(max_length=100, blank=True)
     description = models.TextField(blank=True)
+    server_url = models.CharField(max_length=2048, blank=True, help_text="Of a server that runs elsewhere.")
     removed_at = models.DateTimeField(null=True, blank=True, help_text="When its folder was found to be gone.")
 
     # What is wished. Written through mcp_runtime.control.
@@ -124,6 +125,22 @@ class GuildMember(models.Model):
         if self.status != self.Status.STARTING or seconds < 1:
             return ""
         return f"starting for {seconds:.0f} s" + (f": {self.progress}" if self.progress else "")
+
+    @property
+    def port(self) -> int | None:
+        """The port of its process, if it has one."""
+        held = getattr(self, "port_allocation", None)  # a reverse one-to-one raises when there is none
+        return held.port if held else None
+
+    @property
+    def endpoint(self) -> str | None:
+        """Where agents reach it, while it is up: by its port, or elsewhere (but for the query, which is the hall's)."""
+        if self.status in (self.Status.DISCONNECTED, self.Status.ERROR):
+            return None
+        if self.server_url:
+            return self.server_url.partition("?")[0]
+        held = getattr(self, "port_allocation", None)
+        return held.endpoint if held else None
 
     @property
     def all_warnings(self) -> list[str]:

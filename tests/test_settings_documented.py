@@ -138,6 +138,7 @@ WRONG = [
     ("DATABASE_URL", "sqlite://:memory:"),
     ("GUILD_HALL_ALLOWED_HOSTS", "https://hall.example.com"),
     ("GUILD_HALL_TRUSTED_ORIGINS", "hall.example.com"),
+    *(("GUILD_HALL_PLAIN_HTTP_HOSTS", value) for value in ("http://mcp.example.com", "mcp.example.com/x", "*")),
 ]
 # Refused by the system checks, which every command but the authors' own runs first.
 WRONG_TOGETHER = [

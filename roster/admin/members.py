@@ -315,8 +315,7 @@ class MemberAdmin(RuntimeRowAdmin):
 
     @admin.display(description="endpoint", ordering="port_allocation__port")
     def endpoint(self, member: Member) -> str:
-        held = getattr(member, "port_allocation", None)  # a reverse one-to-one raises when there is none
-        return held.endpoint if held and member.runtime_is_alive else present.NOTHING
+        return (member.endpoint if member.runtime_is_alive else None) or present.NOTHING
 
     @admin.display(description="tools", ordering="tool_count")
     def tool_count(self, member: Member) -> int:

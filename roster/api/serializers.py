@@ -13,7 +13,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from mcp_runtime import control
-from roster.models import GuildMember, Invocation, PortAllocation, StatusChange, Tool
+from roster.models import GuildMember, Invocation, StatusChange, Tool
 
 MAX_LINES = 5000
 PAGING = {"cursor", "page_size"}
@@ -36,13 +36,6 @@ def as_shown(row: GuildMember, *, runtime_is_alive: bool) -> GuildMember:
     return row
 
 
-def port_allocation(row: GuildMember) -> PortAllocation | None:
-    """Its port while a process can have it; a dead runtime's claim is nobody's address."""
-    if row.status in (GuildMember.Status.DISCONNECTED, GuildMember.Status.ERROR):
-        return None
-    return getattr(row, "port_allocation", None)
-
-
 class MemberSerializer(serializers.ModelSerializer[GuildMember]):
     """What lists show of a member."""
 
@@ -53,7 +46,7 @@ class MemberSerializer(serializers.ModelSerializer[GuildMember]):
     )
     warnings = serializers.ListField(child=serializers.CharField(), source="all_warnings")
     port = serializers.SerializerMethodField()
-    endpoint = serializers.SerializerMethodField(help_text="The member's own MCP endpoint.")
+    endpoint = serializers.SerializerMethodField(help_text="The member's own MCP endpoint, here or elsewhere.")
     url = serializers.SerializerMethodField()
 
     class Meta:
@@ -76,12 +69,11 @@ class MemberSerializer(serializers.ModelSerializer[GuildMember]):
         ]
 
     def get_port(self, row: GuildMember) -> int | None:
-        allocation = port_allocation(row)
-        return allocation.port if allocation else None
+        # While a process can have it; a dead runtime's claim is nobody's address.
+        return row.port if row.endpoint else None
 
     def get_endpoint(self, row: GuildMember) -> str | None:
-        allocation = port_allocation(row)
-        return allocation.endpoint if allocation else None
+        return row.endpoint
 
     def get_url(self, row: GuildMember) -> str:
         return reverse("member", args=[row.name])
@@ -91,9 +83,13 @@ class ManifestSerializer(serializers.Serializer[dict[str, Any]]):
     """guild-member.json as it was last read without a fault. Of the environment only the names: values may be keys."""
 
     transport = serializers.CharField(default="http", help_text="How the server speaks MCP.")
-    command = serializers.CharField()
+    command = serializers.CharField(help_text="Empty for a server that runs elsewhere: that has a url.")
     args = serializers.ListField(child=serializers.CharField())
     env = serializers.SerializerMethodField(help_text="Names only.")
+    url = serializers.CharField(default="")
+    headers = serializers.DictField(
+        child=serializers.CharField(), default=dict, help_text="With references in the place of secrets."
+    )
     enabled = serializers.BooleanField()
     start_timeout = serializers.FloatField(help_text="Seconds.")
     timeout = serializers.FloatField(help_text="Seconds a tool call may take.")

@@ -131,13 +131,14 @@ WELL_BEHAVED: dict[str, Behaviour] = {
 class Server:
     """Accepts connections; each request goes to the behaviour of its method."""
 
-    def __init__(self, behaviours: dict[str, Behaviour]) -> None:
+    def __init__(self, behaviours: dict[str, Behaviour], port: int = 0) -> None:
         self.behaviours = {**WELL_BEHAVED, **behaviours}
         self.requests: list[Request] = []
+        self.first_line = b"POST /mcp HTTP/1.1\r\n"
         self.closing = threading.Event()
         self._connections = itertools.count(1)
         self._wires: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self.port = int(self._listener.getsockname()[1])
         self._threads = [threading.Thread(target=self._accept, name="server-accept")]
         self._threads[0].start()
@@ -165,7 +166,7 @@ class Server:
         with wire, wire.makefile("rb") as reader, contextlib.suppress(OSError, Hangup, ValueError):
             while first := reader.readline():
                 verb, _, rest = first.partition(b" ")
-                assert rest == b"/mcp HTTP/1.1\r\n"
+                assert rest == self.first_line.partition(b" ")[2]
                 lines = iter(reader.readline, b"\r\n")
                 named = (line.decode("latin-1").rstrip("\r\n").partition(": ") for line in lines)
                 headers = {name: value for name, _, value in named}

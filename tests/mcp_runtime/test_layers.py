@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import ROOT
 
 LAYERS = (
-    {"jsonrpc", "errors", "protocol", "guard", "bridge", "logs", "console"},
+    {"jsonrpc", "errors", "protocol", "remote", "guard", "bridge", "logs", "console"},
     {"database", "changes", "manifest", "ports", "process", "client", "schemas"},
     {"control", "invocations", "discovery", "lease", "waiting", "tools"},
     {"worker", "tasks", "dispatcher", "supervisor", "lifecycle"},
@@ -21,6 +21,7 @@ LAYERS = (
 # Beside itself a module imports only what is drawn.
 BESIDE = {
     "jsonrpc": {"errors"},
+    "remote": {"errors"},
     "control": {"invocations", "discovery", "lease", "waiting"},
     "waiting": {"invocations"},
     "invocations": {"lease"},
@@ -41,6 +42,7 @@ OPEN_TO_INTERFACES = {
     "mcp_runtime.protocol",
     "mcp_runtime.logs",
     "mcp_runtime.manifest",
+    "mcp_runtime.remote",
     "mcp_runtime.schemas.mask",
 }
 RUNTIME_SIDE = LAYERS[3] | {"process", "client", "ports"}

@@ -11,17 +11,17 @@ from typing import Any
 import jsonschema
 import pytest
 
-from mcp_runtime import lifecycle, manifest, process, protocol, schemas
+from mcp_runtime import lifecycle, manifest, process, protocol, schemas, supervisor
 from mcp_runtime.errors import ManifestError
 from mcp_runtime.manifest import Manifest
 from tests.conftest import ROOT
-from tests.mcp_runtime.test_manifest import SEEDS_FORM, WRONG
+from tests.mcp_runtime.test_manifest import ELSEWHERE, SEEDS_FORM, WRONG, WRONG_ELSEWHERE
 
 SCHEMA: dict[str, Any] = json.loads((ROOT / "docs" / "guild-member.schema.json").read_text())
 GUIDE = (ROOT / "docs" / "writing-a-member.md").read_text()
 TEMPLATE = ROOT / "roster" / "member_template"
 
-NESTED = {key: SEEDS_FORM[key] for key in manifest.SERVER_KEYS}
+NESTED = {key: SEEDS_FORM[key] for key in manifest.SERVER_KEYS if key in SEEDS_FORM}
 OTHERS = {key: value for key, value in SEEDS_FORM.items() if key not in NESTED}
 
 GOOD: list[dict[str, Any]] = [
@@ -39,6 +39,28 @@ GOOD: list[dict[str, Any]] = [
     {**SEEDS_FORM, "start_timeout": 0.001, "timeout": 86_400, "tool_timeouts": {"a/b.c": 1, "": 2}},
     {**SEEDS_FORM, "enabled": False, "restart": "never", "max_concurrency": 1024},
     {**SEEDS_FORM, "max_concurrency": 4.0},
+    ELSEWHERE,
+    {**OTHERS, "mcp": {key: ELSEWHERE[key] for key in ("transport", "url", "headers")}},
+    {**OTHERS, "transport": "http", "url": "http://localhost", "mcp": {"headers": {}}},
+    *(
+        {**ELSEWHERE, "url": url}
+        for url in (
+            "https://mcp.example.com",
+            "http://[::1]:8080/a/b@c;d=1/%20?q=a/b&kind=x",
+            "https://a_b.example:65535?keyword=x",
+        )
+    ),
+    *(
+        {**ELSEWHERE, "headers": {name: value}}
+        for name, value in {
+            "!#$%&'*+.^_`|~09aZ-": "",
+            "X-Cost": "$5, $$ or {x} $",
+            "Cookie": "a=${env:A_1}; b=${file:../b c.txt}",
+            "x-API-key": "$${env:_K}{",
+            "X-Long": "x" * 8192,
+            "Accept-Language": "en",
+        }.items()
+    ),
 ]
 BAD: list[dict[str, Any]] = [
     *(
@@ -46,6 +68,8 @@ BAD: list[dict[str, Any]] = [
         for change, _ in WRONG
         if "Infinity" not in json.dumps(change) and "NaN" not in json.dumps(change)
     ),
+    *({**ELSEWHERE, **change} for change, _ in WRONG_ELSEWHERE),
+    *({**ELSEWHERE, "mcp": {key: ELSEWHERE[key]}} for key in ("url", "headers")),
     *(
         {key: value for key, value in SEEDS_FORM.items() if key != missing}
         for missing in OTHERS | NESTED
@@ -109,8 +133,8 @@ def test_schema_and_parser_give_the_same_defaults() -> None:
     row = least.as_json()
     told = {key: part["default"] for key, part in _properties().items() if "default" in part}
     assert told == {key: row[key] for key in told}
-    required = {"name", "version", "command", "transport"}
-    texts = {"display_name", "description"}  # empty when not given
+    required = {"name", "version", "transport"}
+    texts = {"display_name", "description", "command", "url"}  # empty when not given
     assert {field.name for field in fields(Manifest)} == set(told) | required | texts
 
 
@@ -138,7 +162,7 @@ def test_shipped_manifests_are_good_and_name_the_schema(path: Path) -> None:
 
 
 def test_the_guide_explains_every_key() -> None:
-    explained = re.findall(r"^\| `([\w$]+)` \| (yes)? ?\|", GUIDE, re.MULTILINE)
+    explained = re.findall(r"^\| `([\w$]+)` \| (yes)?(?:, or `url`)? ?\|", GUIDE, re.MULTILINE)
     assert {key for key, _ in explained} == manifest.KEYS
     assert {key for key, required in explained if required} == {"name", "version", "transport", "command"}
 
@@ -151,7 +175,7 @@ def test_the_guides_complete_example_is_what_new_member_makes() -> None:
 
 def test_every_manifest_in_the_guide_is_good() -> None:
     manifests = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", GUIDE, re.DOTALL)]
-    assert len(manifests) == 4
+    assert len(manifests) == 5
     assert all(parser_accepts(values) and schema_accepts(values) for values in manifests)
 
 
@@ -168,6 +192,8 @@ def test_the_guide_tells_the_halls_real_numbers() -> None:
     ]
     assert " after {} and {} seconds".format(", ".join(delays[:-1]), delays[-1]) in GUIDE
     assert lifecycle.STABLE_SECONDS == 60
+    assert f"Every {supervisor.REMOTE_CHECK_SECONDS:g}\nseconds they are listed anew" in GUIDE
+    assert f"16 seconds, then every {lifecycle.LONGEST_DELAY:g}, until the server is back" in GUIDE
     assert lifecycle.MAX_PORT_TRIES == 10
     assert lifecycle.PORT_TAKEN_EXIT_CODE == 2
     assert f"({protocol.HANDSHAKE_VERSIONS[0]} to {protocol.HANDSHAKE_VERSIONS[-1]}" in GUIDE

@@ -341,9 +341,18 @@ def test_a_mark_with_a_slash_at_its_end_means_all_below_it(yard: Yard) -> None:
     assert [ended(member) for member in members] == [-signal.SIGKILL] * 3
 
 
+def test_no_mark_is_nobodys_and_kills_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look() -> None:
+        raise AssertionError("every process without a mark would be next")
+
+    monkeypatch.setattr(psutil, "process_iter", look)
+    assert kill_marked("") == 0
+
+
 def test_killing_by_mark_never_takes_an_exit_from_the_thread_that_watches_for_it(yard: Yard) -> None:
     for number in range(20):
         member = yard.python(FOREVER, mark=str(number))
+        eventually(psutil.Process(member.pid).environ)  # in the midst of its exec it has none to be seen
         assert kill_marked(yard.hall + str(number)) == 1
         assert ended(member) == -signal.SIGKILL
 

@@ -377,9 +377,12 @@ def test_a_member_that_is_busy_takes_no_place(two_places: Turns) -> None:
 
 
 class Live:
-    def __init__(self, member_id: int) -> None:
+    def __init__(self, member_id: int, connected_at: float | None = None, *, is_remote: bool = False) -> None:
         self.member_id = member_id
+        self.name = GuildMember.objects.get(pk=member_id).name
         self.process = SimpleNamespace(exited=threading.Event())
+        self.connected_at = connected_at
+        self.is_remote = is_remote
 
 
 @pytest.mark.parametrize("status", [Status.STARTING, Status.CONNECTED, Status.STOPPING])
@@ -569,3 +572,51 @@ def test_stop_before_start_is_fine(turns: Turns) -> None:
 def test_the_stand_in_is_asked_what_a_lifecycle_can_do() -> None:
     for verb in (name for name in vars(Asked) if not name.startswith("_")):
         assert callable(getattr(Lifecycle, verb))
+
+
+# Servers elsewhere ------------------------------------------------------------------------------------------------
+
+
+def test_a_server_elsewhere_is_looked_at_when_its_last_look_is_long_past(
+    turns: Turns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = add(status="connected")
+    long_ago = time.monotonic() - supervisor.REMOTE_CHECK_SECONDS
+    turns.asked.live = [Live(member.pk, long_ago, is_remote=True)]
+    assert turns.take() == [("refresh", "anna")]
+    assert turns.take() == []  # the next one is due half a minute later
+    monkeypatch.setattr(supervisor, "REMOTE_CHECK_SECONDS", 0.0)
+    assert turns.take() == [("refresh", "anna")]
+
+
+def test_nobody_else_is_looked_at(turns: Turns) -> None:
+    long_ago = time.monotonic() - 10 * supervisor.REMOTE_CHECK_SECONDS
+    names = {
+        "process": {"connected_at": long_ago},
+        "starting": {"is_remote": True},
+        "fresh": {"is_remote": True, "connected_at": time.monotonic()},
+    }
+    turns.asked.live = [Live(add(name, status="connected").pk, **facts) for name, facts in names.items()]
+    assert turns.take() == []
+
+
+def test_a_look_that_hangs_keeps_nobody_and_is_taken_once(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "REMOTE_CHECK_SECONDS", 0.0)
+    member = add(status="connected")
+    turns.asked.live = [Live(member.pk, 1.0, is_remote=True)]
+    turns.asked.released.clear()
+    assert turns.take() == [("refresh", "anna")]
+    add("bob")
+    assert turns.take() == [("start", "bob")]
+    GuildMember.objects.filter(pk=member.pk).update(wanted="stopped")
+    turns.supervisor.tick()
+    assert turns.asked.calls[-1] == ("abort_refresh", "anna")
+
+
+def test_a_server_that_connected_anew_is_looked_at_as_late_as_any(
+    turns: Turns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = add(status="connected")
+    turns.supervisor._checked_at = {member.pk: 1.0}
+    turns.asked.live = [Live(member.pk, time.monotonic(), is_remote=True)]
+    assert turns.take() == []

@@ -218,6 +218,18 @@ def shown(response: Any, name: str) -> str:
 
 
 @pytest.mark.usefixtures("runtime")
+def test_a_server_elsewhere_is_shown_with_its_url_and_the_references_in_its_headers(page: Client) -> None:
+    url = "https://mcp.example.com/mcp"
+    manifest = {"name": "far", "version": "1", "url": url, "headers": {"Authorization": "Bearer ${env:A_TOKEN}"}}
+    member = make_member("far", manifest=manifest, server_url=url, status="connected", started_at=timezone.now())
+    assert url in html(page.get(list_of("guildmember")))
+    shown = html(page.get(page_of(member)))
+    assert url in shown
+    assert "Bearer ${env:A_TOKEN}" in shown
+    assert "It runs elsewhere, and so does its log." in shown
+
+
+@pytest.mark.usefixtures("runtime")
 def test_the_list_says_status_endpoint_and_tools(page: Client, example: GuildMember, echo: Tool) -> None:
     make_tool(example, "off", enabled=False)
     make_tool(example, "gone", listed=False)

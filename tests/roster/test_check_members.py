@@ -100,6 +100,36 @@ def test_a_command_that_could_not_start_is_a_fault(members_dir: Path, command: s
     assert check() == (f"echo: faulty\n  fault: command: {reason}\n", "1 of 1 member cannot be used")
 
 
+def put_remote(place: Path, url: str, **headers: str) -> Path:
+    values = {"name": place.name, "version": "1.0.0", "transport": "http", "url": url, "headers": headers}
+    place.mkdir(parents=True)
+    (place / FILE_NAME).write_text(json.dumps(values))
+    return place
+
+
+def test_plain_http_to_another_machine_is_a_fault_unless_the_operator_names_it(
+    members_dir: Path, settings: Any
+) -> None:
+    put_remote(members_dir / "far", "http://mcp.example.com/")
+    put_remote(members_dir / "here", "http://localhost:1234/")
+    output, error = check()
+    assert "far: faulty\n  fault: url: mcp.example.com is another machine" in output
+    assert error == "1 of 2 members cannot be used"
+    settings.GUILD_HALL_PLAIN_HTTP_HOSTS = ["mcp.example.com"]
+    assert check() == ("far: ok\nhere: ok\n2 members checked, no faults.\n", "")
+
+
+def test_a_secret_in_clear_is_a_fault_and_one_that_is_missing_here_a_warning(members_dir: Path) -> None:
+    put_remote(members_dir / "clear", "https://mcp.example.com/", Authorization="Bearer hunter2-hunter2")
+    put_remote(members_dir / "far", "https://mcp.example.com/", Authorization="${file:token}")
+    output, error = check()
+    assert "clear: faulty\n  fault: headers.Authorization: holds a secret in clear; write ${env:NAME}" in output
+    assert "hunter2" not in output
+    warning = "headers.Authorization: the file token does not exist; the runtime needs it"
+    assert f"far: ok\n  warning: {warning}\n" in output
+    assert error == "1 of 2 members cannot be used"
+
+
 def test_two_folders_of_one_name_are_a_fault(members_dir: Path) -> None:
     put(members_dir / "one", name="echo")
     put(members_dir / "two", name="Echo")

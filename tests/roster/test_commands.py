@@ -126,6 +126,13 @@ def test_roster_says_how_a_long_start_gets_on() -> None:
 
 
 @pytest.mark.usefixtures("runtime")
+def test_roster_shows_the_url_of_a_server_elsewhere() -> None:
+    url = "https://mcp.example.com/mcp"
+    GuildMember.objects.create(name="far", directory="far", server_url=url, status="connected")
+    assert run("roster").out.splitlines()[1].split() == ["far", "connected", url, "0"]
+
+
+@pytest.mark.usefixtures("runtime")
 def test_roster_as_json_has_the_status_words_in_lower_case_and_the_names_of_the_tools(echo: Tool) -> None:
     (fact,) = json.loads(run("roster", "--json").out)
 

@@ -63,6 +63,9 @@ class Handler(BaseHTTPRequestHandler):
         if "record" in MODES:
             with open("requests.jsonl", "a") as log:
                 log.write(json.dumps({"headers": dict(self.headers), "body": message, "path": self.path}) + "\n")
+        if "require" in MODES and (refused := self.refused_header()):
+            self.answer(401, f"nobody knows {refused}".encode(), "text/plain")
+            return
         method = message["method"]
         if "id" not in message:
             if method == "notifications/cancelled":
@@ -119,6 +122,13 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"data: " + json.dumps(note).encode() + b"\n\n")
             self.wfile.flush()
         self.close_connection = True
+
+    def refused_header(self):
+        """What is wrong of the headers that required.json demands, word for word as it came."""
+        for name, value in json.loads(Path("required.json").read_text()).items():
+            if self.headers.get(name) != value:
+                return f"{name}: {self.headers.get(name)}"
+        return ""
 
     def call(self, message, name, arguments):
         with SEEN.open("a") as log:

@@ -10,7 +10,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, connection
 
-from mcp_runtime import control, manifest
+from mcp_runtime import control, manifest, remote
 from mcp_runtime.errors import ManifestError
 from mcp_runtime.manifest import ManifestFile
 from roster.management.terminal import as_json, harmless
@@ -98,7 +98,7 @@ def _judgement(folder: Path, file: ManifestFile, of_processes: dict[str, list[st
         folder=file.directory,
         name=file.manifest.name if file.manifest else file.name_hint,
         faults=[{"path": fault.path, "reason": fault.reason} for fault in _faults(folder, file)],
-        warnings=list(file.warnings),
+        warnings=[*file.warnings, *_missing_secrets(folder, file)],
         process_warnings=of_processes.get(file.directory, []),
     )
 
@@ -106,8 +106,16 @@ def _judgement(folder: Path, file: ManifestFile, of_processes: dict[str, list[st
 def _faults(folder: Path, file: ManifestFile) -> Iterator[ManifestError]:
     if file.error:
         yield file.error
+    elif file.manifest and (fault := remote.plain_http_fault(file.manifest.url, settings.GUILD_HALL_PLAIN_HTTP_HOSTS)):
+        yield ManifestError("url", fault)
     elif file.manifest and (fault := manifest.command_fault(file.manifest, folder)):
         yield ManifestError("command", fault)
+
+
+def _missing_secrets(folder: Path, file: ManifestFile) -> Iterator[str]:
+    """No faults: the runtime may have another environment than who checks."""
+    headers = file.manifest.headers if file.manifest else {}
+    return (f"{sentence}; the runtime needs it" for sentence in remote.missing(headers, folder))
 
 
 def _process_warnings() -> dict[str, list[str]]:

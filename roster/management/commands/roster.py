@@ -42,7 +42,6 @@ class Command(BaseCommand):
 
 
 def _facts(member: GuildMember, *, is_alive: bool) -> dict[str, Any]:
-    held = getattr(member, "port_allocation", None) if is_alive else None
     return {
         "name": member.name,
         "title": member.title,
@@ -50,7 +49,7 @@ def _facts(member: GuildMember, *, is_alive: bool) -> dict[str, Any]:
         "status": control.shown_status(member, runtime_is_alive=is_alive),
         "enabled": member.enabled,
         "wanted": member.wanted,
-        "endpoint": held.endpoint if held else None,
+        "endpoint": member.endpoint if is_alive else None,
         "tools": [tool.name for tool in member.tools.all()],
         # Of what a dead runtime left on the row, nothing is true any more.
         "error": member.error if is_alive else member.manifest_error,

@@ -11,7 +11,7 @@ from pytest_django import DjangoAssertNumQueries
 from mcp_runtime import control, logs
 from roster.api.serializers import MAX_LINES, RosterMemberSerializer, RosterToolSerializer
 from roster.models import GuildMember, PortAllocation, StatusChange, Tool
-from tests.roster.api.conftest import add_member, add_tool
+from tests.roster.api.conftest import MANIFEST, add_member, add_tool
 
 Status = GuildMember.Status
 
@@ -135,6 +135,7 @@ def test_many_members_need_no_more_queries_than_one(
         run(member, port=20000 + number)
         add_tool(member, "one")
         add_tool(member, "two")
+    add_member("far", server_url="https://mcp.example.com/mcp", status="connected")
     # The token, the lease and its age, the members, for the roster their tools.
     with django_assert_num_queries(5 if address == "/api/roster/" else 4):
         as_bob.get(address)
@@ -168,6 +169,19 @@ def test_values_of_a_members_environment_are_never_shown(as_alice: Client, examp
     response = as_alice.get("/api/members/example/")
     assert response.json()["manifest"]["env"] == ["API_KEY"]
     assert "sesame" not in response.content.decode()
+
+
+def test_a_server_elsewhere_has_its_url_for_endpoint_and_no_port(as_bob: Client, live_runtime: None) -> None:
+    headers = {"Authorization": "Bearer ${env:A_TOKEN}"}
+    url = "https://mcp.example.com/mcp?team=blue"
+    manifest = {**MANIFEST, "command": "", "args": [], "env": {}, "url": url, "headers": headers}
+    add_member("far", manifest=manifest, server_url=url, status="connected")
+    assert (entry(as_bob, "far")["endpoint"], entry(as_bob, "far")["port"]) == ("https://mcp.example.com/mcp", None)
+    shown = as_bob.get("/api/members/far/").json()
+    assert (shown["manifest"]["url"], shown["manifest"]["headers"]) == (url, headers)
+    for status in ("disconnected", "error"):
+        GuildMember.objects.update(status=status)
+        assert entry(as_bob, "far")["endpoint"] is None
 
 
 def test_a_member_that_never_had_a_good_manifest_has_none(as_bob: Client) -> None:
