@@ -19,7 +19,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import certifi
@@ -61,7 +61,9 @@ MAX_TOOLS = 2_000
 MAX_TOOL_NAME = 255
 MAX_WARNINGS = 20
 MAX_ROUNDS = 10  # of input that one call may ask for
+MAX_QUESTIONS = 100  # of a server during one call
 RETRY_SECONDS = 0.5  # before a stream is gone on with, unless the server says how long
+SHORTEST_RETRY = 0.1
 READ_BYTES = 65_536
 HEAD_BYTES = 256_000  # status line and headers, the answers of "100 Continue" before them included
 CLOSED_EARLY = "the connection was closed before the answer was complete"
@@ -73,6 +75,19 @@ IDLE_SECONDS = 1.0
 
 
 # Exchanges: one request and its answer, which another thread may abort -------------------------------------------
+
+
+@dataclass(frozen=True)
+class Session:
+    """How a server is spoken to: in which version of MCP, and under which id, if it gave one."""
+
+    version: str = protocol.PREFERRED_VERSION
+    id: str | None = None
+
+    @property
+    def is_modern(self) -> bool:
+        """Without a session, as from 2026-07-28 on."""
+        return self.version == protocol.MODERN_VERSION
 
 
 class Exchange:
@@ -88,6 +103,8 @@ class Exchange:
         self.aborted = False
         self.request_id: int | None = None
         self.deadline = 0.0
+        self.session = Session()
+        self.questions = 0
 
     def begin(self, request_id: int | None, timeout: float) -> None:
         """Raises RequestCancelledError when it was aborted before: then nothing is sent, and nobody need be told."""
@@ -95,6 +112,7 @@ class Exchange:
             self._require_wanted()
             self.request_id = request_id
             self.deadline = time.monotonic() + timeout
+            self.questions = 0
 
     def attach(self, sock: _DeadlineSocket) -> None:
         """What is sent and read from now on belongs to this exchange."""
@@ -118,13 +136,20 @@ class Exchange:
         with self._lock:
             self._socket = None
 
+    def require_time(self) -> None:
+        """For loops over what has been read already. Raises RequestCancelledError, or TimeoutError at the deadline."""
+        with self._lock:
+            self._require_wanted()
+        if time.monotonic() >= self.deadline:
+            raise TimeoutError("the deadline of the request passed")
+
     def pause(self, seconds: float) -> None:
-        """Wait, but not beyond the deadline. Raises RequestCancelledError as soon as it is aborted."""
-        until = min(time.monotonic() + seconds, self.deadline)
+        """Wait. Raises RequestCancelledError as soon as it is aborted, TimeoutError at the deadline."""
+        until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
-            with self._lock:
-                self._require_wanted()
+            self.require_time()
             time.sleep(min(left, 0.02))
+        self.require_time()
 
     def mark_aborted(self) -> None:
         """From now on an answer that still comes is not wanted."""
@@ -376,8 +401,7 @@ class JsonRpcClient:
         self._adapter = _Adapter(
             is_tls=url.startswith("https:"), pool_connections=1, pool_maxsize=connections, max_retries=0
         )
-        self._protocol_version = protocol.PREFERRED_VERSION
-        self._session_id: str | None = None
+        self._session = Session()
         self._capabilities: dict[str, Any] = {}
 
     def close(self) -> None:
@@ -388,7 +412,7 @@ class JsonRpcClient:
     @property
     def is_modern(self) -> bool:
         """Whether the server is spoken to without a session, as from 2026-07-28 on."""
-        return self._protocol_version == protocol.MODERN_VERSION
+        return self._session.is_modern
 
     def connect(
         self, timeout: float = INITIALIZE_TIMEOUT, exchange: Exchange | None = None, *, version: str | None = None
@@ -412,15 +436,15 @@ class JsonRpcClient:
 
     def discover(self, timeout: float = INITIALIZE_TIMEOUT, exchange: Exchange | None = None) -> InitializeResult:
         """What a modern server tells of itself (`server/discover`)."""
-        self._session_id, self._protocol_version = None, protocol.MODERN_VERSION
-        result = self.call("server/discover", {}, timeout, exchange)
+        session = Session(protocol.MODERN_VERSION)
+        result = self.call("server/discover", {}, timeout, exchange, session)
         versions = result.get("supportedVersions")
         if not isinstance(versions, list) or protocol.MODERN_VERSION not in versions:
             said = reprlib.repr(versions)
             raise ProtocolError(
                 f"answered server/discover with versions {said}; the hall speaks {protocol.MODERN_VERSION}"
             )
-        self._capabilities = _object(result.get("capabilities"))
+        self._session, self._capabilities = session, _object(result.get("capabilities"))
         return InitializeResult(
             protocol_version=protocol.MODERN_VERSION,
             server_info=_object(_object(result.get("_meta")).get(f"{protocol.META}serverInfo")),
@@ -431,9 +455,9 @@ class JsonRpcClient:
     def initialize(self, timeout: float = INITIALIZE_TIMEOUT, exchange: Exchange | None = None) -> InitializeResult:
         """The handshake's three steps within `timeout` (REQ-MCP-HTTP-13, 20, 25)."""
         deadline = time.monotonic() + timeout
-        self._session_id, self._protocol_version = None, protocol.PREFERRED_VERSION
+        exchange = exchange or Exchange()
         params = protocol.initialize_params(CLIENT_NAME, CLIENT_VERSION, self._offered)
-        result = self._request("initialize", params, timeout, exchange or Exchange())
+        result = self._request("initialize", params, timeout, exchange, Session())
         version = result.get("protocolVersion")
         if version == protocol.MODERN_VERSION:
             raise _AnsweredModernError("answered initialize with a version that has no handshake")
@@ -441,11 +465,12 @@ class JsonRpcClient:
             spoken = ", ".join(protocol.HANDSHAKE_VERSIONS)
             said = reprlib.repr(version)
             raise ProtocolError(f"answered initialize with protocol version {said}; the hall speaks {spoken}")
-        self._protocol_version = str(version)
-        self._capabilities = _object(result.get("capabilities"))
-        self.notify("notifications/initialized", timeout=_left(deadline))
+        session = replace(exchange.session, version=str(version))
+        self.notify("notifications/initialized", timeout=_left(deadline), session=session)
+        # Only now: until it is begun, and if it cannot be, the one before is what the server may know.
+        self._session, self._capabilities = session, _object(result.get("capabilities"))
         return InitializeResult(
-            protocol_version=self._protocol_version,
+            protocol_version=session.version,
             server_info=_object(result.get("serverInfo")),
             capabilities=self._capabilities,
             instructions=str(result.get("instructions") or "")[:10_000],
@@ -457,7 +482,7 @@ class JsonRpcClient:
         if not self._handshake_lock.acquire(timeout=timeout):
             raise RequestTimeoutError(timeout)
         try:
-            if self._session_id != session_id:
+            if self._session.id != session_id:
                 return
             self.initialize(_left(deadline), exchange)
         finally:
@@ -551,7 +576,12 @@ class JsonRpcClient:
         exchange.abort()
 
     def call(
-        self, method: str, params: dict[str, Any], timeout: float, exchange: Exchange | None = None
+        self,
+        method: str,
+        params: dict[str, Any],
+        timeout: float,
+        exchange: Exchange | None = None,
+        session: Session | None = None,
     ) -> dict[str, Any]:
         """The `result` of one request. Raises RemoteError for a JSON-RPC error object (REQ-MCP-HTTP-29).
 
@@ -561,18 +591,21 @@ class JsonRpcClient:
         exchange = exchange or Exchange()
         deadline = time.monotonic() + timeout
         try:
-            return self._request(method, params, timeout, exchange)
+            return self._request(method, params, timeout, exchange, session or self._session)
         except _SessionOverError as over:
             self._begin_again(over.session_id, _left(deadline), exchange)
         except RemoteError as error:
             supported = _object(error.data).get("supported")
             if error.code != protocol.UNSUPPORTED_VERSION or protocol.MODERN_VERSION not in _list(supported):
                 raise
-        return self._request(method, params, _left(deadline), exchange)
+        return self._request(method, params, _left(deadline), exchange, session or self._session)
 
-    def _request(self, method: str, params: dict[str, Any], timeout: float, exchange: Exchange) -> dict[str, Any]:
+    def _request(
+        self, method: str, params: dict[str, Any], timeout: float, exchange: Exchange, session: Session
+    ) -> dict[str, Any]:
         request_id = self._ids.take()
         exchange.begin(request_id, timeout)
+        exchange.session = session
         params, headers = self._dressed(method, params, request_id, exchange)
         stream = protocol.EventStream()
         message = None
@@ -582,9 +615,9 @@ class JsonRpcClient:
             ) as response:
                 message = self._answer(response, request_id, exchange, stream)
                 if method == "initialize":
-                    self._session_id = _session_id(response)
+                    exchange.session = replace(session, id=_session_id(response))
         except ConnectError:
-            if not self._can_go_on(stream):
+            if not _can_go_on(stream, exchange):
                 raise
         while message is None:
             message = self._go_on(request_id, timeout, exchange, stream)
@@ -592,7 +625,7 @@ class JsonRpcClient:
             result = jsonrpc.result_of(message)
         if exchange.aborted:
             raise RequestCancelledError
-        if self.is_modern:
+        if session.is_modern:
             _require_known_result(method, result)
         return result
 
@@ -602,7 +635,7 @@ class JsonRpcClient:
         """`params` with their `_meta`, and the headers that go with them."""
         headers: dict[str, str] = {}
         meta: dict[str, Any] = {} if exchange.on_progress is None else {"progressToken": request_id}
-        if self.is_modern:
+        if exchange.session.is_modern:
             meta |= protocol.modern_meta(CLIENT_NAME, CLIENT_VERSION, self._offered)
             headers = protocol.modern_headers(method, params)
             if method == "tools/call":
@@ -610,10 +643,17 @@ class JsonRpcClient:
                 headers |= protocol.parameter_values(places, params["arguments"])
         return ({**params, "_meta": meta} if meta else params), headers
 
-    def notify(self, method: str, params: dict[str, Any] | None = None, timeout: float = REQUEST_TIMEOUT) -> None:
+    def notify(
+        self,
+        method: str,
+        params: dict[str, Any] | None = None,
+        timeout: float = REQUEST_TIMEOUT,
+        session: Session | None = None,
+    ) -> None:
         """A message without an answer. Raises HttpStatusError when it is not accepted."""
         exchange = Exchange()
         exchange.begin(None, timeout)
+        exchange.session = session or self._session
         with self._send("POST", timeout, exchange, {}, jsonrpc.notification(method, params)) as response:
             if not 200 <= response.status_code < 300:
                 raise HttpStatusError(response.status_code, jsonrpc.excerpt(self._body(response)))
@@ -626,8 +666,9 @@ class JsonRpcClient:
         Raises HttpStatusError where it offers nothing of the kind: 405 from most.
         """
         exchange.begin(self._ids.take(), timeout)
+        exchange.session = self._session
         stream = protocol.EventStream()
-        if self.is_modern:
+        if exchange.session.is_modern:
             params = {"notifications": {"toolsListChanged": True}}
             params, headers = self._dressed("subscriptions/listen", params, exchange.request_id or 0, exchange)
             message = jsonrpc.request(exchange.request_id or 0, "subscriptions/listen", params)
@@ -653,7 +694,8 @@ class JsonRpcClient:
         message: dict[str, Any] | None = None,
     ) -> Iterator[requests.Response]:
         """The response to one request, its body not yet read; foreign errors leave as ours."""
-        request = self._prepared(verb, headers, None if message is None else jsonrpc.encode(message))
+        body = None if message is None else jsonrpc.encode(message)
+        request = self._prepared(verb, {**self._headers(exchange.session), **headers}, body)
         limit = Timeout(connect=min(CONNECT_TIMEOUT, timeout), total=timeout)
         response = None
         # Another exchange may be under way in this thread: a server's question is answered while its stream is read.
@@ -675,20 +717,20 @@ class JsonRpcClient:
         request = requests.PreparedRequest()
         request.method, request.url, request.body, request.hooks = verb, self._url, body, {"response": []}
         length = {} if body is None else {"Content-Length": str(len(body))}
-        request.headers = CaseInsensitiveDict({**self._headers(), **headers, **length})
+        request.headers = CaseInsensitiveDict({**headers, **length})
         return request
 
-    def _headers(self) -> dict[str, str]:
+    def _headers(self, session: Session) -> dict[str, str]:
         headers = {
             **self._own_headers.values,
             "Accept": f"{protocol.JSON}, {protocol.EVENT_STREAM}",
             "Accept-Encoding": "identity",
             "Content-Type": protocol.JSON,
             "User-Agent": f"{CLIENT_NAME}/{CLIENT_VERSION}",
-            protocol.VERSION_HEADER: self._protocol_version,
+            protocol.VERSION_HEADER: session.version,
         }
-        if self._session_id:
-            headers[protocol.SESSION_HEADER] = self._session_id
+        if session.id:
+            headers[protocol.SESSION_HEADER] = session.id
         return headers
 
     def _answer(
@@ -698,7 +740,7 @@ class JsonRpcClient:
         kind = _kind(response)
         if response.status_code == 200 and kind == protocol.EVENT_STREAM:
             message = self._read_stream(response, request_id, exchange, stream)
-            if message is None and not self._can_go_on(stream):
+            if message is None and not _can_go_on(stream, exchange):
                 raise ProtocolError(STREAM_ENDED)
             return message
         body = self._body(response)
@@ -733,28 +775,32 @@ class JsonRpcClient:
             for data in stream.feed(chunk):
                 value = jsonrpc.decode(data)
                 for message in value if isinstance(value, list) else [value]:
+                    exchange.require_time()
                     if _answers(message, request_id):
                         return message
                     self._take_in(message, exchange)
         return None
 
-    def _can_go_on(self, stream: protocol.EventStream) -> bool:
-        return bool(stream.last_event_id) and not self.is_modern
-
     def _go_on(self, request_id: int, timeout: float, exchange: Exchange, stream: protocol.EventStream) -> Any:
-        """The rest of a stream that ended early, from the server that gave its events ids (25-11: basic/transports)."""
-        exchange.pause(RETRY_SECONDS if stream.retry_ms is None else stream.retry_ms / 1000)
-        if time.monotonic() >= exchange.deadline:
-            raise RequestTimeoutError(timeout)
-        headers = {"Accept": protocol.EVENT_STREAM, protocol.LAST_EVENT_HEADER: stream.last_event_id}
+        """The rest of a stream that ended early, from the server that gave its events ids (25-11: basic/transports).
+
+        Raises ConnectError when nobody listens any more: then there is nothing to go on with.
+        """
+        wait = RETRY_SECONDS if stream.retry_ms is None else max(stream.retry_ms / 1000, SHORTEST_RETRY)
+        with _translated(timeout, exchange, self._own_headers.secrets):
+            exchange.pause(wait)
+        # A header is sent as Latin-1: so its bytes are those of UTF-8.
+        last = stream.last_event_id.encode().decode("latin-1")
+        headers = {"Accept": protocol.EVENT_STREAM, protocol.LAST_EVENT_HEADER: last}
         stream.go_on()
-        with (
-            contextlib.suppress(ConnectError),
-            self._send("GET", _left(exchange.deadline), exchange, headers) as response,
-        ):
-            if response.status_code != 200 or _kind(response) != protocol.EVENT_STREAM:
-                raise ProtocolError(STREAM_ENDED)
-            return self._read_stream(response, request_id, exchange, stream)
+        try:
+            with self._send("GET", _left(exchange.deadline), exchange, headers) as response:
+                if response.status_code != 200 or _kind(response) != protocol.EVENT_STREAM:
+                    raise ProtocolError(STREAM_ENDED)
+                return self._read_stream(response, request_id, exchange, stream)
+        except ConnectError as error:
+            if error.is_refusal:
+                raise
         return None
 
     def _take_in(self, message: Any, exchange: Exchange) -> None:
@@ -764,7 +810,10 @@ class JsonRpcClient:
             return
         params = _object(message.get("params"))
         if "id" in message:
-            if not self.is_modern:
+            exchange.questions += 1
+            if exchange.questions > MAX_QUESTIONS:
+                raise ProtocolError(f"asked more than {MAX_QUESTIONS} questions during one call")
+            if not exchange.session.is_modern:
                 self._reply(message["id"], method, params, exchange)
         elif method == "notifications/progress":
             if exchange.on_progress is not None and _same_id(params.get("progressToken"), exchange.request_id or 0):
@@ -781,6 +830,7 @@ class JsonRpcClient:
         reply = Exchange()
         timeout = min(CONNECT_TIMEOUT, _left(exchange.deadline))
         reply.begin(None, timeout)
+        reply.session = exchange.session
         with contextlib.suppress(ClientError), self._send("POST", timeout, reply, {}, answer) as response:
             self._body(response)
 
@@ -818,6 +868,10 @@ def _left(deadline: float) -> float:
 
 def _kind(response: requests.Response) -> str:
     return response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+
+def _can_go_on(stream: protocol.EventStream, exchange: Exchange) -> bool:
+    return bool(stream.last_event_id) and not exchange.session.is_modern
 
 
 def _answers(message: Any, request_id: int | None) -> bool:

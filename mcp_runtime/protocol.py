@@ -39,6 +39,8 @@ UNSUPPORTED_VERSION = -32022
 
 MAX_PROGRESS_MESSAGE = 500
 MAX_NAME = 64
+MAX_PARAMETER_HEADERS = 100  # of one tool
+MAX_EVENT_ID = 1000
 
 META = "io.modelcontextprotocol/"
 
@@ -101,6 +103,7 @@ def parameter_headers(schema: Mapping[str, Any]) -> dict[Place, str]:
     Raises ValueError, with the reason, for an annotation that is not allowed: such a tool must not be used.
     """
     found: dict[Place, str] = {}
+    names: set[str] = set()
     todo: list[tuple[Any, Place | None]] = [(schema, ())]  # None: not reached through `properties` alone
     while todo:
         part, place = todo.pop()
@@ -109,7 +112,7 @@ def parameter_headers(schema: Mapping[str, Any]) -> dict[Place, str]:
         if not isinstance(part, dict):
             continue
         if "x-mcp-header" in part:
-            _add_parameter_header(part, place, found)
+            found[place or ()] = _parameter_header(part, place, names)
         for keyword, value in part.items():
             if keyword in ("const", "default", "enum", "examples"):
                 continue
@@ -124,7 +127,7 @@ def parameter_headers(schema: Mapping[str, Any]) -> dict[Place, str]:
 _MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 
-def _add_parameter_header(part: dict[str, Any], place: Place | None, found: dict[Place, str]) -> None:
+def _parameter_header(part: dict[str, Any], place: Place | None, names: set[str]) -> str:
     name = part["x-mcp-header"]
     if not place:
         raise ValueError("x-mcp-header stands where it is not reached through properties alone")
@@ -132,10 +135,12 @@ def _add_parameter_header(part: dict[str, Any], place: Place | None, found: dict
         raise ValueError("x-mcp-header is not a name that a header may have")
     if part.get("type") not in ("string", "integer", "boolean"):
         raise ValueError(f"x-mcp-header {name!r} is on something else than a string, an integer or a boolean")
-    header = PARAMETER_HEADER + name
-    if header.lower() in (other.lower() for other in found.values()):
+    if name.lower() in names:
         raise ValueError(f"x-mcp-header {name!r} is given twice")
-    found[place] = header
+    if len(names) >= MAX_PARAMETER_HEADERS:
+        raise ValueError(f"x-mcp-header is given more than {MAX_PARAMETER_HEADERS} times")
+    names.add(name.lower())
+    return PARAMETER_HEADER + name
 
 
 def parameter_values(headers: Mapping[Place, str], arguments: Mapping[str, Any]) -> dict[str, str]:
@@ -200,8 +205,8 @@ class EventStream:
         value = value.removeprefix(b" ")
         if name == b"data":
             self._data.append(value)
-        elif name == b"id" and b"\0" not in value:
-            self.last_event_id = value.decode("utf-8", "replace")
+        elif name == b"id" and len(value) <= MAX_EVENT_ID and (said := value.decode("utf-8", "replace")).isprintable():
+            self.last_event_id = said
         elif name == b"retry" and value.isdigit():
             self.retry_ms = int(value[:9])
 

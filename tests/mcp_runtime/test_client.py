@@ -179,6 +179,11 @@ class Server:
         default = accept_notification if method == "reply" or method.startswith("notifications/") else None
         return self.behaviours.get(method) or default or self.behaviours["*"]
 
+    def close_listener(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
     def drop_idle_connections(self) -> None:
         for wire in self._wires:
             with contextlib.suppress(OSError):
@@ -186,9 +191,7 @@ class Server:
 
     def close(self) -> None:
         self.closing.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self.close_listener()
         self.drop_idle_connections()
         for thread in self._threads:
             thread.join(10)
@@ -1382,6 +1385,31 @@ def test_a_call_on_whose_stream_questions_come_still_ends_at_its_deadline(peers:
         peers.calling(talk).invoke_tool("echo", {}, 0.5)
 
 
+def test_a_batch_of_questions_stretches_neither_deadline_nor_cancellation(peers: Peers) -> None:
+    def talk(request: Request) -> None:
+        batch = [{"jsonrpc": "2.0", "method": "notifications/message", "params": {}}] * 50_000
+        request.stream(*[b"data: " + json.dumps(batch).encode() + b"\n\n"] * 5)
+        request.hang()
+
+    def slow(method: str, params: dict[str, Any]) -> None:
+        time.sleep(0.001)
+
+    caller = peers.calling(talk, on_notification=slow, max_bytes=100_000_000)
+    with takes(0.5), pytest.raises(RequestTimeoutError):
+        caller.invoke_tool("echo", {}, 0.5)
+
+
+def test_questions_without_end_are_a_protocol_error(peers: Peers) -> None:
+    def talk(request: Request) -> None:
+        request.stream(b"data: " + json.dumps([{"jsonrpc": "2.0", "id": 1, "method": "ping"}] * 500).encode() + b"\n\n")
+        request.hang()
+
+    server, caller = peers({"tools/call": talk})
+    with pytest.raises(ProtocolError, match="more than 100 questions"):
+        caller.invoke_tool("echo", {})
+    assert len(replies(server)) == 100
+
+
 # Streams that end early -------------------------------------------------------------------------------------------
 
 
@@ -1434,6 +1462,46 @@ def test_waiting_to_go_on_ends_at_the_deadline_and_when_it_is_aborted(peers: Pee
     exchange.abort()
     thread.join(5)
     assert isinstance(ends[0], RequestCancelledError)
+
+
+def test_a_server_that_is_gone_ends_the_call_at_once(peers: Peers) -> None:
+    def begin(request: Request) -> None:
+        request.stream(b"id: e-1\nretry: 0\ndata:\n\n")
+        request.server.close_listener()
+        request.hang_up()
+
+    _, caller = peers({"tools/call": begin})
+    with takes_no_time(), pytest.raises(ConnectError, match="refused"):
+        caller.invoke_tool("echo", {})
+
+
+def test_a_server_that_ends_each_stream_at_once_is_not_asked_without_a_pause(peers: Peers) -> None:
+    def begin(request: Request) -> None:
+        request.stream(b"id: e-1\nretry: 0\ndata:\n\n")
+        request.hang_up()
+
+    server, caller = peers({"tools/call": begin, "GET": begin})
+    with pytest.raises(RequestTimeoutError):
+        caller.invoke_tool("echo", {}, 1.0)
+    assert 5 <= server.methods.count("GET") <= 11
+
+
+def test_an_event_id_comes_back_as_it_was(peers: Peers) -> None:
+    asked: list[Request] = []
+
+    def begin(request: Request) -> None:
+        asked.append(request)
+        request.stream("id: é-☃\nretry: 1\ndata:\n\n".encode())
+        request.hang_up()
+
+    def go_on(request: Request) -> None:
+        asked.append(request)
+        request.stream(asked[0].answer_event(text("done")))
+        request.hang_up()
+
+    _, caller = peers({"tools/call": begin, "GET": go_on})
+    assert caller.invoke_tool("echo", {}) == text("done")
+    assert asked[1].headers["Last-Event-ID"].encode("latin-1").decode() == "é-☃"
 
 
 # Sessions that are forgotten --------------------------------------------------------------------------------------
@@ -1495,6 +1563,34 @@ def test_a_session_that_is_forgotten_again_and_again_is_an_error(peers: Peers) -
     with pytest.raises(HttpStatusError, match="404"):
         caller.invoke_tool("echo", {})
     assert server.methods.count("tools/call") == 2
+
+
+def test_a_session_that_could_not_be_begun_anew_once_is_begun_by_the_next_call(peers: Peers) -> None:
+    answers = iter([200, 503, 200])
+
+    def begin(request: Request) -> None:
+        status = next(answers)
+        if status == 200:
+            request.result(
+                initialize_result(), Mcp_Session_Id=f"after {len(request.server.requests)}".replace(" ", "-")
+            )
+        else:
+            request.http(status)
+
+    def call(request: Request) -> None:
+        known = request.headers.get("Mcp-Session-Id")
+        if known is None:
+            request.http(400)
+        elif known == "after-1":
+            request.http(404)
+        else:
+            request.result(text("done"))
+
+    _, caller = peers({"initialize": begin, "tools/call": call})
+    caller.initialize()
+    with pytest.raises(HttpStatusError, match="503"):
+        caller.invoke_tool("echo", {})
+    assert caller.invoke_tool("echo", {}) == text("done")
 
 
 def test_a_404_without_a_session_is_no_reason_to_begin_one(peers: Peers) -> None:

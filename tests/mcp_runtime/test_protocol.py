@@ -201,6 +201,14 @@ def test_an_annotation_that_is_not_allowed_is_refused_with_the_reason(schema: di
         protocol.parameter_headers(schema)
 
 
+def test_thousands_of_annotations_are_refused_without_being_compared_with_each_other() -> None:
+    schema = {"properties": {f"p{number}": annotated(f"H{number}") for number in range(16_000)}}
+    began = time.thread_time()
+    with pytest.raises(ValueError, match="more than 100 times"):
+        protocol.parameter_headers(schema)
+    assert time.thread_time() - began < 1
+
+
 # What a stream says of itself -------------------------------------------------------------------------------------
 
 
@@ -208,6 +216,7 @@ def test_a_stream_says_where_to_go_on_and_when() -> None:
     stream = EventStream()
     assert list(stream.feed(b"id: event-1\nretry: 500\ndata:\n\n")) == []
     assert (stream.last_event_id, stream.retry_ms) == ("event-1", 500)
+    assert list(stream.feed(b"id: " + b"x" * 1001 + b"\nid: e\x1b[31m\n\n")) == []
     assert list(stream.feed(b"id: bad\0\nretry: soon\ndata: half of an eve")) == []
     stream.go_on()
     assert (stream.last_event_id, stream.retry_ms) == ("event-1", 500)
