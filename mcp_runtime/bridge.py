@@ -45,6 +45,7 @@ MAX_BACKLOG = 4 * MAX_BODY
 MAX_UNREAD_EVENTS = 1_000_000
 MAX_CONNECTIONS = 1_200  # a member's `max_concurrency` is 1024 at most
 MAX_LISTENERS = 64
+MAX_LEFT = 1_000  # requests whose callers went away
 READ_BYTES = 65_536
 LINE_ENDS = 512  # kept of a line that is too long: the id of an answer is near one of them
 NOISE_LINES_PER_SECOND = 20
@@ -542,13 +543,18 @@ class Bridge:
         self._selector.unregister(connection.sock)
         connection.sock.close()
         if connection.exchange is not None:
-            self._pending.pop(connection.exchange.own_id, None)
+            # Kept until it is answered or cancelled: a cancellation comes when the caller has given up already.
+            left = [e.own_id for e in self._pending.values() if e.connection not in self._connections]
+            for own_id in left[:-MAX_LEFT]:
+                del self._pending[own_id]
             self._awaiting_handshake = [e for e in self._awaiting_handshake if e is not connection.exchange]
         self._accept_connections()
 
     def _on_ready(self, connection: Connection, mask: int) -> None:
         if mask & selectors.EVENT_WRITE:
             self._send(connection)
+            if connection in self._connections:
+                self._serve(connection)
         if mask & selectors.EVENT_READ and connection in self._connections:
             self._receive(connection)
 
@@ -567,17 +573,19 @@ class Bridge:
 
     def _serve(self, connection: Connection) -> None:
         """Take the requests that have come, until one has to wait for its answer."""
-        if connection.is_served:
+        if connection.is_served or connection not in self._connections:
             return
         connection.is_served = True
         try:
-            while connection.exchange is None and not connection.is_over and self._take_request(connection):
-                pass
+            # Nor is more taken of one who does not read his answers.
+            while not (connection.exchange or connection.is_over or connection.outbox):
+                if not self._take_request(connection):
+                    break
         except RefusalError as refusal:
             message = error_message(None, INVALID_REQUEST, str(refusal))
             self._end_with(connection, response(refusal.status, encode(message), keep_alive=False))
         connection.is_served = False
-        if connection.exchange and len(connection.inbox) > MAX_BODY + MAX_HEAD:
+        if (connection.exchange or connection.outbox) and len(connection.inbox) > MAX_BODY + MAX_HEAD:
             self._close(connection)  # nobody sends that much ahead of an answer
 
     def _take_request(self, connection: Connection) -> bool:
@@ -666,6 +674,8 @@ class Bridge:
             if len(meant) != 1:
                 return  # it is over; or callers without a session use the same id: better none than the wrong one
             message = {**message, "params": {**params, "requestId": meant[0].own_id}}
+            if meant[0].connection not in self._connections:
+                del self._pending[meant[0].own_id]
         self._tell_server(message)
 
     # Answers

@@ -65,6 +65,7 @@ MAX_QUESTIONS = 100  # of a server during one call
 RETRY_SECONDS = 0.5  # before a stream is gone on with, unless the server says how long
 SHORTEST_RETRY = 0.1
 READ_BYTES = 65_536
+LARGE_ANSWER = 250_000
 HEAD_BYTES = 256_000  # status line and headers, the answers of "100 Continue" before them included
 CLOSED_EARLY = "the connection was closed before the answer was complete"
 STREAM_ENDED = "the event stream ended without the answer"
@@ -396,6 +397,7 @@ class JsonRpcClient:
         self._on_request = on_request
         self._on_notification = on_notification
         self._handshake_lock = threading.Lock()
+        self._reading_large = threading.Lock()
         self._parameter_headers: dict[str, dict[protocol.Place, str]] = {}
         self._ids = jsonrpc.IdCounter()
         self._adapter = _Adapter(
@@ -751,7 +753,7 @@ class JsonRpcClient:
             raise _status_error(response.status_code, kind, body)
         if kind != protocol.JSON:
             raise ProtocolError(f"answered with {kind or 'no content type'} instead of JSON: {jsonrpc.excerpt(body)}")
-        message = jsonrpc.decode(body)
+        message = self._decoded(body, exchange)
         if isinstance(message, list):  # 2025-03-26 allows an answer to come as a batch of one
             message = next((part for part in message if _answers(part, request_id)), None)
         if message is None:
@@ -773,7 +775,7 @@ class JsonRpcClient:
             if taken > self._max_bytes:
                 raise ProtocolError(f"the answer is larger than {self._max_bytes:,} bytes")
             for data in stream.feed(chunk):
-                value = jsonrpc.decode(data)
+                value = self._decoded(data, exchange)
                 for message in value if isinstance(value, list) else [value]:
                     exchange.require_time()
                     if _answers(message, request_id):
@@ -840,6 +842,19 @@ class JsonRpcClient:
         if self._on_request is None:
             raise MethodError(jsonrpc.METHOD_NOT_FOUND, f"{method} is not offered here")
         return self._on_request(method, params)
+
+    def _decoded(self, data: bytes, exchange: Exchange) -> Any:
+        """Large answers of one member are read one after the other: as objects each takes ten times its bytes, and it
+        holds the interpreter for tens of milliseconds. Waiting for that ends at the deadline.
+        """
+        if len(data) <= LARGE_ANSWER:
+            return jsonrpc.decode(data)
+        while not self._reading_large.acquire(timeout=0.05):
+            exchange.require_time()
+        try:
+            return jsonrpc.decode(data)
+        finally:
+            self._reading_large.release()
 
     def _body(self, response: requests.Response) -> bytes:
         body: bytes = response.raw.read(self._max_bytes + 1) or b""

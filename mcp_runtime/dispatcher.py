@@ -76,7 +76,6 @@ class Dispatcher:
         self._claiming = True
         self._stopping = threading.Event()
         self._ended: collections.deque[tuple[Invocation, Outcome]] = collections.deque()
-        self._big_answers = threading.Lock()
         self._lock = threading.Lock()
         self._running: dict[int, tuple[Invocation, LiveMember, Exchange]] = {}
         self._load: collections.Counter[int] = collections.Counter()  # member id -> calls running in it
@@ -257,6 +256,7 @@ class Dispatcher:
         with self._lock:
             self._running[invocation.pk] = (invocation, live, exchange)
             self._load[invocation.member_id] += 1
+            live.calls += 1
         self._run_in_pool(self._call, (invocation, live, exchange))
 
     # Calling ------------------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ class Dispatcher:
             reason = self._say(invocation, f"the hall failed to call it: {error!r}")
             outcome = Outcome.failed(ErrorKind.TRANSPORT, reason)
         if outcome.size > BIG_ANSWER:
-            self._end_with_big_answer(invocation, outcome)
+            self._end_with_big_answer(invocation, live, outcome)
         else:
             self._ended.append((invocation, outcome))
         self._bell.set()
@@ -307,10 +307,10 @@ class Dispatcher:
             self._ended.popleft()
             self._forget(invocation)
 
-    def _end_with_big_answer(self, invocation: Invocation, outcome: Outcome) -> None:
-        """Megabytes take long to write: here in the pool, one after the other, so that no other call waits for them."""
+    def _end_with_big_answer(self, invocation: Invocation, live: LiveMember, outcome: Outcome) -> None:
+        """Megabytes take long to write: here in the pool, a member's one after the other, so that nobody else waits."""
         try:
-            with self._big_answers:
+            with live.big_answers:
                 unit_of_work(lambda: self._write_together([(invocation, outcome)]))
         except Error:
             self._ended.append((invocation, outcome))  # the database is away: to be written with the others
@@ -350,7 +350,7 @@ class Dispatcher:
 
     def _forget(self, invocation: Invocation) -> None:
         with self._lock:
-            del self._running[invocation.pk]
+            self._running.pop(invocation.pk)[1].calls -= 1
             self._load[invocation.member_id] -= 1
             # Its place may be waited for: in its member, or in the hall. (Not `|=`: that loses a bell rung meanwhile.)
             if self._full or len(self._running) == self._concurrency - 1:

@@ -5,14 +5,12 @@ Source: the JSON-RPC 2.0 specification.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import itertools
 import json
 import logging
 import math
 import re
-import threading
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -41,13 +39,9 @@ MAX_DEPTH = 100
 MAX_BATCH = 100
 MAX_BYTES = 4_000_000
 MAX_MESSAGE = 2000
-LARGE_BODY = 250_000
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _ESCAPED_UNSTORABLE = re.compile(rb"\\u(0000|[dD][89a-fA-F])")
-
-
-_one_large_at_a_time = threading.Lock()
 
 
 class IdCounter:
@@ -91,12 +85,6 @@ def encode(message: Any) -> bytes:
 
 def decode(body: bytes) -> Any:
     """The JSON value of `body`. Raises ProtocolError for what is not JSON, nests too deep or holds NaN."""
-    # As objects it takes ten times its bytes, and reading it holds the interpreter for tens of milliseconds.
-    with _one_large_at_a_time if len(body) > LARGE_BODY else contextlib.nullcontext():
-        return _decode(body)
-
-
-def _decode(body: bytes) -> Any:
     try:
         # Decoded here: `loads` would take UTF-16, and surrogates in UTF-8, past the check for them.
         value = json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)

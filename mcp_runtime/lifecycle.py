@@ -66,6 +66,7 @@ LONGEST_DELAY = 30.0
 EXIT_GRACE = 0.2
 LISTEN_SECONDS = 3600.0
 LISTEN_PAUSE = 30.0
+REFRESH_PAUSE = 5.0  # between two lists that the member asks for itself
 LEASE_LOST = "the runtime lost its lease meanwhile"
 
 
@@ -90,6 +91,8 @@ class LiveMember:
     endpoint: str
     talk: Exchange = field(default_factory=Exchange)  # what the hall itself asks it: the handshake, its tools
     listening: Exchange = field(default_factory=Exchange)  # to what it says unasked
+    calls: int = 0  # that run in it now; the dispatcher counts
+    big_answers: threading.Lock = field(default_factory=threading.Lock)  # are written one after the other
     connected_at: float | None = None
     progress: str = ""  # as it stands on the row
     stop_asked: threading.Event = field(default_factory=threading.Event)
@@ -134,7 +137,8 @@ class Lifecycle:
         self._aborted: set[int] = set()
         self._progress_noted_at = 0.0
         self._last_tail: dict[int, str] = {}  # of a start that failed, until that is written down
-        self._tools_changed: set[int] = set()  # members that said so since the last look
+        self._tools_changed: set[int] = set()  # members that said so, and are not listed anew yet
+        self._listed_anew_at: dict[int, float] = {}
 
     # Who is there -------------------------------------------------------------------------------------------------
 
@@ -574,6 +578,10 @@ class Lifecycle:
         except ClientError as error:
             if live.process.exited.wait(EXIT_GRACE) or live.stop_asked.is_set():
                 return
+            if live.calls and isinstance(error, RequestTimeoutError):
+                # One that serves one at a time is busy, not broken: ended, it would take its calls with it.
+                logger.warning("member %r did not list its tools while %d calls ran in it", live.name, live.calls)
+                return
             live.stop_asked.set()
             live.process.stop()
             self._live_is_over(live)
@@ -597,18 +605,28 @@ class Lifecycle:
             self._tools_changed.add(member_id)
 
     def wish_refreshes(self) -> None:
-        """Members that said their tools changed get a wish to refresh: once a turn, however often they say it."""
-        while self._tools_changed:
-            row = self.own_row(self._tools_changed.pop())
-            row.filter(status=Status.CONNECTED, refresh_requested_at=None).update(refresh_requested_at=timezone.now())
+        """Members that said their tools changed get a wish to refresh; every few seconds, however often they say it."""
+        now = time.monotonic()
+        for member_id in list(self._tools_changed):
+            if member_id not in self._live:
+                self._tools_changed.discard(member_id)  # its next start lists them
+            elif now >= self._listed_anew_at.get(member_id, 0.0) + REFRESH_PAUSE:
+                # First: what it says from now on counts again. One that is starting, or listed just now, waits.
+                self._tools_changed.discard(member_id)
+                row = self.own_row(member_id).filter(status=Status.CONNECTED, refresh_requested_at=None)
+                if row.update(refresh_requested_at=timezone.now()):
+                    self._listed_anew_at[member_id] = now
+                else:
+                    self._tools_changed.add(member_id)
 
     def _listen(self, live: LiveMember) -> None:
         """In a thread of its own: hear what the member says unasked, as long as it is connected."""
         while self.connected(live.member_id) is live:
             try:
                 live.client.listen(live.listening, LISTEN_SECONDS)
-            except HttpStatusError:
-                return  # it has no such stream
+            except HttpStatusError as error:
+                if error.status in (404, 405, 501):
+                    return  # it has no such stream
             except ClientError:
                 pass
             if live.process.exited.wait(LISTEN_PAUSE) or live.stop_asked.is_set():

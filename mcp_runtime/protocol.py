@@ -150,6 +150,8 @@ def parameter_values(headers: Mapping[Place, str], arguments: Mapping[str, Any])
         value: Any = arguments
         for key in place:
             value = value.get(key) if isinstance(value, dict) else None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # JSON Schema calls 5.0 an integer too
         if isinstance(value, (str, int)):
             values[header] = header_value(value)
     return values
@@ -214,13 +216,16 @@ class EventStream:
 def qualified_name(member: str, tool: str) -> str:
     """A tool's name beside those of other members: `member__tool`, of what names may hold, 64 characters at most.
 
-    It depends on nothing but the two names, so no other member changes it. What is cut or replaced leaves a short hash.
+    It depends on nothing but the two names, so no other member changes it. What is cut, replaced or could be taken for
+    another's leaves a short hash.
     """
     plain = f"{member}__{tool}"
     name = _NOT_IN_NAMES.sub("_", plain)
-    if name == plain and len(name) <= MAX_NAME:
+    # Where one name ends and the other begins must be plain: `a` with `b__c` is not `a__b` with `c`.
+    is_plain = "__" not in member and not member.endswith("_") and not tool.startswith("_")
+    if is_plain and name == plain and len(name) <= MAX_NAME:
         return name
-    digest = hashlib.sha256(plain.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    digest = hashlib.sha256(f"{member}\0{tool}".encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{name[: MAX_NAME - 9]}_{digest}"
 
 

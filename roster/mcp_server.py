@@ -30,7 +30,8 @@ class RosterServer:
     def __init__(self, caller: Caller, notify: Callable[[str, dict[str, Any]], None]) -> None:
         self._caller = caller
         self._notify = notify
-        self._calls: dict[Any, int] = {}  # the client's request id -> invocation
+        self._calls: dict[Any, int | None] = {}  # the client's request id -> invocation, once it is queued
+        self._unwanted: set[Any] = set()  # request ids that were cancelled
         self._lock = threading.Lock()
         self.is_initialized = False
         self._told: bytes | None = None  # the digest of the list that the client knows
@@ -42,6 +43,13 @@ class RosterServer:
             "tools/list": self.list_tools,
             "tools/call": self.call_tool,
         }
+
+    def expect(self, message: Any) -> None:
+        """To be told of each message before it is served: a cancellation may come sooner than its call is queued."""
+        for each in message if isinstance(message, list) else [message]:
+            if isinstance(each, dict) and each.get("method") == "tools/call" and isinstance(each.get("id"), (str, int)):
+                with self._lock:
+                    self._calls.setdefault(each["id"], None)
 
     def initialize(self, protocolVersion: Any = None, **_: Any) -> dict[str, Any]:
         spoken = protocol.HANDSHAKE_VERSIONS
@@ -73,34 +81,54 @@ class RosterServer:
         return before != self._told
 
     def call_tool(self, name: Any = None, arguments: Any = None, _meta: Any = None, **_: Any) -> dict[str, Any]:
+        asked_id = request_id.get()
+        try:
+            return self._call_tool(asked_id, name, {} if arguments is None else arguments, _meta)
+        finally:
+            with self._lock:
+                self._calls.pop(asked_id, None)
+                self._unwanted.discard(asked_id)
+
+    def _call_tool(self, asked_id: Any, name: Any, arguments: Any, meta: Any) -> dict[str, Any]:
         tool = next((tool for tool in offered_tools().defer("definition") if _name(tool) == name), None)
         if tool is None:
             raise MethodError(INVALID_PARAMS, f"unknown tool {str(name)[:100]!r}")
         try:
-            invocation, _created = control.queue_call(
-                tool.member.name, tool.name, {} if arguments is None else arguments, caller=self._caller
-            )
+            invocation, _ = control.queue_call(tool.member.name, tool.name, arguments, caller=self._caller)
         except InvalidArgumentsError as error:
             # For the model to read, and do better: so says the specification since 2025-11-25.
             return {"content": [{"type": "text", "text": str(error)}], "isError": True}
         except RequestRefusedError as error:
             raise MethodError(INTERNAL_ERROR, str(error), {"member": tool.member.name}) from error
-        asked_id = request_id.get()
         with self._lock:
             self._calls[asked_id] = invocation.pk
-        try:
-            self._wait(invocation, _meta.get("progressToken") if isinstance(_meta, dict) else None)
-        finally:
-            with self._lock:
-                self._calls.pop(asked_id, None)
+            is_unwanted = asked_id in self._unwanted
+        if is_unwanted:
+            self._cancel(invocation.pk)
+        self._wait(invocation, meta.get("progressToken") if isinstance(meta, dict) else None)
         return _answer(invocation)
 
     def cancelled(self, requestId: Any = None, **_: Any) -> None:
         with self._lock:
-            pk = self._calls.get(requestId)
+            if not isinstance(requestId, (str, int)) or requestId not in self._calls:
+                return
+            self._unwanted.add(requestId)
+            pk = self._calls[requestId]
         if pk is not None:
-            with contextlib.suppress(NotCancellableError):  # it is over: the answer is on its way
-                control.cancel_call(Invocation.objects.select_related("member").get(pk=pk))
+            self._cancel(pk)
+
+    def end(self, grace: float) -> None:
+        """The client went away: calls under way get `grace` seconds, then nobody wants them any more."""
+        deadline = time.monotonic() + grace
+        while self._calls and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for asked_id in list(self._calls):
+            self.cancelled(requestId=asked_id)
+
+    @staticmethod
+    def _cancel(pk: int) -> None:
+        with contextlib.suppress(NotCancellableError):  # it is over: the answer is on its way
+            control.cancel_call(Invocation.objects.select_related("member").get(pk=pk))
 
     def _wait(self, invocation: Invocation, token: Any) -> None:
         deadline = time.monotonic() + invocation.timeout + PATIENCE_SECONDS
@@ -127,10 +155,36 @@ def _list() -> dict[str, Any]:
     return {"tools": [_listed(tool) for tool in offered_tools()]}
 
 
+# What a definition may hold, and of which type: clients refuse a whole list for one member's slip.
+KINDS: dict[str, type | tuple[type, ...]] = {
+    **{"title": str, "description": str, "outputSchema": dict, "annotations": dict},
+    **{"icons": list, "_meta": dict, "execution": dict},
+}
+
+
 def _listed(tool: Tool) -> dict[str, Any]:
-    """Its definition as the member gave it. A schema that breaks the rules would cost clients the whole list."""
-    listed = {**tool.definition, "name": _name(tool)}
-    return listed if tool.input_schema.get("type") == "object" else {**listed, "inputSchema": {"type": "object"}}
+    """Its definition as the member gave it, but for what would cost the client every other member's tools."""
+    definition: dict[str, Any] = tool.definition
+    kept = {key: value for key, value in definition.items() if isinstance(value, KINDS.get(key, object))}
+    for key in ("inputSchema", "outputSchema"):
+        if key in kept and not _is_schema_of_object(kept[key]):
+            del kept[key]
+    annotations: Any = kept.get("annotations", {})
+    if not all(isinstance(value, str if key == "title" else bool) for key, value in annotations.items()):
+        del kept["annotations"]
+    if tool.schema_error:
+        kept.pop("inputSchema", None)
+    return {"inputSchema": {"type": "object"}, **kept, "name": _name(tool)}
+
+
+def _is_schema_of_object(schema: Any) -> bool:
+    return (
+        isinstance(schema, dict)
+        and schema.get("type") == "object"
+        and isinstance(schema.get("properties", {}), dict)
+        and isinstance(schema.get("required", []), list)
+        and all(isinstance(name, str) for name in schema.get("required", []))
+    )
 
 
 def _digest(listed: dict[str, Any]) -> bytes:

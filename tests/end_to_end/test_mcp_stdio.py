@@ -178,3 +178,13 @@ def test_a_client_that_goes_away_ends_it_and_a_member_that_does_not_run_is_start
     assert peer.call("one__echo", text="wake up")["result"]["content"][0]["text"] == "wake up"
     assert member("one").status == "connected"
     assert peer.end() == 0
+
+
+def test_calls_of_a_client_that_went_away_are_cancelled(hall: Hall, peer: Peer) -> None:
+    for number in range(3):
+        call = {"name": "one__progress", "arguments": {}}
+        peer.send({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": call})
+    eventually(lambda: Invocation.objects.filter(status="running").count() == 3)
+    assert peer.end() == 0
+    eventually(lambda: not Invocation.objects.filter(status__in=Invocation.ACTIVE).exists())
+    assert (hall.members_dir / "one" / "cancelled.json").exists()

@@ -170,3 +170,11 @@ def test_a_killed_worker_leaves_no_bridge_and_no_server(running: Hall) -> None:
     assert len(before) == 2
     os.kill(running.worker_pid, signal.SIGKILL)
     eventually(lambda: not any(lives(process) for process in before), within=5)
+
+
+def test_a_call_that_passes_its_deadline_is_cancelled_at_the_server(hall: Hall) -> None:
+    folder = add(hall, "one", tool_timeouts={"wait": 0.5})
+    hall.start()
+    wait_for_status(hall, "one", "connected")
+    assert call("one", "wait", {"name": "late"}).error_kind == "timeout"
+    eventually((folder / "cancelled-late").exists)

@@ -260,6 +260,8 @@ def test_a_caller_that_leaves_cancels_nothing_and_harms_nobody(ready: Bridged) -
     methods = [message.get("method") for message in ready.received()]
     assert "notifications/cancelled" not in methods
     assert ready.call("echo", text="still here").text == "still here"
+    ready.notify("notifications/cancelled", {"requestId": 9})  # who gave up says so afterwards
+    eventually((ready.folder / "cancelled-left").exists)
 
 
 # The handshake ----------------------------------------------------------------------------------------------------

@@ -1286,6 +1286,17 @@ def test_every_client_error_says_something_to_people() -> None:
     ]
 
 
+def test_waiting_to_read_a_large_answer_ends_at_the_deadline(peers: Peers) -> None:
+    caller = peers.calling(lambda request: request.result(text("x" * client.LARGE_ANSWER)))
+    caller.invoke_tool("echo", {})
+    with caller._reading_large:
+        with takes(0.4), pytest.raises(RequestTimeoutError):
+            caller.invoke_tool("echo", {}, 0.4)
+        small = peers.calling(lambda request: request.result(text("small")))
+        assert small.invoke_tool("echo", {}) == text("small")
+    assert len(caller.invoke_tool("echo", {})["content"][0]["text"]) == client.LARGE_ANSWER
+
+
 # What a server asks and tells while it is called ------------------------------------------------------------------
 
 
@@ -1705,6 +1716,8 @@ def test_arguments_that_the_schema_wants_in_headers_are_there_too(peers: Peers) 
     headers = server.requests[-1].headers
     assert headers["Mcp-Param-Region"] == "=?base64?WsO8cmljaA==?="
     assert headers["Mcp-Param-Count"] == "3"
+    caller.invoke_tool("query", {"deep": {"count": 5.0}})
+    assert server.requests[-1].headers["Mcp-Param-Count"] == "5"
     caller.invoke_tool("query", {"region": None})
     assert not [name for name in server.requests[-1].headers if name.startswith("Mcp-Param-")]
 

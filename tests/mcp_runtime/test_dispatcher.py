@@ -86,6 +86,8 @@ class Live:
     def __init__(self, member: GuildMember) -> None:
         self.member_id, self.name = member.pk, member.name
         self.client, self.process = Client(), Process()
+        self.calls = 0
+        self.big_answers = threading.Lock()
 
 
 class Hall_:
@@ -383,7 +385,7 @@ def test_no_more_calls_at_a_time_than_the_member_takes_and_the_rest_stays_queued
     eventually(lambda: client.running == 3)
     hall.turn()
     assert statuses(*calls) == ["running"] * 3 + ["queued"] * 7
-    assert hall.dispatcher.calls_in(anna.pk) == 3
+    assert (hall.dispatcher.calls_in(anna.pk), hall.live[anna.pk].calls) == (3, 3)
     client.go_on.set()
     hall.run_all()
     eventually(lambda: (hall.run_all(), statuses(*calls) == ["succeeded"] * 10)[1])

@@ -878,6 +878,51 @@ def test_a_refresh_that_hangs_does_not_delay_a_stop_and_is_no_failure(stage: Sta
     assert (row(member).status, row(member).last_error) == ("connected", "")
 
 
+def test_a_member_that_says_all_the_time_that_its_tools_changed_is_asked_now_and_then(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = stage.up()
+
+    def asked() -> bool:
+        stage.lifecycle._notified(member.pk, "notifications/tools/list_changed", {})
+        stage.lifecycle.wish_refreshes()
+        return bool(GuildMember.objects.filter(refresh_requested_at=None).update(refresh_requested_at=None) == 0)
+
+    assert asked()
+    GuildMember.objects.update(refresh_requested_at=None)
+    assert not asked()
+    monkeypatch.setattr(lifecycle, "REFRESH_PAUSE", 0.0)
+    assert asked()  # nor was it forgotten meanwhile
+
+
+def test_a_change_that_is_told_while_the_tools_are_being_listed_is_listed_afterwards(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "REFRESH_PAUSE", 0.0)
+    member = stage.up()
+    GuildMember.objects.update(refresh_requested_at=timezone.now())
+    stage.lifecycle._notified(member.pk, "notifications/tools/list_changed", {})
+    stage.lifecycle.wish_refreshes()
+    GuildMember.objects.update(refresh_requested_at=None)  # that refresh is over
+    stage.lifecycle.wish_refreshes()
+    assert row(member).refresh_requested_at is not None
+
+
+def test_a_busy_member_is_not_ended_because_it_does_not_list_its_tools_meanwhile(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    member = stage.up()
+    monkeypatch.setattr(lifecycle, "REQUEST_TIMEOUT", 0.2)
+    stage.set("hang-tools-list")
+    stage.live(member).calls = 1
+    stage.lifecycle.refresh(member.pk)
+    assert row(member).status == "connected"
+    assert "while 1 calls ran in it" in caplog.text
+    stage.live(member).calls = 0
+    stage.lifecycle.refresh(member.pk)
+    assert row(member).status == "error"
+
+
 def test_what_is_not_connected_is_not_refreshed(stage: Stage) -> None:
     member = stage.add()
     stage.lifecycle.refresh(member.pk)

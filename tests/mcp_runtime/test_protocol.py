@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import time
 from itertools import pairwise
 
@@ -207,6 +208,37 @@ def test_thousands_of_annotations_are_refused_without_being_compared_with_each_o
     with pytest.raises(ValueError, match="more than 100 times"):
         protocol.parameter_headers(schema)
     assert time.thread_time() - began < 1
+
+
+@pytest.mark.parametrize(
+    ("member", "tool", "name"),
+    [
+        ("one", "echo", "one__echo"),
+        ("my-files", "read.v1", "my-files__read.v1"),
+        ("a", "b__c", "a__b__c"),
+    ],
+)
+def test_a_tool_is_named_after_its_member(member: str, tool: str, name: str) -> None:
+    assert protocol.qualified_name(member, tool) == name
+
+
+PAIRS = [
+    ("a", "b__c"),
+    ("a__b", "c"),
+    ("a", "_x"),
+    ("a_", "x"),
+    ("one", "a/b"),
+    ("one", "a_b"),
+    ("one", "ü"),
+    ("one", "ö"),
+]
+LONG = [("m" * 64, "t" * 255), ("m" * 64, "t" * 254), ("m", "t" * 70), ("m", "t" * 71)]
+
+
+def test_no_two_tools_are_named_alike_and_no_name_is_too_long_or_holds_what_names_may_not() -> None:
+    names = [protocol.qualified_name(member, tool) for member, tool in PAIRS + LONG]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name) for name in names)
 
 
 # What a stream says of itself -------------------------------------------------------------------------------------

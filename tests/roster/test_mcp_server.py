@@ -100,6 +100,44 @@ def test_a_schema_that_breaks_the_rules_is_replaced(conversation: Conversation, 
     assert conversation.server.list_tools()["tools"][0]["inputSchema"] == {"type": "object"}
 
 
+@pytest.mark.parametrize(
+    "slip",
+    [
+        {"description": 5},
+        {"title": {}},
+        {"annotations": "x"},
+        {"annotations": {"readOnlyHint": "yes"}},
+        {"outputSchema": []},
+        {"outputSchema": {"type": "string"}},
+        {"icons": 7},
+        {"_meta": 3},
+        {"inputSchema": {"type": "object", "properties": []}},
+        {"inputSchema": {"type": "object", "required": "text"}},
+        {"inputSchema": None},
+    ],
+)
+def test_a_slip_in_one_definition_does_not_cost_the_client_the_list(
+    conversation: Conversation, echo: Tool, slip: dict[str, Any]
+) -> None:
+    from mcp.types import ListToolsResult
+
+    Tool.objects.update(definition={**echo.definition, "annotations": {"title": "Echo", "readOnlyHint": True}, **slip})
+    listed = conversation.server.list_tools()
+    assert ListToolsResult.model_validate(listed).tools[0].name == "one__echo"
+    assert listed["tools"][0]["x-ours"] == ["kept", "ü"]
+
+
+def test_a_cancellation_that_comes_before_its_call_is_queued_is_not_lost(
+    conversation: Conversation, echo: Tool
+) -> None:
+    conversation.server.expect([{"method": "tools/call", "id": "mine"}, {"method": "ping", "id": 2}, "nonsense"])
+    conversation.server.cancelled(requestId="mine")
+    with pytest.raises(MethodError, match="cancelled"):
+        conversation.call(asked_id="mine").result(10)
+    assert Invocation.objects.get().status == "cancelled"
+    assert (conversation.server._calls, conversation.server._unwanted) == ({}, set())
+
+
 def test_a_call_gives_the_result_word_for_word(conversation: Conversation, echo: Tool) -> None:
     called = conversation.call(arguments={"text": "hi"})
     row = end(status="succeeded", result=RESULT)
@@ -212,6 +250,17 @@ def test_a_line_that_is_too_long_is_refused_and_the_next_one_read(echo: Tool, mo
     monkeypatch.setattr(mcp_stdio, "MAX_LINE", 100)
     answers = spoken(line("ping", 1, x="y" * 1000), line("ping", 2))
     assert {answer["id"]: answer.get("error", {}).get("code") for answer in answers} == {None: -32600, 2: None}
+
+
+def test_a_cancellation_does_not_wait_behind_calls(echo: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_stdio, "THREADS", 1)
+    call = {"name": "one__echo", "arguments": {}}
+    lines = [line("tools/call", number, **call) for number in range(3)]
+    lines += [line("notifications/cancelled", requestId=number) for number in range(3)] + [line("ping", "last")]
+    answers = spoken(*lines)
+    assert answers[0]["id"] == "last"
+    assert sorted(answer["id"] for answer in answers[1:]) == [0, 1, 2]
+    assert set(Invocation.objects.values_list("status", flat=True)) == {"cancelled"}
 
 
 def test_a_client_that_stopped_reading_is_no_traceback(echo: Tool) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 from argparse import ArgumentParser
@@ -11,6 +12,7 @@ from django.core.management.base import BaseCommand
 from django.db import Error, close_old_connections
 
 from mcp_runtime import jsonrpc
+from mcp_runtime.errors import ProtocolError
 from mcp_runtime.invocations import Caller
 from mcp_runtime.jsonrpc import MethodDispatcher
 from roster.mcp_server import RosterServer
@@ -18,9 +20,11 @@ from roster.models import Invocation
 
 logger = logging.getLogger("guildhall.stdio")
 
-# Messages that are served at the same time; beyond that the client's next lines wait in the pipe.
+# Calls that are served at the same time, and that are taken in; beyond that the client's next lines wait in the pipe.
 THREADS = 64
+MAX_WAITING = 1000
 MAX_LINE = 4_000_000
+GRACE_SECONDS = 2.0  # for calls under way when the client closes its end
 # How often the roster is looked at for tools that came or went.
 LOOK_SECONDS = 2.0
 
@@ -38,6 +42,9 @@ class Command(BaseCommand):
         output = sys.stdout.buffer
         sys.stdout = sys.stderr  # whoever prints must not break the conversation
         StdioServer(sys.stdin.buffer, output).serve()
+        # Calls that were cancelled may take their members a while to end; nobody waits for them.
+        sys.stderr.flush()
+        os._exit(0)
 
 
 class StdioServer:
@@ -48,21 +55,36 @@ class StdioServer:
         self._sink = sink
         self._sink_lock = threading.Lock()
         self._over = threading.Event()
-        self._places = threading.BoundedSemaphore(THREADS)
+        self._places = threading.BoundedSemaphore(MAX_WAITING)
         self._server = RosterServer(Caller(Invocation.Door.GATEWAY), self._notify)
         self._dispatcher = MethodDispatcher(self._server.methods, max_bytes=MAX_LINE)
 
     def serve(self) -> None:
-        """Until the client closes its end; calls under way are answered first."""
+        """Until the client closes its end. Calls under way get a moment then, and are cancelled."""
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
-        with ThreadPoolExecutor(THREADS, thread_name_prefix="stdio") as threads:
-            while line := self._source.readline(MAX_LINE + 2):
-                if not line.endswith(b"\n"):
-                    self._skip_rest_of_line()
-                if line.strip():
-                    self._places.acquire()
-                    threads.submit(self._serve_line, line)
+        threads = ThreadPoolExecutor(THREADS, thread_name_prefix="stdio")
+        while line := self._source.readline(MAX_LINE + 2):
+            if not line.endswith(b"\n"):
+                self._skip_rest_of_line()
+            if not line.strip():
+                continue
+            self._places.acquire()
+            if self._takes_long(line):
+                threads.submit(self._serve_line, line)
+            else:
+                self._serve_line(line)
+        self._server.end(GRACE_SECONDS)
         self._over.set()
+        threads.shutdown(wait=False)
+
+    def _takes_long(self, line: bytes) -> bool:
+        """Whether it is a call, or a batch. All else, cancellations and pings first, is served before the next line."""
+        try:
+            message = jsonrpc.decode(line)
+        except ProtocolError:
+            return False
+        self._server.expect(message)
+        return isinstance(message, list) or (isinstance(message, dict) and message.get("method") == "tools/call")
 
     def _skip_rest_of_line(self) -> None:
         while (rest := self._source.readline(MAX_LINE)) and not rest.endswith(b"\n"):
