@@ -23,12 +23,12 @@ from django.utils import timezone
 
 from mcp_runtime import invocations, protocol
 from mcp_runtime.changes import SqliteChanges
-from mcp_runtime.client import Exchange
 from mcp_runtime.database import persistently, unit_of_work
 from mcp_runtime.errors import ClientError, ConnectError, describe_exit
 from mcp_runtime.invocations import ErrorKind, Outcome
 from mcp_runtime.lifecycle import EXIT_GRACE, Lifecycle, LiveMember, earliest_start
 from mcp_runtime.supervisor import unfulfilled
+from mcp_runtime.transport import Exchange
 from roster.models import GuildMember, Invocation
 
 logger = logging.getLogger("guildhall.runtime")

@@ -25,7 +25,7 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from mcp_runtime import bridge, logs, ports, process, remote, tools
-from mcp_runtime.client import REQUEST_TIMEOUT, TOOLS_CHANGED, Exchange, InitializeResult, JsonRpcClient, ToolList
+from mcp_runtime.client import REQUEST_TIMEOUT, TOOLS_CHANGED, InitializeResult, JsonRpcClient, ToolList
 from mcp_runtime.database import give_connection_back, persistently
 from mcp_runtime.errors import (
     ClientError,
@@ -43,6 +43,7 @@ from mcp_runtime.jsonrpc import storable
 from mcp_runtime.lease import held_by
 from mcp_runtime.manifest import Manifest
 from mcp_runtime.process import MemberLog, MemberProcess, NoProcess
+from mcp_runtime.transport import Exchange
 from roster.models import GuildMember, PortAllocation, StatusChange, Tool
 
 logger = logging.getLogger("guildhall.runtime")

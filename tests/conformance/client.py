@@ -18,8 +18,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from mcp_runtime import jsonrpc, protocol
-from mcp_runtime.client import Exchange, JsonRpcClient
+from mcp_runtime.client import JsonRpcClient
 from mcp_runtime.errors import ClientError, MethodError
+from mcp_runtime.transport import Exchange
 
 TIMEOUT = 10.0
 

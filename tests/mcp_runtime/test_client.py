@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
-from mcp_runtime import client, errors
-from mcp_runtime.client import Exchange, JsonRpcClient
+from mcp_runtime import client, errors, transport
+from mcp_runtime.client import JsonRpcClient
 from mcp_runtime.errors import (
     ClientError,
     ConnectError,
@@ -32,6 +32,7 @@ from mcp_runtime.errors import (
     RequestTimeoutError,
     ToolError,
 )
+from mcp_runtime.transport import Exchange
 from tests.conftest import eventually
 
 # What a total deadline may be missed by: threads of a busy machine get their turn late.
@@ -907,7 +908,7 @@ def test_a_server_that_never_accepts_is_a_failed_connection_in_time(peers: Peers
 def test_connecting_gets_no_more_than_its_share_of_a_long_deadline(
     peers: Peers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "CONNECT_TIMEOUT", 0.3)
+    monkeypatch.setattr(transport, "CONNECT_TIMEOUT", 0.3)
     with full_backlog() as port, takes(0.3), pytest.raises(ConnectError):
         peers.client(f"http://127.0.0.1:{port}/mcp").invoke_tool("echo", {}, timeout=30)
 
@@ -1049,7 +1050,7 @@ def test_a_connection_that_the_server_closed_while_it_idled_does_not_fail_the_ne
 def test_a_connection_that_idled_long_is_not_trusted_with_a_call(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
     server, caller = peers()
     caller.invoke_tool("echo", {})
-    monkeypatch.setattr(client, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(transport, "IDLE_SECONDS", 0.0)
     caller.invoke_tool("echo", {})
     assert [request.connection for request in server.requests] == [1, 2]
     eventually(lambda: len(connections_to(server.port)) == 1)

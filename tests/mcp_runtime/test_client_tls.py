@@ -15,8 +15,8 @@ from typing import Any
 import certifi
 import pytest
 
-from mcp_runtime import client
-from mcp_runtime.client import Exchange, JsonRpcClient
+from mcp_runtime import transport
+from mcp_runtime.client import JsonRpcClient
 from mcp_runtime.errors import (
     ClientError,
     ConnectError,
@@ -27,6 +27,7 @@ from mcp_runtime.errors import (
     RequestTimeoutError,
 )
 from mcp_runtime.remote import Headers
+from mcp_runtime.transport import Exchange
 from tests.certificates import Authority
 from tests.conftest import eventually
 from tests.mcp_runtime.test_client import (
@@ -192,11 +193,11 @@ def test_trust_is_the_systems_and_certifis_unless_the_environment_names_another(
 ) -> None:
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     monkeypatch.delenv("SSL_CERT_DIR", raising=False)
-    known = {str(certificate) for certificate in client._tls_context().get_ca_certs()}
+    known = {str(certificate) for certificate in transport._tls_context().get_ca_certs()}
     certifis = ssl.create_default_context(cafile=certifi.where()).get_ca_certs()
     assert known >= {str(certificate) for certificate in certifis}
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
-    assert len(client._tls_context().get_ca_certs()) == 1
+    assert len(transport._tls_context().get_ca_certs()) == 1
 
 
 def test_a_server_that_speaks_http_where_tls_is_due_is_told_so(peers: Peers, trusted: None) -> None:

@@ -18,7 +18,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from mcp_runtime import dispatcher, invocations, lease, tasks
-from mcp_runtime.client import Exchange, JsonRpcClient
+from mcp_runtime.client import JsonRpcClient
 from mcp_runtime.dispatcher import Dispatcher
 from mcp_runtime.errors import (
     ClientError,
@@ -31,6 +31,7 @@ from mcp_runtime.errors import (
 )
 from mcp_runtime.invocations import Outcome
 from mcp_runtime.lifecycle import Lifecycle, restart_delay
+from mcp_runtime.transport import Exchange
 from roster.models import GuildMember, Hall, Invocation
 from tests.conftest import eventually
 

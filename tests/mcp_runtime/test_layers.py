@@ -14,13 +14,14 @@ from tests.conftest import ROOT
 
 LAYERS = (
     {"jsonrpc", "errors", "protocol", "remote", "guard", "bridge", "logs", "console"},
-    {"database", "changes", "manifest", "ports", "process", "client", "schemas"},
+    {"database", "changes", "manifest", "ports", "process", "client", "transport", "schemas"},
     {"control", "invocations", "discovery", "lease", "waiting", "tools"},
     {"worker", "tasks", "dispatcher", "supervisor", "lifecycle"},
 )
 # Beside itself a module imports only what is drawn.
 BESIDE = {
     "jsonrpc": {"errors"},
+    "client": {"transport"},
     "remote": {"errors"},
     "control": {"invocations", "discovery", "lease", "waiting"},
     "waiting": {"invocations"},
@@ -30,7 +31,7 @@ BESIDE = {
     "dispatcher": {"supervisor", "lifecycle"},
     "supervisor": {"lifecycle"},
 }
-DJANGO_FREE = LAYERS[0] | {"manifest", "ports", "process", "client", "schemas"}
+DJANGO_FREE = LAYERS[0] | {"manifest", "ports", "process", "client", "transport", "schemas"}
 STANDARD_LIBRARY_ONLY = LAYERS[0]
 # What web and commands use: wishes and calls through `control`, and beside it values and texts.
 OPEN_TO_INTERFACES = {
@@ -45,7 +46,7 @@ OPEN_TO_INTERFACES = {
     "mcp_runtime.remote",
     "mcp_runtime.schemas.mask",
 }
-RUNTIME_SIDE = LAYERS[3] | {"process", "client", "ports"}
+RUNTIME_SIDE = LAYERS[3] | {"process", "client", "transport", "ports"}
 
 MODULES = {path.stem: path for path in (ROOT / "mcp_runtime").glob("*.py") if path.stem != "__init__"}
 INTERFACES = [
