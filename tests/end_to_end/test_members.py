@@ -51,7 +51,8 @@ def test_messages_have_the_form_the_protocol_demands(hall: Hall) -> None:
     assert bodies[0]["params"]["capabilities"] == {}
     assert bodies[0]["params"]["clientInfo"]["name"]
     assert "id" not in bodies[1]
-    assert bodies[3]["params"] == {"name": "echo", "arguments": {"text": "hi"}}
+    asked = {"name": "echo", "arguments": {"text": "hi"}, "_meta": {"progressToken": bodies[3]["id"]}}
+    assert bodies[3]["params"] == asked
     ids = [body["id"] for body in bodies if "id" in body]
     assert len(set(ids)) == len(ids)
     for entry in seen:
