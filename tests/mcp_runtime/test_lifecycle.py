@@ -23,9 +23,11 @@ from django.db import OperationalError, connection
 from django.utils import timezone
 
 from mcp_runtime import discovery, lease, lifecycle, ports, tools
-from mcp_runtime.errors import ConnectError, McpRuntimeError
+from mcp_runtime.client import InitializeResult, JsonRpcClient
+from mcp_runtime.errors import ConnectError, HttpStatusError, McpRuntimeError
 from mcp_runtime.lifecycle import MAX_RESTARTS, Lifecycle, earliest_start, restart_delay
 from mcp_runtime.process import MARK_VARIABLE, kill_marked
+from mcp_runtime.transport import Exchange
 from roster.models import GuildMember, Hall, PortAllocation, StatusChange, Tool
 from tests.conftest import ROOT, eventually
 
@@ -876,6 +878,43 @@ def test_a_refresh_that_hangs_does_not_delay_a_stop_and_is_no_failure(stage: Sta
     eventually(lambda: (stage.lifecycle.abort_refresh(member.pk), not refreshing.is_alive())[1])
     assert time.monotonic() - began < 2
     assert (row(member).status, row(member).last_error) == ("connected", "")
+
+
+def listeners() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("listen-")]
+
+
+@pytest.mark.parametrize(("status", "goes_on"), [(405, False), (404, False), (501, False), (503, True)])
+def test_who_offers_no_stream_is_not_asked_again_and_who_stumbles_is(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, status: int, goes_on: bool
+) -> None:
+    asked = []
+
+    def listen(self: JsonRpcClient, exchange: Exchange, timeout: float) -> None:
+        asked.append(timeout)
+        raise HttpStatusError(status)
+
+    monkeypatch.setattr(lifecycle, "LISTEN_PAUSE", 0.01)
+    monkeypatch.setattr(JsonRpcClient, "listen", listen)
+    monkeypatch.setattr(InitializeResult, "announces_tool_changes", True)
+    member = stage.up()
+    eventually(lambda: len(asked) > 3 if goes_on else not listeners())
+    assert (len(asked) == 1) is not goes_on
+    stage.lifecycle.stop(member.pk)
+    eventually(lambda: not listeners())
+
+
+def test_a_stop_does_not_wait_for_who_listens(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def listen(self: JsonRpcClient, exchange: Exchange, timeout: float) -> None:
+        exchange.begin(1, timeout)
+        exchange.pause(timeout)
+
+    monkeypatch.setattr(JsonRpcClient, "listen", listen)
+    monkeypatch.setattr(InitializeResult, "announces_tool_changes", True)
+    member = stage.up()
+    eventually(listeners)
+    stage.lifecycle.stop(member.pk)
+    eventually(lambda: not listeners(), within=2)
 
 
 def test_a_member_that_says_all_the_time_that_its_tools_changed_is_asked_now_and_then(
