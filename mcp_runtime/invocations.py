@@ -279,9 +279,11 @@ def _finish(rows: Any, invocation: Invocation, outcome: Outcome) -> bool:
     }
     if invocation.secret_paths:
         changes["arguments"] = schemas.mask(invocation.arguments, invocation.secret_paths)
-    if not rows.update(**changes):
-        return False
-    notify(CALL_ENDED)
+    # One commit: each one waits for the disk, a lone NOTIFY too.
+    with transaction.atomic(savepoint=False):
+        if not rows.update(**changes):
+            return False
+        notify(CALL_ENDED)
     return True
 
 
