@@ -93,6 +93,10 @@ class RosterServer:
         tool = next((tool for tool in offered_tools().defer("definition") if _name(tool) == name), None)
         if tool is None:
             raise MethodError(INVALID_PARAMS, f"unknown tool {str(name)[:100]!r}")
+        if asked_id in self._unwanted:  # not queued at all: whoever is about to exit could not take it back
+            raise MethodError(
+                INTERNAL_ERROR, "the call was cancelled", {"member": tool.member.name, "kind": "cancelled"}
+            )
         try:
             invocation, _ = control.queue_call(tool.member.name, tool.name, arguments, caller=self._caller)
         except InvalidArgumentsError as error:

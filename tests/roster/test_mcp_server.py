@@ -134,7 +134,7 @@ def test_a_cancellation_that_comes_before_its_call_is_queued_is_not_lost(
     conversation.server.cancelled(requestId="mine")
     with pytest.raises(MethodError, match="cancelled"):
         conversation.call(asked_id="mine").result(10)
-    assert Invocation.objects.get().status == "cancelled"
+    assert not Invocation.objects.exists()
     assert (conversation.server._calls, conversation.server._unwanted) == ({}, set())
 
 
@@ -260,7 +260,7 @@ def test_a_cancellation_does_not_wait_behind_calls(echo: Tool, monkeypatch: pyte
     answers = spoken(*lines)
     assert answers[0]["id"] == "last"
     assert sorted(answer["id"] for answer in answers[1:]) == [0, 1, 2]
-    assert set(Invocation.objects.values_list("status", flat=True)) == {"cancelled"}
+    assert set(Invocation.objects.values_list("status", flat=True)) <= {"cancelled"}
 
 
 def test_a_client_that_stopped_reading_is_no_traceback(echo: Tool) -> None:
