@@ -118,9 +118,17 @@ GUILD_HALL_CONCURRENCY = env_int("GUILD_HALL_CONCURRENCY", 256, 1, 4096)
 GUILD_HALL_START_CONCURRENCY = env_int("GUILD_HALL_START_CONCURRENCY", 2 * (os.cpu_count() or 1), 1, 1024)
 # Other machines that members' urls may call without TLS.
 GUILD_HALL_PLAIN_HTTP_HOSTS = env_hosts("GUILD_HALL_PLAIN_HTTP_HOSTS")
+# What one token may do, unless it has limits of its own; 0 calls a minute is no limit.
+GUILD_HALL_CALLS_PER_MINUTE = env_int("GUILD_HALL_CALLS_PER_MINUTE", 6000, 0, 1_000_000)
+GUILD_HALL_MAX_IN_FLIGHT = env_int("GUILD_HALL_MAX_IN_FLIGHT", 64, 1, 4096)
 GUILD_HALL_MAX_RESULT_BYTES = env_int("GUILD_HALL_MAX_RESULT_BYTES", 4_000_000, 1_000, 100_000_000)
+# Of arguments and results of calls through the gateway so much is written down; 0: nothing of them.
+GUILD_HALL_RECORD_BYTES = env_int("GUILD_HALL_RECORD_BYTES", 4096, 0, 1_000_000)
 GUILD_HALL_KEEP_INVOCATIONS_DAYS = env_int("GUILD_HALL_KEEP_INVOCATIONS_DAYS", 30, 1, 3650)
 GUILD_HALL_KEEP_INVOCATIONS = env_int("GUILD_HALL_KEEP_INVOCATIONS", 100_000, 100, 100_000_000)
+# Agents' runs at the same time, some 250 MB each; and how long one may take, in seconds.
+GUILD_HALL_AGENT_CONCURRENCY = env_int("GUILD_HALL_AGENT_CONCURRENCY", 4, 1, 64)
+GUILD_HALL_AGENT_TIMEOUT = env_int("GUILD_HALL_AGENT_TIMEOUT", 600, 10, 86_400)
 # The web: so many processes of so many threads each.
 GUILD_HALL_WEB_WORKERS = env_int("GUILD_HALL_WEB_WORKERS", 1, 1, 64)
 GUILD_HALL_WEB_THREADS = env_int("GUILD_HALL_WEB_THREADS", 32, 2, 256)

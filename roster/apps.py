@@ -8,4 +8,4 @@ class RosterConfig(AppConfig):
     verbose_name = "Guild Hall"
 
     def ready(self) -> None:
-        from roster import checks  # noqa: F401 - importing registers the checks
+        from roster import access_signals, checks  # noqa: F401 - importing registers them

@@ -1,6 +1,7 @@
 """What the hall knows: rows, their constraints, and facts about one row. Who may change what is said beside each field.
 
-Statuses are written by `mcp_runtime.lifecycle` (members) and `mcp_runtime.invocations` (calls) alone.
+Statuses are written by `mcp_runtime.lifecycle` (members), `mcp_runtime.invocations` (calls) and
+`mcp_runtime.sessions` (agents' messages) alone.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ import hashlib
 import secrets
 import signal
 import uuid
-from datetime import timedelta
+from collections.abc import Iterable
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db import models
-from django.db.models import Q
+from django.core.validators import MinValueValidator
+from django.db import models, transaction
+from django.db.models import F, Q
 from django.utils import timezone
 
 
@@ -36,12 +39,26 @@ class Hall(models.Model):
     )
     lease_taken_at = models.DateTimeField(null=True)
     heartbeat_at = models.DateTimeField(null=True)
+    access_version = models.BigIntegerField(
+        default=0, help_text="Another number whenever something changed that decides who may do or see what."
+    )
+    agent_problem = models.TextField(
+        blank=True, help_text="What the runtime lacks to run agents, if it lacks anything."
+    )
 
     class Meta:
         constraints = [models.CheckConstraint(condition=Q(id=1), name="one_hall_per_database")]
 
     def __str__(self) -> str:
         return f"hall {self.hall_id}"
+
+    @classmethod
+    def access_changed(cls) -> None:
+        """Whoever keeps in memory who may do what must look anew. In the transaction of the change itself.
+
+        Before it changes rows of members: a sync holds this row first and those second, and two orders can deadlock.
+        """
+        cls.objects.filter(pk=1).update(access_version=F("access_version") + 1)
 
 
 class GuildMember(models.Model):
@@ -76,6 +93,13 @@ class GuildMember(models.Model):
     wanted = models.CharField(max_length=10, choices=Wanted.choices, default=Wanted.RUNNING)
     restart_requested_at = models.DateTimeField(null=True, blank=True)
     refresh_requested_at = models.DateTimeField(null=True, blank=True)
+    groups = models.ManyToManyField(
+        "auth.Group",
+        through="MemberGroup",
+        related_name="guild_members",
+        blank=True,
+        help_text="With groups it is there for their users (and superusers) alone; without, for everybody allowed.",
+    )
 
     # What is seen. Written by mcp_runtime.lifecycle.
     status = models.CharField(max_length=20, choices=Status.choices, default=Status.DISCONNECTED)
@@ -153,6 +177,22 @@ class GuildMember(models.Model):
 
     def timeout_of(self, tool_name: str) -> float:
         return float(self.manifest.get("tool_timeouts", {}).get(tool_name, self.call_timeout))
+
+
+class MemberGroup(models.Model):
+    """A member is there for the users of this group. The last of these rows opens it to everybody again.
+
+    So a group that a member is reserved for cannot be deleted: nothing may be opened by tidying up somewhere else.
+    """
+
+    member = models.ForeignKey(GuildMember, on_delete=models.CASCADE)
+    group = models.ForeignKey("auth.Group", on_delete=models.PROTECT)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["member", "group"], name="group_is_unique_in_its_member")]
+
+    def __str__(self) -> str:
+        return f"{self.member} is for {self.group}"
 
 
 class PortAllocation(models.Model):
@@ -256,7 +296,11 @@ class Invocation(models.Model):
     requested_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True, related_name="invocations"
     )
-    requester = models.CharField(max_length=200, blank=True, help_text="Who asked, in words, as of then.")
+    # SET_NULL: `requester` keeps the token's name in words.
+    token = models.ForeignKey(
+        "ApiToken", on_delete=models.SET_NULL, null=True, blank=True, related_name="invocations", db_index=False
+    )
+    requester = models.CharField(max_length=400, blank=True, help_text="Who asked, in words, as of then.")
     idempotency_key = models.CharField(max_length=255, null=True, blank=True)
     secret_paths = models.JSONField(default=list, help_text="Where arguments hold secrets, masked once it is over.")
 
@@ -291,6 +335,7 @@ class Invocation(models.Model):
             ),
             models.Index(fields=["member", "-id"], name="invocation_by_member"),
             models.Index(fields=["finished_at"], name="invocation_by_end"),
+            models.Index(fields=["token", "-id"], name="invocation_by_token", condition=Q(token__isnull=False)),
         ]
 
     def __str__(self) -> str:
@@ -351,29 +396,222 @@ class CallTotal(models.Model):
 
 
 class ApiToken(models.Model):
-    """A user's key to the API. Only its SHA-256 is stored: a random token needs no slow hash."""
+    """A user's key to the API and the gateway. Only its SHA-256 is stored: a random token needs no slow hash.
+
+    It opens what its user may, narrowed by its scope. Which kind of scope it has is said by `scope` alone: one whose
+    last member left the hall opens nothing, never everything.
+    """
+
+    class Scope(models.TextChoices):
+        ALL = "all", "Everything its user may"
+        MEMBERS = "members", "Some members"  # `members` says which
+        TOOLS = "tools", "Some tools"  # `tools` says which; nothing else of their members
 
     PREFIX = "gh_"
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="api_tokens")
-    name = models.CharField(max_length=100, blank=True)
+    name = models.CharField(max_length=100, blank=True, help_text="What it is for, to tell it from others.")
     digest = models.CharField(max_length=64, unique=True, editable=False)
     hint = models.CharField(max_length=12, editable=False, help_text="How the token begins, to tell it from others.")
     created_at = models.DateTimeField(default=timezone.now, editable=False)
+    expires_at = models.DateTimeField(null=True, blank=True, help_text="From then on it opens nothing; empty: never.")
+    revoked_at = models.DateTimeField(null=True, blank=True, editable=False)
+    last_used_at = models.DateTimeField(null=True, blank=True, editable=False, help_text="To the minute.")
+    scope = models.CharField(max_length=10, choices=Scope.choices, default=Scope.ALL)
+    members = models.ManyToManyField(GuildMember, blank=True, related_name="api_tokens")
+    tools = models.ManyToManyField(Tool, blank=True, related_name="api_tokens")
+    calls_per_minute = models.PositiveIntegerField(
+        null=True, blank=True, help_text="0 is no limit; empty is that of GUILD_HALL_CALLS_PER_MINUTE."
+    )
+    max_in_flight = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1)],
+        help_text="Calls that may be under way at the same time; empty is GUILD_HALL_MAX_IN_FLIGHT.",
+    )
 
     class Meta:
         ordering = ["-id"]
         verbose_name = "API token"
+        constraints = [
+            models.CheckConstraint(condition=Q(scope__in=["all", "members", "tools"]), name="token_scope_is_known")
+        ]
 
     def __str__(self) -> str:
         return f"{self.hint}… of {self.user}"
 
+    @property
+    def state(self) -> str:
+        """`good`, `expired` or `revoked`."""
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if self.expires_at is not None and self.expires_at <= timezone.now() else "good"
+
     @staticmethod
     def digest_of(token: str) -> str:
-        return hashlib.sha256(token.encode()).hexdigest()
+        return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
     @classmethod
-    def make(cls, *, user: Any, name: str = "") -> tuple[ApiToken, str]:
+    def make(
+        cls,
+        *,
+        user: Any,
+        name: str = "",
+        expires_at: datetime | None = None,
+        scope: Scope = Scope.ALL,
+        members: Iterable[GuildMember] = (),
+        tools: Iterable[Tool] = (),
+        calls_per_minute: int | None = None,
+        max_in_flight: int | None = None,
+    ) -> tuple[ApiToken, str]:
         """A new row and the token itself, which is not kept anywhere: show it once."""
         token = cls.PREFIX + secrets.token_urlsafe(32)
-        return cls.objects.create(user=user, name=name, digest=cls.digest_of(token), hint=token[:8]), token
+        with transaction.atomic():
+            row = cls.objects.create(
+                user=user,
+                name=name,
+                digest=cls.digest_of(token),
+                hint=token[:8],
+                expires_at=expires_at,
+                scope=scope,
+                calls_per_minute=calls_per_minute,
+                max_in_flight=max_in_flight,
+            )
+            row.members.set(members)
+            row.tools.set(tools)
+        return row, token
+
+    def revoke(self) -> None:
+        """From now on it opens nothing. The row stays, for the calls that were made with it."""
+        self.revoked_at = self.revoked_at or timezone.now()
+        self.save(update_fields=["revoked_at"])
+
+
+class AgentSession(models.Model):
+    """A conversation of an agent with some members. Its status is that of its messages: there is no other truth."""
+
+    class Status(models.TextChoices):
+        IDLE = "idle", "Idle"  # nothing is under way; the next message goes on from here
+        QUEUED = "queued", "Queued"  # a message waits
+        RUNNING = "running", "Running"  # an agent works
+
+    name = models.CharField(max_length=100, unique=True)
+    members = models.ManyToManyField(GuildMember, related_name="agent_sessions", help_text="Whose tools it may use.")
+    direct = models.BooleanField(
+        default=False, help_text="The agent calls the members' own endpoints, not the gateway (REQ-MCP-HTTP-33)."
+    )
+    model = models.CharField(max_length=100, blank=True, help_text="Empty: the Agent SDK's own choice.")
+    created_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True, related_name="agent_sessions"
+    )
+    creator = models.CharField(max_length=200, blank=True, help_text="Who made it, in words, as of then.")
+    created_at = models.DateTimeField(default=timezone.now)
+    sdk_session_id = models.CharField(max_length=100, blank=True, help_text="What the Agent SDK resumes.")
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def status(self) -> str:
+        """Of the messages that are under way, `running` before `queued`."""
+        under_way = {message.status for message in self.messages.all() if not message.is_finished}
+        if AgentMessage.Status.RUNNING in under_way:
+            return self.Status.RUNNING.value
+        return self.Status.QUEUED.value if under_way else self.Status.IDLE.value
+
+
+class AgentMessage(models.Model):
+    """One prompt to an agent and how it went: `queued -> running -> succeeded | failed | cancelled`, like a call."""
+
+    class Status(models.TextChoices):
+        QUEUED = "queued", "Queued"  # accepted; no agent was started for it
+        RUNNING = "running", "Running"  # claimed by the runtime of `lease_id`
+        SUCCEEDED = "succeeded", "Succeeded"  # the agent came to an end by itself; `result` is its last word
+        FAILED = "failed", "Failed"  # `error_kind` and `error_message` say why
+        CANCELLED = "cancelled", "Cancelled"  # somebody stopped it
+
+    class ErrorKind(models.TextChoices):
+        AGENT = "agent", "Agent"  # the agent or its model ended with an error
+        TIMEOUT = "timeout", "Timeout"  # the total deadline passed
+        UNAVAILABLE = "unavailable", "Unavailable"  # a member would not start, or the SDK or its key is missing
+        LOST = "lost", "Lost"  # the runtime ended while it ran; never run again by itself
+
+    ACTIVE = (Status.QUEUED, Status.RUNNING)
+    FINISHED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)
+
+    session = models.ForeignKey(AgentSession, on_delete=models.CASCADE, related_name="messages")
+    prompt = models.TextField()
+    timeout = models.FloatField(help_text="Seconds the run may take in total.")
+    door = models.CharField(max_length=10, choices=Invocation.Door.choices)
+    requested_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True)
+    requester = models.CharField(max_length=200, blank=True, help_text="Who asked, in words, as of then.")
+
+    status = models.CharField(max_length=20, choices=Status.choices, default=Status.QUEUED)
+    queued_at = models.DateTimeField(default=timezone.now)
+    started_at = models.DateTimeField(null=True, blank=True)
+    finished_at = models.DateTimeField(null=True, blank=True)
+    cancel_requested_at = models.DateTimeField(null=True, blank=True)
+    lease_id = models.UUIDField(null=True, blank=True, help_text="The runtime that claimed it.")
+    token = models.ForeignKey(
+        "ApiToken",
+        on_delete=models.SET_NULL,
+        null=True,
+        blank=True,
+        help_text="The agent's own, for as long as it runs.",
+    )
+
+    result = models.TextField(blank=True, help_text="The agent's last word.")
+    usage = models.JSONField(default=dict, blank=True, help_text="Turns, tokens, cost and time, as the SDK tells them.")
+    error_kind = models.CharField(max_length=20, choices=ErrorKind.choices, blank=True)
+    error_message = models.TextField(blank=True)
+
+    class Meta:
+        ordering = ["id"]
+        constraints = [
+            # The second holder of a conversation would write over what the first one said.
+            models.UniqueConstraint(
+                fields=["session"], condition=Q(status="running"), name="one_message_of_a_session_runs"
+            )
+        ]
+        indexes = [
+            models.Index(fields=["status", "id"], name="agent_active", condition=Q(status__in=["queued", "running"]))
+        ]
+
+    def __str__(self) -> str:
+        return f"message {self.pk}"
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status in self.FINISHED
+
+    @property
+    def duration(self) -> timedelta | None:
+        """From being claimed to the end; None while it is not over, or when it was never claimed."""
+        return self.finished_at - self.started_at if self.finished_at and self.started_at else None
+
+
+class AgentEvent(models.Model):
+    """One line of a message's transcript. The ids of a session's events ascend in the order of what happened."""
+
+    class Kind(models.TextChoices):
+        TEXT = "text", "Text"  # {"text"}: the agent says something
+        TOOL_CALL = "tool_call", "Tool call"  # {"id", "server", "tool", "arguments"}
+        TOOL_RESULT = "tool_result", "Tool result"  # {"id", "content", "is_error"}
+        SERVERS = "servers", "Servers"  # {"servers": [{"name", "status", "error"}]}: what it could not connect to
+        ERROR = "error", "Error"  # {"text"}: what went wrong
+        RESULT = "result", "Result"  # {"text", "status", "error_kind"}: how it ended, once, last
+
+    message = models.ForeignKey(AgentMessage, on_delete=models.CASCADE, related_name="events")
+    kind = models.CharField(max_length=20, choices=Kind.choices)
+    data = models.JSONField(default=dict)
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["id"]
+        indexes = [models.Index(fields=["message", "id"], name="agent_event_by_message")]
+
+    def __str__(self) -> str:
+        return f"{self.pk} {self.kind}"

@@ -6,13 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from django import forms
 from django.contrib import admin
 from django.contrib.admin.actions import delete_selected
+from django.contrib.auth.models import Group
 from django.core.exceptions import PermissionDenied
 from django.db.models import BooleanField, Count, IntegerField, Model, OuterRef, QuerySet, Subquery, Value
 from django.db.models.functions import Coalesce
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect
+from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils.decorators import method_decorator
 from django.utils.html import format_html_join
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     Member = WithAnnotations[GuildMember, _Seen]
 
 Status = GuildMember.Status
+NOBODY = "none, so it is open to everybody who may call tools"
 SHOWN_CHANGES = 20
 SHOWN_LOG_LINES = 200
 
@@ -152,11 +156,25 @@ class FolderFilter(admin.SimpleListFilter):
                 return queryset.filter(removed_at=None)
 
 
+class GroupsForm(forms.Form):
+    groups = forms.ModelMultipleChoiceField(
+        Group.objects.order_by("name"),
+        required=False,
+        widget=forms.CheckboxSelectMultiple,
+        help_text="With none it is there for everybody who may call tools. Superusers may always.",
+    )
+
+
+def _names_of(member: Any) -> str:
+    return ", ".join(group.name for group in member.groups.order_by("name")) or NOBODY
+
+
 # The screens ------------------------------------------------------------------------------------------------------
 
 
 @admin.register(GuildMember)
 class MemberAdmin(RuntimeRowAdmin):
+    member_name = "name"
     list_display = ["name", "title", "status_word", "endpoint", "tool_count", "enabled", "wanted", "short_error"]
     list_filter = [ShownStatusFilter, "enabled", "wanted", FolderFilter]
     search_fields = ["name", "display_name", "description"]
@@ -165,7 +183,21 @@ class MemberAdmin(RuntimeRowAdmin):
     change_list_template = "admin/roster/guildmember/change_list.html"
     change_form_template = "admin/roster/guildmember/change_form.html"
     fieldsets = [
-        (None, {"fields": ["title", "description", "status_word", "full_error", "all_warnings", "enabled", "wanted"]}),
+        (
+            None,
+            {
+                "fields": [
+                    "title",
+                    "description",
+                    "status_word",
+                    "full_error",
+                    "all_warnings",
+                    "enabled",
+                    "wanted",
+                    "reserved_for",
+                ]
+            },
+        ),
         (
             "Process",
             {
@@ -199,6 +231,7 @@ class MemberAdmin(RuntimeRowAdmin):
         view = self.admin_site.admin_view
         return [
             path("sync/", view(self.sync_view), name="roster_guildmember_sync"),
+            path("<int:member_id>/groups/", view(self.groups_view), name="roster_guildmember_groups"),
             path("<int:member_id>/wish/<slug:verb>/", view(self.wish_view), name="roster_guildmember_wish"),
             *super().get_urls(),
         ]
@@ -239,6 +272,34 @@ class MemberAdmin(RuntimeRowAdmin):
         self.message_user(request, f"Roster synced with the members folder: {control.sync_roster()}.")
         return redirect("admin:roster_guildmember_changelist")
 
+    # Groups
+
+    @staticmethod
+    def has_reserve_permission(request: HttpRequest) -> bool:
+        return request.user.has_perm("roster.change_guildmember")
+
+    def groups_view(self, request: HttpRequest, member_id: int) -> HttpResponse:
+        if not self.has_reserve_permission(request):
+            raise PermissionDenied
+        member = self.existing(request, str(member_id))
+        form = GroupsForm(initial={"groups": member.groups.all()})
+        if request.method == "POST":
+            form = GroupsForm(request.POST)
+            if form.is_valid():
+                control.reserve(member, form.cleaned_data["groups"])
+                said = f"Reserved for: {_names_of(member)}."
+                self.log_change(request, member, said)
+                self.message_user(request, f"{member.name}. {said}")
+                return self.page_of(member)
+        context = {
+            **self.admin_site.each_context(request),
+            "title": f"Who may use {member.name}",
+            "opts": self.opts,
+            "member": member,
+            "form": form,
+        }
+        return TemplateResponse(request, "admin/roster/guildmember/groups.html", context)
+
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
         context = {"may_control": self.has_control_permission(request), **(extra_context or {})}
         return super().changelist_view(request, context)
@@ -256,6 +317,7 @@ class MemberAdmin(RuntimeRowAdmin):
             return {}
         may_control = self.has_control_permission(request)
         return {
+            "may_reserve": self.has_reserve_permission(request),
             "verbs": [verb for verb in VERBS if may_control and not obstacle(verb.name, member)],
             "changes": member.status_changes.all()[:SHOWN_CHANGES],
             "log_lines": control.log_tail(member, SHOWN_LOG_LINES),
@@ -307,6 +369,10 @@ class MemberAdmin(RuntimeRowAdmin):
     @admin.display(description="error or progress")
     def full_error(self, member: Member) -> str:
         return present.text_block(shown_error(member) or shown_progress(member))
+
+    @admin.display(description="reserved for groups")
+    def reserved_for(self, member: Member) -> str:
+        return _names_of(member)
 
     @admin.display(description="warnings")
     def all_warnings(self, member: Member) -> SafeString | str:

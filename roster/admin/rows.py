@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from django.contrib import admin
-from django.db.models import Model
+from django.contrib.auth.models import User
+from django.db.models import Model, Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
+
+from mcp_runtime import access
+from mcp_runtime.access import Principal
+
+_KEPT = "_guild_hall_principal"
+
+
+def principal_of(request: HttpRequest) -> Principal:
+    """Who asks; looked up once per request."""
+    if not hasattr(request, _KEPT):
+        setattr(request, _KEPT, access.principal_of_user(cast(User, request.user)))
+    return cast(Principal, getattr(request, _KEPT))
+
+
+class ReachedMembers(admin.RelatedFieldListFilter):
+    """A filter by member that does not name those which are reserved for groups of others."""
+
+    def field_choices(self, field: Any, request: HttpRequest, model_admin: Any) -> Any:
+        return field.get_choices(
+            include_blank=False,
+            ordering=self.field_admin_ordering(field, request, model_admin),
+            limit_choices_to=~Q(name__in=principal_of(request).closed_members),
+        )
 
 
 class RuntimeRowAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's class cannot be subscripted at run time
@@ -15,6 +39,13 @@ class RuntimeRowAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's c
 
     show_full_result_count = False
     list_per_page = 50
+    member_name = "member__name"  # the lookup of the name of the member that a row is about
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Without the members that are reserved for groups of others, and without what is about them."""
+        rows: QuerySet[Any] = super().get_queryset(request)
+        closed = principal_of(request).closed_members
+        return rows.exclude(**{f"{self.member_name}__in": closed}) if closed else rows
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -27,11 +58,11 @@ class RuntimeRowAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's c
 
     def has_control_permission(self, request: HttpRequest) -> bool:
         """For actions with `permissions=["control"]`."""
-        return request.user.has_perm("roster.control_member")
+        return principal_of(request).controls
 
     def has_invoke_permission(self, request: HttpRequest) -> bool:
         """For actions with `permissions=["invoke"]`."""
-        return request.user.has_perm("roster.invoke_tool")
+        return principal_of(request).invokes
 
     def existing(self, request: HttpRequest, object_id: str) -> Any:
         """The row that a button of its page is for."""

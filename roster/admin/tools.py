@@ -20,11 +20,11 @@ from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
 from mcp_runtime import control
-from mcp_runtime.errors import InvalidArgumentsError, RequestRefusedError
+from mcp_runtime.errors import AccessError, InvalidArgumentsError, RequestRefusedError
 from mcp_runtime.invocations import Caller
 from roster import calls
 from roster.admin import present
-from roster.admin.rows import RuntimeRowAdmin
+from roster.admin.rows import ReachedMembers, RuntimeRowAdmin
 from roster.models import Invocation, Tool
 
 SENT_BEFORE = "This form was sent before, and this is its call. Open the form anew for another."
@@ -100,7 +100,7 @@ class ToolInline(ToolColumns, admin.TabularInline):  # type: ignore[type-arg]  #
 class ToolAdmin(ToolColumns, RuntimeRowAdmin):
     list_display = ["name", "of_member", "title", "short_description", "listed", "enabled", "call"]
     list_select_related = ["member"]
-    list_filter = ["enabled", "listed", "member"]
+    list_filter = ["enabled", "listed", ("member", ReachedMembers)]
     search_fields = ["name", "member__name"]
     actions = ["switch_on", "switch_off"]
     change_form_template = "admin/roster/tool/change_form.html"
@@ -171,7 +171,7 @@ class ToolAdmin(ToolColumns, RuntimeRowAdmin):
     def call_view(self, request: HttpRequest, tool_id: int) -> HttpResponse:
         if not request.user.is_authenticated or not self.has_invoke_permission(request):
             raise PermissionDenied
-        tool = get_object_or_404(Tool.objects.select_related("member"), pk=tool_id)
+        tool = get_object_or_404(self.get_queryset(request).select_related("member"), pk=tool_id)
         if request.method == "POST":
             form = CallForm(request.POST)
             caller = Caller(Invocation.Door.ADMIN, request.user)
@@ -205,7 +205,7 @@ class ToolAdmin(ToolColumns, RuntimeRowAdmin):
             )
         except InvalidArgumentsError as refusal:
             form.add_error("arguments", f"{refusal.path}: {refusal.reason}" if refusal.path else refusal.reason)
-        except RequestRefusedError as refusal:
+        except (AccessError, RequestRefusedError) as refusal:
             form.add_error(None, str(refusal))
         else:
             if not created:

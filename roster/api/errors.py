@@ -7,6 +7,7 @@ refused fields add `faults` (sentences by field).
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 from django.core.exceptions import RequestDataTooBig
@@ -17,14 +18,20 @@ from rest_framework.response import Response
 from rest_framework.views import exception_handler as rest_framework_handler
 
 from mcp_runtime.errors import (
+    AccessError,
+    AgentUnavailableError,
     IdempotencyConflictError,
     InvalidArgumentsError,
     McpRuntimeError,
     MemberDisabledError,
+    MemberInUseError,
     NotCancellableError,
     RequestRefusedError,
+    TokenError,
     ToolDisabledError,
+    TooManyCallsError,
     UnknownMemberError,
+    UnknownSessionError,
     UnknownToolError,
 )
 
@@ -38,7 +45,13 @@ ANSWERS: dict[type[McpRuntimeError], tuple[int, str]] = {
     MemberDisabledError: (status.HTTP_409_CONFLICT, "member_disabled"),
     ToolDisabledError: (status.HTTP_409_CONFLICT, "tool_disabled"),
     NotCancellableError: (status.HTTP_409_CONFLICT, "not_cancellable"),
+    MemberInUseError: (status.HTTP_409_CONFLICT, "member_in_use"),
+    UnknownSessionError: (status.HTTP_404_NOT_FOUND, "unknown_session"),
+    AgentUnavailableError: (status.HTTP_503_SERVICE_UNAVAILABLE, "agent_unavailable"),
     IdempotencyConflictError: (status.HTTP_422_UNPROCESSABLE_ENTITY, "idempotency_conflict"),
+    TokenError: (status.HTTP_401_UNAUTHORIZED, "authentication_failed"),
+    TooManyCallsError: (status.HTTP_429_TOO_MANY_REQUESTS, "too_many_calls"),
+    AccessError: (status.HTTP_403_FORBIDDEN, "not_allowed"),
     RequestRefusedError: (status.HTTP_409_CONFLICT, "refused"),
     McpRuntimeError: (status.HTTP_503_SERVICE_UNAVAILABLE, "unavailable"),
 }
@@ -53,7 +66,10 @@ class LengthRequired(APIException):
 def exception_handler(error: Exception, context: dict[str, Any]) -> Response | None:
     """The answer to `error`; None for what is a fault of the hall's own, which Django logs and answers with 500."""
     if isinstance(error, McpRuntimeError):
-        return _answer(*answer_to(error), str(error), _place(error))
+        response = _answer(*answer_to(error), str(error), _place(error))
+        if isinstance(error, TooManyCallsError):
+            response["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+        return response
     if isinstance(error, RequestDataTooBig):
         return _answer(status.HTTP_413_REQUEST_ENTITY_TOO_LARGE, "too_large", "The body of the request is too large.")
     if isinstance(error, OperationalError | InterfaceError):
@@ -61,10 +77,10 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response | N
         return _answer(
             status.HTTP_503_SERVICE_UNAVAILABLE, "database_unavailable", "The database does not answer; try again."
         )
-    response = rest_framework_handler(error, context)
-    if response is not None:
-        response.data = _body(error, response.data)
-    return response
+    refused = rest_framework_handler(error, context)
+    if refused is not None:
+        refused.data = _body(error, refused.data)
+    return refused
 
 
 def answer_to(error: McpRuntimeError) -> tuple[int, str]:

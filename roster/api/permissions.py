@@ -1,36 +1,103 @@
-"""What a user may do here: the same Django permissions that the admin asks for."""
+"""What a request may do here. `mcp_runtime.access` decides, as at every other door."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
+from django.contrib.auth.models import User
 from django.db.models import Q
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
-CONTROL = "roster.control_member"
-INVOKE = "roster.invoke_tool"
-VIEW_CALLS = "roster.view_invocation"
+from mcp_runtime import access, control
+from mcp_runtime.access import CONTROL, Principal
+from mcp_runtime.errors import UnknownMemberError, UnknownToolError
+from roster.models import GuildMember, Tool
+
+_KEPT = "_guild_hall_principal"
+
+
+def principal_of(request: Request) -> Principal:
+    """Who asks: with a token, or by a browser's session."""
+    if isinstance(request.auth, Principal):
+        return request.auth
+    if not hasattr(request, _KEPT):
+        setattr(request, _KEPT, access.principal_of_user(cast(User, request.user)))
+    return cast(Principal, getattr(request, _KEPT))
 
 
 class MayControl(BasePermission):
-    """Start, stop and switch members and their tools."""
+    """Start, stop and switch members and their tools. Which ones: `controlled_member`."""
 
     message = f"This needs the permission {CONTROL}."
 
     def has_permission(self, request: Request, view: Any) -> bool:
-        return request.user.has_perm(CONTROL)
+        return principal_of(request).controls
 
 
 class MayInvoke(BasePermission):
-    """Call tools. What a tool is called like is no secret: reading needs no permission."""
+    """Call tools, by oneself or by an agent."""
 
-    message = f"This needs the permission {INVOKE}."
+    message = f"This needs the permission {access.INVOKE}."
 
     def has_permission(self, request: Request, view: Any) -> bool:
-        return request.method in ("GET", "HEAD", "OPTIONS") or request.user.has_perm(INVOKE)
+        return principal_of(request).invokes
 
 
-def readable_calls(user: Any) -> Q:
-    """The calls that `user` may see, and cancel: everybody's with VIEW_CALLS, else the own ones."""
-    return Q() if user.has_perm(VIEW_CALLS) else Q(requested_by=user)
+class MayMakeTokens(BasePermission):
+    """Reading one's own needs no permission, and neither does revoking one."""
+
+    message = "This needs the permission roster.add_apitoken."
+
+    def has_permission(self, request: Request, view: Any) -> bool:
+        return request.method in ("GET", "HEAD", "OPTIONS") or request.user.has_perm("roster.add_apitoken")
+
+
+# Rows that are there for who asks: others are not found, as if there were none -------------------------------------
+
+
+def reached_member(request: Request, name: str) -> GuildMember:
+    """Raises UnknownMemberError."""
+    if not principal_of(request).reaches(name):
+        raise UnknownMemberError(f"no member {name!r} is in the roster")
+    return control.member(name)
+
+
+def controlled_member(request: Request, name: str) -> GuildMember:
+    """Raises UnknownMemberError, and NotAllowedError for one that may only be looked at."""
+    row = reached_member(request, name)
+    access.require_control(principal_of(request), name)
+    return row
+
+
+def listed_tool(request: Request, name: str, tool: str) -> Tool:
+    """Raises UnknownMemberError, UnknownToolError."""
+    reached_member(request, name)
+    if not principal_of(request).may_list(name, tool):
+        raise UnknownToolError(f"member {name!r} lists no tool {tool!r}")
+    return control.tool(name, tool)
+
+
+def readable_calls(request: Request) -> Q:
+    """The calls that may be seen, and cancelled: with the permission to view calls everybody's, else the own ones.
+
+    With a token that is for a part alone: those that were made with it.
+    """
+    who = principal_of(request)
+    if who.is_narrowed:
+        return Q(token_id=who.token_id)
+    own = Q(requested_by=who.user_id)
+    return own | ~Q(member__name__in=who.closed_members) if who.views_calls else own
+
+
+def readable_sessions(request: Request) -> Q:
+    """The agents' sessions that may be seen, and stopped: with VIEW_SESSIONS everybody's, else the own ones.
+
+    With a token that is for some members alone: those with no other member; with one for single tools: none.
+    """
+    who = principal_of(request)
+    if who.tools is not None:
+        return Q(pk__in=[])
+    inside = Q() if who.members is None else ~Q(members__in=GuildMember.objects.exclude(name__in=who.members))
+    seen = Q() if request.user.has_perm(access.VIEW_SESSIONS) else Q(created_by=who.user_id)
+    return seen & inside

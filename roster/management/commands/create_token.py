@@ -3,12 +3,12 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.contrib.auth import get_user_model
 from django.core.management.base import BaseCommand, CommandError
 
-from roster.models import ApiToken
-
-MAX_NAME = ApiToken._meta.get_field("name").max_length or 0
+from mcp_runtime import access
+from mcp_runtime.errors import AccessError, RequestRefusedError
+from roster import tokens
+from roster.management.terminal import count, end, names, tool_names, user_named
 
 
 class Command(BaseCommand):
@@ -17,16 +17,28 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("user")
         parser.add_argument("--name", default="", help="what it is for, to tell it from others")
+        parser.add_argument("--expires", type=end, metavar="WHEN", help="30d, 12h, or a date; without it never")
+        scope = parser.add_mutually_exclusive_group()
+        scope.add_argument("--members", type=names, default=[], metavar="A,B", help="for these members alone")
+        scope.add_argument("--tools", type=tool_names, default=[], metavar="A/X,B/Y", help="for these tools alone")
+        parser.add_argument("--calls-per-minute", type=count, metavar="N", help="0 is no limit")
+        parser.add_argument("--max-in-flight", type=count, metavar="N", help="calls under way at the same time")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        users = get_user_model()
-        user = users.objects.filter(**{users.USERNAME_FIELD: options["user"]}).first()
-        if user is None:
-            raise CommandError(f"no user {options['user']!r}; make one with: manage.py createsuperuser")
-        if not user.is_active:
-            raise CommandError(f"user {options['user']!r} is not active: a token of theirs would open nothing")
-        if len(options["name"]) > MAX_NAME:
-            raise CommandError(f"--name may have {MAX_NAME} characters at most")
-        _, token = ApiToken.make(user=user, name=options["name"])
-        self.stdout.write(f"A token for {user.get_username()}; it is not shown again:")
+        user = user_named(options["user"])
+        wish = tokens.TokenWish(
+            name=options["name"],
+            members=options["members"],
+            tools=options["tools"],
+            expires_at=options["expires"],
+            calls_per_minute=options["calls_per_minute"],
+            max_in_flight=options["max_in_flight"],
+        )
+        try:
+            # Its scope may name what the user cannot reach yet; it opens what they may when it is used.
+            row, token = tokens.make(user, wish, maker=access.OPERATOR)
+        except (AccessError, RequestRefusedError) as refusal:
+            raise CommandError(str(refusal)) from refusal
+        until = f", good until {row.expires_at:%Y-%m-%d %H:%M} UTC" if row.expires_at else ""
+        self.stdout.write(f"A token for {user.get_username()}{until}; it is not shown again:")
         self.stdout.write(token)

@@ -2,14 +2,20 @@ from __future__ import annotations
 
 import os
 import secrets
+from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 from django.db import OperationalError, connection
 
-from mcp_runtime import console
+from mcp_runtime import access, console
+from mcp_runtime.errors import TokenError
+from roster.models import ApiToken
+
+LOCAL_TOKEN = "local-token"  # noqa: S105 - the name of its file
 
 
 class Command(BaseCommand):
@@ -20,6 +26,7 @@ class Command(BaseCommand):
         call_command("migrate", verbosity=0, interactive=False)
         call_command("collectstatic", verbosity=0, interactive=False)
         self._make_first_account()
+        self._make_local_token()
 
     def _make_first_account(self) -> None:
         """The account `admin`, made when there is no account at all; its random password is shown this once."""
@@ -34,9 +41,33 @@ class Command(BaseCommand):
         if not given:
             self._say("It is shown only now; manage.py changepassword admin sets another.")
 
+    def _make_local_token(self) -> None:
+        """A token of the first account for whoever may read the data folder; its path is said, never the token."""
+        path = settings.GUILD_HALL_DATA_DIR / LOCAL_TOKEN
+        if _is_good(path):
+            return
+        user = get_user_model().objects.filter(is_active=True).order_by("-is_superuser", "pk").first()
+        if user is None:
+            return
+        _, token = ApiToken.make(user=user, name=LOCAL_TOKEN)
+        draft = path.with_name(f"{path.name}.{os.getpid()}")
+        draft.unlink(missing_ok=True)
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(f"{token}\n")
+        draft.replace(path)
+        self._say(f"A token of {user.get_username()} for local use is in {path}")
+
     def _say(self, text: str) -> None:
         self.stdout.write(console.line("hall", text))
         self.stdout.flush()
+
+
+def _is_good(path: Path) -> bool:
+    try:
+        access.require_good(ApiToken.objects.get(digest=ApiToken.digest_of(path.read_text().strip())))
+    except (OSError, UnicodeDecodeError, ApiToken.DoesNotExist, TokenError):
+        return False
+    return True
 
 
 def require_database() -> None:

@@ -1,0 +1,332 @@
+"""Who may do what: the one place that decides, for every door.
+
+A `Principal` is a snapshot of one who asks. Making it takes a few queries, asking it none, so that a list of a thousand
+tools costs nothing. Whoever keeps one makes it anew when `version()` is another, and looks at `is_expired`.
+
+A member or tool that came after the snapshot is decided right by it: members begin without groups (giving them some
+changes the version), and a scope holds the names it opens, never those it does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth.models import Group, Permission, User
+from django.db import connection
+from django.db.models import Q
+from django.db.models.expressions import RawSQL
+from django.utils import timezone
+
+from mcp_runtime.errors import AccessError, NotAllowedError, TokenError
+from roster.models import ApiToken, GuildMember, Hall, Tool
+
+CONTROL = "roster.control_member"
+INVOKE = "roster.invoke_tool"
+VIEW_CALLS = "roster.view_invocation"
+VIEW_SESSIONS = "roster.view_agentsession"
+
+# How exact `last_used_at` is.
+TOUCH_SECONDS = 60.0
+MAX_KEPT = 2000
+
+# In SQL: it is asked at every request, and the ORM would take longer for it than for the token.
+_VERSION = f"SELECT CAST(hall_id AS text) || ':' || access_version FROM {Hall._meta.db_table} WHERE id = 1"  # noqa: S608
+
+
+@dataclass(frozen=True)
+class Principal:
+    """One who asks, and all that is needed to decide what they may. 0 as a limit is no limit."""
+
+    user_id: int | None
+    name: str  # of the user
+    invokes: bool = False  # the permission INVOKE
+    controls: bool = False  # the permission CONTROL
+    views_calls: bool = False  # the permission VIEW_CALLS
+    closed_members: frozenset[str] = frozenset()  # reserved for groups that the user is not in
+    token_id: int | None = None
+    token_name: str = ""
+    token_hint: str = ""
+    expires_at: datetime | None = None
+    members: frozenset[str] | None = None  # the token's scope: these members; None: not narrowed so
+    tools: frozenset[tuple[str, str]] | None = None  # the token's scope: these tools, each (member, tool)
+    calls_per_minute: int = 0
+    max_in_flight: int = 0
+
+    @property
+    def is_expired(self) -> bool:
+        return self.expires_at is not None and self.expires_at <= timezone.now()
+
+    @property
+    def is_narrowed(self) -> bool:
+        """Whether a token's scope leaves out anything."""
+        return self.members is not None or self.tools is not None
+
+    @cached_property
+    def _members_of_tools(self) -> frozenset[str]:
+        return frozenset(member for member, _ in self.tools or ())
+
+    def reaches(self, member: str) -> bool:
+        """Whether the member is there at all for who asks: its groups and the token's scope, no permissions."""
+        if member in self.closed_members:
+            return False
+        if self.tools is not None:
+            return member in self._members_of_tools
+        return self.members is None or member in self.members
+
+    def may_invoke(self, member: str, tool: str) -> bool:
+        if not self.invokes or member in self.closed_members:
+            return False
+        if self.tools is not None:
+            return (member, tool) in self.tools
+        return self.members is None or member in self.members
+
+    def may_see(self, member: str) -> bool:
+        """Whether any tool of it may be called."""
+        return self.invokes and self.reaches(member)
+
+    def may_use_all(self, member: str) -> bool:
+        """Whether everything of it may be used, resources and prompts too: not with a scope of single tools."""
+        return self.may_see(member) and self.tools is None
+
+    def may_control(self, member: str) -> bool:
+        """Start, stop, switch it and its tools. A scope of single tools leaves their member alone."""
+        return self.controls and self.tools is None and self.reaches(member)
+
+    def may_list(self, member: str, tool: str) -> bool:
+        """Whether the tool is shown: to who may call it, and to who may switch it."""
+        return self.may_invoke(member, tool) or self.may_control(member)
+
+
+OPERATOR = Principal(None, "operator", invokes=True, controls=True, views_calls=True)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether a call would be taken, and every reason for it, or against it, as sentences."""
+
+    allowed: bool
+    reasons: list[str]
+
+
+# Snapshots --------------------------------------------------------------------------------------------------------
+
+
+def version() -> str | None:
+    """Another text whenever anything changed that decides; None while the hall has no row."""
+    with connection.cursor() as cursor:
+        cursor.execute(_VERSION)
+        row = cursor.fetchone()
+    return None if row is None else str(row[0])
+
+
+def principal_of_user(user: User) -> Principal:
+    """Who comes without a token: a browser's session, a command. Raises AccessError for a user who is not active."""
+    seen = version()
+    kept = _kept.get(("user", user.pk))
+    if kept is not None and seen is not None and kept[0] == seen:
+        return kept[1]
+    # Anew: an instance remembers the permissions that it was asked for.
+    fresh = User.objects.filter(pk=user.pk).first()
+    if fresh is None or not fresh.is_active:
+        raise AccessError(f"user {user.get_username()!r} is not active")
+    return _keep(("user", user.pk), seen, _principal(fresh))
+
+
+def principal_of_token(text: str) -> Principal:
+    """Who comes with this token. Raises TokenError with a sentence: unknown, revoked, expired, user not active."""
+    return holder_of(text)[1]
+
+
+def holder_of(text: str) -> tuple[User, Principal]:
+    """The token's user beside who they are with it. One query, while nothing changed. Raises TokenError."""
+    try:
+        # `get`, not `first`: sorting the one row costs a sixth of the whole request.
+        tokens = ApiToken.objects.select_related("user").annotate(version=RawSQL(_VERSION, ()))  # noqa: S611 - a constant
+        token = tokens.get(digest=ApiToken.digest_of(text))
+    except ApiToken.DoesNotExist as error:
+        raise TokenError("This token is not known. `manage.py create_token USER` makes one.") from error
+    require_good(token)
+    used = token.last_used_at
+    if used is None or used <= timezone.now() - timedelta(seconds=TOUCH_SECONDS):
+        touch(token.pk)
+    seen: str | None = token.version
+    kept = _kept.get(("token", token.pk))
+    if kept is not None and seen is not None and kept[0] == seen:
+        return token.user, kept[1]
+    return token.user, _keep(("token", token.pk), seen, principal_of_row(token))
+
+
+def principal_of_row(token: ApiToken) -> Principal:
+    """As `principal_of_token`, of a token that is at hand. Raises TokenError."""
+    require_good(token)
+    scope = ApiToken.Scope(token.scope)
+    members = token.members.values_list("name", flat=True) if scope == ApiToken.Scope.MEMBERS else None
+    tools = token.tools.values_list("member__name", "name") if scope == ApiToken.Scope.TOOLS else None
+    rate, flight = token.calls_per_minute, token.max_in_flight
+    return _principal(
+        token.user,
+        token_id=token.pk,
+        token_name=token.name,
+        token_hint=token.hint,
+        expires_at=token.expires_at,
+        members=None if members is None else frozenset(members),
+        tools=None if tools is None else frozenset(tools),
+        calls_per_minute=settings.GUILD_HALL_CALLS_PER_MINUTE if rate is None else rate,
+        max_in_flight=settings.GUILD_HALL_MAX_IN_FLIGHT if flight is None else flight,
+    )
+
+
+def require_good(token: ApiToken) -> None:
+    """Raises TokenError when the token opens nothing any more."""
+    if token.revoked_at is not None:
+        raise TokenError("This token was revoked. `manage.py create_token USER` makes another.")
+    if token.state == "expired":
+        raise TokenError(f"This token expired at {token.expires_at:%Y-%m-%d %H:%M} UTC; make another.")
+    if not token.user.is_active:
+        raise TokenError("The user of this token is not active.")
+
+
+def touch(*token_ids: int) -> None:
+    """These tokens are in use now; written at most once a minute for each."""
+    now = timezone.now()
+    stale = Q(last_used_at=None) | Q(last_used_at__lte=now - timedelta(seconds=TOUCH_SECONDS))
+    ApiToken.objects.filter(stale, pk__in=token_ids).update(last_used_at=now)
+
+
+def _principal(user: User, **of_token: Any) -> Principal:
+    reserved = GuildMember.objects.exclude(groups=None)
+    closed = reserved.none() if user.is_superuser else reserved.exclude(groups__in=Group.objects.filter(user=user))
+    return Principal(
+        user_id=user.pk,
+        name=user.get_username(),
+        invokes=user.has_perm(INVOKE),
+        controls=user.has_perm(CONTROL),
+        views_calls=user.has_perm(VIEW_CALLS),
+        closed_members=frozenset(closed.values_list("name", flat=True)),
+        **of_token,
+    )
+
+
+# Of this process, each with the version it was made at. A snapshot that is younger than its version is made once more.
+_kept: dict[tuple[str, int], tuple[str, Principal]] = {}
+
+
+def _keep(key: tuple[str, int], seen: str | None, principal: Principal) -> Principal:
+    if seen is not None:
+        if len(_kept) >= MAX_KEPT:
+            _kept.clear()
+        _kept[key] = seen, principal
+    return principal
+
+
+# Refusals ---------------------------------------------------------------------------------------------------------
+
+
+def require_invoke(principal: Principal, member: str, tool: str) -> None:
+    """Raises NotAllowedError, which says what is missing. By names alone: whether there is such a tool is not told."""
+    if not principal.may_invoke(member, tool):
+        raise NotAllowedError(_sentences(_lacks(principal, INVOKE, principal.invokes, member, tool)))
+
+
+def require_use(principal: Principal, member: str) -> None:
+    """As `may_use_all`. Raises NotAllowedError, which says what is missing."""
+    if not principal.may_use_all(member):
+        raise NotAllowedError(_sentences(_lacks(principal, INVOKE, principal.invokes, member, None)))
+
+
+def require_control(principal: Principal, member: str) -> None:
+    """Raises NotAllowedError, which says what is missing."""
+    if not principal.may_control(member):
+        raise NotAllowedError(_sentences(_lacks(principal, CONTROL, principal.controls, member, None)))
+
+
+def _sentences(reasons: list[str]) -> str:
+    return " ".join(f"{reason[0].upper()}{reason[1:]}." for reason in reasons)
+
+
+def _lacks(principal: Principal, permission: str, has_it: bool, member: str, tool: str | None) -> list[str]:
+    """What is missing, each as a sentence without its full stop; `tool` None: the member as a whole is meant."""
+    reasons = []
+    if not has_it:
+        reasons.append(f"this needs the permission {permission}, which user {principal.name!r} does not have")
+    if member in principal.closed_members:
+        reasons.append(f"member {member!r} is reserved for groups, and user {principal.name!r} is in none of them")
+    if principal.members is not None and member not in principal.members:
+        reasons.append(f"{_token(principal)} is for these members alone: {_names(principal.members)}")
+    if principal.tools is not None and (tool is None or (member, tool) not in principal.tools):
+        names = _names(f"{owner}/{name}" for owner, name in principal.tools)
+        reasons.append(f"{_token(principal)} is for these tools alone: {names}")
+    return reasons
+
+
+def _token(principal: Principal) -> str:
+    name = f" ({principal.token_name})" if principal.token_name else ""
+    return f"the token {principal.token_hint}…{name}"
+
+
+def _names(names: Any) -> str:
+    known = sorted(names)
+    more = f" and {len(known) - 10} more" if len(known) > 10 else ""
+    return (", ".join(known[:10]) + more) or "none that is left"
+
+
+# Explanations -----------------------------------------------------------------------------------------------------
+
+
+def explain(principal: Principal, member: str, tool: str) -> Decision:
+    """Whether a call of the tool would be taken now, and every reason. Asks the database."""
+    against = _lacks(principal, INVOKE, principal.invokes, member, tool)
+    if principal.is_expired:
+        against.append(f"{_token(principal)} expired")
+    against += _obstacles(member, tool)
+    if against:
+        return Decision(False, against)
+    return Decision(True, [*_grants(principal, member), f"tool {tool!r} of member {member!r} is switched on"])
+
+
+def _obstacles(member: str, tool: str) -> list[str]:
+    """Why nobody can call it now."""
+    row = GuildMember.objects.filter(name=member, removed_at=None).first()
+    if row is None:
+        return [f"no member {member!r} is in the roster"]
+    reasons = [] if row.enabled else [f"member {member!r} is disabled"]
+    known = Tool.objects.filter(member=row, name=tool, listed=True).first()
+    if known is None:
+        reasons.append(f"member {member!r} lists no tool {tool!r}")
+    elif not known.enabled:
+        reasons.append(f"tool {tool!r} of member {member!r} is switched off")
+    return reasons
+
+
+def _grants(principal: Principal, member: str) -> list[str]:
+    if principal.user_id is None:
+        return ["who may run the hall's commands is its operator, and may do everything"]
+    user = User.objects.get(pk=principal.user_id)
+    reasons = [f"user {principal.name!r} {_source_of_permission(user)}"]
+    groups = list(Group.objects.filter(guild_members__name=member).order_by("name"))
+    if not groups:
+        reasons.append(f"member {member!r} is reserved for no group")
+    elif user.is_superuser:
+        reasons.append(f"member {member!r} is reserved for groups, which superusers need not be in")
+    else:
+        shared = user.groups.filter(pk__in=[group.pk for group in groups]).values_list("name", flat=True)
+        reasons.append(f"member {member!r} is reserved for groups, and the user is in {_names(shared)}")
+    if principal.token_id is not None:
+        scope = "includes it" if principal.is_narrowed else "is everything that its user may"
+        reasons.append(f"the scope of {_token(principal)} {scope}")
+    return reasons
+
+
+def _source_of_permission(user: User) -> str:
+    if user.is_superuser:
+        return "is a superuser"
+    codename = INVOKE.partition(".")[2]
+    invoke = Permission.objects.filter(codename=codename, content_type__app_label="roster")
+    if user.user_permissions.filter(pk__in=invoke).exists():
+        return f"has the permission {INVOKE}"
+    names = user.groups.filter(permissions__in=invoke).values_list("name", flat=True)
+    return f"has the permission {INVOKE} by group {_names(set(names))}"

@@ -1,0 +1,49 @@
+"""Whatever decides access bumps `Hall.access_version`, whichever screen, command or script changed it.
+
+QuerySet.update sends no signals: who uses it on such rows calls `Hall.access_changed()` beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth.models import Group, User
+from django.db.models.signals import m2m_changed, post_delete, post_save, pre_delete
+from django.dispatch import receiver
+
+from roster.models import ApiToken, GuildMember, Hall, MemberGroup
+
+# Every login saves the user, with `last_login` alone.
+USER_FIELDS = {"is_active", "is_superuser", "username"}
+LINKS = (
+    User.groups.through,
+    User.user_permissions.through,
+    Group.permissions.through,
+    GuildMember.groups.through,
+    ApiToken.members.through,
+    ApiToken.tools.through,
+)
+
+
+@receiver([post_save, post_delete], sender=ApiToken)
+@receiver([post_save, post_delete], sender=MemberGroup)
+@receiver([post_delete], sender=User)
+@receiver([post_delete], sender=Group)
+@receiver([pre_delete], sender=GuildMember)  # before it: see Hall.access_changed
+def _row_changed(**_: Any) -> None:
+    Hall.access_changed()
+
+
+@receiver(post_save, sender=User)
+def _user_saved(update_fields: frozenset[str] | None = None, **_: Any) -> None:
+    if update_fields is None or USER_FIELDS & update_fields:
+        Hall.access_changed()
+
+
+def _link_changed(action: str, **_: Any) -> None:
+    if action.startswith("post_"):
+        Hall.access_changed()
+
+
+for _through in LINKS:
+    m2m_changed.connect(_link_changed, sender=_through, dispatch_uid=f"access_version:{_through.__name__}")

@@ -1,0 +1,132 @@
+"""Is there any use in waiting for a member: what its row says, and how a call has one started."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from mcp_runtime.availability import Availability
+from roster.models import GuildMember
+
+pytestmark = pytest.mark.django_db
+
+SECOND = timedelta(seconds=1)
+HOUR = timedelta(hours=1)
+
+
+class Hall_:
+    """Stands in for the lifecycle: all rows are its own, until it lost its lease."""
+
+    def __init__(self) -> None:
+        self.woken = 0
+        self.has_lease = True
+        self.availability = Availability(self, self.wake)  # type: ignore[arg-type]
+
+    def own_row(self, member_id: int) -> QuerySet[GuildMember]:
+        rows = GuildMember.objects.filter(pk=member_id)
+        return rows if self.has_lease else rows.none()
+
+    def wake(self) -> None:
+        self.woken += 1
+
+
+@pytest.fixture
+def hall() -> Hall_:
+    return Hall_()
+
+
+def member(**fields: Any) -> GuildMember:
+    return GuildMember.objects.create(name="notes", directory="notes", **fields)
+
+
+def verdict(hall: Hall_, row: GuildMember, patience: timedelta = HOUR, waited: timedelta = SECOND) -> str:
+    since = timezone.now() - waited
+    return hall.availability.no_use_waiting(row, since, since + patience)
+
+
+def test_a_stopped_member_is_wanted_again_and_the_supervisor_woken_once(hall: Hall_) -> None:
+    row = member(wanted="stopped")
+    hall.availability.wish(row.pk)
+    hall.availability.wish(row.pk)
+    row.refresh_from_db()
+    assert (row.wanted, hall.woken) == ("running", 1)
+
+
+def test_without_the_lease_nothing_is_wished(hall: Hall_) -> None:
+    row = member(wanted="stopped")
+    hall.has_lease = False
+    hall.availability.wish(row.pk)
+    row.refresh_from_db()
+    assert (row.wanted, hall.woken) == ("stopped", 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"removed_at": "2026-01-01T00:00:00Z"}, "its folder is gone"),
+        ({"enabled": False}, "it is disabled"),
+        ({"manifest_error": "no command"}, "no command"),
+        ({"manifest_error": "no command", "status": "starting"}, ""),
+        ({"status": "starting"}, ""),
+        ({"status": "disconnected"}, ""),
+        ({"status": "error", "wanted": "stopped", "last_error": "x"}, ""),
+    ],
+)
+def test_the_row_says_whether_it_may_come_up(hall: Hall_, fields: dict[str, Any], reason: str) -> None:
+    row = member(**fields)
+    row.refresh_from_db()
+    assert verdict(hall, row) == reason
+
+
+def test_patience_ends(hall: Hall_) -> None:
+    assert verdict(hall, member(status="starting"), patience=SECOND, waited=2 * SECOND) == (
+        "it was not connected within 1 s"
+    )
+
+
+def failed(ago: timedelta, **fields: Any) -> GuildMember:
+    changed = timezone.now() - ago
+    return member(**{"status": "error", "last_error": "it broke", "status_changed_at": changed, **fields})
+
+
+def test_a_member_that_was_tried_for_this_call_and_failed_is_not_waited_for(hall: Hall_) -> None:
+    assert verdict(hall, failed(ago=timedelta(0))) == "it broke"
+    assert hall.woken == 0
+
+
+def test_a_call_starts_what_failed_before_it(hall: Hall_) -> None:
+    row = failed(ago=HOUR)
+    assert verdict(hall, row) == ""
+    row.refresh_from_db()
+    assert row.next_restart_at is not None
+    assert row.next_restart_at <= timezone.now()
+    assert hall.woken == 1
+
+
+def test_a_call_does_not_defeat_the_back_off(hall: Hall_) -> None:
+    row = failed(ago=2 * SECOND, restarts=4)  # so that it is due 8 s after its failure
+    assert verdict(hall, row) == ""
+    row.refresh_from_db()
+    assert row.next_restart_at == row.status_changed_at + 8 * SECOND
+    other = failed(ago=2 * SECOND, restarts=4) if row.delete() else row
+    assert verdict(hall, other, patience=3 * SECOND) == "it broke"
+    other.refresh_from_db()
+    assert other.next_restart_at is None
+
+
+def test_a_restart_that_is_due_is_waited_for_as_long_as_there_is_patience(hall: Hall_) -> None:
+    row = failed(ago=HOUR, next_restart_at=timezone.now() + 5 * SECOND)
+    assert verdict(hall, row) == ""
+    assert verdict(hall, row, patience=3 * SECOND) == "it broke"
+    assert hall.woken == 0
+
+
+def test_a_restart_that_somebody_asked_for_is_waited_for(hall: Hall_) -> None:
+    row = failed(ago=HOUR, restart_requested_at=timezone.now())
+    assert verdict(hall, row) == ""
+    assert verdict(hall, row, patience=SECOND, waited=2 * SECOND) == "it broke"
+    assert hall.woken == 0

@@ -1,0 +1,111 @@
+"""Calls a minute and calls under way, with a clock of the test."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from mcp_runtime.errors import TooManyCallsError
+from mcp_runtime.limits import Limiter
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def calls(limiter: Limiter, count: int, key: int = 1, **limits: int) -> None:
+    for _ in range(count):
+        with limiter.call(key, **{"calls_per_minute": 0, "max_in_flight": 0, **limits}):
+            pass
+
+
+def test_a_minutes_worth_may_come_at_once_and_the_next_waits_for_its_turn() -> None:
+    clock = Clock()
+    limiter = Limiter(clock)
+    calls(limiter, 60, calls_per_minute=60)
+    with pytest.raises(TooManyCallsError, match="60 calls a minute") as refusal:
+        calls(limiter, 1, calls_per_minute=60)
+    assert refusal.value.retry_after == pytest.approx(1.0)
+    clock.now += 1.0
+    calls(limiter, 1, calls_per_minute=60)
+    with pytest.raises(TooManyCallsError):
+        calls(limiter, 1, calls_per_minute=60)
+    clock.now += 60.0
+    calls(limiter, 60, calls_per_minute=60)
+
+
+def test_a_refused_call_costs_nothing() -> None:
+    clock = Clock()
+    limiter = Limiter(clock)
+    calls(limiter, 2, calls_per_minute=2)
+    for _ in range(5):
+        with pytest.raises(TooManyCallsError):
+            calls(limiter, 1, calls_per_minute=2)
+    clock.now += 30.0
+    calls(limiter, 1, calls_per_minute=2)
+
+
+@pytest.mark.parametrize("rate", [1, 7, 6000, 1_000_000])
+def test_rounding_takes_no_call_away(rate: int) -> None:
+    limiter = Limiter(Clock())
+    count = min(rate, 6000)
+    calls(limiter, count, calls_per_minute=rate)
+
+
+def test_zero_is_no_limit() -> None:
+    limiter = Limiter(Clock())
+    calls(limiter, 10_000)
+    with limiter.call(1, calls_per_minute=0, max_in_flight=0), limiter.call(1, calls_per_minute=0, max_in_flight=0):
+        pass
+
+
+def test_calls_under_way_are_counted_until_they_end_however_they_end() -> None:
+    limiter = Limiter()
+    with limiter.call(1, calls_per_minute=0, max_in_flight=1):
+        with pytest.raises(TooManyCallsError, match="1 calls under way"):
+            calls(limiter, 1, max_in_flight=1)
+        calls(limiter, 1, key=2, max_in_flight=1)
+    with pytest.raises(ZeroDivisionError), limiter.call(1, calls_per_minute=0, max_in_flight=1):
+        raise ZeroDivisionError
+    calls(limiter, 1, max_in_flight=1)
+
+
+def test_tokens_do_not_share_their_limits() -> None:
+    limiter = Limiter(Clock())
+    calls(limiter, 1, key=1, calls_per_minute=1)
+    calls(limiter, 1, key=2, calls_per_minute=1)
+
+
+def test_many_at_once_never_exceed_the_limit() -> None:
+    limiter = Limiter()
+    refused: list[int] = []
+    under_way, most = 0, 0
+    lock, gate = threading.Lock(), threading.Barrier(20)
+
+    def call() -> None:
+        nonlocal under_way, most
+        gate.wait()
+        try:
+            with limiter.call(1, calls_per_minute=0, max_in_flight=5):
+                with lock:
+                    under_way += 1
+                    most = max(most, under_way)
+                done.wait(5)
+                with lock:
+                    under_way -= 1
+        except TooManyCallsError:
+            refused.append(1)
+            if len(refused) == 15:
+                done.set()
+
+    done = threading.Event()
+    threads = [threading.Thread(target=call) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (most, len(refused)) == (5, 15)

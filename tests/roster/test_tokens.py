@@ -1,0 +1,162 @@
+"""New tokens: what may be asked for, and that none is wider than who makes it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Group, User
+from django.utils import timezone
+
+from mcp_runtime import access, control
+from mcp_runtime.access import OPERATOR, Principal
+from mcp_runtime.errors import NotAllowedError, RequestRefusedError, UnknownMemberError, UnknownToolError
+from roster import tokens
+from roster.models import ApiToken, GuildMember, Tool
+from roster.tokens import TokenWish
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def alice() -> User:
+    return User.objects.create_superuser("alice")
+
+
+@pytest.fixture(autouse=True)
+def members() -> None:
+    for name in ("notes", "example"):
+        member = GuildMember.objects.create(name=name, directory=name)
+        for tool in ("add", "list"):
+            Tool.objects.create(member=member, name=tool, definition={"name": tool})
+
+
+def make(user: User, maker: Principal = OPERATOR, **wish: Any) -> ApiToken:
+    return tokens.make(user, TokenWish(**wish), maker=maker)[0]
+
+
+def maker(user: User, **wish: Any) -> Principal:
+    return access.principal_of_row(make(user, **wish))
+
+
+def opened(row: ApiToken) -> set[str]:
+    """What it is for, as words."""
+    return {
+        str(row.scope),
+        *row.members.values_list("name", flat=True),
+        *(f"{tool.member.name}/{tool.name}" for tool in row.tools.select_related("member")),
+    }
+
+
+def test_a_token_is_for_everything_some_members_or_some_tools(alice: User) -> None:
+    assert opened(make(alice)) == {"all"}
+    assert opened(make(alice, members=["notes", "notes"])) == {"members", "notes"}
+    assert opened(make(alice, tools=[("notes", "add")])) == {"tools", "notes/add"}
+
+
+@pytest.mark.parametrize(
+    ("wish", "error", "said"),
+    [
+        ({"members": ["notes"], "tools": [("notes", "add")]}, RequestRefusedError, "give one of them"),
+        ({"members": ["nobody"]}, UnknownMemberError, "nobody"),
+        ({"tools": [("notes", "fly")]}, UnknownToolError, "fly"),
+        ({"name": "x" * 101}, RequestRefusedError, "100 characters"),
+        ({"expires_at": timezone.now() - timedelta(seconds=1)}, RequestRefusedError, "would expire"),
+        ({"max_in_flight": 0}, RequestRefusedError, "1 or more"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_made(
+    alice: User, wish: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        make(alice, **wish)
+    assert not ApiToken.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("own", "wish"),
+    [
+        ({"members": ["notes"]}, {"members": ["example"]}),
+        ({"members": ["notes"]}, {"members": ["notes", "example"]}),
+        ({"members": ["notes"]}, {"tools": [("example", "add")]}),
+        ({"tools": [("notes", "add")]}, {"members": ["notes"]}),
+        ({"tools": [("notes", "add")]}, {"tools": [("notes", "list")]}),
+        ({"expires_at": timezone.now() + timedelta(days=1)}, {"expires_at": timezone.now() + timedelta(days=2)}),
+        ({"calls_per_minute": 10}, {"calls_per_minute": 11}),
+        ({"calls_per_minute": 10}, {"calls_per_minute": 0}),
+        ({"max_in_flight": 2}, {"max_in_flight": 3}),
+    ],
+)
+def test_a_token_makes_none_that_is_wider_than_itself(alice: User, own: dict[str, Any], wish: dict[str, Any]) -> None:
+    who = maker(alice, **own)
+    with pytest.raises(NotAllowedError):
+        make(alice, who, **wish)
+    assert ApiToken.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("own", "wish", "expected"),
+    [
+        ({"members": ["notes"]}, {}, {"members", "notes"}),
+        ({"members": ["notes", "example"]}, {"members": ["notes"]}, {"members", "notes"}),
+        ({"members": ["notes"]}, {"tools": [("notes", "add")]}, {"tools", "notes/add"}),
+        ({"tools": [("notes", "add")]}, {}, {"tools", "notes/add"}),
+        ({}, {}, {"all"}),
+    ],
+)
+def test_a_token_makes_what_is_as_wide_as_itself_or_narrower(
+    alice: User, own: dict[str, Any], wish: dict[str, Any], expected: set[str]
+) -> None:
+    assert opened(make(alice, maker(alice, **own), **wish)) == expected
+
+
+def test_a_token_hands_on_its_end_and_its_limits(alice: User) -> None:
+    end = timezone.now() + timedelta(days=1)
+    row = make(alice, maker(alice, expires_at=end, calls_per_minute=10, max_in_flight=2))
+    assert (row.expires_at, row.calls_per_minute, row.max_in_flight) == (end, 10, 2)
+    sooner = make(alice, maker(alice, expires_at=end), expires_at=end - timedelta(hours=1))
+    assert sooner.expires_at == end - timedelta(hours=1)
+
+
+def test_limits_that_are_those_of_all_are_not_written_down(alice: User) -> None:
+    row = make(alice, maker(alice))
+    assert (row.calls_per_minute, row.max_in_flight) == (None, None)
+
+
+def test_what_is_reserved_for_others_is_unknown_to_who_makes_a_token(alice: User) -> None:
+    control.reserve(control.member("notes"), [Group.objects.create(name="writers")])
+    bob = User.objects.create_user("bob")
+    with pytest.raises(UnknownMemberError):
+        make(bob, access.principal_of_user(bob), members=["notes"])
+    with pytest.raises(UnknownMemberError):
+        make(bob, access.principal_of_user(bob), tools=[("notes", "add")])
+
+
+# What people type -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "hours"), [("30d", 720), ("12h", 12), ("90m", 1.5), ("2w", 336)])
+def test_an_end_may_be_a_time_from_now(text: str, hours: float) -> None:
+    assert abs(tokens.parse_end(text) - timezone.now() - timedelta(hours=hours)) < timedelta(seconds=5)
+
+
+def test_an_end_may_be_a_date() -> None:
+    assert tokens.parse_end("2030-01-31").isoformat() == "2030-01-31T00:00:00+00:00"
+    assert tokens.parse_end("2030-01-31T12:00:00+02:00") == datetime.fromisoformat("2030-01-31T10:00:00+00:00")
+
+
+@pytest.mark.parametrize("text", ["", "soon", "30", "d", "-1d", "2030-13-01", "99999999d"])
+def test_an_end_that_is_none_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(ValueError, match="30d"):
+        tokens.parse_end(text)
+
+
+def test_a_tools_name_may_hold_slashes() -> None:
+    assert tokens.parse_tool("files/read/all") == ("files", "read/all")
+
+
+@pytest.mark.parametrize("text", ["", "notes", "/add", "notes/"])
+def test_a_tool_is_named_with_its_member(text: str) -> None:
+    with pytest.raises(ValueError, match="MEMBER/TOOL"):
+        tokens.parse_tool(text)
