@@ -51,6 +51,9 @@ READ_BYTES = 65_536
 LARGE_ANSWER = 250_000
 STREAM_ENDED = "the event stream ended without the answer"
 TOOLS_CHANGED = "notifications/tools/list_changed"
+PROMPTS_CHANGED = "notifications/prompts/list_changed"
+RESOURCES_CHANGED = "notifications/resources/list_changed"
+CHANGES = ("toolsListChanged", "promptsListChanged", "resourcesListChanged")  # what a modern server is asked to tell
 _SESSION_ID = re.compile("[!-~]{1,1000}")  # visible ASCII, says the specification
 
 
@@ -67,8 +70,10 @@ class InitializeResult:
     instructions: str
 
     @property
-    def announces_tool_changes(self) -> bool:
-        return _object(self.capabilities.get("tools")).get("listChanged") is True
+    def announces_changes(self) -> bool:
+        """Whether it says when a list of its is another."""
+        kinds = ("tools", "prompts", "resources")
+        return any(_object(self.capabilities.get(kind)).get("listChanged") is True for kind in kinds)
 
 
 @dataclass
@@ -100,9 +105,9 @@ class JsonRpcClient:
         on_request: Callable[[str, dict[str, Any]], dict[str, Any]] | None = None,
         on_notification: Callable[[str, dict[str, Any]], None] = lambda method, params: None,
     ) -> None:
-        self._url = requests.Request("POST", url).prepare().url or url
+        self.url = requests.Request("POST", url).prepare().url or url
         self._max_bytes = max_bytes
-        self._own_headers = headers or Headers()
+        self.headers = headers or Headers()
         self._offered = dict(capabilities or {})
         self._on_request = on_request
         self._on_notification = on_notification
@@ -113,8 +118,8 @@ class JsonRpcClient:
         self._adapter = Adapter(
             is_tls=url.startswith("https:"), pool_connections=1, pool_maxsize=connections, max_retries=0
         )
-        self._session = Session()
-        self._capabilities: dict[str, Any] = {}
+        self.session = Session()
+        self.capabilities: dict[str, Any] = {}
 
     def close(self) -> None:
         self._adapter.close()
@@ -124,7 +129,7 @@ class JsonRpcClient:
     @property
     def is_modern(self) -> bool:
         """Whether the server is spoken to without a session, as from 2026-07-28 on."""
-        return self._session.is_modern
+        return self.session.is_modern
 
     def connect(
         self, timeout: float = INITIALIZE_TIMEOUT, exchange: Exchange | None = None, *, version: str | None = None
@@ -156,11 +161,11 @@ class JsonRpcClient:
             raise ProtocolError(
                 f"answered server/discover with versions {said}; the hall speaks {protocol.MODERN_VERSION}"
             )
-        self._session, self._capabilities = session, _object(result.get("capabilities"))
+        self.session, self.capabilities = session, _object(result.get("capabilities"))
         return InitializeResult(
             protocol_version=protocol.MODERN_VERSION,
             server_info=_object(_object(result.get("_meta")).get(f"{protocol.META}serverInfo")),
-            capabilities=self._capabilities,
+            capabilities=self.capabilities,
             instructions=str(result.get("instructions") or "")[:10_000],
         )
 
@@ -180,11 +185,11 @@ class JsonRpcClient:
         session = replace(exchange.session, version=str(version))
         self.notify("notifications/initialized", timeout=_left(deadline), session=session)
         # Only now: until it is begun, and if it cannot be, the one before is what the server may know.
-        self._session, self._capabilities = session, _object(result.get("capabilities"))
+        self.session, self.capabilities = session, _object(result.get("capabilities"))
         return InitializeResult(
             protocol_version=session.version,
             server_info=_object(result.get("serverInfo")),
-            capabilities=self._capabilities,
+            capabilities=self.capabilities,
             instructions=str(result.get("instructions") or "")[:10_000],
         )
 
@@ -194,7 +199,7 @@ class JsonRpcClient:
         if not self._handshake_lock.acquire(timeout=timeout):
             raise RequestTimeoutError(timeout)
         try:
-            if self._session.id != session_id:
+            if self.session.id != session_id:
                 return
             self.initialize(_left(deadline), exchange)
         finally:
@@ -214,7 +219,7 @@ class JsonRpcClient:
             try:
                 result = self.call("tools/list", params, _left(deadline), exchange)
             except RemoteError as error:
-                if error.code == jsonrpc.METHOD_NOT_FOUND and "tools" not in self._capabilities:
+                if error.code == jsonrpc.METHOD_NOT_FOUND and "tools" not in self.capabilities:
                     return found  # a server without tools, and it said so
                 raise
             size += len(jsonrpc.encode(result))
@@ -303,14 +308,14 @@ class JsonRpcClient:
         exchange = exchange or Exchange()
         deadline = time.monotonic() + timeout
         try:
-            return self._request(method, params, timeout, exchange, session or self._session)
+            return self._request(method, params, timeout, exchange, session or self.session)
         except _SessionOverError as over:
             self._begin_again(over.session_id, _left(deadline), exchange)
         except RemoteError as error:
             supported = _object(error.data).get("supported")
             if error.code != protocol.UNSUPPORTED_VERSION or protocol.MODERN_VERSION not in _list(supported):
                 raise
-        return self._request(method, params, _left(deadline), exchange, session or self._session)
+        return self._request(method, params, _left(deadline), exchange, session or self.session)
 
     def _request(
         self, method: str, params: dict[str, Any], timeout: float, exchange: Exchange, session: Session
@@ -333,7 +338,7 @@ class JsonRpcClient:
                 raise
         while message is None:
             message = self._go_on(request_id, timeout, exchange, stream)
-        with translated(timeout, exchange, self._own_headers.secrets):
+        with translated(timeout, exchange, self.headers.secrets):
             result = jsonrpc.result_of(message)
         if exchange.aborted:
             raise RequestCancelledError
@@ -365,7 +370,7 @@ class JsonRpcClient:
         """A message without an answer. Raises HttpStatusError when it is not accepted."""
         exchange = Exchange()
         exchange.begin(None, timeout)
-        exchange.session = session or self._session
+        exchange.session = session or self.session
         with self._send("POST", timeout, exchange, {}, jsonrpc.notification(method, params)) as response:
             if not 200 <= response.status_code < 300:
                 raise HttpStatusError(response.status_code, jsonrpc.excerpt(self._body(response)))
@@ -378,10 +383,10 @@ class JsonRpcClient:
         Raises HttpStatusError where it offers nothing of the kind: 405 from most.
         """
         exchange.begin(self._ids.take(), timeout)
-        exchange.session = self._session
+        exchange.session = self.session
         stream = protocol.EventStream()
         if exchange.session.is_modern:
-            params = {"notifications": {"toolsListChanged": True}}
+            params = {"notifications": dict.fromkeys(CHANGES, True)}
             params, headers = self._dressed("subscriptions/listen", params, exchange.request_id or 0, exchange)
             message = jsonrpc.request(exchange.request_id or 0, "subscriptions/listen", params)
             sending = self._send("POST", timeout, exchange, headers, message)
@@ -412,7 +417,7 @@ class JsonRpcClient:
         response = None
         outer = transport.begin(exchange)
         try:
-            with translated(timeout, exchange, self._own_headers.secrets):
+            with translated(timeout, exchange, self.headers.secrets):
                 # The adapter, not Session.send: no cookies, proxies, netrc or redirects, and a third of the CPU.
                 response = self._adapter.send(request, stream=True, timeout=cast(Any, limit))
                 exchange.expect_body(self._max_bytes)
@@ -426,14 +431,14 @@ class JsonRpcClient:
     def _prepared(self, verb: str, headers: Mapping[str, str], body: bytes | None) -> requests.PreparedRequest:
         # Filled in by hand: `Request.prepare` reads and checks the address anew each time, for a fifth of a call's CPU.
         request = requests.PreparedRequest()
-        request.method, request.url, request.body, request.hooks = verb, self._url, body, {"response": []}
+        request.method, request.url, request.body, request.hooks = verb, self.url, body, {"response": []}
         length = {} if body is None else {"Content-Length": str(len(body))}
         request.headers = CaseInsensitiveDict({**headers, **length})
         return request
 
     def _headers(self, session: Session) -> dict[str, str]:
         headers = {
-            **self._own_headers.values,
+            **self.headers.values,
             "Accept": f"{protocol.JSON}, {protocol.EVENT_STREAM}",
             "Accept-Encoding": "identity",
             "Content-Type": protocol.JSON,
@@ -498,7 +503,7 @@ class JsonRpcClient:
         Raises ConnectError when nobody listens any more: then there is nothing to go on with.
         """
         wait = RETRY_SECONDS if stream.retry_ms is None else max(stream.retry_ms / 1000, SHORTEST_RETRY)
-        with translated(timeout, exchange, self._own_headers.secrets):
+        with translated(timeout, exchange, self.headers.secrets):
             exchange.pause(wait)
         # A header is sent as Latin-1: so its bytes are those of UTF-8.
         last = stream.last_event_id.encode().decode("latin-1")

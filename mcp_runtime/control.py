@@ -7,19 +7,28 @@ sees every wish within a second even when no bell arrives.
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Any
 
 from celery import Celery, current_app
 from django.conf import settings
+from django.contrib.auth.models import Group
 from django.db import transaction
 from django.db.models import Count, Q, QuerySet
 from django.utils import timezone
 
-from mcp_runtime import discovery, invocations, lease, logs, schemas, waiting
-from mcp_runtime.errors import MemberDisabledError, RequestRefusedError, UnknownMemberError, UnknownToolError
+from mcp_runtime import access, agent_setup, discovery, invocations, lease, logs, schemas, sessions, waiting
+from mcp_runtime.errors import (
+    AgentUnavailableError,
+    MemberDisabledError,
+    RequestRefusedError,
+    UnknownMemberError,
+    UnknownToolError,
+)
 from mcp_runtime.invocations import Caller
-from roster.models import GuildMember, Invocation, Tool
+from roster.models import AgentEvent, AgentMessage, AgentSession, GuildMember, Hall, Invocation, Tool
 
 logger = logging.getLogger("guildhall.control")
 
@@ -73,21 +82,26 @@ def member(name: str) -> GuildMember:
 
 def start(row: GuildMember) -> None:
     """Wish it running; out of `error` it is tried at once, its restart counter forgotten."""
-    _require_enabled(row)
-    if row.manifest_error:
-        raise RequestRefusedError(f"member {row.name!r} cannot start: {row.manifest_error}")
+    _require_startable(row)
     retry = {"restart_requested_at": timezone.now()} if row.status == GuildMember.Status.ERROR else {}
     _wish(row, wanted=GuildMember.Wanted.RUNNING, **retry)
 
 
-def stop(row: GuildMember) -> None:
-    """Wish it stopped, until somebody starts it or a call needs it."""
+def stop(row: GuildMember, *, force: bool = False) -> None:
+    """Wish it stopped, until somebody starts it or a call needs it.
+
+    Raises MemberInUseError while a session needs it, unless forced; so do restart and disable.
+    """
+    if not force:
+        sessions.require_unneeded(row)
     _wish(row, wanted=GuildMember.Wanted.STOPPED, restart_requested_at=None)
 
 
-def restart(row: GuildMember) -> None:
+def restart(row: GuildMember, *, force: bool = False) -> None:
     """Wish a new process, from the manifest as it is now."""
     _require_enabled(row)
+    if not force:
+        sessions.require_unneeded(row)
     if row.manifest_error:
         raise RequestRefusedError(f"member {row.name!r} cannot start: {row.manifest_error}")
     _wish(row, wanted=GuildMember.Wanted.RUNNING, restart_requested_at=timezone.now())
@@ -101,15 +115,26 @@ def refresh(row: GuildMember) -> None:
 
 
 def enable(row: GuildMember) -> None:
-    _wish(row, enabled=True, wanted=GuildMember.Wanted.RUNNING)
+    with transaction.atomic():
+        Hall.access_changed()
+        _wish(row, enabled=True, wanted=GuildMember.Wanted.RUNNING)
 
 
-def disable(row: GuildMember) -> None:
+def disable(row: GuildMember, *, force: bool = False) -> None:
     """It stops, and calls to it are refused until it is enabled."""
-    _wish(row, enabled=False)
+    if not force:
+        sessions.require_unneeded(row)
+    with transaction.atomic():
+        Hall.access_changed()
+        _wish(row, enabled=False)
 
 
-MEMBER_VERBS = {
+def reserve(row: GuildMember, groups: Iterable[Group]) -> None:
+    """For the users of these groups alone; of none, for everybody who may call tools."""
+    row.groups.set(groups)
+
+
+MEMBER_VERBS: dict[str, Callable[..., None]] = {
     "start": start,
     "stop": stop,
     "restart": restart,
@@ -117,6 +142,14 @@ MEMBER_VERBS = {
     "enable": enable,
     "disable": disable,
 }
+# Those that a session's need stands against; they take `force`.
+FORCIBLE_VERBS = ("stop", "restart", "disable")
+
+
+def _require_startable(row: GuildMember) -> None:
+    _require_enabled(row)
+    if row.manifest_error:
+        raise RequestRefusedError(f"member {row.name!r} cannot start: {row.manifest_error}")
 
 
 def _require_enabled(row: GuildMember) -> None:
@@ -133,7 +166,9 @@ def _wish(row: GuildMember, **wishes: Any) -> None:
 
 def switch_tool(tool: Tool, *, on: bool) -> None:
     """A tool switched off is hidden from lists and refused at every door."""
-    Tool.objects.filter(pk=tool.pk).update(enabled=on)
+    with transaction.atomic():
+        Hall.access_changed()
+        Tool.objects.filter(pk=tool.pk).update(enabled=on)
     tool.enabled = on
 
 
@@ -183,6 +218,83 @@ def cancel_call(invocation: Invocation) -> Invocation:
 def wait_for(invocation_id: int, timeout: float) -> bool:
     """Wait until the call is over, at most `timeout` seconds; whether it is."""
     return waiting.calls.wait(invocation_id, timeout)
+
+
+# Agents' sessions -------------------------------------------------------------------------------------------------
+
+
+def create_session(
+    member_names: Sequence[str], *, caller: Caller, name: str = "", direct: bool = False, model: str = ""
+) -> AgentSession:
+    """A session of an agent with these members, which are wished running. Raises RequestRefusedError, AccessError."""
+    who = caller.who()
+    members = [member(member_name) for member_name in dict.fromkeys(member_names)]
+    for row in members:
+        access.require_use(who, row.name)
+        _require_startable(row)
+    session = sessions.create(members, caller=caller, name=name, direct=direct, model=model)
+    for row in members:
+        start(row)
+    return session
+
+
+def queue_message(session: AgentSession, prompt: Any, *, caller: Caller, timeout: float | None = None) -> AgentMessage:
+    """Queue a prompt to the session's agent, its members wished running.
+
+    Raises RequestRefusedError, among them AgentUnavailableError when no agent could run.
+    """
+    if problem := agent_problem():
+        raise AgentUnavailableError(f"no agent can run: {problem}")
+    who = caller.who()
+    members = list(session.members.all())
+    for row in members:
+        access.require_use(who, row.name)
+        if row.removed_at:
+            raise UnknownMemberError(f"member {row.name!r} of session {session.name!r} is gone from the roster")
+        _require_enabled(row)
+    with transaction.atomic():  # the message is not seen before its members are wanted
+        message = sessions.queue(session, prompt, timeout=timeout or settings.GUILD_HALL_AGENT_TIMEOUT, caller=caller)
+        for row in members:
+            if row.wanted != GuildMember.Wanted.RUNNING:
+                _wish(row, wanted=GuildMember.Wanted.RUNNING)
+    ring(wishes=True)
+    return message
+
+
+def agent_problem() -> str:
+    """What is missing to run agents, as the runtime sees it; without one, as this process does."""
+    if live_runtime() is None:
+        return agent_setup.problem(os.environ)
+    return Hall.objects.values_list("agent_problem", flat=True).get(pk=1)
+
+
+def session(name_or_id: str) -> AgentSession:
+    """The session of that name or id. Raises UnknownSessionError."""
+    return sessions.find(name_or_id)
+
+
+def stop_session(row: AgentSession) -> list[AgentMessage]:
+    """Cancel what waits and ask what runs to stop. Raises NotCancellableError when there is nothing."""
+    stopped = sessions.stop(row)
+    ring(wishes=True)
+    return stopped
+
+
+def stop_message(row: AgentMessage) -> AgentMessage:
+    """Cancel it while it waits, ask it to stop while it runs; one that is over is left alone."""
+    stopped = sessions.cancel(row)
+    ring(wishes=True)
+    return stopped
+
+
+def transcript(row: AgentSession, after: int = 0, *, message: AgentMessage | None = None) -> QuerySet[AgentEvent]:
+    """What happened in the session (or for one of its messages) behind the event of that id."""
+    return sessions.events_after(row, after, message=message)
+
+
+def is_under_way(row: AgentSession, *, message: AgentMessage | None = None) -> bool:
+    """Whether the transcript may grow: ask before reading it."""
+    return sessions.is_under_way(row, message=message)
 
 
 # The roster as readers see it -------------------------------------------------------------------------------------

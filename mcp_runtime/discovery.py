@@ -50,6 +50,8 @@ def sync(members_dir: Path) -> SyncReport:
             if row.name not in seen and row.removed_at is None:
                 GuildMember.objects.filter(pk=row.pk).update(removed_at=timezone.now())
                 report.removed.append(row.name)
+        if report.removed:
+            Hall.access_changed()
     return report
 
 
@@ -112,11 +114,14 @@ def _write(
     """Whether anything was written."""
     if row is None:
         rows[name] = GuildMember.objects.create(name=name, **values)
+        Hall.access_changed()
         report.added.append(name)
         return True
     changes = {key: value for key, value in values.items() if getattr(row, key) != value}
     if not changes:
         return False
     GuildMember.objects.filter(pk=row.pk).update(**changes)
+    if {"enabled", "removed_at"} & changes.keys():
+        Hall.access_changed()
     (report.added if row.removed_at else report.changed).append(name)
     return True

@@ -22,11 +22,12 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from mcp_runtime import invocations, protocol
+from mcp_runtime.availability import Availability
 from mcp_runtime.changes import SqliteChanges
 from mcp_runtime.database import persistently, unit_of_work
 from mcp_runtime.errors import ClientError, ConnectError, describe_exit
 from mcp_runtime.invocations import ErrorKind, Outcome
-from mcp_runtime.lifecycle import EXIT_GRACE, Lifecycle, LiveMember, earliest_start
+from mcp_runtime.lifecycle import EXIT_GRACE, Lifecycle, LiveMember
 from mcp_runtime.supervisor import unfulfilled
 from mcp_runtime.transport import Exchange
 from roster.models import GuildMember, Invocation
@@ -71,6 +72,7 @@ class Dispatcher:
         self._run_in_pool = run_in_pool
         self._concurrency = concurrency
         self._wake_supervisor = wake_supervisor
+        self._availability = Availability(lifecycle, wake_supervisor)
         self._has_broker = has_broker
         self._bell = threading.Event()
         self._claiming = True
@@ -287,7 +289,7 @@ class Dispatcher:
                 reason = f"the member exited during the call, with {describe_exit(live.process.exit_code or 0)}"
                 return Outcome.failed(ErrorKind.TRANSPORT, self._say(invocation, reason))
             # A server that serves one at a time cannot take all who call: as long as others run in it, it lives.
-            if error.is_refusal or self._load[live.member_id] < 2:
+            if error.is_refusal or self._load[live.member_id] + live.relayed < 2:
                 unit_of_work(partial(self._lifecycle.connection_failed, live, error))
             return Outcome.of_error(error, member=live.name, tool=invocation.tool_name)
         except ClientError as error:
@@ -403,39 +405,14 @@ class Dispatcher:
         hopeless = []
         for invocation in rows:
             since = max(invocation.queued_at, down_since)
-            if reason := self._no_use_waiting(member, since, since + timedelta(seconds=invocation.timeout)):
+            if reason := self._availability.no_use_waiting(
+                member, since, since + timedelta(seconds=invocation.timeout)
+            ):
                 hopeless.append((invocation, f"member {member.name!r} is unavailable: {reason}"))
         with transaction.atomic():
             for invocation, text in hopeless:
                 invocations.refuse(invocation, Outcome.failed(ErrorKind.UNAVAILABLE, text), self._lease_id)
         return bool(rows)
-
-    def _no_use_waiting(self, member: GuildMember, since: datetime, deadline: datetime) -> str:
-        """Why the member will not come up within the patience of one who waits `since`; empty while it may."""
-        if member.removed_at:
-            return "its folder is gone"
-        if not member.enabled:
-            return "it is disabled"
-        if member.manifest_error and member.status != GuildMember.Status.STARTING:
-            return member.manifest_error
-        if member.status == GuildMember.Status.ERROR and member.wanted == GuildMember.Wanted.RUNNING:
-            return self._no_use_in_error(member, since, deadline)
-        patience = (deadline - since).total_seconds()
-        return f"it was not connected within {patience:g} s" if timezone.now() > deadline else ""
-
-    def _no_use_in_error(self, member: GuildMember, since: datetime, deadline: datetime) -> str:
-        due = member.next_restart_at
-        if due is None and member.restart_requested_at is None:
-            if member.status_changed_at > since:
-                return member.last_error  # it was tried for this call, and failed
-            # A call wakes a member that nothing else will, though never sooner than its back-off allows.
-            due = max(earliest_start(member), timezone.now())
-            if due <= deadline:
-                rows = self._lifecycle.own_row(member.pk).filter(status=member.status, next_restart_at=None)
-                rows.update(next_restart_at=due)
-                self._wake_supervisor()
-        late = timezone.now() > deadline or (due is not None and due > deadline)
-        return member.last_error if late else ""
 
     def serve_cancellations(self) -> None:
         """Tell members that running calls are not wanted any more."""
@@ -464,7 +441,7 @@ class Dispatcher:
     # Stopping -----------------------------------------------------------------------------------------------------
 
     def calls_in(self, member_id: int) -> int:
-        """How many calls run in the member now."""
+        """How many queued calls run in the member now."""
         return self._load[member_id]
 
     def abandon(self, member_id: int) -> None:

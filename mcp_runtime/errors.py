@@ -5,6 +5,7 @@ McpRuntimeError
   NoFreePortError(first, last)         nothing left in the range
   SecretError                          a header's secret is not where the manifest says
   LeaseError(holder)                   another runtime owns this hall
+  AddressTakenError                    the gateway cannot listen where it should
   ProcessError
     SpawnError(reason)                 the command could not be started
     StartTimeoutError(seconds)         no handshake within the deadline
@@ -19,10 +20,15 @@ McpRuntimeError
     RemoteError(code, message, data)   a proper JSON-RPC error object
     ToolError(result)                  the tool itself failed: a result with isError
   MethodError(code, message, data)     what a method that we serve answers with instead of a result
+  AccessError                          who asks may not come in
+    TokenError                         a token that is unknown, expired or revoked
+    NotAllowedError                    may come in, but not do this
+    TooManyCallsError(retry_after)     more than the token may
   RequestRefusedError                  a wish or call the hall will not take
     UnknownMemberError  UnknownToolError  MemberDisabledError  ToolDisabledError
     InvalidArgumentsError(path, reason)
     IdempotencyConflictError  NotCancellableError
+    MemberInUseError  UnknownSessionError  AgentUnavailableError
 """
 
 from __future__ import annotations
@@ -62,6 +68,10 @@ class SecretError(McpRuntimeError):
 
 class LeaseError(McpRuntimeError):
     """Another runtime owns this hall."""
+
+
+class AddressTakenError(McpRuntimeError):
+    """The gateway cannot listen where it should. The message says what to do."""
 
 
 # Processes --------------------------------------------------------------------------------------------------------
@@ -195,6 +205,29 @@ class MethodError(McpRuntimeError):
         self.data = data
 
 
+# Who may do what --------------------------------------------------------------------------------------------------
+
+
+class AccessError(McpRuntimeError):
+    """Who asks may not come in. The message says why, and what to do."""
+
+
+class TokenError(AccessError):
+    """A token that opens nothing: unknown, expired, revoked, or of a user who is not active."""
+
+
+class NotAllowedError(AccessError):
+    """Who asks may come in, but not do this. The message names what is missing."""
+
+
+class TooManyCallsError(AccessError):
+    """More calls than the token may make. `retry_after` is in seconds."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 # What the hall will not take --------------------------------------------------------------------------------------
 
 
@@ -232,4 +265,16 @@ class IdempotencyConflictError(RequestRefusedError):
 
 
 class NotCancellableError(RequestRefusedError):
-    """The invocation is over."""
+    """The invocation is over, or nothing of the session is under way."""
+
+
+class MemberInUseError(RequestRefusedError):
+    """A session's message that waits or runs needs the member."""
+
+
+class UnknownSessionError(RequestRefusedError):
+    """There is no session of that name or id."""
+
+
+class AgentUnavailableError(RequestRefusedError):
+    """No agent can run here: the Agent SDK or a key for the model is missing. Says what to do."""

@@ -21,7 +21,8 @@ from django.db.models import Count, F, JSONField, TextField, Value
 from django.db.models.functions import Cast
 from django.utils import timezone
 
-from mcp_runtime import jsonrpc, schemas
+from mcp_runtime import access, jsonrpc, schemas
+from mcp_runtime.access import OPERATOR, Principal
 from mcp_runtime.changes import CALL_ENDED, notify
 from mcp_runtime.errors import (
     ClientError,
@@ -50,15 +51,23 @@ _TABLE = Invocation._meta.db_table
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks, and through which door."""
+    """Who asks, and through which door. Without a user it is the operator, at the command line."""
 
     door: Invocation.Door
     user: User | None = None
+    principal: Principal | None = None  # with a token; without one it is made of the user
+
+    def who(self) -> Principal:
+        """What decides what they may, as of now. Raises AccessError."""
+        if self.principal is not None:
+            return self.principal
+        return OPERATOR if self.user is None else access.principal_of_user(self.user)
 
     @property
     def name(self) -> str:
         if self.user is not None:
-            return self.user.get_username()
+            token = self.principal.token_name if self.principal else ""
+            return self.user.get_username() + (f" ({token})" if token else "")
         try:
             return f"{getpass.getuser()} (system user)"
         except (KeyError, OSError):  # a container's user without a name
@@ -74,8 +83,10 @@ def queue(
     """Make the row of one call; True beside it when it is new, False when `idempotency_key` names an earlier one.
 
     Raises a RequestRefusedError for what will not be taken: unknown or disabled member or tool, arguments that do
-    not fit the tool's input schema, a key that was used for another call.
+    not fit the tool's input schema, a key that was used for another call. Raises an AccessError for who may not.
     """
+    who = caller.who()
+    access.require_invoke(who, member_name, tool_name)
     if idempotency_key is not None and (first := _earlier(caller, idempotency_key)):
         return _same_call(first, member_name, tool_name, arguments), False
     tool = callable_tool(member_name, tool_name)
@@ -88,6 +99,7 @@ def queue(
         timeout=member.timeout_of(tool.name),
         door=caller.door,
         requested_by=caller.user,
+        token_id=who.token_id,
         requester=caller.name,
         secret_paths=schemas.secret_paths(tool.input_schema, arguments),
         idempotency_key=idempotency_key,

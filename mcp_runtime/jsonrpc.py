@@ -79,15 +79,14 @@ def error_response(request_id: Any, code: int, message: str, data: Any = None) -
 
 def encode(message: Any) -> bytes:
     """Raises ValueError for NaN and infinity, which JSON does not know."""
-    text = json.dumps(message, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return text.encode("utf-8", "surrogatepass")
+    return _ENCODER.encode(message).encode("utf-8", "surrogatepass")
 
 
 def decode(body: bytes) -> Any:
     """The JSON value of `body`. Raises ProtocolError for what is not JSON, nests too deep or holds NaN."""
     try:
         # Decoded here: `loads` would take UTF-16, and surrogates in UTF-8, past the check for them.
-        value = json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)
+        value = _DECODER.decode(body.decode("utf-8-sig"))
     except RecursionError as error:
         raise ProtocolError("the answer is nested too deep to be read") from error
     except ValueError as error:  # covers JSONDecodeError, UnicodeDecodeError and integers without end
@@ -100,6 +99,11 @@ def decode(body: bytes) -> Any:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+# Made once: `dumps` and `loads` with options make one for each message, which takes longer than most messages.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def check_depth(value: Any, depth: int = 0) -> None:

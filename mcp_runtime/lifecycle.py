@@ -25,7 +25,15 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from mcp_runtime import bridge, logs, ports, process, remote, tools
-from mcp_runtime.client import REQUEST_TIMEOUT, TOOLS_CHANGED, InitializeResult, JsonRpcClient, ToolList
+from mcp_runtime.client import (
+    PROMPTS_CHANGED,
+    REQUEST_TIMEOUT,
+    RESOURCES_CHANGED,
+    TOOLS_CHANGED,
+    InitializeResult,
+    JsonRpcClient,
+    ToolList,
+)
 from mcp_runtime.database import give_connection_back, persistently
 from mcp_runtime.errors import (
     ClientError,
@@ -93,6 +101,7 @@ class LiveMember:
     talk: Exchange = field(default_factory=Exchange)  # what the hall itself asks it: the handshake, its tools
     listening: Exchange = field(default_factory=Exchange)  # to what it says unasked
     calls: int = 0  # that run in it now; the dispatcher counts
+    relayed: int = 0  # of the gateway; its loop counts
     big_answers: threading.Lock = field(default_factory=threading.Lock)  # are written one after the other
     connected_at: float | None = None
     progress: str = ""  # as it stands on the row
@@ -122,6 +131,7 @@ class Lifecycle:
         max_result_bytes: int,
         plain_http_hosts: Collection[str] = (),
         on_change: Callable[[int], None] = lambda _: None,
+        on_lists_changed: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._lease_id = lease_id
         self._hall_mark = f"{hall_id}/"
@@ -134,6 +144,7 @@ class Lifecycle:
         self._max_result_bytes = max_result_bytes
         self._plain_http_hosts = plain_http_hosts
         self._on_change = on_change
+        self._on_lists_changed = on_lists_changed
         self._live: dict[int, LiveMember] = {}
         self._aborted: set[int] = set()
         self._progress_noted_at = 0.0
@@ -327,7 +338,7 @@ class Lifecycle:
             raise StoppedWhileStartingError(live.name)
         if live.process.exited.is_set():
             self._crashed(live)  # between the answer and the row: nobody else has noticed
-        elif told.announces_tool_changes:
+        elif told.announces_changes:
             threading.Thread(target=self._listen, args=(live,), name=f"listen-{live.name}", daemon=True).start()
         self._on_change(live.member_id)
 
@@ -579,9 +590,11 @@ class Lifecycle:
         except ClientError as error:
             if live.process.exited.wait(EXIT_GRACE) or live.stop_asked.is_set():
                 return
-            if live.calls and isinstance(error, RequestTimeoutError):
+            if (live.calls or live.relayed) and isinstance(error, RequestTimeoutError):
                 # One that serves one at a time is busy, not broken: ended, it would take its calls with it.
-                logger.warning("member %r did not list its tools while %d calls ran in it", live.name, live.calls)
+                logger.warning(
+                    "member %r did not list its tools while %d calls ran in it", live.name, live.calls + live.relayed
+                )
                 return
             live.stop_asked.set()
             live.process.stop()
@@ -604,6 +617,8 @@ class Lifecycle:
     def _notified(self, member_id: int, method: str, params: dict[str, Any]) -> None:
         if method == TOOLS_CHANGED:
             self._tools_changed.add(member_id)
+        elif method in (PROMPTS_CHANGED, RESOURCES_CHANGED):
+            self._on_lists_changed(member_id)
 
     def wish_refreshes(self) -> None:
         """Members that said their tools changed get a wish to refresh; every few seconds, however often they say it."""
@@ -633,6 +648,7 @@ class Lifecycle:
             if live.process.exited.wait(LISTEN_PAUSE) or live.stop_asked.is_set():
                 return
             self._tools_changed.add(live.member_id)  # it may have said so while nobody listened
+            self._on_lists_changed(live.member_id)
 
     def _write_refreshed(self, member_id: int, rows: list[Tool]) -> None:
         with transaction.atomic():

@@ -169,6 +169,18 @@ class MemberProcess:
         """The last line it wrote that is not blank."""
         return self._log.last_line()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it ended, as the OS knows: sooner than `exited`, which waits for its last words."""
+        if self._reaped or self.exited.is_set():
+            return True
+        if not hasattr(os, "waitid"):
+            return False
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # reaped in this moment
+            return True
+
     # Watching -----------------------------------------------------------------------------------------------------
 
     def _watch(self, on_exit: Callable[[MemberProcess], None]) -> None:
@@ -266,6 +278,7 @@ class NoProcess:
     pid = None
     exit_code = None
     mark = ""
+    is_over = False
 
     def __init__(self) -> None:
         self.exited = threading.Event()

@@ -181,6 +181,11 @@ class EventStream:
         fresh.last_event_id, fresh.retry_ms = self.last_event_id, self.retry_ms
         self.__dict__.update(fresh.__dict__)
 
+    @property
+    def held(self) -> int:
+        """Bytes of an event that has not ended."""
+        return len(self._rest) + sum(map(len, self._data))
+
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         if not chunk:
             return
@@ -230,6 +235,37 @@ def qualified_name(member: str, tool: str) -> str:
 
 
 _NOT_IN_NAMES = re.compile("[^A-Za-z0-9_.-]")
+
+
+# What a definition may hold, and of which type: clients refuse a whole list for one member's slip.
+_KINDS: Mapping[str, type | tuple[type, ...]] = {
+    **{"title": str, "description": str, "outputSchema": dict, "annotations": dict},
+    **{"icons": list, "_meta": dict, "execution": dict},
+}
+
+
+def offered_definition(definition: Mapping[str, Any], name: str, *, has_schema: bool = True) -> dict[str, Any]:
+    """A tool as the member defined it, but for what would cost a client every other member's tools, under `name`."""
+    kept = {key: value for key, value in definition.items() if isinstance(value, _KINDS.get(key, object))}
+    for key in ("inputSchema", "outputSchema"):
+        if key in kept and not _is_schema_of_object(kept[key]):
+            del kept[key]
+    annotations: Any = kept.get("annotations", {})
+    if not all(isinstance(value, str if key == "title" else bool) for key, value in annotations.items()):
+        del kept["annotations"]
+    if not has_schema:
+        kept.pop("inputSchema", None)
+    return {"name": name, "inputSchema": {"type": "object"}, **kept} | {"name": name}
+
+
+def _is_schema_of_object(schema: Any) -> bool:
+    return (
+        isinstance(schema, dict)
+        and schema.get("type") == "object"
+        and isinstance(schema.get("properties", {}), dict)
+        and isinstance(schema.get("required", []), list)
+        and all(isinstance(name, str) for name in schema.get("required", []))
+    )
 
 
 def progress_of(params: Mapping[str, Any]) -> dict[str, Any] | None:

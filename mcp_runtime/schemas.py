@@ -240,6 +240,9 @@ def _compiled(pattern: str) -> Any:
 
 # Secrets ----------------------------------------------------------------------------------------------------------
 
+# A schema without any of these marks no secrets.
+SECRET_WORDS = (b'"writeOnly"', b'"password"')
+
 _IN_PLACE = ("if", "then", "else")
 _IN_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
 _IN_PLACE_MAPS = ("dependentSchemas", "dependencies")

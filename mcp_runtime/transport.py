@@ -210,7 +210,7 @@ class _DeadlineTlsSocket(_DeadlineSocket, ssl.SSLSocket):
         socket.socket.shutdown(self, how)
 
 
-def _tls_context() -> ssl.SSLContext:
+def tls_context() -> ssl.SSLContext:
     """Certificates are always verified: by what the environment names, else by the system's and certifi's."""
     context = ssl.create_default_context()
     if not (os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR")):
@@ -317,7 +317,7 @@ class _TlsConnectionPool(_ConnectionPool, HTTPSConnectionPool):
 
 class Adapter(HTTPAdapter):
     def __init__(self, *, is_tls: bool, **options: Any) -> None:
-        self._context = _tls_context() if is_tls else None
+        self._context = tls_context() if is_tls else None
         super().__init__(**options)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,5 @@
-"""The runtime's worker: one Celery worker with a thread pool; supervisor and dispatcher hang on it as a bootstep.
+"""The runtime's worker: one Celery worker with a thread pool; supervisor, dispatcher and agents' sessions hang
+on it as a bootstep.
 
 Started by the guard (`manage.py runtime`), never by hand. Exit code 75: another runtime owns the hall.
 """
@@ -9,6 +10,7 @@ import ctypes
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -28,6 +30,7 @@ logger = logging.getLogger("guildhall.runtime")
 
 EX_TEMPFAIL = 75  # sysexits.h: try again later
 EX_SOFTWARE = 70
+EX_UNAVAILABLE = 69
 PR_SET_PDEATHSIG = 1
 HEARTBEAT_SECONDS = 1.0
 PRUNE_SECONDS = 3600.0
@@ -48,12 +51,13 @@ GUARD_LOOK = 0.1
 
 
 class Runtime:
-    """Everything of the runtime that is not Celery: lease, lifecycle, supervisor, dispatcher; and how it ends."""
+    """Everything of the runtime that is not Celery: lease, lifecycle, supervisor, dispatcher, sessions; and its end."""
 
-    def __init__(self, lease_id: uuid.UUID) -> None:
+    def __init__(self, lease_id: uuid.UUID, gateway_sockets: list[socket.socket]) -> None:
         from django.conf import settings
 
         from mcp_runtime import lease
+        from mcp_runtime.gateway.server import Gateway, Options
         from mcp_runtime.lifecycle import Lifecycle
         from mcp_runtime.supervisor import Supervisor
 
@@ -62,26 +66,47 @@ class Runtime:
         self._stop_asked = threading.Event()
         self._stopped = threading.Event()
         self._dispatcher: Any = None
+        self._sessions: Any = None
+        self._hall_id = lease.hall().hall_id
         self.lifecycle = Lifecycle(
             lease_id=lease_id,
-            hall_id=lease.hall().hall_id,
+            hall_id=self._hall_id,
             members_dir=settings.GUILD_HALL_MEMBERS_DIR,
             data_dir=settings.GUILD_HALL_DATA_DIR,
             port_range=settings.GUILD_HALL_PORT_RANGE,
             max_result_bytes=settings.GUILD_HALL_MAX_RESULT_BYTES,
             plain_http_hosts=settings.GUILD_HALL_PLAIN_HTTP_HOSTS,
             on_change=self._member_changed,
+            on_lists_changed=lambda member_id: self._gateway.lists_changed(member_id),
         )
         self.supervisor = Supervisor(
             lifecycle=self.lifecycle,
             members_dir=settings.GUILD_HALL_MEMBERS_DIR,
             start_concurrency=settings.GUILD_HALL_START_CONCURRENCY,
         )
+        options = Options(
+            allowed_hosts=settings.ALLOWED_HOSTS,
+            trusted_origins=settings.CSRF_TRUSTED_ORIGINS,
+            max_bytes=settings.GUILD_HALL_MAX_RESULT_BYTES,
+            record_bytes=settings.GUILD_HALL_RECORD_BYTES,
+        )
+        self._gateway = Gateway(
+            lifecycle=self.lifecycle,
+            sockets=gateway_sockets,
+            options=options,
+            wake_supervisor=self.supervisor.wake,
+        )
 
     def _member_changed(self, member_id: int) -> None:
         self.supervisor.wake()
+        self._gateway.member_changed(member_id)
         if self._dispatcher is not None:
             self._dispatcher.member_changed(member_id)
+
+    def _look_everywhere(self) -> None:
+        self.supervisor.wake()
+        if self._sessions is not None:
+            self._sessions.wake()
 
     # Start --------------------------------------------------------------------------------------------------------
 
@@ -89,8 +114,9 @@ class Runtime:
         """Begin: called by the bootstep when Celery's pool is there."""
         from django.conf import settings
 
-        from mcp_runtime import invocations, tasks
+        from mcp_runtime import invocations, sessions, tasks
         from mcp_runtime.dispatcher import Dispatcher
+        from mcp_runtime.session_runner import SessionRunner
 
         # First of all, for what follows may hang as well.
         threading.Thread(target=self._bound_the_stop, name="bound", daemon=True).start()
@@ -99,14 +125,26 @@ class Runtime:
             lifecycle=self.lifecycle,
             run_in_pool=run_in_pool,
             concurrency=settings.GUILD_HALL_CONCURRENCY,
-            wake_supervisor=self.supervisor.wake,
+            wake_supervisor=self._look_everywhere,
+            has_broker=bool(settings.REDIS_URL),
+        )
+        self._sessions = SessionRunner(
+            lease_id=self.lease_id,
+            mark=f"{self._hall_id}/{self.lease_id}/",
+            directory=settings.GUILD_HALL_DATA_DIR / "agent",
+            concurrency=settings.GUILD_HALL_AGENT_CONCURRENCY,
+            gateway_port=settings.GUILD_HALL_GATEWAY_PORT,
             has_broker=bool(settings.REDIS_URL),
         )
         self.lifecycle.reset_rows()
-        invocations.end_lost(self.lease_id, "the runtime ended while it ran; it is not run again by itself")
+        lost = "the runtime ended while it ran; it is not run again by itself"
+        invocations.end_lost(self.lease_id, lost)
+        sessions.end_lost(self.lease_id, lost)
         tasks.answer_with(self._dispatcher)
         self.supervisor.start()
         self._dispatcher.start()
+        self._gateway.start()
+        self._sessions.start()
         threading.Thread(target=self._keep_lease, name="lease", daemon=True).start()
         threading.Thread(target=self._keep_house, name="housekeeping", daemon=True).start()
         threading.Thread(target=self._end, name="end", daemon=True).start()
@@ -137,13 +175,14 @@ class Runtime:
         from django.conf import settings
         from django.db import Error, connection
 
-        from mcp_runtime import invocations
+        from mcp_runtime import invocations, sessions
 
         days, keep = settings.GUILD_HALL_KEEP_INVOCATIONS_DAYS, settings.GUILD_HALL_KEEP_INVOCATIONS
         while not self._stop_asked.wait(PRUNE_SECONDS):
             try:
                 pruned = invocations.prune(days=days, keep=keep)
                 invocations.prune_status_changes(days=days)
+                sessions.prune(days=days)
                 if pruned:
                     logger.info("pruned %d finished invocations", pruned)
             except Error as error:
@@ -164,17 +203,21 @@ class Runtime:
         """A thread that waits for the stop and does it: Celery's own comes seconds later, or never at a mute broker."""
         from django.db import connections
 
-        from mcp_runtime import invocations, lease, tasks
+        from mcp_runtime import invocations, lease, sessions, tasks
 
         self._stop_asked.wait()
         logger.info("stopping: no new calls; members end side by side")
         try:
             tasks.answer_with(None)
+            self._gateway.close_doors()
             self._dispatcher.stop_claiming()
+            self._sessions.stop()
             self.supervisor.stop()
             self._stop_members()
+            self._gateway.stop()
             self._dispatcher.stop()
             invocations.end_own(self.lease_id, "the runtime was stopped while it ran")
+            sessions.end_own(self.lease_id, "the runtime was stopped while it ran")
             self.lifecycle.kill_everything()
             lease.release(self.lease_id)
         except Exception:
@@ -217,13 +260,18 @@ class Runtime:
         for thread in threads:
             thread.join()
 
+    def _calls_in(self, member_id: int) -> int:
+        live = self.lifecycle.connected(member_id)
+        queued: int = self._dispatcher.calls_in(member_id)
+        return queued + (live.relayed if live else 0)
+
     def _stop_member(self, member_id: int) -> None:
         """Running calls get a while, then they are cancelled; the longer they took, the shorter the farewell."""
         from mcp_runtime.database import unit_of_work
 
         deadline = time.monotonic() + CALLS_GRACE
         timeout = STOP_TIMEOUT
-        while self._dispatcher.calls_in(member_id) and time.monotonic() < deadline and not guard_is_gone():
+        while self._calls_in(member_id) and time.monotonic() < deadline and not guard_is_gone():
             time.sleep(0.02)
         if self._dispatcher.calls_in(member_id):
             self._dispatcher.abandon(member_id)
@@ -272,15 +320,25 @@ def end_with_parent() -> None:
 
 def run() -> int:
     """Take the lease, build the worker, run it to its end; the exit code."""
+    from django.conf import settings
+
     from mcp_runtime import control, lease
-    from mcp_runtime.errors import LeaseError
+    from mcp_runtime.errors import AddressTakenError, LeaseError
+    from mcp_runtime.gateway import server
 
     try:
         lease_id = lease.take()
     except LeaseError as error:
         logger.error("%s", error)
         return EX_TEMPFAIL
-    runtime = Runtime(lease_id)
+    try:
+        # Before the worker is built: a bootstep that fails leaves those before it running.
+        sockets = server.bind(settings.GUILD_HALL_HOST, settings.GUILD_HALL_GATEWAY_PORT)
+    except AddressTakenError as error:
+        logger.error("%s", error)
+        lease.release(lease_id)
+        return EX_UNAVAILABLE
+    runtime = Runtime(lease_id, sockets)
     RuntimeStep.runtime = runtime
     app: Celery[Any] = control.bell()
     app.steps["worker"].add(RuntimeStep)

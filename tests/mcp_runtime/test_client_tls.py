@@ -193,11 +193,11 @@ def test_trust_is_the_systems_and_certifis_unless_the_environment_names_another(
 ) -> None:
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     monkeypatch.delenv("SSL_CERT_DIR", raising=False)
-    known = {str(certificate) for certificate in transport._tls_context().get_ca_certs()}
+    known = {str(certificate) for certificate in transport.tls_context().get_ca_certs()}
     certifis = ssl.create_default_context(cafile=certifi.where()).get_ca_certs()
     assert known >= {str(certificate) for certificate in certifis}
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
-    assert len(transport._tls_context().get_ca_certs()) == 1
+    assert len(transport.tls_context().get_ca_certs()) == 1
 
 
 def test_a_server_that_speaks_http_where_tls_is_due_is_told_so(peers: Peers, trusted: None) -> None:

@@ -288,7 +288,7 @@ def test_a_call_wakes_a_member_that_was_stopped(echo: Tool, bells: Bells) -> Non
 
 @pytest.mark.django_db(transaction=True)
 def test_a_repeated_call_wakes_nobody(echo: Tool, bells: Bells, django_user_model: Any) -> None:
-    caller = Caller(Invocation.Door.REST, django_user_model.objects.create_user("bob"))
+    caller = Caller(Invocation.Door.REST, django_user_model.objects.create_superuser("bob"))
     first, _ = control.queue_call("anna", "echo", {}, caller=caller, idempotency_key="k")
     control.stop(echo.member)
     bells.rung.clear()

@@ -87,7 +87,7 @@ class Live:
     def __init__(self, member: GuildMember) -> None:
         self.member_id, self.name = member.pk, member.name
         self.client, self.process = Client(), Process()
-        self.calls = 0
+        self.calls = self.relayed = 0
         self.big_answers = threading.Lock()
 
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.utils import timezone
 
@@ -60,9 +60,14 @@ def echo(anna: GuildMember) -> Tool:
     return Tool.objects.create(member=anna, name="echo", definition={"name": "echo", "inputSchema": SCHEMA})
 
 
+def may_call(user: User) -> User:
+    user.user_permissions.add(Permission.objects.get(codename="invoke_tool"))
+    return user
+
+
 @pytest.fixture
 def bob() -> User:
-    return User.objects.create_user("bob")
+    return may_call(User.objects.create_user("bob"))
 
 
 def ask(arguments: Any = None, *, tool: str = "echo", caller: Caller | None = None, key: str | None = None) -> Any:
@@ -282,7 +287,7 @@ def test_the_same_key_for_another_call_is_a_conflict_that_names_the_first(echo: 
 
 
 def test_a_key_is_its_users_own(echo: Tool, bob: User) -> None:
-    alice = User.objects.create_user("alice")
+    alice = may_call(User.objects.create_user("alice"))
     assert ask(caller=Caller(REST, bob), key="k")[1]
     assert ask(caller=Caller(REST, alice), key="k")[1]
 

@@ -13,42 +13,62 @@ import pytest
 from tests.conftest import ROOT
 
 LAYERS = (
-    {"jsonrpc", "errors", "protocol", "remote", "guard", "bridge", "logs", "console"},
-    {"database", "changes", "manifest", "ports", "process", "client", "transport", "schemas"},
-    {"control", "invocations", "discovery", "lease", "waiting", "tools"},
-    {"worker", "tasks", "dispatcher", "supervisor", "lifecycle"},
+    {"jsonrpc", "errors", "protocol", "remote", "guard", "bridge", "logs", "console", "agent_setup"},
+    {
+        *("database", "changes", "manifest", "ports", "process", "client", "transport", "schemas", "limits"),
+        *("agent", "agent_host"),
+    },
+    {"control", "access", "invocations", "sessions", "discovery", "lease", "waiting", "tools"},
+    {
+        *("worker", "tasks", "dispatcher", "supervisor", "lifecycle", "availability", "gateway"),
+        "session_runner",
+    },
 )
 # Beside itself a module imports only what is drawn.
 BESIDE = {
     "jsonrpc": {"errors"},
     "client": {"transport"},
     "remote": {"errors"},
-    "control": {"invocations", "discovery", "lease", "waiting"},
+    "agent": {"process"},
+    "control": {"access", "invocations", "sessions", "discovery", "lease", "waiting"},
+    "sessions": {"invocations", "lease"},
     "waiting": {"invocations"},
-    "invocations": {"lease"},
-    "worker": {"tasks", "dispatcher", "supervisor", "lifecycle"},
+    "invocations": {"access", "lease"},
+    "worker": {"tasks", "dispatcher", "supervisor", "lifecycle", "gateway", "session_runner"},
+    "gateway": {"availability", "lifecycle"},
+    "availability": {"lifecycle"},
     "tasks": {"dispatcher"},
-    "dispatcher": {"supervisor", "lifecycle"},
+    "dispatcher": {"supervisor", "lifecycle", "availability"},
     "supervisor": {"lifecycle"},
 }
-DJANGO_FREE = LAYERS[0] | {"manifest", "ports", "process", "client", "transport", "schemas"}
+DJANGO_FREE = LAYERS[0] | {
+    *("manifest", "ports", "process", "client", "transport", "schemas", "limits", "agent", "agent_host"),
+}
 STANDARD_LIBRARY_ONLY = LAYERS[0]
 # What web and commands use: wishes and calls through `control`, and beside it values and texts.
 OPEN_TO_INTERFACES = {
+    "mcp_runtime.access",
     "mcp_runtime.control",
     "mcp_runtime.console",
     "mcp_runtime.errors",
     "mcp_runtime.invocations.Caller",
     "mcp_runtime.jsonrpc",
     "mcp_runtime.protocol",
+    "mcp_runtime.limits",
     "mcp_runtime.logs",
     "mcp_runtime.manifest",
     "mcp_runtime.remote",
     "mcp_runtime.schemas.mask",
 }
-RUNTIME_SIDE = LAYERS[3] | {"process", "client", "transport", "ports"}
+RUNTIME_SIDE = LAYERS[3] | {"process", "client", "transport", "ports", "agent", "agent_host"}
 
-MODULES = {path.stem: path for path in (ROOT / "mcp_runtime").glob("*.py") if path.stem != "__init__"}
+RUNTIME = ROOT / "mcp_runtime"
+# A package is a module of several files.
+MODULES = {
+    path.stem: sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    for path in RUNTIME.iterdir()
+    if path.stem != "__init__" and (path.suffix == ".py" or (path / "__init__.py").exists())
+}
 INTERFACES = [
     path
     for path in sorted((ROOT / "roster").rglob("*.py"))
@@ -66,13 +86,13 @@ def imports_of(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def packages_of(path: Path) -> set[str]:
-    return {name.split(".")[0] for name in imports_of(path)}
+def packages_of(*paths: Path) -> set[str]:
+    return {name.split(".")[0] for path in paths for name in imports_of(path)}
 
 
-def used_modules(path: Path) -> set[str]:
-    """The modules of mcp_runtime that the file imports."""
-    return {name.split(".")[1] for name in imports_of(path) if name.startswith("mcp_runtime.")}
+def used_modules(*paths: Path) -> set[str]:
+    """The modules of mcp_runtime that the files import."""
+    return {name.split(".")[1] for path in paths for name in imports_of(path) if name.startswith("mcp_runtime.")}
 
 
 def short(path: Path) -> str:
@@ -91,30 +111,35 @@ def test_every_module_has_its_layer_and_one_alone() -> None:
 def test_a_module_imports_from_below_and_beside_only_what_is_drawn(module: str) -> None:
     allowed = set().union(*LAYERS[: layer_of(module)]) | BESIDE.get(module, set())
     # `worker` imports itself under its own name when it is the program.
-    assert used_modules(MODULES[module]) - allowed - {module} == set()
+    assert used_modules(*MODULES[module]) - allowed - {module} == set()
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_a_module_of_the_runtime_knows_of_the_web_no_more_than_its_rows(module: str) -> None:
-    assert {name for name in imports_of(MODULES[module]) if name.startswith(("roster", "guildhall"))} <= {
+    assert {
+        name for path in MODULES[module] for name in imports_of(path) if name.startswith(("roster", "guildhall"))
+    } <= {
         f"roster.models.{name}"
-        for name in ("CallTotal", "GuildMember", "Hall", "Invocation", "PortAllocation", "StatusChange", "Tool")
+        for name in (
+            *("AgentEvent", "AgentMessage", "AgentSession", "ApiToken", "CallTotal", "GuildMember", "Hall"),
+            *("Invocation", "PortAllocation", "StatusChange", "Tool"),
+        )
     }
 
 
 @pytest.mark.parametrize("module", sorted(DJANGO_FREE))
 def test_below_the_rows_nothing_imports_django(module: str) -> None:
-    assert packages_of(MODULES[module]).isdisjoint({"django", "celery", "rest_framework", "roster"})
+    assert packages_of(*MODULES[module]).isdisjoint({"django", "celery", "rest_framework", "roster"})
 
 
 @pytest.mark.parametrize("module", sorted(STANDARD_LIBRARY_ONLY))
 def test_the_lowest_layer_is_standard_library_only(module: str) -> None:
-    assert packages_of(MODULES[module]) <= set(sys.stdlib_module_names) | {"mcp_runtime"}
+    assert packages_of(*MODULES[module]) <= set(sys.stdlib_module_names) | {"mcp_runtime"}
 
 
-@pytest.mark.parametrize("module", ["guard", "bridge"])
+@pytest.mark.parametrize("module", ["guard", "bridge", "agent_host"])
 def test_what_must_not_fail_stands_alone(module: str) -> None:
-    assert used_modules(MODULES[module]) == set()
+    assert used_modules(*MODULES[module]) == set()
 
 
 @pytest.mark.parametrize("name", ["models.py", "apps.py"])

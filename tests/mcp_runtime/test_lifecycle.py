@@ -896,7 +896,7 @@ def test_who_offers_no_stream_is_not_asked_again_and_who_stumbles_is(
 
     monkeypatch.setattr(lifecycle, "LISTEN_PAUSE", 0.01)
     monkeypatch.setattr(JsonRpcClient, "listen", listen)
-    monkeypatch.setattr(InitializeResult, "announces_tool_changes", True)
+    monkeypatch.setattr(InitializeResult, "announces_changes", True)
     member = stage.up()
     eventually(lambda: len(asked) > 3 if goes_on else not listeners())
     assert (len(asked) == 1) is not goes_on
@@ -910,7 +910,7 @@ def test_a_stop_does_not_wait_for_who_listens(stage: Stage, monkeypatch: pytest.
         exchange.pause(timeout)
 
     monkeypatch.setattr(JsonRpcClient, "listen", listen)
-    monkeypatch.setattr(InitializeResult, "announces_tool_changes", True)
+    monkeypatch.setattr(InitializeResult, "announces_changes", True)
     member = stage.up()
     eventually(listeners)
     stage.lifecycle.stop(member.pk)

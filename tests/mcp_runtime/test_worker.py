@@ -31,7 +31,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
 
 @pytest.fixture
 def runtime(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> worker.Runtime:
-    made = worker.Runtime(uuid.uuid4())
+    made = worker.Runtime(uuid.uuid4(), [])
     monkeypatch.setattr(made.lifecycle, "kill_everything", lambda: ends.append("killed"))
     return made
 

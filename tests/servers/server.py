@@ -92,6 +92,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.result(message, {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in names]})
             else:
                 self.result(message, {"tools": TOOLS})
+        elif method != "tools/call":
+            self.error(message, -32601, f"no method {method}")
         else:
             self.call(message, message["params"]["name"], message["params"]["arguments"])
 

@@ -1,0 +1,602 @@
+"""HTTP: who may come in, which era a message is of, and replies as JSON or as a stream. A plain ASGI application.
+
+No framework: a call is one path, three verbs and a few headers, and what stands between the socket and the member is
+paid for by each call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import re
+from collections.abc import AsyncGenerator, Callable, Iterator
+from functools import partial
+from typing import Any
+from urllib.parse import parse_qs
+
+from mcp_runtime import jsonrpc, protocol
+from mcp_runtime.access import Principal
+from mcp_runtime.database import unit_of_work
+from mcp_runtime.errors import AccessError, ClientError, MethodError, ProtocolError, TooManyCallsError
+from mcp_runtime.gateway import eras, offers
+from mcp_runtime.gateway.asgi import (
+    JSON_HEADERS,
+    STREAM_HEADERS,
+    GoneError,
+    Message,
+    Receive,
+    Refusal,
+    Send,
+    body_of,
+    send_event,
+    send_whole,
+    start,
+    while_there,
+)
+from mcp_runtime.gateway.callers import Callers, Origins
+from mcp_runtime.gateway.conversations import Conversations
+from mcp_runtime.gateway.endpoints import Endpoints, Place
+from mcp_runtime.gateway.listening import Listening, TooManyStreamsError
+from mcp_runtime.gateway.messages import Answer, Deadline, Event, Request, Stream
+from mcp_runtime.gateway.offers import Roster, Scope
+from mcp_runtime.gateway.relay import Relay
+from mcp_runtime.gateway.sessions import Caller, CallerSession, Sessions
+from mcp_runtime.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
+from mcp_runtime.limits import Limiter
+
+logger = logging.getLogger("guildhall.gateway")
+
+MAX_BATCH = 100
+MAX_CAPABILITIES = 16_384  # bytes
+LISTEN = "subscriptions/listen"
+MAX_ID = 18  # digits
+MAX_SESSIONS = 1_000  # of agents, whose members are kept in memory
+SESSION_SECONDS = 5.0
+# Of our own, in the range that JSON-RPC leaves to applications. Not 401: Claude's CLI takes that for the HTTP status.
+UNAUTHORIZED = 40100
+NOTHING_HERE = "Nothing is here: the gateway is at /mcp, each member at /mcp/<member>."
+NO_OAUTH = "Guild Hall has no OAuth. Send a token, Authorization: Bearer gh_...; manage.py create_token USER makes one."
+_PATH = re.compile(r"/mcp(?:/(?P<member>[^/]+))?/?|/sessions/(?P<session>[^/]+)/mcp/?")
+
+
+class App:
+    """The ASGI application."""
+
+    def __init__(
+        self,
+        *,
+        callers: Callers,
+        origins: Origins,
+        limiter: Limiter,
+        sessions: Sessions,
+        endpoints: Endpoints,
+        listening: Listening,
+        conversations: Conversations,
+        relay: Relay,
+        roster: Callable[[], Roster],
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self._is_stopping = is_stopping
+        self._session_members: dict[tuple[str, int | None], tuple[float, frozenset[str] | None]] = {}
+        self._callers = callers
+        self._origins = origins
+        self._limiter = limiter
+        self._sessions = sessions
+        self._endpoints = endpoints
+        self._listening = listening
+        self._conversations = conversations
+        self._relay = relay
+        self._roster = roster
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        headers = dict(scope["headers"])
+        try:
+            await self._serve(scope, headers, receive, send)
+        except Refusal as refusal:
+            error = refusal.error
+            body = jsonrpc.encode(jsonrpc.error_response(refusal.message_id, error.code, str(error), error.data))
+            await send_whole(send, refusal.status, body, [*JSON_HEADERS, *refusal.headers])
+        except GoneError:
+            pass
+        except Exception:
+            logger.exception("the gateway failed to serve %s %s", scope["method"], scope["path"])
+            error_body = jsonrpc.encode(
+                jsonrpc.error_response(None, INTERNAL_ERROR, "the gateway failed; its log says why")
+            )
+            with contextlib.suppress(Exception):
+                await send_whole(send, 500, error_body, JSON_HEADERS)
+
+    async def _serve(self, scope: Message, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
+        if fault := self._origins.fault(headers):
+            raise Refusal(403, MethodError(INVALID_REQUEST, fault))
+        match = _PATH.fullmatch(scope["path"])
+        if match is None:
+            await _nothing_here(scope["path"], send)
+            return
+        try:
+            principal = await self._callers.principal(headers.get(b"authorization"))
+        except AccessError as error:
+            raise await _unauthorized(error, headers, receive) from error
+        place = await self._place(match, scope["query_string"].decode("latin-1"), principal)
+        verb = scope["method"]
+        if verb == "POST":
+            await self._post(place, principal, headers, receive, send)
+        elif verb == "GET":
+            await self._get(place, principal, headers, receive, send)
+        elif verb == "DELETE":
+            await self._delete(place, principal, headers, send)
+        else:
+            allow = [(b"allow", b"GET, POST, DELETE")]
+            raise Refusal(405, MethodError(INVALID_REQUEST, f"{verb} means nothing here"), headers=allow)
+
+    async def _place(self, match: re.Match[str], query: str, principal: Principal) -> Place:
+        asked = _asked(query)
+        if unknown := asked.keys() - (set() if match["member"] or match["session"] else {"members"}):
+            text = f"unknown query parameter {min(unknown)[:100]!r}; a token goes into the Authorization header"
+            raise Refusal(400, MethodError(INVALID_REQUEST, text))
+        if member := match["member"]:
+            if member not in self._roster().members:
+                await self._endpoints.look_again()  # it may be new
+            if member not in self._roster().members or not principal.may_see(member):
+                raise Refusal(404, MethodError(INVALID_REQUEST, _no_member(member, principal)))
+            return Place(f"/mcp/{member}", Scope(frozenset([member])), member)
+        if session := match["session"]:
+            chosen = await self._members_of_session(session, principal)
+            if chosen is None:
+                raise Refusal(404, MethodError(INVALID_REQUEST, f"there is no session {session[:100]!r}"))
+            return Place(f"/sessions/{session}/mcp", Scope(chosen))
+        if not asked:
+            return Place("/mcp", Scope())
+        names = frozenset(name for value in asked["members"] for name in value.split(",") if name)
+        members = self._roster().members
+        if missing := [name for name in names if name not in members or not principal.may_see(name)]:
+            raise Refusal(404, MethodError(INVALID_REQUEST, _no_member(min(missing), principal)))
+        return Place(f"/mcp?members={','.join(sorted(names))}", Scope(names))
+
+    async def _members_of_session(self, session: str, principal: Principal) -> frozenset[str] | None:
+        """Kept for a moment: the members of a session do not change, but it may go."""
+        now, key = asyncio.get_running_loop().time(), (session, principal.user_id)
+        until, known = self._session_members.get(key, (0.0, None))
+        if now > until and session.isascii() and session.isdigit() and len(session) <= MAX_ID:
+            look = partial(offers.members_of_session, int(session), principal.user_id)
+            known = await asyncio.get_running_loop().run_in_executor(None, unit_of_work, look)
+            if len(self._session_members) >= MAX_SESSIONS:
+                self._session_members.clear()
+            self._session_members[key] = now + SESSION_SECONDS, known
+        return known
+
+    # POST ---------------------------------------------------------------------------------------------------------
+
+    async def _post(
+        self, place: Place, principal: Principal, headers: dict[bytes, bytes], receive: Receive, send: Send
+    ) -> None:
+        if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
+            raise Refusal(415, MethodError(INVALID_REQUEST, "send Content-Type: application/json"))
+        if self._is_stopping():
+            retry = [(b"retry-after", b"2")]
+            raise Refusal(
+                503, MethodError(INTERNAL_ERROR, "the runtime is stopping; try again in a moment"), headers=retry
+            )
+        body = await body_of(receive)
+        try:
+            message = jsonrpc.decode(body)
+        except ProtocolError as error:
+            raise Refusal(400, MethodError(PARSE_ERROR, str(error))) from error
+        with self._counted(principal, message):
+            await self._message(place, principal, headers, body, message, receive, send)
+
+    @contextlib.contextmanager
+    def _counted(self, principal: Principal, message: Any) -> Iterator[None]:
+        """Around one message of a token. Notices, answers and open streams take no place: others wait for them."""
+        is_call = isinstance(message, dict) and "id" in message and message.get("method") not in (None, LISTEN)
+        key, places = principal.token_id or 0, principal.max_in_flight if is_call else 0
+        try:
+            self._limiter.enter(key, calls_per_minute=principal.calls_per_minute, max_in_flight=places)
+        except TooManyCallsError as error:
+            retry = [(b"retry-after", str(max(1, math.ceil(error.retry_after))).encode())]
+            raise Refusal(429, MethodError(INVALID_REQUEST, str(error)), _id_of(message), retry) from error
+        if not is_call:
+            self._limiter.leave(key)
+        try:
+            yield
+        finally:
+            if is_call:
+                self._limiter.leave(key)
+
+    async def _message(
+        self,
+        place: Place,
+        principal: Principal,
+        headers: dict[bytes, bytes],
+        body: bytes,
+        message: Any,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        version = eras.text_of(headers, protocol.VERSION_HEADER) or ""
+        session_id = eras.text_of(headers, protocol.SESSION_HEADER)
+        session = self._sessions.find(session_id, principal, place.path) if session_id else None
+        if session is None and eras.is_modern(message, version):
+            await self._modern(place, principal, headers, body, message, receive, send)
+        elif session is None and isinstance(message, dict) and message.get("method") == "initialize":
+            await self._initialize(place, principal, message, send)
+        elif session is None:
+            text = "this session is over: begin a new one with initialize" if session_id else (
+                "no session: send initialize first and its Mcp-Session-Id from then on, "
+                f"or say in _meta that you speak {protocol.MODERN_VERSION}"
+            )  # fmt: skip
+            raise Refusal(404 if session_id else 400, MethodError(INVALID_REQUEST, text), _id_of(message))
+        else:
+            if version and version not in protocol.HANDSHAKE_VERSIONS:
+                raise Refusal(400, MethodError(INVALID_REQUEST, f"protocol version {version[:40]!r} has no sessions"))
+            caller = Caller(principal, session, session.capabilities, session.log_level, headers.get(b"authorization"))
+            await self._in_session(place, caller, session, headers, body, message, receive, send)
+
+    async def _initialize(self, place: Place, principal: Principal, message: dict[str, Any], send: Send) -> None:
+        message_id = _checked_id(message)
+        params = message.get("params")
+        if not isinstance(params, dict) or message_id is None:
+            raise Refusal(400, MethodError(INVALID_PARAMS, "initialize has an id, and params"), message_id)
+        asked, capabilities = params.get("protocolVersion"), params.get("capabilities")
+        spoken = protocol.HANDSHAKE_VERSIONS
+        version = asked if asked in spoken else spoken[-1]
+        kept = capabilities if isinstance(capabilities, dict) else {}
+        if len(jsonrpc.encode(kept)) > MAX_CAPABILITIES:
+            text = f"capabilities may have {MAX_CAPABILITIES:,} bytes"
+            raise Refusal(400, MethodError(INVALID_PARAMS, text), message_id)
+        session = self._sessions.begin(principal, place.path, version, kept)
+        result = jsonrpc.result_response(message_id, self._endpoints.welcome(place, version))
+        told = [(protocol.SESSION_HEADER.lower().encode(), session.id.encode())]
+        await send_whole(send, 200, jsonrpc.encode(result), [*JSON_HEADERS, *told])
+
+    async def _in_session(
+        self,
+        place: Place,
+        caller: Caller,
+        session: CallerSession,
+        headers: dict[bytes, bytes],
+        body: bytes,
+        message: Any,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        if isinstance(message, list):
+            await self._batch(place, caller, session, message, receive, send)
+            return
+        if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
+            raise Refusal(400, MethodError(INVALID_REQUEST, "this is no JSON-RPC 2.0 message"))
+        if not isinstance(message.get("method"), str):
+            await self._answered(session, message)
+            await send_whole(send, 202, b"", [])
+        elif "id" not in message:
+            await self._notified(place, caller, session, message)
+            await send_whole(send, 202, b"", [])
+        else:
+            request = Request(_checked_id(message), message["method"], _params(message), caller, Deadline(), body)
+            session.running[request.id] = request
+            try:
+                await self._reply(place, request, _accepts_stream(headers), receive, send)
+            finally:
+                if session.running.get(request.id) is request:
+                    del session.running[request.id]
+            if request.method in ("resources/subscribe", "resources/unsubscribe"):
+                for member in [place.member] if place.member else list(session.subscriptions):
+                    self._listening.subscriptions_changed(caller, member)
+
+    @staticmethod
+    async def _answered(session: CallerSession, message: dict[str, Any]) -> None:
+        """A caller's answer to a member's question."""
+        if "result" not in message and "error" not in message:
+            raise Refusal(400, MethodError(INVALID_REQUEST, "neither a method, nor a result, nor an error"))
+        message_id = message.get("id")
+        question = session.questions.pop(message_id, None) if isinstance(message_id, str) else None
+        if question is not None:  # else nobody asked, or has given up
+            await question.answer(message)
+
+    async def _notified(self, place: Place, caller: Caller, session: CallerSession, message: dict[str, Any]) -> None:
+        method, params = message["method"], _params(message)
+        if method == "notifications/cancelled":
+            running = session.running.get(_hashable(params.get("requestId")))
+            if running is not None:
+                running.deadline.cancel()
+                if running.tell_cancelled is not None:
+                    with contextlib.suppress(ClientError, TimeoutError):
+                        await running.tell_cancelled(str(params.get("reason") or "the caller cancelled it")[:500])
+        elif method == "notifications/roots/list_changed" or (
+            # Nothing else: a call without an id would be one that nobody judged.
+            place.member and method.startswith("notifications/") and method != "notifications/initialized"
+        ):
+            for conversation in session.begun():
+                with contextlib.suppress(ClientError, TimeoutError):
+                    await self._conversations.pass_on(conversation.route, caller, message)
+
+    async def _batch(
+        self, place: Place, caller: Caller, session: CallerSession, messages: list[Any], receive: Receive, send: Send
+    ) -> None:
+        """Several messages at once, which 2025-03-26 alone allows; answered in one array, in their order."""
+        if session.version != "2025-03-26":
+            raise Refusal(400, MethodError(INVALID_REQUEST, f"{session.version} has no batches"))
+        if not 0 < len(messages) <= MAX_BATCH:
+            raise Refusal(400, MethodError(INVALID_REQUEST, f"a batch has 1 to {MAX_BATCH} messages"))
+
+        async def one(message: Any) -> bytes | None:
+            try:
+                if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
+                    raise Refusal(400, MethodError(INVALID_REQUEST, "this is no JSON-RPC 2.0 message"))
+                if not isinstance(message.get("method"), str):
+                    await self._answered(session, message)
+                elif "id" not in message:
+                    await self._notified(place, caller, session, message)
+                else:
+                    request = Request(_checked_id(message), message["method"], _params(message), caller, Deadline())
+                    with self._counted(caller.principal, message):
+                        return (await self._final(place, request)).body
+            except Refusal as refusal:
+                error = refusal.error
+                return jsonrpc.encode(jsonrpc.error_response(refusal.message_id, error.code, str(error), error.data))
+            return None
+
+        async with while_there(receive):
+            answers = [answer for answer in await asyncio.gather(*map(one, messages)) if answer is not None]
+        await send_whole(
+            send, 200 if answers else 202, b"[" + b",".join(answers) + b"]" if answers else b"", JSON_HEADERS
+        )
+
+    async def _modern(
+        self,
+        place: Place,
+        principal: Principal,
+        headers: dict[bytes, bytes],
+        body: bytes,
+        message: Any,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        is_request = (
+            isinstance(message, dict) and message.get("jsonrpc") == "2.0" and isinstance(message.get("method"), str)
+        )
+        if not is_request or not isinstance(message.get("params", {}), dict):
+            raise Refusal(400, MethodError(INVALID_REQUEST, "this is no JSON-RPC 2.0 request"))
+        if "id" not in message:
+            await send_whole(send, 202, b"", [])  # a modern caller has nothing to notify: it closes what it cancels
+            return
+        message_id = _checked_id(message)
+        try:
+            eras.check_modern(message, headers)
+        except MethodError as error:
+            raise Refusal(400, error, message_id) from error
+        meta = eras.meta_of(message)
+        capabilities = meta[f"{protocol.META}clientCapabilities"]
+        level = str(meta.get(f"{protocol.META}logLevel") or "")
+        caller = Caller(principal, None, capabilities, level, headers.get(b"authorization"))
+        told = {
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in headers.items()
+            if name.startswith(b"mcp-param-")
+        }
+        request = Request(message_id, message["method"], _params(message), caller, Deadline(), body, told, headers)
+        if request.method == LISTEN:
+            await self._listen(place, request, receive, send)
+        else:
+            await self._reply(place, request, _accepts_stream(headers), receive, send)
+
+    # Replies ------------------------------------------------------------------------------------------------------
+
+    async def _reply(self, place: Place, request: Request, streams: bool, receive: Receive, send: Send) -> None:
+        """Answer one request. A caller who goes away takes it along."""
+        if not streams:
+            async with while_there(receive):
+                answer = await self._final(place, request)
+            await send_whole(send, answer.status, answer.body, JSON_HEADERS)
+            return
+        started = False
+        try:
+            async with while_there(receive), request.deadline.timeout:
+                reply = await self._endpoints.answer(place, request)
+                if isinstance(reply, Stream):
+                    async with contextlib.aclosing(reply):
+                        async for event in reply.events:
+                            if not started and event.is_last and not event.event_id:
+                                reply = Answer(event.data, event.status)  # it had nothing to say before
+                                break
+                            if not started:
+                                await start(send, 200, STREAM_HEADERS)
+                                started = True
+                            await send_event(send, event)
+        except (MethodError, TimeoutError, ClientError) as error:
+            reply = _error_reply(request, error)
+            if started:
+                await send_event(send, Event(reply.body))
+        if started:
+            await send({"type": "http.response.body", "body": b""})
+        elif isinstance(reply, Answer):
+            await send_whole(send, reply.status, reply.body, JSON_HEADERS)
+        else:  # a stream that ended before it said anything: to be resumed, or over
+            await start(send, 200, STREAM_HEADERS)
+            await send({"type": "http.response.body", "body": b""})
+
+    async def _final(self, place: Place, request: Request) -> Answer:
+        """The response alone, for who cannot take a stream."""
+        request.takes_stream = False
+        try:
+            async with request.deadline.timeout:
+                reply = await self._endpoints.answer(place, request)
+                if isinstance(reply, Answer):
+                    return reply
+                async with contextlib.aclosing(reply):
+                    async for event in reply.events:
+                        if event.is_last:
+                            return Answer(event.data, event.status)
+                raise ProtocolError("the stream ended without the answer")
+        except (MethodError, TimeoutError, ClientError) as error:
+            return _error_reply(request, error)
+
+    # Streams ------------------------------------------------------------------------------------------------------
+
+    async def _listen(self, place: Place, request: Request, receive: Receive, send: Send) -> None:
+        """`subscriptions/listen` (26: basic/patterns/subscriptions)."""
+        asked = request.params.get("notifications")
+        if not isinstance(asked, dict):
+            raise Refusal(400, MethodError(INVALID_PARAMS, "notifications must be an object"), request.id)
+        wanted = self._listening.honoured(asked)
+        tag = {f"{protocol.META}subscriptionId": request.id}
+        acknowledged = {"notifications": wanted, "_meta": tag}
+        first = jsonrpc.notification("notifications/subscriptions/acknowledged", acknowledged)
+        end = jsonrpc.result_response(request.id, {"resultType": "complete", "_meta": tag})
+        async with while_there(receive, at_once=True):
+            stream = await self._opened(place, request.caller, wanted, request.id)
+            await self._hold(stream, send, first=jsonrpc.encode(first), last=jsonrpc.encode(end))
+
+    async def _opened(self, place: Place, caller: Caller, *listen: Any) -> Stream:
+        try:
+            return await self._listening.open(place, caller, *listen)
+        except TooManyStreamsError as error:
+            full = MethodError(INTERNAL_ERROR, "too many streams are open here; close some")
+            raise Refusal(503, full, headers=[(b"retry-after", b"10")]) from error
+
+    async def _get(
+        self, place: Place, principal: Principal, headers: dict[bytes, bytes], receive: Receive, send: Send
+    ) -> None:
+        """What is said unasked; or with Last-Event-ID the rest of a stream."""
+        session = self._session(place, principal, headers, "GET")
+        caller = Caller(principal, session, session.capabilities, session.log_level, headers.get(b"authorization"))
+        last_event_id = eras.text_of(headers, protocol.LAST_EVENT_HEADER)
+        async with while_there(receive, at_once=True):
+            rest = await self._rest(session, caller, last_event_id) if last_event_id else None
+            await self._hold(rest or await self._opened(place, caller), send)
+
+    async def _rest(self, session: CallerSession, caller: Caller, last_event_id: str) -> Stream | None:
+        """Event ids are the member's own, behind its name: it is asked to go on."""
+        name, _, own = last_event_id.partition("/")
+        conversation = next((one for one in session.begun() if one.route.live.name == name), None)
+        if conversation is None or not caller.principal.may_use_all(name):
+            return None
+        try:
+            response = await self._conversations.open_stream(conversation, own)
+        except ClientError:
+            return None
+        events = self._as_long_as_allowed(self._relay.hear(response, conversation, session), caller, name)
+        return Stream(events, response.close)
+
+    async def _as_long_as_allowed(
+        self, events: AsyncGenerator[Event], caller: Caller, member: str
+    ) -> AsyncGenerator[Event]:
+        """`events`, while the token is good and for this member: a stream may outlive both."""
+        async with contextlib.aclosing(events):
+            async for event in events:
+                try:
+                    principal = await self._callers.principal(caller.authorization)
+                except AccessError:
+                    return
+                if not principal.may_use_all(member):
+                    return
+                yield event
+
+    async def _delete(self, place: Place, principal: Principal, headers: dict[bytes, bytes], send: Send) -> None:
+        self._sessions.end(self._session(place, principal, headers, "DELETE"))
+        await send_whole(send, 204, b"", [])
+
+    def _session(self, place: Place, principal: Principal, headers: dict[bytes, bytes], verb: str) -> CallerSession:
+        session_id = eras.text_of(headers, protocol.SESSION_HEADER)
+        if not session_id:
+            allow = [(b"allow", b"POST")]
+            raise Refusal(405, MethodError(INVALID_REQUEST, f"{verb} needs the id of a session"), headers=allow)
+        session = self._sessions.find(session_id, principal, place.path)
+        if session is None:
+            raise Refusal(404, MethodError(INVALID_REQUEST, "this session is over: begin a new one with initialize"))
+        return session
+
+    @staticmethod
+    async def _hold(stream: Stream, send: Send, *, first: bytes = b"", last: bytes = b"") -> None:
+        """A stream that stays open until one of the two ends it."""
+        async with contextlib.aclosing(stream):
+            await start(send, 200, STREAM_HEADERS)
+            await send_event(send, Event(first))
+            with contextlib.suppress(ClientError):  # the caller resumes, or not
+                async for event in stream.events:
+                    await send_event(send, event)
+            if last:
+                await send_event(send, Event(last))
+            await send({"type": "http.response.body", "body": b""})
+
+
+async def _nothing_here(path: str, send: Send) -> None:
+    """404 in plain text: clients that look for OAuth after a 401 show these words to people."""
+    text = NO_OAUTH if path.startswith("/.well-known/") or path == "/register" else NOTHING_HERE
+    await send_whole(send, 404, f"{text}\n".encode(), [(b"content-type", b"text/plain; charset=utf-8")])
+
+
+async def _unauthorized(error: AccessError, headers: dict[bytes, bytes], receive: Receive) -> Refusal:
+    """401 with the reason. Claude's CLI throws away what comes with a 401: it is told in a JSON-RPC error."""
+    if headers.get(b"user-agent", b"").startswith(b"claude-code/"):
+        with contextlib.suppress(Refusal, ProtocolError):
+            message = jsonrpc.decode(await body_of(receive))
+            if isinstance(message, dict) and "method" in message and "id" in message:
+                return Refusal(200, MethodError(UNAUTHORIZED, str(error)), message["id"])
+    said = str(error).encode("ascii", "replace").replace(b'"', b"'")
+    fault = b', error="invalid_token", error_description="%b"' % said if b"authorization" in headers else b""
+    challenge = [(b"www-authenticate", b'Bearer realm="Guild Hall"' + fault)]
+    return Refusal(401, MethodError(UNAUTHORIZED, str(error)), headers=challenge)
+
+
+def _asked(query: str) -> dict[str, list[str]]:
+    """The parameters of a query. Most have none."""
+    if not query:
+        return {}
+    try:
+        return parse_qs(query, keep_blank_values=True, max_num_fields=10)
+    except ValueError as error:
+        raise Refusal(400, MethodError(INVALID_REQUEST, f"the query cannot be read: {error}")) from error
+
+
+def _no_member(name: str, principal: Principal) -> str:
+    return f"no member {name[:100]!r} is on the roster for {principal.name}: unknown, disabled, or not theirs"
+
+
+def _id_of(message: Any) -> Any:
+    return message.get("id") if isinstance(message, dict) else None
+
+
+def _checked_id(message: dict[str, Any]) -> Any:
+    """The id of a request. MCP allows text and whole numbers; other numbers are JSON-RPC's."""
+    message_id = message.get("id")
+    if isinstance(message_id, (str, int, float)) and not isinstance(message_id, bool):
+        return message_id
+    raise Refusal(400, MethodError(INVALID_REQUEST, "the id of a request is a string or a number"))
+
+
+def _hashable(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float)) else None
+
+
+def _params(message: dict[str, Any]) -> dict[str, Any]:
+    params = message.get("params", {})
+    if not isinstance(params, dict):
+        raise Refusal(400, MethodError(INVALID_REQUEST, "params must be an object"), message.get("id"))
+    return params
+
+
+def _accepts_stream(headers: dict[bytes, bytes]) -> bool:
+    accept = headers.get(b"accept", b"*/*")
+    return b"text/event-stream" in accept or b"*/*" in accept or b"text/*" in accept
+
+
+def _error_reply(request: Request, error: MethodError | TimeoutError | ClientError) -> Answer:
+    if isinstance(error, MethodError):
+        code, text, data = error.code, str(error), error.data
+    elif isinstance(error, TimeoutError):
+        deadline = request.deadline
+        why = "it was cancelled" if deadline.is_cancelled else f"no complete answer within {deadline.seconds:g} s"
+        data = {"kind": "cancelled" if deadline.is_cancelled else "timeout"}
+        data |= {"member": deadline.member} if deadline.member else {}
+        code, text = INTERNAL_ERROR, f"{deadline.about or request.method}: {why}"
+    else:
+        code, text, data = INTERNAL_ERROR, f"{request.deadline.about or request.method}: {error}", None
+    message = jsonrpc.error_response(request.id, code, text, data)
+    if not request.caller.is_modern:
+        return Answer(jsonrpc.encode(message))
+    return Answer(jsonrpc.encode(message), eras.http_status(code))

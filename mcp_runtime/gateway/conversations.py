@@ -1,0 +1,273 @@
+"""Sessions with members, on behalf of callers; and what is said in them that is no request.
+
+A member with sessions gets one per caller's session, begun in the caller's version with the caller's capabilities, so
+that what it asks (sampling, elicitation) reaches the one who can answer. A user's modern callers of the same
+capabilities share one. A member that forgets its sessions gets new ones; a modern member needs none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import math
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from mcp_runtime import jsonrpc, protocol
+from mcp_runtime.client import CLIENT_NAME, CLIENT_VERSION, INITIALIZE_TIMEOUT, REQUEST_TIMEOUT
+from mcp_runtime.errors import ClientError, HttpStatusError, ProtocolError, RequestTimeoutError
+from mcp_runtime.gateway.sessions import Caller, CallerSession
+from mcp_runtime.gateway.wire import Route, Wire, decoded, no_answer, object_of, response_in
+
+MAX_SHARED = 100  # sessions of modern callers with one member
+ASKABLE = ("elicitation", "roots", "sampling")
+GOODBYE_SECONDS = 2.0
+PROBE_SECONDS = 2.0
+PROBE_AGAIN_SECONDS = 30.0  # after one that told nothing
+
+
+@dataclass(eq=False, slots=True)
+class Conversation:
+    """A session with a member; `id` None: the member gives none. `running` are ids that it has not answered yet."""
+
+    route: Route
+    version: str
+    id: str | None
+    running: set[Any] = field(default_factory=set)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        headers = {**self.route.headers, protocol.VERSION_HEADER: self.version}
+        return headers | {protocol.SESSION_HEADER: self.id} if self.id else headers
+
+
+@dataclass(eq=False)
+class _Known:
+    """What is known of a member while its process lives."""
+
+    shared: dict[Any, asyncio.Future[Conversation]] = field(default_factory=dict)  # by who it is for
+    probe: asyncio.Future[bool] | None = None  # does it speak the modern way too
+    probe_again_at: float = 0.0
+
+
+class Conversations:
+    """All of them, by member and caller."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._ids = itertools.count(1)
+        self._goodbyes: set[asyncio.Task[Any]] = set()
+
+    def new_id(self) -> str:
+        """An id that no caller uses by accident."""
+        return f"gh-{next(self._ids)}"
+
+    @staticmethod
+    def _of(route: Route) -> _Known:
+        """Kept at the route, to go with it: what is known holds it in turn."""
+        if not isinstance(route.known, _Known):
+            route.known = _Known()
+        return route.known
+
+    # Eras ---------------------------------------------------------------------------------------------------------
+
+    async def is_modern(self, route: Route, caller: Caller) -> bool:
+        """Whether the member is asked in the modern way: it must be, or it can be and so does the caller."""
+        if route.live.client.is_modern:
+            return True
+        return caller.is_modern and await self._speaks_modern(route)
+
+    async def _speaks_modern(self, route: Route) -> bool:
+        """Whether a member that the hall shook hands with speaks both; asked once, when the first one wants to know."""
+        known, loop = self._of(route), asyncio.get_running_loop()
+        if known.probe is None or (known.probe.done() and loop.time() > known.probe_again_at):
+            known.probe_again_at = math.inf
+            known.probe = asyncio.ensure_future(self._probe(route, known))
+        return await asyncio.shield(known.probe)
+
+    async def _probe(self, route: Route, known: _Known) -> bool:
+        params = {"_meta": protocol.modern_meta(CLIENT_NAME, CLIENT_VERSION, {})}
+        headers = {**route.headers, protocol.VERSION_HEADER: protocol.MODERN_VERSION}
+        headers |= protocol.modern_headers("server/discover", params)
+        message = jsonrpc.request(self.new_id(), "server/discover", params)
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                response = await self._wire.send(route, "POST", headers, jsonrpc.encode(message))
+                if response.status != 200:
+                    response.close()
+                    return False
+                if response.content_type == protocol.EVENT_STREAM:
+                    async with contextlib.aclosing(self._wire.events(response, protocol.EventStream())) as parts:
+                        data = await anext((part async for part in parts if part), b"{}")
+                    response.close()
+                else:
+                    data = await self._wire.read(response)
+            result = object_of(decoded(data).get("result"))
+            return protocol.MODERN_VERSION in (result.get("supportedVersions") or [])
+        except (ClientError, TimeoutError, TypeError):
+            known.probe_again_at = asyncio.get_running_loop().time() + PROBE_AGAIN_SECONDS
+            return False
+
+    # Sessions -----------------------------------------------------------------------------------------------------
+
+    async def conversation(self, route: Route, caller: Caller) -> Conversation:
+        """The session with the member for this caller, begun if there is none."""
+        shared = self._of(route).shared
+        if not route.live.client.session.id:
+            # One for all: who cancels `1` must not cancel somebody else's `1`.
+            return await self._kept(shared, None, route, caller)
+        if caller.session is not None:
+            return await self._kept(caller.session.conversations, route.live.member_id, route, caller)
+        key = (caller.principal.user_id, _declared(caller))
+        while len(shared) >= MAX_SHARED and key not in shared:
+            self._let_go(shared.pop(next(iter(shared))))
+        return await self._kept(shared, key, route, caller)
+
+    async def _kept(
+        self, kept: dict[Any, asyncio.Future[Conversation]], key: Any, route: Route, caller: Caller
+    ) -> Conversation:
+        found = kept.get(key)
+        if found is not None and found.done() and (found.cancelled() or found.exception() or _is_stale(found, route)):
+            found = None
+        if found is None:
+            found = kept[key] = asyncio.ensure_future(self._begin(route, caller))
+        return await asyncio.shield(found)
+
+    async def _begin(self, route: Route, caller: Caller) -> Conversation:
+        own = route.live.client.session
+        if not own.id:
+            return Conversation(route, own.version, None)
+        version = caller.session.version if caller.session else own.version
+        capabilities = caller.capabilities if caller.session else json.loads(_declared(caller))
+        params = {**protocol.initialize_params(CLIENT_NAME, CLIENT_VERSION, capabilities), "protocolVersion": version}
+        beginning = Conversation(route, version, None)
+        try:
+            async with asyncio.timeout(INITIALIZE_TIMEOUT):
+                begun = await self._shaken_hands(beginning, params)
+        except TimeoutError as error:  # not the caller's deadline, which is another
+            raise RequestTimeoutError(INITIALIZE_TIMEOUT) from error
+        if caller.session and caller.session.log_level:
+            await self._call_quietly(begun, "logging/setLevel", {"level": caller.session.log_level})
+        return begun
+
+    async def _shaken_hands(self, beginning: Conversation, params: dict[str, Any]) -> Conversation:
+        message = jsonrpc.request(self.new_id(), "initialize", params)
+        response = await self._wire.send(beginning.route, "POST", beginning.headers, jsonrpc.encode(message))
+        events = protocol.EventStream()
+        if response.status == 200 and response.content_type == protocol.EVENT_STREAM:
+            async with contextlib.aclosing(self._wire.events(response, events)) as parts:
+                data = await anext((part async for part in parts if part), b"")
+            response.close()
+        else:
+            data = await self._wire.read(response)
+            if response.status != 200:
+                raise no_answer(response, data)
+        result = jsonrpc.result_of(response_in(jsonrpc.decode(data), message["id"]))
+        agreed = str(result.get("protocolVersion"))
+        if agreed not in protocol.HANDSHAKE_VERSIONS:
+            raise ProtocolError(f"answered initialize with protocol version {agreed[:40]!r}")
+        begun = Conversation(beginning.route, agreed, response.headers.get(protocol.SESSION_HEADER))
+        await self.tell(begun, jsonrpc.notification("notifications/initialized"))
+        return begun
+
+    def forget(self, conversation: Conversation, caller: Caller) -> None:
+        for held in (self._of(conversation.route).shared, caller.session.conversations if caller.session else {}):
+            for key, found in list(held.items()):
+                if found.done() and not found.cancelled() and not found.exception() and found.result() is conversation:
+                    del held[key]
+
+    def say_goodbye(self, session: CallerSession) -> None:
+        """The caller's session ended: so do those with members that were begun for it."""
+        for found in session.conversations.values():
+            self._let_go(found)
+        session.conversations.clear()
+
+    def _let_go(self, found: asyncio.Future[Conversation]) -> None:
+        """Nobody uses it any more; one that is just being begun ends once it is."""
+
+        def end(begun: asyncio.Future[Conversation]) -> None:
+            if not begun.cancelled() and not begun.exception() and begun.result().id:
+                self.later(self._end(begun.result()))
+
+        found.add_done_callback(end)
+
+    async def _end(self, conversation: Conversation) -> None:
+        response = await self._wire.send(conversation.route, "DELETE", conversation.headers, None)
+        response.release()
+
+    def later(self, work: Coroutine[Any, Any, None]) -> None:
+        """In the background, within two seconds, and without anybody who would hear of a failure."""
+
+        async def bounded() -> None:
+            with contextlib.suppress(ClientError, TimeoutError):
+                await asyncio.wait_for(work, GOODBYE_SECONDS)
+
+        task = asyncio.ensure_future(bounded())
+        self._goodbyes.add(task)
+        task.add_done_callback(self._goodbyes.discard)
+
+    # What is no request -------------------------------------------------------------------------------------------
+
+    async def open_stream(self, conversation: Conversation, last_event_id: str = "") -> aiohttp.ClientResponse:
+        """A GET: what the member says unasked, or the rest of a stream. Raises HttpStatusError where there is none."""
+        headers = {**conversation.headers, "Accept": protocol.EVENT_STREAM}
+        if last_event_id:
+            headers[protocol.LAST_EVENT_HEADER] = last_event_id
+        response = await self._wire.send(conversation.route, "GET", headers, None)
+        if response.status != 200 or response.content_type != protocol.EVENT_STREAM:
+            response.close()
+            raise HttpStatusError(response.status)
+        return response
+
+    async def subscribe(self, conversation: Conversation, uri: str) -> None:
+        """For a caller whose era has no such request, or who asked another process: its answer is of no interest."""
+        await self._call_quietly(conversation, "resources/subscribe", {"uri": uri})
+
+    async def pass_on(self, route: Route, caller: Caller, message: dict[str, Any]) -> None:
+        """A caller's notification, where it means something to the member."""
+        if not await self.is_modern(route, caller):
+            await self.tell(await self.conversation(route, caller), message)
+
+    async def set_level(self, session: CallerSession, level: str) -> None:
+        """To the members that this session has been begun with; others are told when theirs is."""
+        for conversation in session.begun():
+            await self._call_quietly(conversation, "logging/setLevel", {"level": level})
+
+    async def _call_quietly(self, conversation: Conversation, method: str, params: dict[str, Any]) -> None:
+        with contextlib.suppress(ClientError, TimeoutError):
+            async with asyncio.timeout(GOODBYE_SECONDS):
+                message = jsonrpc.request(self.new_id(), method, params)
+                response = await self._wire.send(
+                    conversation.route, "POST", conversation.headers, jsonrpc.encode(message)
+                )
+                await self._wire.read(response)
+
+    async def tell_cancelled(self, conversation: Conversation, asked_id: Any, reason: str) -> None:
+        params = {"requestId": asked_id, "reason": reason}
+        await self.tell(conversation, jsonrpc.notification("notifications/cancelled", params))
+
+    async def reply(self, conversation: Conversation, message: dict[str, Any]) -> None:
+        with contextlib.suppress(ClientError):
+            await self.tell(conversation, message)
+
+    async def tell(self, conversation: Conversation, message: dict[str, Any]) -> None:
+        """A message without an answer."""
+        async with asyncio.timeout(REQUEST_TIMEOUT):
+            response = await self._wire.send(conversation.route, "POST", conversation.headers, jsonrpc.encode(message))
+            if not 200 <= response.status < 300:
+                raise no_answer(response, await self._wire.read(response))
+            response.release()
+
+
+def _declared(caller: Caller) -> str:
+    """What a modern caller can be asked; those who can be asked the same share a session."""
+    return json.dumps({key: caller.capabilities[key] for key in ASKABLE if key in caller.capabilities}, sort_keys=True)
+
+
+def _is_stale(found: asyncio.Future[Conversation], route: Route) -> bool:
+    return found.result().route is not route

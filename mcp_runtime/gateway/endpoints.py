@@ -1,0 +1,432 @@
+"""What is answered: by the roster as one server, or by one member whose names stay as they are.
+
+Lists come from memory, calls go to members. Nobody is shown, or may call, what their permissions do not cover.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mcp_runtime import jsonrpc, protocol
+from mcp_runtime.errors import ClientError, ConnectError, MethodError, ProtocolError, RemoteError
+from mcp_runtime.gateway import eras
+from mcp_runtime.gateway.conversations import Conversations
+from mcp_runtime.gateway.messages import Answer, Event, Reply, Request, Stream
+from mcp_runtime.gateway.offers import OfferedMember, OfferedTool, Roster, Scope
+from mcp_runtime.gateway.records import Call, Recorder
+from mcp_runtime.gateway.relay import Relay
+from mcp_runtime.gateway.sessions import Caller
+from mcp_runtime.gateway.wire import Route, Wire, object_of
+from mcp_runtime.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND
+from mcp_runtime.lifecycle import LiveMember
+
+logger = logging.getLogger("guildhall.gateway")
+
+LIST_TIMEOUT = 5.0  # of a member's own list; then the one in memory serves
+MAX_REFUSALS = 3  # nobody listened, so nothing was sent: the call is for the member's next process
+INSTRUCTIONS = "Tools of several servers, each named server__tool. A server that does not run is started by a call."
+MAX_SUBSCRIPTIONS = 1_000  # of one session that outlive the member's process
+MAX_URI = 2_000
+LISTS = {
+    "tools/list": "tools",
+    "prompts/list": "prompts",
+    "resources/list": "resources",
+    "resources/templates/list": "resourceTemplates",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a message came in: `member` for a member's own path; `path` as sessions are bound to it."""
+
+    path: str
+    scope: Scope
+    member: str | None = None
+
+
+class Endpoints:
+    """Answers requests. `roster()` is the roster now; `live(member)` waits until a member may be called."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        conversations: Conversations,
+        relay: Relay,
+        recorder: Recorder,
+        roster: Callable[[], Roster],
+        live: Callable[[OfferedMember, float], Awaitable[LiveMember]],
+        connected: Callable[[OfferedMember], LiveMember | None],
+        look_again: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._wire = wire
+        self._conversations = conversations
+        self._relay = relay
+        self._recorder = recorder
+        self._roster = roster
+        self._live = live
+        self._connected = connected
+        self.look_again = look_again
+
+    # Who we are ---------------------------------------------------------------------------------------------------
+
+    def welcome(self, place: Place, version: str) -> dict[str, Any]:
+        """The result of `initialize`."""
+        return {"protocolVersion": version, **self._introduction(place)}
+
+    def discovery(self, place: Place) -> dict[str, Any]:
+        """The result of `server/discover`."""
+        told = self._introduction(place)
+        info = told.pop("serverInfo")
+        return {
+            "resultType": "complete",
+            "supportedVersions": eras.SUPPORTED,
+            **told,
+            **eras.UNCACHED,
+            "_meta": {f"{protocol.META}serverInfo": info},
+        }
+
+    def _introduction(self, place: Place) -> dict[str, Any]:
+        if place.member is None:
+            return {
+                "capabilities": self._capabilities(place.scope),
+                "serverInfo": {"name": protocol.HALL_NAME, "version": protocol.HALL_VERSION},
+                "instructions": INSTRUCTIONS,
+            }
+        member = self.member(place.member)
+        capabilities = {
+            **member.capabilities,
+            "tools": {**object_of(member.capabilities.get("tools")), "listChanged": True},
+        }
+        told = {
+            "capabilities": capabilities,
+            "serverInfo": {"version": "", **member.server_info, "name": member.server_info.get("name") or member.name},
+        }
+        return told | ({"instructions": member.instructions} if member.instructions else {})
+
+    def _capabilities(self, scope: Scope) -> dict[str, Any]:
+        """Those of all its members together; tools are there for whoever comes later."""
+        told = [one.capabilities for one in self._roster().members.values() if scope.has(one.name)]
+        union: dict[str, Any] = {"tools": {"listChanged": True}}
+        if any("resources" in one for one in told):
+            has_subscriptions = any(object_of(one.get("resources")).get("subscribe") for one in told)
+            union["resources"] = {"listChanged": True} | ({"subscribe": True} if has_subscriptions else {})
+        if any("prompts" in one for one in told):
+            union["prompts"] = {"listChanged": True}
+        for name in ("completions", "logging"):
+            if any(name in one for one in told):
+                union[name] = {}
+        return union
+
+    def member(self, name: str) -> OfferedMember:
+        """Raises MethodError for one that is not on the roster."""
+        member = self._roster().members.get(name)
+        if member is None:
+            raise MethodError(
+                INTERNAL_ERROR, f"no member {name!r} is on the roster, or it is disabled", {"member": name}
+            )
+        return member
+
+    # Requests -----------------------------------------------------------------------------------------------------
+
+    async def answer(self, place: Place, request: Request) -> Reply:
+        """The reply to one request. Raises MethodError, which says what the caller is to be told."""
+        method, caller = request.method, request.caller
+        if caller.is_modern and method in eras.REMOVED:
+            raise MethodError(METHOD_NOT_FOUND, f"{method} does not exist in {protocol.MODERN_VERSION}")
+        if method == "ping":
+            return _result(request, {})
+        if method == "initialize":
+            raise MethodError(INVALID_REQUEST, "this session has been initialized; a new one begins without its id")
+        if method == "server/discover" and caller.is_modern:
+            return _result(request, self.discovery(place))
+        if method == "logging/setLevel":
+            return await self._set_level(request)
+        if method == "tools/call":
+            return await self._call_tool(place, request)
+        if place.member is not None:
+            return await self._ask_member(place.member, request)
+        return await self._ask_roster(place.scope, request)
+
+    async def _set_level(self, request: Request) -> Reply:
+        level, session = request.params.get("level"), request.caller.session
+        if level not in eras.LOG_LEVELS or session is None:
+            raise MethodError(INVALID_PARAMS, f"level must be one of {', '.join(eras.LOG_LEVELS)}")
+        session.log_level = str(level)
+        await self._conversations.set_level(session, session.log_level)
+        return _result(request, {})
+
+    # Tools --------------------------------------------------------------------------------------------------------
+
+    async def _call_tool(self, place: Place, request: Request) -> Reply:
+        name = request.params.get("name")
+        if place.member is None and str(name) not in self._roster().tools:
+            await self.look_again()  # a member that was connected in this moment
+        member, tool = self._tool(place, str(name), request.caller)
+        if tool is not None:
+            request.schema = object_of(tool.definition.get("inputSchema"))
+        own_name = tool.name if tool else str(name)
+        # Written anew: what was judged here is what the member reads, however it takes keys that come twice.
+        request.params, request.body = {**request.params, "name": own_name}, None
+        if any(key != known and key.lower() == known for key in request.params for known in ("name", "arguments")):
+            raise MethodError(INVALID_PARAMS, "name and arguments are written in lower case, once")
+        request.deadline.set(
+            member.timeout_of(own_name), f"tool {own_name[:100]!r} of member {member.name!r}", member.name
+        )
+        call = Call(
+            recorder=self._recorder,
+            member_id=member.pk,
+            member=member.name,
+            tool=own_name,
+            arguments=request.params.get("arguments"),
+            schema=request.schema,
+            may_hold_secrets=tool is None or tool.may_hold_secrets,
+            principal=request.caller.principal,
+            timeout=request.deadline.seconds,
+        )
+        try:
+            reply = await self._ask(member, request)
+        except ClientError as error:
+            call.failed(error)
+            raise _told(error, member.name, request.deadline.about) from error
+        except MethodError as error:
+            call.refused(error)
+            raise
+        except asyncio.CancelledError:
+            call.abandoned(timed_out=request.deadline.timeout.expired() and not request.deadline.is_cancelled)
+            raise
+        if isinstance(reply, Answer):
+            call.answered(reply.body)
+            return reply
+        return self._recorded(reply, call, request, member.name)
+
+    def _tool(self, place: Place, name: str, caller: Caller) -> tuple[OfferedMember, OfferedTool | None]:
+        """Member and tool; a member may take a name on its own path that the roster does not know (yet)."""
+        if place.member is not None:
+            member = self.member(place.member)
+            tool = member.tools.get(name)
+            is_there, own_name = name not in member.hidden, name
+        else:
+            tool = self._roster().tools.get(name)
+            is_there = tool is not None and place.scope.has(tool.member)
+            member = self.member(tool.member) if tool is not None and is_there else None  # type: ignore[assignment]
+            own_name = tool.name if tool else name
+        if not is_there:
+            text = f"unknown tool {name[:100]!r}: there is none, or it is switched off, or its member is disabled"
+            raise MethodError(INVALID_PARAMS, f"{text}; tools/list says what there is")
+        if not caller.principal.may_invoke(member.name, own_name):
+            text = f"{caller.principal.name} may not call tool {own_name[:100]!r} of member {member.name!r}"
+            raise MethodError(INVALID_PARAMS, text, {"member": member.name, "kind": "forbidden"})
+        return member, tool
+
+    def _recorded(self, stream: Stream, call: Call, request: Request, member: str) -> Stream:
+        async def events() -> AsyncGenerator[Event]:
+            try:
+                async for event in stream.events:
+                    if event.is_last:
+                        call.answered(event.data)
+                    yield event
+            except ClientError as error:
+                call.failed(error)
+                raise _told(error, member, request.deadline.about) from error
+
+        def free() -> None:
+            call.abandoned(timed_out=request.deadline.timeout.expired() and not request.deadline.is_cancelled)
+
+        return Stream(events(), free, inner=stream)
+
+    # One member ---------------------------------------------------------------------------------------------------
+
+    async def _ask_member(self, name: str, request: Request) -> Reply:
+        member = self.member(name)
+        if not request.caller.principal.may_see(name):
+            raise MethodError(INVALID_PARAMS, f"{request.caller.principal.name} may not use member {name!r}")
+        request.deadline.set(member.timeout, f"{request.method} of member {name!r}", name)
+        if request.method != "tools/list" and not request.caller.principal.may_use_all(name):
+            if request.method in LISTS:
+                return _result(request, {LISTS[request.method]: []})
+            raise MethodError(INVALID_PARAMS, f"this token is for single tools of member {name!r} alone")
+        if request.method in LISTS:
+            return await self._list_of_member(member, request)
+        reply = await self._ask_told(member, request)
+        self._note_subscription(request, name, str(request.params.get("uri")))
+        return reply
+
+    async def _ask_told(self, member: OfferedMember, request: Request) -> Reply:
+        try:
+            return await self._ask(member, request)
+        except ClientError as error:
+            raise _told(error, member.name, request.deadline.about) from error
+
+    async def _list_of_member(self, member: OfferedMember, request: Request) -> Reply:
+        """The member's own list, without what is not for this caller; from memory while the member cannot say."""
+        if self._connected(member) is not None:
+            with contextlib.suppress(TimeoutError, ClientError):
+                async with asyncio.timeout(LIST_TIMEOUT):
+                    return self._for_caller(member, request, await self._ask(member, request))
+        if "cursor" in request.params:
+            raise MethodError(INVALID_PARAMS, "unknown cursor: the list has one page")
+        extras = self._roster().extras.get(member.name)
+        kind = LISTS[request.method]
+        if kind == "tools":
+            may = request.caller.principal.may_invoke
+            entries: list[Any] = [tool.definition for tool in member.tools.values() if may(member.name, tool.name)]
+        elif extras is None:
+            entries = []
+        else:
+            entries = list({"prompts": extras.prompts, "resources": extras.resources}.get(kind, extras.templates))
+        return _result(request, {kind: entries})
+
+    def _for_caller(self, member: OfferedMember, request: Request, reply: Reply) -> Reply:
+        if request.method != "tools/list":
+            return reply
+        if isinstance(reply, Answer):
+            return Answer(self._narrowed(member, request, reply.body), reply.status)
+
+        async def events(told: Stream) -> AsyncGenerator[Event]:
+            async for event in told.events:
+                narrowed = self._narrowed(member, request, event.data) if event.is_last else event.data
+                yield replace(event, data=narrowed)
+
+        return Stream(events(reply), inner=reply)
+
+    @staticmethod
+    def _narrowed(member: OfferedMember, request: Request, body: bytes) -> bytes:
+        """A tools/list without what is switched off, or not for this caller."""
+        message = jsonrpc.decode(body)
+        tools = object_of(object_of(message).get("result")).get("tools")
+        if not isinstance(tools, list):
+            return body
+        may = request.caller.principal.may_invoke
+        names = [str(object_of(tool).get("name")) for tool in tools]
+        kept = [
+            tool
+            for name, tool in zip(names, tools, strict=True)
+            if name not in member.hidden and may(member.name, name)
+        ]
+        if len(kept) == len(tools):
+            return body
+        return jsonrpc.encode({**message, "result": {**message["result"], "tools": kept}})
+
+    # The roster ---------------------------------------------------------------------------------------------------
+
+    async def _ask_roster(self, scope: Scope, request: Request) -> Reply:
+        method, principal, roster = request.method, request.caller.principal, self._roster()
+        if method in LISTS:
+            if request.params.get("cursor") is not None:
+                raise MethodError(INVALID_PARAMS, "unknown cursor: the list has one page")
+            return _listed(request, LISTS[method], roster.list_of(LISTS[method], principal, scope))
+        if method == "prompts/get":
+            found = roster.prompt(str(request.params.get("name")))
+            return await self._ask_named(found, scope, request, {"name": found[1]} if found else {})
+        if method in ("resources/read", "resources/subscribe", "resources/unsubscribe"):
+            found = roster.resource(str(request.params.get("uri")), principal, scope)
+            reply = await self._ask_named(found, scope, request, {"uri": found[1]} if found else {})
+            self._note_subscription(request, *(found or ("", "")))
+            return reply
+        if method == "completion/complete":
+            return await self._complete(scope, request)
+        raise MethodError(METHOD_NOT_FOUND, f"{method[:100]!r} is no method of the roster")
+
+    async def _ask_named(
+        self, found: tuple[str, str] | None, scope: Scope, request: Request, own: Mapping[str, Any]
+    ) -> Reply:
+        """To the member that has it, under its own name for it."""
+        is_there = found is not None and found[0] in self._roster().members and scope.has(found[0])
+        if found is None or not is_there or not request.caller.principal.may_use_all(found[0]):
+            what = request.params.get("uri") or request.params.get("name") or "it"
+            code = (
+                eras.RESOURCE_NOT_FOUND if "uri" in request.params and not request.caller.is_modern else INVALID_PARAMS
+            )
+            raise MethodError(
+                code, f"no member has {str(what)[:200]!r}", {"uri": what} if "uri" in request.params else None
+            )
+        member = self.member(found[0])
+        request.params, request.body = {**request.params, **own}, None
+        request.deadline.set(member.timeout, f"{request.method} of member {member.name!r}", member.name)
+        return await self._ask_told(member, request)
+
+    async def _complete(self, scope: Scope, request: Request) -> Reply:
+        ref = object_of(request.params.get("ref"))
+        roster, principal = self._roster(), request.caller.principal
+        if ref.get("type") == "ref/prompt":
+            found, key = roster.prompt(str(ref.get("name"))), "name"
+        else:
+            found, key = roster.resource(str(ref.get("uri")), principal, scope), "uri"
+        own = {"ref": {**ref, key: found[1]}} if found else {}
+        return await self._ask_named(found, scope, request, own)
+
+    @staticmethod
+    def _note_subscription(request: Request, member: str, uri: str) -> None:
+        """Of a session, so that the member's next process can be told of it too. `uri` is the member's own."""
+        session = request.caller.session
+        if session is not None and request.method in ("resources/subscribe", "resources/unsubscribe"):
+            uris = session.subscriptions.setdefault(member, set())
+            if request.method == "resources/unsubscribe":
+                uris.discard(uri)
+            elif sum(map(len, session.subscriptions.values())) < MAX_SUBSCRIPTIONS and len(uri) <= MAX_URI:
+                uris.add(uri)
+
+    # Members ------------------------------------------------------------------------------------------------------
+
+    async def _ask(self, member: OfferedMember, request: Request) -> Reply:
+        """The member's reply. A place in it is held until that is over."""
+        refusals = 0
+        while True:
+            live = self._connected(member) or await self._live(member, request.deadline.seconds)
+            route = self._wire.route_to(live, member.max_concurrency)
+            await route.places.take()
+            live.relayed += 1
+            try:
+                if self._connected(member) is live:  # it may have gone while the call stood in line
+                    return _holding(route, await self._relay.ask(route, request))
+            except ConnectError as error:
+                _free(route)
+                refusals += 1
+                if not error.is_refusal or refusals > MAX_REFUSALS:
+                    raise
+            except BaseException:
+                _free(route)
+                raise
+            else:
+                _free(route)
+
+
+def _holding(route: Route, reply: Reply) -> Reply:
+    """The reply; when it is over, so is its place."""
+    if isinstance(reply, Stream):
+        reply.on_close(lambda: _free(route))
+    else:
+        _free(route)
+    return reply
+
+
+def _free(route: Route) -> None:
+    route.live.relayed -= 1
+    route.places.give_back()
+
+
+def _result(request: Request, result: dict[str, Any]) -> Answer:
+    message = jsonrpc.result_response(request.id, result)
+    if request.caller.is_modern:
+        message = eras.for_modern(request.method, request.params, message)
+    return Answer(jsonrpc.encode(message))
+
+
+def _listed(request: Request, kind: str, entries: bytes) -> Answer:
+    """A list that is JSON already: a thousand tools are not encoded for each who asks."""
+    extra = b',"resultType":"complete","ttlMs":0,"cacheScope":"private"' if request.caller.is_modern else b""
+    head = b'{"jsonrpc":"2.0","id":' + jsonrpc.encode(request.id)
+    return Answer(head + b',"result":{"' + kind.encode() + b'":' + entries + extra + b"}}")
+
+
+def _told(error: ClientError, member: str, about: str) -> MethodError:
+    """A member's failure, for an agent to act on: its own JSON-RPC errors as they are, all else with its name."""
+    if isinstance(error, RemoteError):
+        return MethodError(error.code, error.message, error.data)
+    kind = "protocol" if isinstance(error, ProtocolError) else "transport"
+    return MethodError(INTERNAL_ERROR, f"{about}: {error}", {"member": member, "kind": kind})

@@ -1,0 +1,193 @@
+"""Between the two eras of MCP: what is checked of a modern message, and results restated for the other side.
+
+Handshake versions (to 2025-11-25) have sessions; modern ones (from 2026-07-28) say everything in each request.
+Sources: MCP specification 2026-07-28 (basic/index, basic/versioning, basic/transports/streamable-http).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any
+
+from mcp_runtime import protocol
+from mcp_runtime.errors import MethodError
+from mcp_runtime.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND
+from mcp_runtime.protocol import HANDSHAKE_VERSIONS, META, MODERN_VERSION
+
+SUPPORTED = [MODERN_VERSION, *reversed(HANDSHAKE_VERSIONS)]
+
+RESOURCE_NOT_FOUND = -32002  # until 2025-11-25
+URL_ELICITATION_REQUIRED = -32042  # in 2025-11-25 alone
+# Methods that only sessions have.
+REMOVED = frozenset({
+    "initialize",
+    "ping",
+    "logging/setLevel",
+    "resources/subscribe",
+    "resources/unsubscribe",
+    "notifications/initialized",
+    "notifications/roots/list_changed",
+})  # fmt: skip
+CACHEABLE = frozenset({
+    "server/discover",
+    "tools/list",
+    "prompts/list",
+    "resources/list",
+    "resources/templates/list",
+    "resources/read",
+})  # fmt: skip
+# How a result is told to be kept, when nobody knows how long it is good.
+UNCACHED: Mapping[str, Any] = {"ttlMs": 0, "cacheScope": "private"}
+LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+
+
+def is_modern(message: Any, version_header: str) -> bool:
+    """Whether the message is to be served by the modern rules; a version that nobody knows is one of theirs."""
+    meta = meta_of(message)
+    if f"{META}protocolVersion" in meta:
+        return True
+    return bool(version_header) and version_header not in HANDSHAKE_VERSIONS
+
+
+def meta_of(message: Any) -> dict[str, Any]:
+    params = message.get("params") if isinstance(message, dict) else None
+    meta = params.get("_meta") if isinstance(params, dict) else None
+    return meta if isinstance(meta, dict) else {}
+
+
+def check_modern(message: dict[str, Any], headers: Mapping[bytes, bytes]) -> None:
+    """Raises MethodError for a request whose `_meta` or headers are not what 2026-07-28 demands."""
+    meta = meta_of(message)
+    version, capabilities = meta.get(f"{META}protocolVersion"), meta.get(f"{META}clientCapabilities")
+    header = text_of(headers, protocol.VERSION_HEADER)
+    if header and version is not None and version != header:
+        raise _mismatch(protocol.VERSION_HEADER, header, version)
+    asked = version if version is not None else header
+    if asked and asked != MODERN_VERSION:
+        data = {"supported": SUPPORTED, "requested": asked}
+        raise MethodError(protocol.UNSUPPORTED_VERSION, f"protocol version {str(asked)[:40]!r} is not supported", data)
+    if version is None or not isinstance(capabilities, dict):
+        missing = "protocolVersion" if version is None else "clientCapabilities"
+        raise MethodError(INVALID_PARAMS, f"_meta lacks {META}{missing}")
+    if not header:
+        raise MethodError(protocol.HEADER_MISMATCH, f"the header {protocol.VERSION_HEADER} is missing")
+    for name, value in protocol.modern_headers(message["method"], message.get("params") or {}).items():
+        told = text_of(headers, name)
+        if told is None:
+            raise MethodError(protocol.HEADER_MISMATCH, f"the header {name} is missing")
+        if decoded(told) != decoded(value):
+            raise _mismatch(name, told, decoded(value))
+
+
+def check_parameter_headers(
+    schema: Mapping[str, Any], arguments: Mapping[str, Any], headers: Mapping[bytes, bytes]
+) -> None:
+    """Raises MethodError where a header does not repeat the argument that the schema says it repeats."""
+    try:
+        places = protocol.parameter_headers(schema)
+    except ValueError:
+        return
+    wanted = protocol.parameter_values(places, arguments)
+    for header in places.values():
+        told, value = text_of(headers, header), wanted.get(header)
+        if told is None and value is None:
+            continue
+        if told is None:
+            raise MethodError(protocol.HEADER_MISMATCH, f"the header {header} is missing")
+        if value is None or not _equal(decoded(told), decoded(value)):
+            raise _mismatch(header, "what it says", "the argument")
+
+
+def _equal(told: str | None, value: str | None) -> bool:
+    if told == value:
+        return True
+    try:
+        return float(told or "") == float(value or "")
+    except ValueError:
+        return False
+
+
+def _mismatch(name: str, told: Any, value: Any) -> MethodError:
+    return MethodError(
+        protocol.HEADER_MISMATCH,
+        f"the header {name} ({str(told)[:60]!r}) does not match the body ({str(value)[:60]!r})",
+    )
+
+
+def text_of(headers: Mapping[bytes, bytes], name: str) -> str | None:
+    """A header's value; None without it. ASGI has names in lower case."""
+    value = headers.get(name.lower().encode())
+    return None if value is None else value.decode("latin-1").strip()
+
+
+def decoded(value: str) -> str | None:
+    """A header's value without its Base64 wrapping; None for one that cannot be read. See protocol.header_value."""
+    if not (value.startswith("=?base64?") and value.endswith("?=")):
+        return value
+    try:
+        return base64.b64decode(value[9:-2], validate=True).decode("utf-8", "surrogatepass")
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+
+
+def http_status(code: int) -> int:
+    """The status that a modern server answers an error with (26: basic/index, Error Codes)."""
+    if code == METHOD_NOT_FOUND:
+        return 404
+    return 400 if code in (-32700, -32600, protocol.HEADER_MISMATCH, -32021, protocol.UNSUPPORTED_VERSION) else 200
+
+
+# Restating --------------------------------------------------------------------------------------------------------
+
+
+def for_modern(method: str, params: Mapping[str, Any], response: dict[str, Any]) -> dict[str, Any]:
+    """A response of a server with sessions, as a modern caller expects it."""
+    error = response.get("error")
+    if isinstance(error, dict):
+        if error.get("code") == RESOURCE_NOT_FOUND and method == "resources/read":
+            data = error.get("data")
+            told = data if isinstance(data, dict) else {}
+            error = {**error, "code": INVALID_PARAMS, "data": {**told, "uri": params.get("uri")}}
+        elif error.get("code") == URL_ELICITATION_REQUIRED:
+            error = {**error, "code": INTERNAL_ERROR}
+        return {**response, "error": error}
+    result = response.get("result")
+    if not isinstance(result, dict):
+        return response
+    extra = UNCACHED if method in CACHEABLE else {}
+    return {**response, "result": {"resultType": "complete", **extra, **result}}
+
+
+def for_handshake(method: str, response: dict[str, Any]) -> dict[str, Any]:
+    """A modern server's response, as a caller with a session expects it."""
+    error = response.get("error")
+    if isinstance(error, dict):
+        data = error.get("data")
+        is_missing = method == "resources/read" and error.get("code") == INVALID_PARAMS
+        if is_missing and isinstance(data, dict) and "uri" in data:
+            return {**response, "error": {**error, "code": RESOURCE_NOT_FOUND}}
+        return response
+    result = response.get("result")
+    if not isinstance(result, dict):
+        return response
+    kept = {key: value for key, value in result.items() if key not in ("resultType", "ttlMs", "cacheScope")}
+    if "structuredContent" in kept and not isinstance(kept["structuredContent"], dict):
+        del kept["structuredContent"]  # any JSON only since 2026-07-28; the text says the same
+    if isinstance(kept.get("_meta"), dict):
+        kept["_meta"] = {key: value for key, value in kept["_meta"].items() if not key.startswith(META)}
+        if not kept["_meta"]:
+            del kept["_meta"]
+    return {**response, "result": kept}
+
+
+def without_hop(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """`_meta` of a request without what is said anew on each way."""
+    return {key: value for key, value in meta.items() if not key.startswith(META)}
+
+
+def wants_log(level: Any, params: Mapping[str, Any]) -> bool:
+    """Whether a log message reaches the `level` that was asked for; none is wanted where no level was."""
+    said = params.get("level")
+    return level in LOG_LEVELS and said in LOG_LEVELS and LOG_LEVELS.index(said) >= LOG_LEVELS.index(level)

@@ -1,0 +1,117 @@
+"""Members' streams that are held open between two requests of a modern caller, who answers questions with the second.
+
+A member with sessions asks on the stream of its answer, and waits. A modern caller is told what it asks as the result
+of the first request, and sends the answers with the next one (26: basic/patterns/mrtr).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from mcp_runtime import jsonrpc, protocol
+from mcp_runtime.errors import MethodError, ProtocolError
+from mcp_runtime.gateway.conversations import Conversation
+from mcp_runtime.gateway.messages import QUESTION_SECONDS, Request
+from mcp_runtime.jsonrpc import INVALID_PARAMS
+
+MAX_HELD = 1_000
+MAX_HELD_OF_CALLER = 50
+# What a caller must have declared to be asked it.
+CAPABILITIES = {"sampling/createMessage": "sampling", "elicitation/create": "elicitation", "roots/list": "roots"}
+
+
+@dataclass(eq=False)
+class Source:
+    """A member's stream, read until the answer to `asked_id`. `is_over`: nothing is owed any more."""
+
+    conversation: Conversation
+    asked_id: Any
+    response: aiohttp.ClientResponse
+    events: protocol.EventStream
+    parts: AsyncGenerator[bytes]
+    is_over: bool = False
+    is_held: bool = False
+
+    def answers(self, message: dict[str, Any]) -> bool:
+        return bool(message) and "method" not in message and message.get("id") == self.asked_id
+
+
+@dataclass(eq=False)
+class _Round:
+    """One stream that waits. `about` is what the next request must be the same as."""
+
+    source: Source
+    about: tuple[Any, ...]
+    questions: dict[str, dict[str, Any]]
+    timer: asyncio.TimerHandle = field(repr=False)
+
+
+class Held:
+    """All of them, by the state that the caller brings back. `give_up(source)` ends one whose caller did not."""
+
+    def __init__(self, give_up: Callable[[Source], None]) -> None:
+        self._rounds: dict[str, _Round] = {}
+        self._give_up = give_up
+
+    def hold(self, source: Source, request: Request, question: dict[str, Any]) -> bytes:
+        """Keep the stream; the response that asks the caller. Raises ProtocolError when too many are kept."""
+        about = _about(request)
+        of_caller = sum(waiting.about[:2] == about[:2] for waiting in self._rounds.values())
+        if len(self._rounds) >= MAX_HELD or of_caller >= MAX_HELD_OF_CALLER:
+            raise ProtocolError("it asks the caller something, and too many answers are waited for already")
+        source.is_held = True
+        state = secrets.token_urlsafe(32)
+        timer = asyncio.get_running_loop().call_later(QUESTION_SECONDS, self._expire, state)
+        self._rounds[state] = _Round(source, about, {"question": question}, timer)
+        return self._response(request, state)
+
+    def take(self, request: Request) -> tuple[Source, list[tuple[Any, dict[str, Any]]]]:
+        """The stream, and the answers by the member's own ids. Raises MethodError; what lacks an answer is kept."""
+        state = request.params["requestState"]
+        waiting = self._rounds.get(state) if isinstance(state, str) else None
+        if waiting is None or waiting.about != _about(request):
+            raise MethodError(INVALID_PARAMS, "this requestState is unknown, of another request, or too old")
+        told = request.params.get("inputResponses", {})
+        if not isinstance(told, dict) or not all(isinstance(told.get(key, {}), dict) for key in waiting.questions):
+            raise MethodError(INVALID_PARAMS, "inputResponses must be an object of objects")
+        if missing := [key for key in waiting.questions if key not in told]:
+            raise StillWaitingError(self._response(request, str(state)), missing)
+        del self._rounds[str(state)]
+        waiting.timer.cancel()
+        waiting.source.is_held = False
+        return waiting.source, [(question["id"], told[key]) for key, question in waiting.questions.items()]
+
+    def _response(self, request: Request, state: str) -> bytes:
+        asked = {
+            key: {"method": question["method"]} | ({"params": question["params"]} if "params" in question else {})
+            for key, question in self._rounds[state].questions.items()
+        }
+        result = {"resultType": "input_required", "inputRequests": asked, "requestState": state}
+        return jsonrpc.encode(jsonrpc.result_response(request.id, result))
+
+    def _expire(self, state: str) -> None:
+        waiting = self._rounds.pop(state, None)
+        if waiting is not None:
+            self._give_up(waiting.source)
+
+
+class StillWaitingError(Exception):
+    """Not everything was answered: `response` asks again."""
+
+    def __init__(self, response: bytes, missing: list[str]) -> None:
+        super().__init__(f"no answer to {', '.join(missing)}")
+        self.response = response
+
+
+def _about(request: Request) -> tuple[Any, ...]:
+    """Who asked what: nobody else goes on with it, and not as something else."""
+    principal = request.caller.principal
+    own = ("_meta", "inputResponses", "requestState")
+    params = {key: value for key, value in request.params.items() if key not in own}
+    return principal.user_id, principal.token_id, request.deadline.member, request.method, jsonrpc.encode(params)

@@ -1,0 +1,383 @@
+"""What comes unasked: streams that callers hold open, what members say on theirs, and what changes on the roster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from asyncio import FIRST_COMPLETED
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import aiohttp
+from django.db import Error
+
+from mcp_runtime import jsonrpc, protocol
+from mcp_runtime.access import Principal
+from mcp_runtime.errors import AccessError, ClientError, HttpStatusError
+from mcp_runtime.gateway.conversations import Conversation, Conversations
+from mcp_runtime.gateway.endpoints import Place
+from mcp_runtime.gateway.messages import Event, Stream
+from mcp_runtime.gateway.offers import OfferedMember, Roster, resource_uri
+from mcp_runtime.gateway.relay import Relay
+from mcp_runtime.gateway.sessions import Caller, CallerSession, Outbox
+from mcp_runtime.gateway.wire import Route, Wire, decoded, object_of
+from mcp_runtime.lifecycle import LiveMember
+
+logger = logging.getLogger("guildhall.gateway")
+
+COMMENT_SECONDS = 15.0  # between two signs of life on a stream that has nothing to say
+READY_SECONDS = 2.0  # for members to be listened to before a caller is told that it is
+EAR_SECONDS = 5.0  # that a member is still listened to when nobody wants to hear
+EAR_LOOK = 0.5
+AGAIN_SECONDS = 1.0  # before a member's stream that ended is opened anew
+MAX_STREAMS = 1_000
+MAX_STREAMS_OF_CALLER = 200
+NO_STREAM = (404, 405, 501)  # a member that offers none
+
+# What a caller may want to hear of: the name in a modern filter, the kind of list, the notification.
+KINDS = {
+    "toolsListChanged": ("tools", "notifications/tools/list_changed"),
+    "promptsListChanged": ("prompts", "notifications/prompts/list_changed"),
+    "resourcesListChanged": ("resources", "notifications/resources/list_changed"),
+}
+RESOURCE_UPDATED = "notifications/resources/updated"
+
+
+@dataclass(eq=False)
+class OpenStream:
+    """One stream. `wanted` None: all there is, as callers with sessions get it; else a modern caller's filter."""
+
+    place: Place
+    caller: Caller
+    outbox: Outbox
+    wanted: Mapping[str, Any] | None = None
+    listen_id: Any = None
+    told: dict[str, bytes] = field(default_factory=dict)  # kind of list -> digest of what the caller may know
+    members: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    heard: dict[str, asyncio.Event] = field(default_factory=dict)  # by member: it is listened to, or was tried
+
+    def wants(self, key: str) -> bool:
+        return self.wanted is None or self.wanted.get(key) is True
+
+    def put(self, message: dict[str, Any], event_id: str = "") -> None:
+        """A notification, tagged with the subscription that it belongs to."""
+        if self.wanted is not None:
+            params = dict(message.get("params") or {})
+            meta = {**object_of(params.get("_meta")), f"{protocol.META}subscriptionId": self.listen_id}
+            message = {**message, "params": {**params, "_meta": meta}}
+        self.outbox.put(jsonrpc.encode(message), event_id)
+
+
+@dataclass(eq=False)
+class Ear:
+    """A member's stream that several callers' streams are told of."""
+
+    conversation: Conversation
+    streams: set[OpenStream] = field(default_factory=set)
+    is_open: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] = field(init=False)
+
+
+class TooManyStreamsError(Exception):
+    """More open streams than the gateway holds."""
+
+
+class Listening:
+    """All open streams. `connected(member)` is the member's process if it may be asked now."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        conversations: Conversations,
+        relay: Relay,
+        roster: Callable[[], Roster],
+        connected: Callable[[OfferedMember], LiveMember | None],
+    ) -> None:
+        self._wire = wire
+        self._with = conversations
+        self._relay = relay
+        self._roster = roster
+        self._connected = connected
+        self._open: set[OpenStream] = set()
+        self._ears: dict[Conversation, Ear] = {}
+        self._member_changed = asyncio.Event()
+
+    # Streams ------------------------------------------------------------------------------------------------------
+
+    async def open(
+        self, place: Place, caller: Caller, wanted: Mapping[str, Any] | None = None, listen_id: Any = None
+    ) -> Stream:
+        """A new stream, heard from now on. Raises TooManyStreamsError.
+
+        A modern caller takes the acknowledgement for a promise: members are heard too, or had their time.
+        """
+        own = (caller.principal.user_id, caller.principal.token_id)
+        of_caller = sum((s.caller.principal.user_id, s.caller.principal.token_id) == own for s in self._open)
+        if len(self._open) >= MAX_STREAMS or of_caller >= MAX_STREAMS_OF_CALLER:
+            raise TooManyStreamsError
+        stream = OpenStream(place, caller, Outbox(), wanted, listen_id)
+        self._note(stream)
+        self._open.add(stream)
+        if (session := caller.session) is not None:
+            if session.outbox is not None:
+                session.outbox.close()  # one at a time: what is said is said once
+            session.outbox = stream.outbox
+        self._follow_members(stream)
+        opened = Stream(self._events(stream), partial(self._close, stream))
+        try:
+            if wanted is not None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(READY_SECONDS):
+                        for heard in list(stream.heard.values()):
+                            await heard.wait()
+        except BaseException:
+            await opened.aclose()
+            raise
+        return opened
+
+    @staticmethod
+    async def _events(stream: OpenStream) -> AsyncGenerator[Event]:
+        while True:
+            said = await stream.outbox.take(COMMENT_SECONDS)
+            if stream.caller.principal.is_expired or (said is None and stream.outbox.is_closed):
+                return
+            yield Event(*said) if said is not None else Event(b"")
+
+    def _close(self, stream: OpenStream) -> None:
+        self._open.discard(stream)
+        session = stream.caller.session
+        if session is not None and session.outbox is stream.outbox:
+            session.outbox = None
+        for task in stream.members.values():
+            task.cancel()
+
+    @staticmethod
+    def honoured(asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Of what a modern caller wants to hear, what there is."""
+        wanted: dict[str, Any] = {key: True for key in KINDS if asked.get(key) is True}
+        uris = asked.get("resourceSubscriptions")
+        if isinstance(uris, list) and all(isinstance(uri, str) for uri in uris):
+            wanted["resourceSubscriptions"] = uris
+        return wanted
+
+    async def look_again(self, principal_of: Callable[[bytes | None], Awaitable[Principal]]) -> None:
+        """Somebody may do other things than before: streams go on with what their callers may now, or end."""
+        for stream in list(self._open):
+            try:
+                stream.caller.principal = await principal_of(stream.caller.authorization)
+            except (AccessError, Error):  # without the database nobody knows; the caller comes again
+                stream.outbox.close()
+                continue
+            member = stream.place.member
+            if member is not None and not stream.caller.principal.may_see(member):
+                stream.outbox.close()
+        await self.roster_changed()  # what they are shown may be another list now
+
+    def close(self) -> None:
+        for stream in list(self._open):
+            stream.outbox.close()
+
+    # The roster ---------------------------------------------------------------------------------------------------
+
+    async def roster_changed(self) -> None:
+        """Tell each stream whose lists are others now. Streams may be many: calls go on in between."""
+        for stream in list(self._open):
+            await asyncio.sleep(0)
+            if stream not in self._open:
+                continue
+            before = stream.told
+            self._note(stream)
+            for key, (kind, method) in KINDS.items():
+                if stream.wants(key) and before.get(kind) != stream.told[kind]:
+                    stream.put(jsonrpc.notification(method))
+            self._follow_members(stream)
+
+    def member_changed(self) -> None:
+        self._member_changed.set()
+        self._member_changed = asyncio.Event()
+
+    def _note(self, stream: OpenStream) -> None:
+        roster, principal = self._roster(), stream.caller.principal
+        stream.told = {kind: roster.digest_of(kind, principal, stream.place.scope) for kind, _ in KINDS.values()}
+
+    # Members ------------------------------------------------------------------------------------------------------
+
+    def subscriptions_changed(self, caller: Caller, member: str) -> None:
+        """A caller with a session (un)subscribed to a resource of the member: its stream hears it from now on."""
+        for stream in list(self._open):
+            if caller.session is not None and stream.caller.session is caller.session:
+                self._stop_following(stream, member)
+                self._follow_members(stream)
+
+    def _follow_members(self, stream: OpenStream) -> None:
+        worth = self._worth_following(stream)
+        for name in set(stream.members) - worth:
+            self._stop_following(stream, name)
+        for name in worth - set(stream.members):
+            stream.heard[name] = asyncio.Event()
+            stream.members[name] = asyncio.ensure_future(self._follow(stream, name))
+
+    @staticmethod
+    def _stop_following(stream: OpenStream, name: str) -> None:
+        if (task := stream.members.pop(name, None)) is not None:
+            task.cancel()
+
+    def _worth_following(self, stream: OpenStream) -> set[str]:
+        """A member's own path: that member. The roster's: those whose resources are subscribed to."""
+        if stream.place.member is not None:
+            return {stream.place.member} if stream.caller.principal.may_use_all(stream.place.member) else set()
+        return {name for name, _ in self._resources(stream)}
+
+    def _resources(self, stream: OpenStream) -> list[tuple[str, str]]:
+        """The resources that the stream is about: member and own URI."""
+        if stream.wanted is None:
+            may, session = stream.caller.principal.may_use_all, stream.caller.session
+            subscribed = session.subscriptions.items() if session else ()
+            return [(name, uri) for name, uris in subscribed if may(name) for uri in uris]
+        uris = stream.wanted.get("resourceSubscriptions") or []
+        if stream.place.member is not None:
+            return [(stream.place.member, uri) for uri in uris]
+        roster, principal = self._roster(), stream.caller.principal
+        return [found for uri in uris if (found := roster.resource(uri, principal, stream.place.scope))]
+
+    async def _follow(self, stream: OpenStream, name: str) -> None:
+        """Hear the member, whenever it is there, for as long as the stream is open."""
+        heard: LiveMember | None = None
+        while True:
+            member = self._roster().members.get(name)
+            live = self._connected(member) if member else None
+            if live is None or member is None:
+                stream.heard[name].set()
+                await self._member_changed.wait()
+                continue
+            if heard not in (None, live) and stream.place.member is not None:
+                self._say_all_changed(stream)  # whatever it was before, it is another process now
+            heard = live
+            route = self._wire.route_to(live, member.max_concurrency)
+            try:
+                await self._hear(stream, route)
+            except HttpStatusError as error:
+                if error.status in NO_STREAM:
+                    stream.heard[name].set()
+                    while self._connected(member) is live:
+                        await self._member_changed.wait()
+            except (ClientError, TimeoutError):
+                pass
+            except Exception:
+                logger.exception("what member %r said could not be passed on; it is heard anew", name)
+            stream.heard[name].set()
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _hear(self, stream: OpenStream, route: Route) -> None:
+        if await self._with.is_modern(route, stream.caller):
+            async with contextlib.aclosing(self._relay.listen(route, stream.caller, self._filter(stream))) as messages:
+                async for message in messages:
+                    stream.heard[route.live.name].set()  # its acknowledgement is the first
+                    self._pass(stream, route.live.name, message, "")
+            return
+        conversation = await self._with.conversation(route, stream.caller)
+        for name, uri in self._resources(stream):  # of a session as well: it may be another process now
+            if name == route.live.name:
+                await self._with.subscribe(conversation, uri)
+        if stream.caller.session is None:
+            await self._share(stream, conversation)
+            return
+        response = await self._with.open_stream(conversation)
+        stream.heard[route.live.name].set()
+        await self._tell_of(response, conversation, stream.caller.session, {stream})
+
+    async def _tell_of(
+        self,
+        response: aiohttp.ClientResponse,
+        conversation: Conversation,
+        session: CallerSession | None,
+        streams: set[OpenStream],
+    ) -> None:
+        async with contextlib.aclosing(self._relay.hear(response, conversation, session)) as events:
+            async for event in events:
+                told = decoded(event.data) if event.data else {}
+                for stream in list(streams) if told else ():
+                    self._pass(stream, conversation.route.live.name, told, event.event_id)
+
+    async def _share(self, stream: OpenStream, conversation: Conversation) -> None:
+        """Modern callers of one user share a session with the member, and so the one stream that it may have."""
+        ear = self._ears.get(conversation)
+        if ear is None or ear.task.done():
+            ear = self._ears[conversation] = Ear(conversation)
+            ear.task = asyncio.ensure_future(self._listen_for(ear))
+        ear.streams.add(stream)
+        opening = asyncio.ensure_future(ear.is_open.wait())
+        try:
+            await asyncio.wait({ear.task, opening}, return_when=FIRST_COMPLETED)
+            if ear.is_open.is_set():
+                stream.heard[conversation.route.live.name].set()
+            await asyncio.shield(ear.task)
+        finally:
+            opening.cancel()
+            ear.streams.discard(stream)
+
+    async def _listen_for(self, ear: Ear) -> None:
+        """Until the member ends it, or nobody wanted to hear for a while: the next one often comes at once."""
+        response = await self._with.open_stream(ear.conversation)
+        ear.is_open.set()
+        telling = asyncio.ensure_future(self._tell_of(response, ear.conversation, None, ear.streams))
+        try:
+            lonely = 0.0
+            while lonely < EAR_SECONDS and not telling.done():
+                await asyncio.wait({telling}, timeout=EAR_LOOK)
+                lonely = 0.0 if ear.streams else lonely + EAR_LOOK
+            if telling.done():
+                telling.result()
+        finally:
+            telling.cancel()
+            response.close()
+            if self._ears.get(ear.conversation) is ear:
+                del self._ears[ear.conversation]
+
+    def _filter(self, stream: OpenStream) -> dict[str, Any]:
+        """What a modern member is asked to tell."""
+        wanted: dict[str, Any] = {key: True for key in KINDS if stream.wants(key) and stream.place.member is not None}
+        if uris := [uri for _, uri in self._resources(stream)]:
+            wanted["resourceSubscriptions"] = uris
+        return wanted
+
+    def _pass(self, stream: OpenStream, name: str, message: dict[str, Any], event_id: str) -> None:
+        """A member's message, if this stream is to carry it."""
+        method = str(message.get("method"))
+        params = message.get("params", {})
+        if not isinstance(params, dict):
+            return
+        key = next((key for key, (_, told) in KINDS.items() if told == method), None)
+        if method == "notifications/subscriptions/acknowledged":
+            return
+        if key is not None and (stream.place.member is None or not stream.wants(key)):
+            return  # of the roster's own lists the roster tells
+        if stream.wanted is not None and key is None and method != RESOURCE_UPDATED:
+            return
+        if method == RESOURCE_UPDATED:
+            uri = params.get("uri")
+            if stream.wanted is not None and (name, uri) not in self._resources(stream):
+                return
+            if stream.place.member is None:
+                uri = self._listed_uri(stream, name, str(uri))
+                message = {**message, "params": {**params, "uri": uri}}
+        if isinstance(params.get("_meta"), dict):
+            kept = {k: v for k, v in params["_meta"].items() if k != f"{protocol.META}subscriptionId"}
+            message = {**message, "params": {**message["params"], "_meta": kept}}
+            if not kept:
+                del message["params"]["_meta"]
+        stream.put(message, event_id)
+
+    @staticmethod
+    def _listed_uri(stream: OpenStream, name: str, uri: str) -> str:
+        """As the caller subscribed to it."""
+        asked = (stream.wanted or {}).get("resourceSubscriptions") or []
+        return uri if uri in asked else resource_uri(name, uri)
+
+    def _say_all_changed(self, stream: OpenStream) -> None:
+        for key, (_, method) in KINDS.items():
+            if stream.wants(key):
+                stream.put(jsonrpc.notification(method))

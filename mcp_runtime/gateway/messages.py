@@ -1,0 +1,121 @@
+"""A caller's request on its way to a member, and what comes back: an answer in one piece, or a stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mcp_runtime.client import REQUEST_TIMEOUT
+from mcp_runtime.gateway.sessions import Caller
+
+QUESTION_SECONDS = 600.0  # for the caller to answer a member's question: there may be a person
+CANCEL_GRACE = 1.0  # for the member to say something itself
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole JSON-RPC response, and the HTTP status it goes under."""
+
+    body: bytes
+    status: int = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A message on a stream. `event_id` lets a caller with a session resume behind it; `is_last`: the response."""
+
+    data: bytes
+    event_id: str = ""
+    retry_ms: int | None = None
+    is_last: bool = False
+    status: int = 200  # that the response goes under, if nothing was sent before it
+
+
+class Stream:
+    """Events, the response last. `aclose` frees what they hold, also when nobody ever took one; `inner` is one of it.
+
+    Freed before the caller has its answer: it may come back at once for what was kept.
+    """
+
+    def __init__(
+        self, events: AsyncGenerator[Event], on_close: Callable[[], None] | None = None, inner: Stream | None = None
+    ) -> None:
+        self.events = events
+        self._on_close = [] if on_close is None else [on_close]
+        self._inner = inner
+
+    def on_close(self, free: Callable[[], None]) -> None:
+        self._on_close.append(free)
+
+    async def aclose(self) -> None:
+        try:
+            await self.events.aclose()
+            if self._inner is not None:
+                await self._inner.aclose()
+        finally:
+            while self._on_close:
+                self._on_close.pop()()
+
+
+Reply = Answer | Stream
+
+
+class Deadline:
+    """The total of a request; it stands still while the caller is asked something. `about`, `member`: in errors."""
+
+    def __init__(self, seconds: float = REQUEST_TIMEOUT) -> None:
+        self.seconds = seconds
+        self.about = ""
+        self.member = ""
+        self.timeout = asyncio.timeout(seconds)
+        self.is_cancelled = False
+        self._questions = 0
+        self._left = 0.0
+
+    def set(self, seconds: float, about: str, member: str) -> None:
+        self.seconds, self.about, self.member = seconds, about, member
+        self._reschedule(seconds)
+
+    def pause(self) -> None:
+        if self._questions == 0:
+            self._left = (self.timeout.when() or 0.0) - asyncio.get_running_loop().time()
+            self._reschedule(QUESTION_SECONDS)
+        self._questions += 1
+
+    def resume(self) -> None:
+        self._questions -= 1
+        if self._questions == 0:
+            self._reschedule(max(self._left, 0.001))
+
+    def cancel(self) -> None:
+        """Nobody wants the answer any more."""
+        if not self.is_cancelled:
+            self._reschedule(CANCEL_GRACE)
+        self.is_cancelled = True
+
+    def _reschedule(self, seconds: float) -> None:
+        if self.is_cancelled or self.timeout.expired():
+            return
+        with contextlib.suppress(RuntimeError):  # it is over: the answer is on its way to the caller
+            self.timeout.reschedule(asyncio.get_running_loop().time() + seconds)
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """A caller's request on its way to a member. `body` is its message as it came, if it may pass as it is."""
+
+    id: Any
+    method: str
+    params: dict[str, Any]
+    caller: Caller
+    deadline: Deadline
+    body: bytes | None = None
+    parameter_headers: Mapping[str, str] = field(default_factory=dict)  # that the caller sent
+    caller_headers: Mapping[bytes, bytes] = field(default_factory=dict)
+    schema: Mapping[str, Any] = field(default_factory=dict)  # of the tool that is called
+    takes_stream: bool = True  # so that it can be asked something on it
+    questions: list[str] = field(default_factory=list)  # that the caller was asked for it
+    tell_cancelled: Callable[[str], Awaitable[None]] | None = None  # once the member knows of it

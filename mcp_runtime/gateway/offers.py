@@ -1,0 +1,209 @@
+"""What is on the roster, in memory: so that lists come at once, and in the same order, whatever members do meanwhile.
+
+Tools are the rows' own. Prompts and resources have no rows: they are asked of a member when it is connected, and kept
+while it is away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.db.models import Q
+
+from mcp_runtime import jsonrpc, protocol, schemas
+from mcp_runtime.access import Principal
+from roster.models import AgentSession, GuildMember, Tool
+
+RESOURCE_PREFIX = "guild://"
+MAX_CACHED_LISTS = 500
+MAX_CACHED_DIGESTS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """A tool that is switched on. `listed` is its definition under the name it has beside other members' tools."""
+
+    member: str
+    name: str
+    listed_as: str
+    definition: Mapping[str, Any]
+    listed: bytes
+    may_hold_secrets: bool  # its arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """Prompts, resources and resource templates, as the member lists them."""
+
+    prompts: tuple[dict[str, Any], ...] = ()
+    resources: tuple[dict[str, Any], ...] = ()
+    templates: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedMember:
+    """A member that may run, as its row tells. `hidden` are names of its tools that are switched off."""
+
+    pk: int
+    name: str
+    title: str
+    capabilities: Mapping[str, Any]
+    server_info: Mapping[str, Any]
+    instructions: str
+    timeout: float
+    tool_timeouts: Mapping[str, float]
+    max_concurrency: int
+    tools: Mapping[str, OfferedTool]
+    hidden: frozenset[str]
+
+    def timeout_of(self, tool: str) -> float:
+        """Seconds a call may take in total (REQ-MCP-HTTP-28)."""
+        return float(self.tool_timeouts.get(tool, self.timeout))
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Which members a path is about; None: all."""
+
+    members: frozenset[str] | None = None
+
+    def has(self, member: str) -> bool:
+        return self.members is None or member in self.members
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Everything as of one moment. A change makes another one."""
+
+    members: Mapping[str, OfferedMember] = field(default_factory=dict)
+    tools: Mapping[str, OfferedTool] = field(default_factory=dict)  # by the name they are listed as
+    extras: Mapping[str, Extras] = field(default_factory=dict)  # by member
+    _digests: dict[tuple[str, int, Scope], tuple[bytes, bytes]] = field(default_factory=dict, compare=False)
+    _lists: dict[tuple[str, int, Scope], tuple[Principal, bytes]] = field(default_factory=dict, compare=False)
+
+    def tools_for(self, principal: Principal, scope: Scope) -> list[OfferedTool]:
+        """What this caller may call, by member and in each member's own order."""
+        return [
+            tool
+            for tool in self.tools.values()
+            if scope.has(tool.member) and principal.may_invoke(tool.member, tool.name)
+        ]
+
+    def list_of(self, kind: str, principal: Principal, scope: Scope) -> bytes:
+        """A list as JSON: `kind` is tools, prompts, resources or resourceTemplates. Made once for each caller."""
+        key = (kind, id(principal), scope)
+        held = self._lists.get(key)
+        if held is None:
+            if len(self._lists) >= MAX_CACHED_LISTS:
+                self._lists.clear()
+            # The principal is held too, so that its id is not another's meanwhile.
+            held = self._lists[key] = (principal, b"[" + b",".join(self._entries(kind, principal, scope)) + b"]")
+        return held[1]
+
+    def digest_of(self, kind: str, principal: Principal, scope: Scope) -> bytes:
+        """Another one when the list is another."""
+        entries = self.list_of(kind, principal, scope)
+        held = self._digests.get((kind, id(principal), scope))
+        if held is None or held[0] is not entries:
+            if len(self._digests) >= MAX_CACHED_DIGESTS:
+                self._digests.clear()
+            held = self._digests[kind, id(principal), scope] = entries, hashlib.sha256(entries).digest()
+        return held[1]
+
+    def _entries(self, kind: str, principal: Principal, scope: Scope) -> Iterable[bytes]:
+        if kind == "tools":
+            return [tool.listed for tool in self.tools_for(principal, scope)]
+        return [jsonrpc.encode(entry) for entry in self._extra_entries(kind, principal, scope)]
+
+    def _extra_entries(self, kind: str, principal: Principal, scope: Scope) -> Iterable[dict[str, Any]]:
+        for name in self.members:
+            extras = self.extras.get(name)
+            if extras is None or not scope.has(name) or not principal.may_use_all(name):
+                continue
+            if kind == "prompts":
+                for prompt in extras.prompts:
+                    yield {**prompt, "name": protocol.qualified_name(name, prompt["name"])}
+            elif kind == "resources":
+                for resource in extras.resources:
+                    yield {**resource, "uri": resource_uri(name, resource["uri"])}
+            else:
+                for template in extras.templates:
+                    yield {**template, "uriTemplate": resource_uri(name, template["uriTemplate"])}
+
+    def prompt(self, listed_as: str) -> tuple[str, str] | None:
+        """Member and own name of a prompt."""
+        for name, extras in self.extras.items():
+            for prompt in extras.prompts:
+                if protocol.qualified_name(name, prompt["name"]) == listed_as:
+                    return name, prompt["name"]
+        return None
+
+    def resource(self, uri: str, principal: Principal, scope: Scope) -> tuple[str, str] | None:
+        """Member and own URI of a resource: by its listed URI, or by the own one that a tool's result told."""
+        if uri.startswith(RESOURCE_PREFIX):
+            member, slash, own = uri.removeprefix(RESOURCE_PREFIX).partition("/")
+            is_there = member in self.members and scope.has(member) and principal.may_use_all(member)
+            return (member, own) if slash and own and is_there else None
+        for name, extras in self.extras.items():
+            if scope.has(name) and principal.may_use_all(name) and any(one["uri"] == uri for one in extras.resources):
+                return name, uri
+        return None
+
+
+def resource_uri(member: str, uri: str) -> str:
+    """A resource's URI beside those of other members; nothing is lost, and no other member changes it."""
+    return f"{RESOURCE_PREFIX}{member}/{uri}"
+
+
+def members_of_session(session_id: int, user_id: int | None) -> frozenset[str] | None:
+    """The members of an agent's session that the user made, or the operator; None when there is no such session."""
+    session = AgentSession.objects.filter(Q(created_by=None) | Q(created_by=user_id), pk=session_id).first()
+    return None if session is None else frozenset(session.members.values_list("name", flat=True))
+
+
+# From rows --------------------------------------------------------------------------------------------------------
+
+
+def load(extras: Mapping[str, Extras]) -> Roster:
+    """The roster as the rows tell it: enabled members whose folder is there, and their tools that are switched on."""
+    columns = ("name", "display_name", "manifest", "capabilities", "server_info", "instructions")
+    rows = list(GuildMember.objects.filter(enabled=True, removed_at=None).only(*columns).order_by("name"))
+    tools: dict[int, dict[str, OfferedTool]] = {row.pk: {} for row in rows}
+    hidden: dict[int, set[str]] = {row.pk: set() for row in rows}
+    names = {row.pk: row.name for row in rows}
+    told = Tool.objects.filter(listed=True, enabled=True, member_id__in=names).order_by("position")
+    for member_id, name, definition, fault in told.values_list("member_id", "name", "definition", "schema_error"):
+        tools[member_id][name] = _tool(names[member_id], name, definition, has_schema=not fault)
+    # Those that it does not list now as well: it may take a call all the same, or list them again before we look.
+    for member_id, name in Tool.objects.filter(enabled=False, member_id__in=names).values_list("member_id", "name"):
+        hidden[member_id].add(name)
+    members = {row.name: _member(row, tools[row.pk], frozenset(hidden[row.pk])) for row in rows}
+    by_listed_name = {tool.listed_as: tool for member in members.values() for tool in member.tools.values()}
+    return Roster(members, by_listed_name, {name: extras[name] for name in members if name in extras})
+
+
+def _tool(member: str, name: str, definition: dict[str, Any], *, has_schema: bool) -> OfferedTool:
+    listed_as = protocol.qualified_name(member, name)
+    listed = protocol.offered_definition(definition, listed_as, has_schema=has_schema)
+    encoded = jsonrpc.encode(listed)
+    may_hold_secrets = any(word in encoded for word in schemas.SECRET_WORDS)
+    return OfferedTool(member, name, listed_as, definition, encoded, may_hold_secrets)
+
+
+def _member(row: GuildMember, tools: Mapping[str, OfferedTool], hidden: frozenset[str]) -> OfferedMember:
+    return OfferedMember(
+        pk=row.pk,
+        name=row.name,
+        title=row.title,
+        capabilities=row.capabilities,
+        server_info=row.server_info,
+        instructions=row.instructions,
+        timeout=row.call_timeout,
+        tool_timeouts=row.manifest.get("tool_timeouts", {}),
+        max_concurrency=int(row.manifest.get("max_concurrency", 16)),
+        tools=tools,
+        hidden=hidden,
+    )

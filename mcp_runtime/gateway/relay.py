@@ -1,0 +1,459 @@
+"""One request to one member, and everything that comes back: bytes pass as they are wherever both sides agree."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Any
+
+import aiohttp
+
+from mcp_runtime import jsonrpc, protocol
+from mcp_runtime.client import CLIENT_NAME, CLIENT_VERSION
+from mcp_runtime.errors import ConnectError, HttpStatusError, ProtocolError
+from mcp_runtime.gateway import eras, held
+from mcp_runtime.gateway.conversations import Conversation, Conversations
+from mcp_runtime.gateway.held import Held, Source, StillWaitingError
+from mcp_runtime.gateway.messages import Answer, Event, Reply, Request, Stream
+from mcp_runtime.gateway.sessions import Caller, CallerSession, Question
+from mcp_runtime.gateway.wire import Route, Wire, decoded, is_error, mentions, no_answer, object_of, response_in
+from mcp_runtime.lifecycle import LiveMember
+
+SMALL = 65_536  # bytes: what is so short is read as a whole before it is passed on
+MAX_ROUNDS = 10  # of input that one call may ask for
+MAX_QUESTIONS = 100  # of members, that one caller has not answered yet
+RESUMES = 20
+STREAM_ENDED = "the event stream ended without the answer"
+# What a modern caller may be told beside the answer.
+PASSED_TO_MODERN = ("notifications/progress", "notifications/message")
+
+
+class _SessionOverError(HttpStatusError):
+    """The member does not know the session any more."""
+
+
+class _StreamEndedError(ProtocolError):
+    """It ended in good order, but without the answer."""
+
+
+class Relay:
+    """Asks members for callers."""
+
+    def __init__(self, wire: Wire, conversations: Conversations) -> None:
+        self._wire = wire
+        self._with = conversations
+        self._held = Held(self._give_up)
+
+    async def ask(self, route: Route, request: Request) -> Reply:
+        """The member's answer to `request`. Raises ClientError for what is none."""
+        try:
+            reply = await self._asked_once(route, request)
+        except ConnectError as error:
+            raise await self._wire.explained(route.live, error) from error
+        if isinstance(reply, Stream):
+            reply.events = self._explaining(reply.events, route.live)
+        return reply
+
+    async def _explaining(self, events: AsyncGenerator[Event], live: LiveMember) -> AsyncGenerator[Event]:
+        try:
+            async with contextlib.aclosing(events):
+                async for event in events:
+                    yield event
+        except _StreamEndedError as error:
+            raise await self._wire.exit_of(live) or error from error
+        except ConnectError as error:
+            raise await self._wire.explained(live, error) from error
+
+    async def _asked_once(self, route: Route, request: Request) -> Reply:
+        if await self._with.is_modern(route, request.caller):
+            return await self._ask_modern(route, request)
+        if request.caller.is_modern and request.schema:
+            arguments = object_of(request.params.get("arguments"))
+            eras.check_parameter_headers(request.schema, arguments, request.caller_headers)
+        if request.caller.is_modern and "requestState" in request.params:
+            return await self._answered(request)
+        conversation = await self._with.conversation(route, request.caller)
+        try:
+            return await self._ask_in(conversation, request)
+        except _SessionOverError:
+            # Forgotten, so it was not served: a member restarted, or cleaned up.
+            self._with.forget(conversation, request.caller)
+            return await self._ask_in(await self._with.conversation(route, request.caller), request)
+
+    # Members with sessions ----------------------------------------------------------------------------------------
+
+    async def _ask_in(self, conversation: Conversation, request: Request) -> Reply:
+        """In a session of a handshake version."""
+        asked_id, body = request.id, request.body
+        if asked_id in conversation.running or body is None or request.caller.is_modern:
+            # Somebody else's id, or one that its owner uses twice: answers must not be mixed up.
+            asked_id = self._with.new_id() if asked_id in conversation.running else asked_id
+            params = request.params
+            if request.caller.is_modern and "_meta" in params:
+                params = {**params, "_meta": eras.without_hop(eras.meta_of({"params": params}))}
+            body = jsonrpc.encode(jsonrpc.request(asked_id, request.method, params))
+        conversation.running.add(asked_id)
+        is_streaming = False
+        try:
+            request.tell_cancelled = partial(self._with.tell_cancelled, conversation, asked_id)
+            response = await self._wire.send(conversation.route, "POST", conversation.headers, body)
+            if response.status == 200 and response.content_type == protocol.EVENT_STREAM:
+                is_streaming = True
+                return self._stream(self._source(response, conversation, asked_id), request)
+            data = await self._wire.read(response)
+            if response.status == 404 and conversation.id:
+                raise _SessionOverError(404, jsonrpc.excerpt(data))
+            return self._whole(response, data, request, asked_id)
+        except asyncio.CancelledError:
+            # The deadline, or the caller went away: either way nobody waits for it any more.
+            if not request.deadline.is_cancelled:
+                self._with.later(self._with.tell_cancelled(conversation, asked_id, "nobody waits for it any more"))
+            raise
+        finally:
+            if not is_streaming:
+                conversation.running.discard(asked_id)
+
+    def _stream(self, source: Source, request: Request) -> Stream:
+        """A stream of a member with sessions, for a caller of either era."""
+        events = self._events_for_modern if request.caller.is_modern else self._events
+        return Stream(events(source, request), partial(self._let_go, source, request))
+
+    def _let_go(self, source: Source, request: Request) -> None:
+        """The caller's side is over. What the member still owes is not wanted, unless the caller comes back for it."""
+        for question in request.questions:
+            if request.caller.session is not None:
+                request.caller.session.questions.pop(question, None)
+        if source.is_held:
+            return
+        source.conversation.running.discard(source.asked_id)
+        source.response.close()
+        if not source.is_over and not request.deadline.is_cancelled:
+            told = self._with.tell_cancelled(source.conversation, source.asked_id, "nobody waits for it any more")
+            self._with.later(told)
+
+    def _whole(self, response: aiohttp.ClientResponse, data: bytes, request: Request, asked_id: Any) -> Answer:
+        """An answer in one piece, from a member with sessions."""
+        if response.content_type != protocol.JSON or (response.status != 200 and not is_error(data)):
+            raise no_answer(response, data)
+        if len(data) > SMALL and not request.caller.is_modern and asked_id == request.id and mentions(data, asked_id):
+            return Answer(data)  # reading megabytes would hold everybody else
+        value = jsonrpc.decode(data)
+        message = response_in(value, asked_id)
+        if request.caller.is_modern:
+            return self._for_modern(message, request)
+        if value is message and asked_id == request.id and message.get("id") == request.id:
+            return Answer(data)
+        return Answer(jsonrpc.encode({**message, "id": request.id}))
+
+    def _for_modern(self, message: dict[str, Any], request: Request) -> Answer:
+        told = eras.for_modern(request.method, request.params, {**message, "id": request.id})
+        code = told["error"].get("code", 0) if isinstance(told.get("error"), dict) else 0
+        return Answer(jsonrpc.encode(told), eras.http_status(code) if code else 200)
+
+    def _source(self, response: aiohttp.ClientResponse, conversation: Conversation, asked_id: Any) -> Source:
+        events = protocol.EventStream()
+        return Source(conversation, asked_id, response, events, self._wire.events(response, events))
+
+    async def _events(self, source: Source, request: Request) -> AsyncGenerator[Event]:
+        """For a caller with a session, who resumes a stream that ends early itself: event ids are the member's own."""
+        prefix, events = f"{source.conversation.route.live.name}/", source.events
+        async with contextlib.aclosing(source.parts) as parts:
+            async for data in parts:
+                event_id = prefix + events.last_event_id if events.last_event_id else ""
+                message = decoded(data) if data else {}
+                if source.answers(message):
+                    source.is_over = True
+                    same = source.asked_id == request.id
+                    yield Event(data if same else _renamed(message, request.id), event_id, is_last=True)
+                    return
+                passed = await self._taken_in(data, message, source.conversation, request) if data else b""
+                if passed is not None:
+                    yield Event(passed, event_id, events.retry_ms if not data else None)
+        if not events.last_event_id:
+            raise _StreamEndedError(STREAM_ENDED)
+        source.is_over = True
+
+    async def _events_for_modern(self, source: Source, request: Request) -> AsyncGenerator[Event]:
+        """For a caller without one: what ends early is gone on with here, and questions end the round."""
+        for _ in range(RESUMES):
+            try:
+                async for data in source.parts:
+                    message = decoded(data) if data else {}
+                    if source.answers(message):
+                        source.is_over = True
+                        answer = self._for_modern(message, request)
+                        yield Event(answer.body, is_last=True, status=answer.status)
+                        return
+                    if self._may_hold(message, request):
+                        yield Event(self._held.hold(source, request, message), is_last=True)
+                        return
+                    passed = await self._taken_in(data, message, source.conversation, request) if data else None
+                    if passed is not None:
+                        yield Event(passed)
+            finally:
+                if not source.is_held:
+                    await source.parts.aclose()
+            if not source.events.last_event_id:
+                raise _StreamEndedError(STREAM_ENDED)
+            source.response.close()
+            await self._go_on(source)
+        raise ProtocolError(f"{STREAM_ENDED}, {RESUMES} times")
+
+    @staticmethod
+    def _may_hold(message: dict[str, Any], request: Request) -> bool:
+        needed = held.CAPABILITIES.get(str(message.get("method")))
+        return "id" in message and needed is not None and needed in request.caller.capabilities
+
+    async def _go_on(self, source: Source) -> None:
+        """The rest of a stream that ended early, for a caller who cannot resume it (25-11: basic/transports)."""
+        events = source.events
+        await asyncio.sleep(0.5 if events.retry_ms is None else max(events.retry_ms / 1000, 0.1))
+        source.response = await self._with.open_stream(source.conversation, events.last_event_id)
+        events.go_on()
+        source.parts = self._wire.events(source.response, events)
+
+    async def _answered(self, request: Request) -> Reply:
+        """A modern caller's next round with a member that has sessions: its answers, and what the member says then."""
+        try:
+            source, answers = self._held.take(request)
+        except StillWaitingError as waiting:
+            return Answer(waiting.response)
+        try:
+            for question, result in answers:
+                await self._with.reply(source.conversation, jsonrpc.result_response(question, result))
+        except BaseException:
+            self._give_up(source)
+            raise
+        return self._stream(source, request)
+
+    async def _taken_in(
+        self, data: bytes, message: dict[str, Any], conversation: Conversation, request: Request
+    ) -> bytes | None:
+        """What of it the caller is told: questions under an id of ours, notifications as they are."""
+        method = message.get("method")
+        if not isinstance(method, str):
+            return None
+        if "id" in message:
+            session = request.caller.session
+            if method == "ping":
+                await self._with.reply(conversation, {"jsonrpc": "2.0", "id": message["id"], "result": {}})
+                return None
+            if session is None or not request.takes_stream or not _may_ask(session, method):
+                text = f"{method} is not offered here"
+                refusal = jsonrpc.error_response(message["id"], jsonrpc.METHOD_NOT_FOUND, text)
+                await self._with.reply(conversation, refusal)
+                return None
+            return self._asked(message, conversation, session, request)
+        if request.caller.is_modern:
+            if method not in PASSED_TO_MODERN:
+                return None
+            if method == "notifications/message" and not eras.wants_log(request.caller.log_level, _params(message)):
+                return None
+        return data
+
+    def _asked(
+        self, message: dict[str, Any], conversation: Conversation, session: CallerSession, request: Request | None
+    ) -> bytes:
+        """A member's question, as the caller gets it; the answer comes with a POST of its own, see `Question`."""
+        our_id = self._with.new_id()
+
+        async def answer(reply: dict[str, Any]) -> None:
+            if request is not None:
+                request.deadline.resume()
+            await self._with.reply(conversation, {**reply, "id": message["id"]})
+
+        while len(session.questions) >= MAX_QUESTIONS:
+            del session.questions[next(iter(session.questions))]  # asked longest ago, and never answered
+        session.questions[our_id] = Question(answer)
+        if request is not None:
+            request.questions.append(our_id)
+            request.deadline.pause()
+        return jsonrpc.encode({**message, "id": our_id})
+
+    # Modern members -----------------------------------------------------------------------------------------------
+
+    async def _ask_modern(self, route: Route, request: Request) -> Reply:
+        if request.method in eras.REMOVED:
+            return Answer(jsonrpc.encode(jsonrpc.result_response(request.id, {})))  # the gateway's own business
+        reply = await self._post_modern(route, request, request.params, request.body)
+        session = request.caller.session
+        if session is None:
+            return reply
+        if isinstance(reply, Answer):
+            message = response_in(jsonrpc.decode(reply.body), request.id)
+            if not _wants_input(message):
+                return Answer(jsonrpc.encode(eras.for_handshake(request.method, message)))
+        inner = reply if isinstance(reply, Stream) else None
+        return Stream(self._in_rounds(route, request, session, reply), inner=inner)
+
+    async def _post_modern(self, route: Route, request: Request, params: dict[str, Any], body: bytes | None) -> Reply:
+        caller = request.caller
+        if not caller.is_modern:
+            meta = {**eras.meta_of({"params": params}), **protocol.modern_meta(CLIENT_NAME, CLIENT_VERSION, {})}
+            meta[f"{protocol.META}clientCapabilities"] = caller.capabilities
+            if caller.log_level:
+                meta[f"{protocol.META}logLevel"] = caller.log_level
+            params, body = {**params, "_meta": meta}, None
+        headers = {**route.headers, protocol.VERSION_HEADER: protocol.MODERN_VERSION}
+        headers |= protocol.modern_headers(request.method, params)
+        if caller.is_modern:
+            headers |= request.parameter_headers  # the member judges them
+        elif request.schema:
+            with contextlib.suppress(ValueError):
+                places = protocol.parameter_headers(request.schema)
+                headers |= protocol.parameter_values(places, params.get("arguments") or {})
+        if body is None:
+            body = jsonrpc.encode(jsonrpc.request(request.id, request.method, params))
+        response = await self._wire.send(route, "POST", headers, body)
+        if response.status == 200 and response.content_type == protocol.EVENT_STREAM:
+            return Stream(self._modern_events(response, request), response.close)
+        data = await self._wire.read(response)
+        if response.content_type != protocol.JSON or (response.status != 200 and not is_error(data)):
+            raise no_answer(response, data)
+        if len(data) <= SMALL or not mentions(data, request.id):
+            value = jsonrpc.decode(data)
+            if (message := response_in(value, request.id)) is not value:
+                data = jsonrpc.encode(message)
+        return Answer(data, response.status)
+
+    async def _modern_events(self, response: aiohttp.ClientResponse, request: Request) -> AsyncGenerator[Event]:
+        async with contextlib.aclosing(self._wire.events(response, protocol.EventStream())) as parts:
+            async for data in parts:
+                message = decoded(data) if data else {}
+                is_last = "method" not in message and message.get("id") == request.id
+                if is_last or ("method" in message and "id" not in message):  # it asks nothing on a stream
+                    yield Event(data, is_last=is_last)
+                if is_last:
+                    return
+        raise _StreamEndedError(STREAM_ENDED)
+
+    async def _in_rounds(
+        self, route: Route, request: Request, session: CallerSession, reply: Reply
+    ) -> AsyncGenerator[Event]:
+        """A modern member that asks for input, for a caller who answers questions (26: basic/patterns/mrtr)."""
+        for _ in range(MAX_ROUNDS):
+            if isinstance(reply, Answer):
+                last = reply.body
+            else:
+                last = b""
+                async with contextlib.aclosing(reply):
+                    async for event in reply.events:
+                        if event.is_last:
+                            last = event.data
+                        else:
+                            yield event
+            message = response_in(jsonrpc.decode(last), request.id)
+            if not _wants_input(message):
+                yield Event(jsonrpc.encode(eras.for_handshake(request.method, message)), is_last=True)
+                return
+            result = message["result"]
+            answers: dict[str, Any] = {}
+            for key, asked in object_of(result.get("inputRequests")).items():
+                if not request.takes_stream:
+                    raise ProtocolError("asked for input, and the caller takes no stream to be asked on")
+                our_id = self._with.new_id()
+                told: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+                session.questions[our_id] = Question(partial(_settle, told))
+                request.deadline.pause()
+                try:
+                    method, params = str(object_of(asked).get("method")), object_of(asked).get("params")
+                    yield Event(jsonrpc.encode(jsonrpc.request(our_id, method, params)))
+                    answer = await told
+                finally:
+                    session.questions.pop(our_id, None)
+                    request.deadline.resume()
+                if not isinstance(answer.get("result"), dict):
+                    said = object_of(answer.get("error")).get("message") or "no result"
+                    raise ProtocolError(
+                        f"asked for input ({object_of(asked).get('method')}) that it was not given: {said}"
+                    )
+                answers[key] = answer["result"]
+            more = {**request.params}
+            more |= {"inputResponses": answers} if answers else {}
+            more |= {"requestState": result["requestState"]} if "requestState" in result else {}
+            reply = await self._post_modern(route, request, more, None)
+        raise ProtocolError(f"asked for input {MAX_ROUNDS} times for one call")
+
+    # What comes unasked -------------------------------------------------------------------------------------------
+
+    async def hear(
+        self, response: aiohttp.ClientResponse, conversation: Conversation, session: CallerSession | None
+    ) -> AsyncGenerator[Event]:
+        """What comes on such a stream, as the caller gets it."""
+        prefix, events = f"{conversation.route.live.name}/", protocol.EventStream()
+        try:
+            async with contextlib.aclosing(self._wire.events(response, events, bounded=False)) as parts:
+                async for data in parts:
+                    event_id = prefix + events.last_event_id if events.last_event_id else ""
+                    message = decoded(data) if data else {}
+                    if "method" in message and "id" in message:
+                        if session is None or not _may_ask(session, str(message["method"])):
+                            await self._decline(conversation, message)
+                            continue
+                        data = self._asked(message, conversation, session, None)
+                    yield Event(data, event_id, events.retry_ms)
+        finally:
+            response.close()
+
+    async def _decline(self, conversation: Conversation, message: dict[str, Any]) -> None:
+        if message["method"] == "ping":
+            reply: dict[str, Any] = jsonrpc.result_response(message["id"], {})
+        else:
+            text = f"{message['method']} is not offered here"
+            reply = jsonrpc.error_response(message["id"], jsonrpc.METHOD_NOT_FOUND, text)
+        await self._with.reply(conversation, reply)
+
+    async def listen(self, route: Route, caller: Caller, wanted: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+        """`subscriptions/listen` with a modern member: its notifications, the acknowledgement first."""
+        params = {
+            "notifications": wanted,
+            "_meta": {
+                **protocol.modern_meta(CLIENT_NAME, CLIENT_VERSION, {}),
+                f"{protocol.META}clientCapabilities": caller.capabilities,
+            },
+        }
+        listen_id = self._with.new_id()
+        headers = {**route.headers, protocol.VERSION_HEADER: protocol.MODERN_VERSION}
+        headers |= protocol.modern_headers("subscriptions/listen", params)
+        body = jsonrpc.encode(jsonrpc.request(listen_id, "subscriptions/listen", params))
+        response = await self._wire.send(route, "POST", headers, body)
+        try:
+            if response.status != 200 or response.content_type != protocol.EVENT_STREAM:
+                raise HttpStatusError(response.status)
+            async with contextlib.aclosing(self._wire.events(response, protocol.EventStream(), bounded=False)) as parts:
+                async for data in parts:
+                    message = decoded(data) if data else {}
+                    if "method" in message and "id" not in message:
+                        yield message
+        finally:
+            response.close()
+
+    def _give_up(self, source: Source) -> None:
+        """A caller did not come back with its answers, or not for long enough."""
+        source.conversation.running.discard(source.asked_id)
+        source.response.close()
+        self._with.later(self._with.tell_cancelled(source.conversation, source.asked_id, "the caller did not answer"))
+
+
+def _renamed(message: dict[str, Any], message_id: Any) -> bytes:
+    return jsonrpc.encode({**message, "id": message_id})
+
+
+async def _settle(told: asyncio.Future[dict[str, Any]], answer: dict[str, Any]) -> None:
+    if not told.done():
+        told.set_result(answer)
+
+
+def _params(message: dict[str, Any]) -> dict[str, Any]:
+    return object_of(message.get("params"))
+
+
+def _may_ask(session: CallerSession, method: str) -> bool:
+    """Whether the caller said that it answers such questions."""
+    return held.CAPABILITIES.get(method) in session.capabilities
+
+
+def _wants_input(message: Any) -> bool:
+    return object_of(object_of(message).get("result")).get("resultType") == "input_required"

@@ -1,0 +1,423 @@
+"""The gateway as a part of the runtime: a thread with a loop of its own, and what keeps its memory up to date."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+import uvicorn
+import uvloop
+from django.db import Error, connection
+from django.utils import timezone
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from mcp_runtime import access, jsonrpc, protocol
+from mcp_runtime.access import OPERATOR
+from mcp_runtime.availability import Availability
+from mcp_runtime.changes import SqliteChanges
+from mcp_runtime.database import unit_of_work
+from mcp_runtime.errors import AddressTakenError, ClientError, MethodError, RemoteError
+from mcp_runtime.gateway import offers
+from mcp_runtime.gateway.app import App
+from mcp_runtime.gateway.callers import Callers, Origins
+from mcp_runtime.gateway.conversations import Conversations
+from mcp_runtime.gateway.endpoints import LISTS, Endpoints
+from mcp_runtime.gateway.listening import Listening
+from mcp_runtime.gateway.messages import Answer, Deadline, Request
+from mcp_runtime.gateway.offers import Extras, OfferedMember, Roster
+from mcp_runtime.gateway.records import Recorder
+from mcp_runtime.gateway.relay import Relay
+from mcp_runtime.gateway.sessions import Caller, Sessions
+from mcp_runtime.gateway.wire import Wire
+from mcp_runtime.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND
+from mcp_runtime.lifecycle import Lifecycle, LiveMember
+from mcp_runtime.limits import Limiter
+from roster.models import GuildMember
+
+logger = logging.getLogger("guildhall.gateway")
+
+BACKLOG = 1024
+MAX_HEAD = 65_536  # bytes of a request's headers
+HEAD_SECONDS = 30.0  # for the first of them
+START_SECONDS = 10.0
+STOP_SECONDS = 1.0
+# How soon a change of who may do what is noticed: SQLite is asked whether anybody wrote at all, others for the version.
+ACCESS_LOOK = 0.1
+ACCESS_QUERY = 0.25
+RELOAD_SECONDS = 10.0  # rows are the truth: looked at this often even when nobody told of a change
+SHORTEST_RELOAD = 0.05
+LOOK_AGAIN = 0.1  # between two looks because of a name that nobody knows
+AVAILABLE_LOOK = 0.2  # how often who waits for a member asks whether there is any use
+LEARN_SECONDS = 10.0
+LEARN_AGAIN_SECONDS = 30.0  # after a failure
+MAX_LEARNED = 2_000
+MAX_PAGES = 100
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the operator chose."""
+
+    allowed_hosts: list[str]
+    trusted_origins: list[str]
+    max_bytes: int
+    record_bytes: int
+
+
+def bind(host: str, port: int) -> list[socket.socket]:
+    """Where the gateway will listen. Raises AddressTakenError."""
+    sockets = [_bound(host, port)]
+    if host == "127.0.0.1":
+        with contextlib.suppress(AddressTakenError):
+            sockets.append(_bound("::1", port))  # what `localhost` may mean as well
+    return sockets
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        bound = socket.socket(family)
+    except OSError as error:
+        raise AddressTakenError(f"the gateway cannot listen on {host}:{port}: {error.strerror}") from error
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    try:
+        bound.bind((host, port))
+        bound.listen(BACKLOG)  # who comes before the loop runs waits, and is not refused
+    except OSError as error:
+        bound.close()
+        hint = "; GUILD_HALL_GATEWAY_PORT chooses another port" if error.errno == errno.EADDRINUSE else ""
+        raise AddressTakenError(f"the gateway cannot listen on {host}:{port}: {error.strerror}{hint}") from error
+    return bound
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """HTTP whose headers end: the parser joins what comes for ever, and a connection that says nothing stays."""
+
+    _is_in_body = False
+    _head_is_complete = False  # within the piece that is read
+    _head_bytes = 0
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def on_headers_complete(self) -> None:
+        self._stop_timer()
+        self._is_in_body = self._head_is_complete = True
+        self._head_bytes = 0
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._is_in_body = False
+        super().on_message_complete()
+
+    def data_received(self, data: bytes) -> None:
+        was_in_body, self._head_is_complete = self._is_in_body, False
+        super().data_received(data)
+        if not was_in_body and not self._head_is_complete:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD:
+                self.send_400_response("The headers are too long.")
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+class Gateway:
+    """`member_changed` and `lists_changed` come from the runtime's threads."""
+
+    def __init__(
+        self,
+        *,
+        lifecycle: Lifecycle,
+        sockets: list[socket.socket],
+        options: Options,
+        wake_supervisor: Callable[[], None],
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._sockets = sockets
+        self._options = options
+        self._availability = Availability(lifecycle, wake_supervisor)
+        self._loop = uvloop.new_event_loop()
+        self._ready = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
+        self._recorder = Recorder(max_bytes=options.record_bytes)
+        self._roster = Roster()
+        self._looked_at = 0.0
+        self._extras: dict[str, Extras] = {}
+        self._learning: dict[int, asyncio.Task[None]] = {}
+        self._learned: dict[int, LiveMember] = {}
+        self._learn_again: set[int] = set()
+
+    # From the runtime's threads -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._recorder.start()
+        self._thread.start()
+        self._ready.wait(START_SECONDS)
+        threading.Thread(target=self._watch_access, name="gateway-access", daemon=True).start()
+
+    def member_changed(self, member_id: int) -> None:
+        """Its status or its tools changed."""
+        self._soon(self._on_member_changed, member_id)
+
+    def lists_changed(self, member_id: int) -> None:
+        """The member said that its prompts or resources changed."""
+        self._soon(self._learn_anew, member_id)
+
+    def close_doors(self) -> None:
+        """No new calls; those under way go on."""
+        self._stopping.set()
+
+    def stop(self) -> None:
+        """The end of it, and the last calls written down."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._soon(self._shut_down)
+            self._thread.join(2 * STOP_SECONDS)
+        self._recorder.stop()
+
+    def _soon(self, work: Callable[..., None], *args: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is over
+            self._loop.call_soon_threadsafe(work, *args)
+
+    # The loop -----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        except Exception:
+            logger.exception("the gateway ended")
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        self._stale = asyncio.Event()
+        self._changed: dict[int, asyncio.Event] = {}
+        self._wire = Wire(self._lifecycle, max_bytes=self._options.max_bytes)
+        conversations = Conversations(self._wire)
+        self._relay = relay = Relay(self._wire, conversations)
+        self._callers = Callers()
+        self._listening = Listening(self._wire, conversations, relay, lambda: self._roster, self._connected)
+        app = App(
+            callers=self._callers,
+            origins=Origins(self._options.allowed_hosts, self._options.trusted_origins),
+            limiter=Limiter(),
+            sessions=Sessions(conversations.say_goodbye),
+            endpoints=Endpoints(
+                self._wire,
+                conversations,
+                relay,
+                self._recorder,
+                lambda: self._roster,
+                self._live,
+                self._connected,
+                self._look_again,
+            ),
+            listening=self._listening,
+            conversations=conversations,
+            relay=relay,
+            roster=lambda: self._roster,
+            is_stopping=self._stopping.is_set,
+        )
+        config = uvicorn.Config(
+            app,
+            http=BoundedProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(config)
+        await self._reload()
+        keeping = asyncio.ensure_future(self._keep_roster())
+        self._loop.call_soon(self._ready.set)
+        try:
+            await self._server.serve(sockets=self._sockets)
+        finally:
+            keeping.cancel()
+            await self._wire.close()
+
+    def _shut_down(self) -> None:
+        self._listening.close()
+        self._server.should_exit = True
+
+    # The roster in memory -----------------------------------------------------------------------------------------
+
+    async def _keep_roster(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RELOAD_SECONDS):
+                    await self._stale.wait()
+            self._stale.clear()
+            await self._reload()
+            await asyncio.sleep(SHORTEST_RELOAD)
+
+    async def _reload(self) -> None:
+        extras = dict(self._extras)
+        load = partial(offers.load, extras)
+        try:
+            self._roster = await self._loop.run_in_executor(None, unit_of_work, load)
+        except Error as error:
+            logger.warning("the roster cannot be read (%s); the one in memory serves", str(error).strip())
+            return
+        await self._listening.roster_changed()
+
+    async def _look_again(self) -> None:
+        """Somebody knows of something that is not in memory: it may be that young."""
+        if self._loop.time() > self._looked_at + LOOK_AGAIN:
+            self._looked_at = self._loop.time()
+            await self._reload()
+
+    def _on_member_changed(self, member_id: int) -> None:
+        self._stale.set()
+        self._listening.member_changed()
+        if (event := self._changed.pop(member_id, None)) is not None:
+            event.set()
+        for live in self._lifecycle.live_members():
+            if live.member_id == member_id and live.connected_at and self._learned.get(member_id) is not live:
+                self._learn_anew(member_id)
+
+    def _learn_anew(self, member_id: int) -> None:
+        live = self._lifecycle.connected(member_id)
+        if live is None:
+            return
+        if (task := self._learning.get(member_id)) is None or task.done():
+            self._learned[member_id] = live
+            self._learning[member_id] = asyncio.ensure_future(self._learn(live))
+        elif member_id not in self._learn_again:  # what is being learned may be old already
+            self._learn_again.add(member_id)
+            task.add_done_callback(partial(self._learn_once_more, member_id))
+
+    def _learn_once_more(self, member_id: int, _: asyncio.Task[None]) -> None:
+        self._learn_again.discard(member_id)
+        self._learn_anew(member_id)
+
+    async def _learn(self, live: LiveMember) -> None:
+        """Ask a member for its prompts and resources."""
+        capabilities = live.client.capabilities
+        try:
+            async with asyncio.timeout(LEARN_SECONDS):
+                found = {
+                    kind: await self._list_of(live, method, kind)
+                    for method, kind in LISTS.items()
+                    if kind != "tools" and ("prompts" if kind == "prompts" else "resources") in capabilities
+                }
+        except (ClientError, TimeoutError) as error:
+            logger.warning("member %r did not list its prompts and resources: %s", live.name, error)
+            self._loop.call_later(LEARN_AGAIN_SECONDS, self._learn_anew, live.member_id)
+            return
+        extras = Extras(found.get("prompts", ()), found.get("resources", ()), found.get("resourceTemplates", ()))
+        if extras != self._extras.get(live.name, Extras()):
+            self._extras[live.name] = extras
+            self._stale.set()
+
+    async def _list_of(self, live: LiveMember, method: str, kind: str) -> tuple[dict[str, Any], ...]:
+        try:
+            return tuple([entry async for entry in self._entries(live, method, kind)])
+        except RemoteError as error:
+            if error.code != METHOD_NOT_FOUND:
+                raise
+            return ()  # many that have resources know nothing of templates
+
+    async def _entries(self, live: LiveMember, method: str, kind: str) -> AsyncGenerator[dict[str, Any]]:
+        route = self._wire.route_to(live)
+        key = {"prompts": "name", "resources": "uri"}.get(kind, "uriTemplate")
+        meta = {"_meta": protocol.modern_meta(protocol.HALL_NAME, protocol.HALL_VERSION, {})}
+        params: dict[str, Any] = meta
+        count = 0
+        for _ in range(MAX_PAGES):
+            request = Request(f"gh-list-{method}", method, params, Caller(OPERATOR, None, {}), Deadline(LEARN_SECONDS))
+            reply = await self._relay.ask(route, request)
+            body = reply.body if isinstance(reply, Answer) else b""
+            if not isinstance(reply, Answer):
+                async with contextlib.aclosing(reply):
+                    async for event in reply.events:
+                        body = event.data if event.is_last else body
+            result = jsonrpc.result_of(jsonrpc.decode(body))
+            entries = result.get(kind)
+            for entry in entries if isinstance(entries, list) else []:
+                count += 1
+                if isinstance(entry, dict) and isinstance(entry.get(key), str) and count <= MAX_LEARNED:
+                    yield entry
+            if not isinstance(result.get("nextCursor"), str) or count > MAX_LEARNED:
+                return
+            params = {"cursor": result["nextCursor"], **meta}
+
+    # Members ------------------------------------------------------------------------------------------------------
+
+    def _connected(self, member: OfferedMember) -> LiveMember | None:
+        live = self._lifecycle.connected(member.pk)
+        return None if live is None or live.process.is_over else live  # its status hears of an exit a bit later
+
+    async def _live(self, member: OfferedMember, seconds: float) -> LiveMember:
+        """The member, as soon as it may be called: it is started if need be (REQ-MCP-HTTP-19)."""
+        since = timezone.now()
+        look = partial(self._no_use_waiting, member.pk, since, since + timedelta(seconds=seconds))
+        while True:
+            event = self._changed.setdefault(member.pk, asyncio.Event())
+            if (live := self._connected(member)) is not None:
+                return live
+            if reason := await self._loop.run_in_executor(None, unit_of_work, look):
+                text = f"member {member.name!r} is unavailable: {reason}"
+                raise MethodError(INTERNAL_ERROR, text, {"member": member.name, "kind": "unavailable"})
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(AVAILABLE_LOOK):
+                    await event.wait()
+
+    def _no_use_waiting(self, member_id: int, since: datetime, deadline: datetime) -> str:
+        self._availability.wish(member_id)
+        return self._availability.no_use_waiting(GuildMember.objects.get(pk=member_id), since, deadline)
+
+    # Access -------------------------------------------------------------------------------------------------------
+
+    def _watch_access(self) -> None:
+        """In a thread of its own: notice when somebody may do other things than before."""
+        changes = SqliteChanges(str(connection.settings_dict["NAME"])) if connection.vendor == "sqlite" else None
+        known: str | None = None
+        while not self._stopping.wait(ACCESS_QUERY if changes is None else ACCESS_LOOK):
+            if changes is not None and known is not None and not changes.look():
+                continue
+            try:
+                seen = unit_of_work(access.version)
+            except Error:
+                time.sleep(ACCESS_QUERY)
+                continue
+            if seen != known:
+                known = seen
+                self._soon(self._access_changed)
+        if changes is not None:
+            changes.close()
+        connection.close()
+
+    def _access_changed(self) -> None:
+        self._callers.forget()
+        self._stale.set()
+        self._looking_again = asyncio.ensure_future(self._listening.look_again(self._callers.principal))

@@ -1,0 +1,179 @@
+"""Callers' sessions, which handshake versions have: who is there, and what they were told to expect.
+
+A session's id is its own memory, signed: version, capabilities, whose it is. So it outlives a restart of the runtime,
+which many clients would take for the end; what is kept here beside it can be made anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from django.core import signing
+
+from mcp_runtime.access import Principal
+
+if TYPE_CHECKING:
+    from mcp_runtime.gateway.conversations import Conversation
+    from mcp_runtime.gateway.messages import Request
+
+MAX_SESSIONS = 2_000  # in memory; those used longest ago are made anew from their ids
+MAX_OWN = 200  # of one token; likewise
+MAX_ENDED = 10_000
+MAX_AGE = timedelta(days=7)
+MAX_REMEMBERED = 2_000  # characters of what an id carries; a session with more does not outlive the runtime
+MAX_WAITING = 1_000  # messages for a stream that is not read
+SALT = "guildhall.gateway.session"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A member's question, asked of the caller: `answer` takes the caller's response to where it belongs."""
+
+    answer: Callable[[dict[str, Any]], Awaitable[None]]
+
+
+class Outbox:
+    """What is to be said on one open stream. Full: the oldest goes, for a notification is only ever a hint."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[bytes, str, int | None]] = deque(maxlen=MAX_WAITING)
+        self._bell = asyncio.Event()
+        self.is_closed = False
+
+    def put(self, data: bytes, event_id: str = "", retry_ms: int | None = None) -> None:
+        self._waiting.append((data, event_id, retry_ms))
+        self._bell.set()
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._bell.set()
+
+    async def take(self, seconds: float) -> tuple[bytes, str, int | None] | None:
+        """The next message; None when none came in time, or none will."""
+        if not self._waiting and not self.is_closed:
+            self._bell.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._bell.wait()
+        return self._waiting.popleft() if self._waiting else None
+
+
+@dataclass(eq=False)
+class CallerSession:
+    """One session of one caller, at one path. `conversations` are the sessions with members that belong to it."""
+
+    id: str
+    owner: tuple[int | None, int | None]  # user and token
+    path: str
+    version: str
+    capabilities: dict[str, Any]
+    log_level: str = ""
+    conversations: dict[int, asyncio.Future[Conversation]] = field(default_factory=dict)
+    questions: dict[str, Question] = field(default_factory=dict)
+    running: dict[Any, Request] = field(default_factory=dict)  # by the caller's id; not answered yet
+    outbox: Outbox | None = None
+    subscriptions: dict[str, set[str]] = field(default_factory=dict)  # member name -> URIs of its resources
+
+    def begun(self) -> list[Conversation]:
+        """The sessions with members that are there."""
+        ready = (one for one in self.conversations.values() if one.done() and not one.cancelled())
+        return [one.result() for one in ready if not one.exception()]
+
+
+@dataclass(eq=False, slots=True)
+class Caller:
+    """Who asks, and what they can do themselves. `session` None: a modern caller."""
+
+    principal: Principal
+    session: CallerSession | None
+    capabilities: dict[str, Any]
+    log_level: str = ""
+    authorization: bytes | None = None  # for streams, which may outlive what it stands for
+
+    @property
+    def is_modern(self) -> bool:
+        return self.session is None
+
+
+class Sessions:
+    """All of them. `on_drop(session)` is called for each that leaves the memory."""
+
+    def __init__(self, on_drop: Callable[[CallerSession], None]) -> None:
+        self._sessions: OrderedDict[str, CallerSession] = OrderedDict()
+        self._ended: OrderedDict[bytes, None] = OrderedDict()
+        self._on_drop = on_drop
+
+    def begin(self, principal: Principal, path: str, version: str, capabilities: dict[str, Any]) -> CallerSession:
+        owner = (principal.user_id, principal.token_id)
+        told = {"o": owner, "p": path, "v": version, "c": capabilities, "n": secrets.token_urlsafe(12)}
+        if len(json.dumps(told)) <= MAX_REMEMBERED:
+            session_id = signing.dumps(told, salt=SALT, compress=True)
+        else:
+            session_id = secrets.token_urlsafe(32)
+        session = CallerSession(session_id, owner, path, version, capabilities)
+        self._keep(session)
+        return session
+
+    def find(self, session_id: str, principal: Principal, path: str) -> CallerSession | None:
+        """The session, if it is this caller's, begun at this path and not ended."""
+        session = self._sessions.get(session_id) or self._remembered(session_id)
+        if session is None or session.path != path or session.owner != (principal.user_id, principal.token_id):
+            return None
+        self._sessions.move_to_end(session_id)
+        return session
+
+    def end(self, session: CallerSession) -> None:
+        if self._sessions.pop(session.id, None) is not None:
+            self._drop(session)
+        self._ended[_digest(session.id)] = None
+        while len(self._ended) > MAX_ENDED:
+            self._ended.popitem(last=False)
+
+    def all(self) -> list[CallerSession]:
+        return list(self._sessions.values())
+
+    def _remembered(self, session_id: str) -> CallerSession | None:
+        """A session from its id: it was begun before the runtime was started, or is not in memory any more."""
+        if _digest(session_id) in self._ended:
+            return None
+        try:
+            told = signing.loads(session_id, salt=SALT, max_age=MAX_AGE)
+        except signing.BadSignature:
+            return None
+        session = CallerSession(session_id, tuple(told["o"]), told["p"], told["v"], told["c"])
+        self._keep(session)
+        return session
+
+    def _keep(self, session: CallerSession) -> None:
+        self._sessions[session.id] = session
+        own = [one for one in self._sessions.values() if one.owner == session.owner]
+        if len(own) > MAX_OWN:
+            spare = next((one for one in own if not one.running and one.outbox is None), session)
+            del self._sessions[spare.id]
+            self._drop(spare)
+        while len(self._sessions) > MAX_SESSIONS:
+            # Not one whose stream is open, or that has something under way.
+            idle = (one for one in self._sessions.values() if not one.running and one.outbox is None)
+            oldest = next(idle, session)
+            if oldest is session:
+                return
+            del self._sessions[oldest.id]
+            self._drop(oldest)
+
+    def _drop(self, session: CallerSession) -> None:
+        if session.outbox is not None:
+            session.outbox.close()
+        self._on_drop(session)
+
+
+def _digest(session_id: str) -> bytes:
+    return hashlib.sha256(session_id.encode()).digest()

@@ -1,0 +1,238 @@
+"""HTTP to members: connections that are kept, whole answers and events as bytes, foreign errors as ours."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import json
+import re
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import aiohttp
+
+from mcp_runtime import jsonrpc, protocol, remote, transport
+from mcp_runtime.client import CLIENT_NAME, CLIENT_VERSION
+from mcp_runtime.database import unit_of_work
+from mcp_runtime.errors import ClientError, ConnectError, HttpStatusError, ProtocolError, RemoteError, describe_exit
+from mcp_runtime.lifecycle import EXIT_GRACE, Lifecycle, LiveMember
+
+READ_BYTES = 65_536
+LARGE_ID_SEARCH = 4_096
+
+
+class Places:
+    """So many requests may be in a member at a time; others wait in line. (A semaphore looks at all who wait.)"""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._free = count
+        self._line: collections.deque[asyncio.Future[None]] = collections.deque()
+
+    async def take(self) -> None:
+        if self._free > 0:
+            self._free -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._line.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give_back()  # it was given in the same moment
+            raise
+
+    def allow(self, count: int) -> None:
+        """So many from now on. Where it is fewer, those who are in stay."""
+        more, self._count = count - self._count, count
+        for _ in range(more):
+            self.give_back()
+        self._free += min(more, 0)
+
+    def give_back(self) -> None:
+        while self._line and self._free >= 0:
+            turn = self._line.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
+@dataclass(eq=False)
+class Route:
+    """The way to a member's process, for as long as that lives."""
+
+    live: LiveMember
+    places: Places
+    headers: dict[str, str] = field(init=False, repr=False)
+    known: object = field(default=None, init=False, repr=False)  # of the member, by who speaks with it
+
+    def __post_init__(self) -> None:
+        self.headers = {
+            **self.live.client.headers.values,
+            "Accept": f"{protocol.JSON}, {protocol.EVENT_STREAM}",
+            "Accept-Encoding": "identity",
+            "Content-Type": protocol.JSON,
+            "User-Agent": f"{CLIENT_NAME}/{CLIENT_VERSION}",
+        }
+
+    @property
+    def url(self) -> str:
+        return self.live.client.url
+
+
+class Wire:
+    """All connections to members. On the gateway's loop alone."""
+
+    def __init__(self, lifecycle: Lifecycle, *, max_bytes: int) -> None:
+        self._lifecycle = lifecycle
+        self._max_bytes = max_bytes
+        self._routes: dict[int, Route] = {}
+        # One for all: most of what rivals lose, they lose by making a client, a session or a TLS context per call.
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=transport.IDLE_SECONDS, ssl=transport.tls_context(), use_dns_cache=True
+            ),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=transport.CONNECT_TIMEOUT),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trust_env=False,
+            read_bufsize=READ_BYTES,
+        )
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    def route_to(self, live: LiveMember, places: int | None = None) -> Route:
+        """The way to the process; `places` None: who asks takes none."""
+        route = self._routes.get(live.member_id)
+        if route is None or route.live is not live:
+            route = self._routes[live.member_id] = Route(live, Places(places or 0))
+        elif places is not None:
+            route.places.allow(places)
+        return route
+
+    async def send(
+        self, route: Route, verb: str, headers: Mapping[str, str], body: bytes | None
+    ) -> aiohttp.ClientResponse:
+        with translated(route.live.client.headers.secrets):
+            return await self._http.request(
+                verb, route.url, data=body, headers=headers, allow_redirects=False, skip_auto_headers=("User-Agent",)
+            )
+
+    async def read(self, response: aiohttp.ClientResponse) -> bytes:
+        with translated():
+            if (response.content_length or self._max_bytes + 1) <= self._max_bytes:
+                return await response.read()
+            data = bytearray()
+            async for chunk in response.content.iter_any():
+                data += chunk
+                if len(data) > self._max_bytes:
+                    response.close()
+                    raise ProtocolError(f"the answer is larger than {self._max_bytes:,} bytes")
+            return bytes(data)
+
+    async def events(
+        self, response: aiohttp.ClientResponse, events: protocol.EventStream, *, bounded: bool = True
+    ) -> AsyncGenerator[bytes]:
+        """The data of each event; empty for one that only says where it may be resumed, or when."""
+        taken = 0
+        told = (events.last_event_id, events.retry_ms)
+        with translated():
+            async for chunk in response.content.iter_any():
+                taken = taken + len(chunk) if bounded else len(chunk)
+                if taken > self._max_bytes:
+                    raise ProtocolError(f"the answer is larger than {self._max_bytes:,} bytes")
+                if events.held > self._max_bytes:
+                    raise ProtocolError(f"an event is larger than {self._max_bytes:,} bytes")
+                for data in events.feed(chunk):
+                    told = (events.last_event_id, events.retry_ms)
+                    yield data
+                if told != (events.last_event_id, events.retry_ms):
+                    told = (events.last_event_id, events.retry_ms)
+                    yield b""
+
+    async def explained(self, live: LiveMember, error: ConnectError) -> ClientError:
+        """A failed connection is often the first sign of an exit, which explains more; else the member is at fault."""
+        if found := await self.exit_of(live, is_refusal=error.is_refusal):
+            return found
+        # A server that serves one at a time cannot take all who call: as long as others run in it, it lives.
+        if error.is_refusal or live.calls + live.relayed < 2:
+            work = partial(self._lifecycle.connection_failed, live, error)
+            await asyncio.get_running_loop().run_in_executor(None, unit_of_work, work)
+        return error
+
+    @staticmethod
+    async def exit_of(live: LiveMember, *, is_refusal: bool = False) -> ConnectError | None:
+        """What the exit of the member explains; None while it lives."""
+        if not await asyncio.get_running_loop().run_in_executor(None, live.process.exited.wait, EXIT_GRACE):
+            return None
+        when = "before it took the call" if is_refusal else "during the call"
+        text = f"the member exited {when}, with {describe_exit(live.process.exit_code or 0)}"
+        return ConnectError(text, is_refusal=is_refusal)
+
+
+@contextlib.contextmanager
+def translated(secrets: Collection[str] = ()) -> Iterator[None]:
+    """What aiohttp raises, as our errors: the one place that knows them. `secrets` are kept out of their texts."""
+    try:
+        yield
+    except aiohttp.ClientConnectorError as error:
+        refused = isinstance(error.os_error, ConnectionRefusedError)
+        text = "connection refused" if refused else f"no connection: {error.os_error}"
+        raise ConnectError(remote.masked(text, secrets), is_refusal=refused) from error
+    except (aiohttp.ServerConnectionError, aiohttp.ClientOSError, aiohttp.ClientPayloadError, OSError) as error:
+        if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ServerTimeoutError):
+            raise
+        raise ConnectError(transport.CLOSED_EARLY) from error
+    except (aiohttp.ClientError, ValueError) as error:
+        text = f"did not answer in HTTP: {type(error).__name__}"
+        raise ProtocolError(remote.masked(text, secrets)) from error
+
+
+def decoded(data: bytes) -> dict[str, Any]:
+    message = jsonrpc.decode(data)
+    return message if isinstance(message, dict) else {}
+
+
+def is_error(data: bytes) -> bool:
+    try:
+        return isinstance(object_of(json.loads(data)).get("error"), dict)
+    except ValueError:
+        return False
+
+
+def response_in(value: Any, asked_id: Any) -> dict[str, Any]:
+    """The response to `asked_id`. Raises ProtocolError where there is none."""
+    for message in value if isinstance(value, list) else [value]:
+        if isinstance(message, dict) and "method" not in message and ("result" in message or "error" in message):
+            is_anonymous_error = message.get("id") is None and "error" in message
+            if message.get("id") == asked_id or is_anonymous_error:
+                return message
+    raise ProtocolError("the answer is not a JSON-RPC 2.0 response to what was asked")
+
+
+def mentions(data: bytes, asked_id: Any) -> bool:
+    """Whether a long answer carries the id at one of its ends, where serializers put it."""
+    wanted = re.compile(rb'"id"\s*:\s*' + re.escape(json.dumps(asked_id).encode()) + rb"\s*[,}]")
+    return bool(wanted.search(data[:LARGE_ID_SEARCH]) or wanted.search(data[-LARGE_ID_SEARCH:]))
+
+
+def no_answer(response: aiohttp.ClientResponse, data: bytes) -> ClientError:
+    if response.status != 200:
+        with contextlib.suppress(ProtocolError):
+            try:
+                jsonrpc.result_of(jsonrpc.decode(data))
+            except RemoteError as error:
+                return error
+        return HttpStatusError(response.status, jsonrpc.excerpt(data) if data else "")
+    kind = response.content_type or "no content type"
+    return ProtocolError(f"answered with {kind} instead of JSON: {jsonrpc.excerpt(data)}")
+
+
+def object_of(value: Any) -> dict[str, Any]:
+    """`value` if it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}

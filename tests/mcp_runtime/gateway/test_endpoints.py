@@ -1,0 +1,186 @@
+"""What is answered, and by whom: the roster as one server, each member as itself, from memory while it is away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mcp_runtime.gateway import endpoints
+from roster.models import ApiToken, GuildMember, Tool
+from tests.conftest import eventually
+from tests.end_to_end.agents import Agent, make_token
+from tests.mcp_runtime.gateway.conftest import ALL, Asked, Member, World, event, result, text
+
+
+def echo_params(asked: Asked) -> None:
+    asked.result({"asked": asked.message["method"], **asked.message["params"]})
+
+
+OFFERING = {
+    "prompts/list": lambda asked: asked.result({"prompts": [{"name": "greet"}]}),
+    "resources/list": lambda asked: asked.result({"resources": [{"uri": "x:1", "name": "x"}]}),
+    "resources/templates/list": lambda asked: asked.result({"resourceTemplates": [{"uriTemplate": "x:{n}"}]}),
+    "*": echo_params,
+}
+
+
+@pytest.fixture
+def notes(world: World) -> Member:
+    """A member that offers everything, once the gateway knows of all of it."""
+    world.agent()
+    tools = [{"name": "echo", "inputSchema": {"type": "object"}}, {"name": "off"}]
+    member = world.member("notes", OFFERING, capabilities=ALL, tools=tools)
+    Tool.objects.filter(name="off").update(enabled=False)
+    eventually(lambda: world.agent().begin().ask("prompts/list")["result"]["prompts"])
+    return member
+
+
+def introduced(agent: Agent) -> dict[str, Any]:
+    params = {"protocolVersion": "2025-06-18", "capabilities": {}}
+    told: dict[str, Any] = agent.send("initialize", **params).json()["result"]
+    return told
+
+
+def test_the_roster_is_introduced_as_all_of_its_members_together(world: World) -> None:
+    told = introduced(world.agent())
+    assert told["capabilities"] == {"tools": {"listChanged": True}}
+    assert told["serverInfo"]["name"] == "guild-hall"
+    world.member("a", capabilities={"resources": {}})
+    eventually(lambda: "resources" in introduced(world.agent())["capabilities"])
+    assert introduced(world.agent())["capabilities"]["resources"] == {"listChanged": True}
+    world.member("b", capabilities=ALL)
+    eventually(lambda: "prompts" in introduced(world.agent())["capabilities"])
+    assert introduced(world.agent())["capabilities"] == {
+        "tools": {"listChanged": True},
+        "resources": {"listChanged": True, "subscribe": True},
+        "prompts": {"listChanged": True},
+        "logging": {},
+        "completions": {},
+    }
+
+
+def test_a_member_is_introduced_as_itself(world: World) -> None:
+    world.member(capabilities={"tools": {"x": 1}, "odd": {}})
+    GuildMember.objects.update(instructions="Be kind.", server_info={"title": "Notes!"})
+    told = introduced(world.agent("/mcp/notes"))
+    assert told["capabilities"] == {"tools": {"x": 1, "listChanged": True}, "odd": {}}
+    assert told["serverInfo"] == {"version": "", "title": "Notes!", "name": "notes"}
+    assert told["instructions"] == "Be kind."
+
+
+def test_named_things_go_to_the_member_that_has_them_under_its_own_names(world: World, notes: Member) -> None:
+    agent = world.agent().begin()
+    assert agent.ask("prompts/get", name="notes__greet", arguments={"a": "1"})["result"] == {
+        "asked": "prompts/get",
+        "name": "greet",
+        "arguments": {"a": "1"},
+    }
+    for uri in ("guild://notes/x:1", "x:1"):
+        assert agent.ask("resources/read", uri=uri)["result"] == {"asked": "resources/read", "uri": "x:1"}
+    ref = {"type": "ref/prompt", "name": "notes__greet"}
+    told = agent.ask("completion/complete", ref=ref, argument={"name": "a"})["result"]
+    assert told["ref"] == {"type": "ref/prompt", "name": "greet"}
+    ref = {"type": "ref/resource", "uri": "guild://notes/x:{n}"}
+    assert agent.ask("completion/complete", ref=ref)["result"]["ref"]["uri"] == "x:{n}"
+
+
+def test_what_no_member_has_is_refused_in_the_words_of_the_era(world: World, notes: Member) -> None:
+    old, new = world.agent().begin(), world.agent()
+    assert old.ask("resources/read", uri="y:1")["error"] == {
+        "code": -32002,
+        "message": "no member has 'y:1'",
+        "data": {"uri": "y:1"},
+    }
+    assert new.modern("resources/read", uri="y:1").json()["error"]["code"] == -32602
+    for method, params in {
+        "prompts/get": {"name": "nobody__x"},
+        "completion/complete": {"ref": {"type": "ref/prompt", "name": "x"}},
+        "tools/call": {"name": ["x"]},
+    }.items():
+        assert old.ask(method, **params)["error"]["code"] == -32602, method
+    for method in ("tools/list", "prompts/list"):
+        assert old.ask(method, cursor="2")["error"]["message"] == "unknown cursor: the list has one page"
+    assert old.ask("odd/method")["error"] == {"code": -32601, "message": "'odd/method' is no method of the roster"}
+
+
+def test_a_tool_that_is_switched_off_is_not_there(world: World, notes: Member) -> None:
+    for agent, name in ((world.agent().begin(), "notes__off"), (world.agent("/mcp/notes").begin(), "off")):
+        assert "there is none, or it is switched off" in agent.call(name)["error"]["message"]
+    assert notes.heard("tools/call") == []
+
+
+def test_a_members_own_list_passes_without_what_is_switched_off(world: World, notes: Member) -> None:
+    tools = [{"name": "echo", "x": 1}, {"name": "off"}, {"name": "new"}]
+    agent = world.agent("/mcp/notes").begin()
+    notes.behaviours["tools/list"] = lambda asked: asked.result({"tools": tools, "nextCursor": "2"})
+    assert agent.ask("tools/list")["result"] == {"tools": [tools[0], tools[2]], "nextCursor": "2"}
+
+    def stream(asked: Asked) -> None:
+        asked.stream(event({"jsonrpc": "2.0", "method": "notifications/x"}), event(result(asked.id, tools=tools)))
+        asked.hang_up()
+
+    notes.behaviours["tools/list"] = stream
+    assert agent.tools() == ["echo", "new"]
+    notes.behaviours["tools/list"] = lambda asked: asked.result({"tools": tools[:1]})
+    assert agent.tools() == ["echo"]
+    notes.behaviours["tools/list"] = lambda asked: asked.result({"odd": 1})
+    assert agent.ask("tools/list")["result"] == {"odd": 1}
+    assert agent.ask("prompts/list")["result"] == {"prompts": [{"name": "greet"}]}
+    assert agent.ask("custom/method", a=1)["result"] == {"asked": "custom/method", "a": 1}
+
+
+def test_a_members_lists_come_from_memory_while_it_cannot_say(
+    world: World, notes: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "LIST_TIMEOUT", 0.05)
+    agent = world.agent("/mcp/notes").begin()
+    agent.call("echo")
+    notes.behaviours["tools/list"] = lambda asked: asked.hang()
+    assert agent.ask("tools/list")["result"]["tools"] == [{"name": "echo", "inputSchema": {"type": "object"}}]
+    world.live.clear()
+    assert agent.tools() == ["echo"]
+    for method, kind, entry in (
+        ("prompts/list", "prompts", {"name": "greet"}),
+        ("resources/list", "resources", {"uri": "x:1", "name": "x"}),
+        ("resources/templates/list", "resourceTemplates", {"uriTemplate": "x:{n}"}),
+    ):
+        assert agent.ask(method)["result"] == {kind: [entry]}
+    assert agent.ask("tools/list", cursor="2")["error"]["code"] == -32602
+    world.member("bare")
+    world.live.clear()
+    assert world.agent("/mcp/bare").begin().ask("prompts/list")["result"] == {"prompts": []}
+
+
+def test_a_token_for_single_tools_opens_nothing_else_of_their_member(world: World, notes: Member) -> None:
+    token = make_token(scope=ApiToken.Scope.TOOLS, tools=[Tool.objects.get(name="echo")])
+    agent = world.agent("/mcp/notes", token=token).begin()
+    assert agent.call("echo")["result"] == text("{}")
+    assert agent.call("new")["error"]["data"] == {"member": "notes", "kind": "forbidden"}
+    assert agent.ask("resources/list")["result"] == {"resources": []}
+    assert "for single tools" in agent.ask("resources/read", uri="x:1")["error"]["message"]
+    notes.behaviours["tools/list"] = lambda asked: asked.result({"tools": [{"name": "echo"}, {"name": "new"}]})
+    assert agent.tools() == ["echo"]
+
+
+def test_a_log_level_is_told_to_members_now_and_later(world: World, notes: Member) -> None:
+    agent = world.agent().begin()
+    assert agent.ask("logging/setLevel", level="loud")["error"]["code"] == -32602
+    other = world.member("other", {"*": echo_params})
+    eventually(lambda: "other__echo" in agent.tools())
+    agent.call("notes__echo")
+    assert agent.ask("logging/setLevel", level="warning")["result"] == {}
+    assert [message["params"] for message in notes.heard("logging/setLevel")] == [{"level": "warning"}]
+    assert other.heard("logging/setLevel") == []
+    agent.call("other__echo")
+    assert [message["params"] for message in other.heard("logging/setLevel")] == [{"level": "warning"}]
+
+
+def test_a_failure_of_anything_else_than_a_tool_tells_its_member_too(world: World, notes: Member) -> None:
+    notes.behaviours["*"] = lambda asked: asked.http(500, b"oops", kind="text/plain")
+    error = world.agent().begin().ask("resources/read", uri="x:1")["error"]
+    assert error["message"] == "resources/read of member 'notes': answered with HTTP status 500: 'oops'"
+    assert error["data"] == {"member": "notes", "kind": "transport"}
+    notes.behaviours["*"] = lambda asked: asked.error(-5, "own words", data=[1])
+    error = world.agent().begin().ask("resources/read", uri="x:1")["error"]
+    assert error == {"code": -5, "message": "own words", "data": [1]}

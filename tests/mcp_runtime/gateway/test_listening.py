@@ -1,0 +1,276 @@
+"""What comes unasked: what members say, what changes on the roster, to whom it is told and to whom never."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from mcp_runtime.gateway import listening
+from roster.models import ApiToken, GuildMember, Hall, Tool
+from tests.conftest import eventually
+from tests.end_to_end.agents import META, Agent, Heard, make_token
+from tests.mcp_runtime.gateway.conftest import (
+    ALL,
+    MODERN,
+    Asked,
+    World,
+    event,
+    notification,
+    reply_to,
+    request,
+    result,
+)
+
+UPDATED = "notifications/resources/updated"
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "AGAIN_SECONDS", 0.01)
+
+
+def saying(*events: bytes) -> Any:
+    """A stream that stays open behind these events."""
+
+    def behave(asked: Asked) -> None:
+        asked.stream(*events)
+        asked.hang()
+
+    return behave
+
+
+def listen(agent: Agent, **wanted: Any) -> Heard:
+    message, headers = agent.modern_message("subscriptions/listen", notifications=wanted)
+    return agent.streaming(message, **headers)
+
+
+def log(said: Any) -> dict[str, Any]:
+    return notification("notifications/message", level="info", data=said)
+
+
+def test_what_a_member_says_passes_at_its_own_path(world: World) -> None:
+    changed = notification("notifications/tools/list_changed")
+    world.member(behaviours={"GET": saying(event(log(1)), event(changed), event(log(2)))})
+    with world.agent("/mcp/notes").begin().listening() as heard:
+        assert [heard.next() for _ in range(3)] == [log(1), changed, log(2)]
+
+
+def test_what_a_member_says_badly_does_not_deafen_the_stream(world: World) -> None:
+    bad = [
+        {"jsonrpc": "2.0", "method": UPDATED, "params": [1]},
+        {"jsonrpc": "2.0", "method": ["x"], "id": 1},
+        {"jsonrpc": "2.0", "method": "notifications/message", "params": 7},
+        [1],
+        7,
+    ]
+    odd = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"_meta": 1}}
+    world.member(behaviours={"GET": saying(*map(event, bad), event(odd), event(log("good")))})
+    with world.agent("/mcp/notes").begin().listening() as heard:
+        assert [heard.next(), heard.next()] == [odd, log("good")]
+
+
+def test_a_members_stream_that_ends_is_opened_anew(world: World) -> None:
+    def end(asked: Asked) -> None:
+        count = len([one for one in asked.server.requests if not one.body])
+        asked.stream(event(log(count)))
+        asked.hang_up()
+
+    world.member(behaviours={"GET": end})
+    with world.agent("/mcp/notes").begin().listening() as heard:
+        logs = []
+        while len(logs) < 3:
+            message = heard.next()
+            logs += [message["params"]["data"]] if message["method"] == "notifications/message" else []
+    assert logs == [1, 2, 3]
+
+
+def test_a_member_without_a_stream_is_asked_for_it_once_a_process(world: World) -> None:
+    member = world.member()
+    gets = lambda: len([one for one in member.requests if not one.body])  # noqa: E731
+    with world.agent("/mcp/notes").begin().listening() as heard:
+        eventually(lambda: gets() == 1)
+        world.gateway.member_changed(member.row.pk)
+        world.live.pop(member.row.pk)
+        world.gateway.member_changed(member.row.pk)
+        member.behaviours["GET"] = saying(event(log("new")))
+        world.live[member.row.pk] = member.restarted()
+        world.gateway.member_changed(member.row.pk)
+        heard.until("notifications/resources/list_changed")  # whatever it was, it is another process now
+        assert heard.until("notifications/message") == log("new")
+    assert gets() == 2
+
+
+def test_a_roster_that_changes_is_told_to_those_whose_lists_are_others(world: World) -> None:
+    member, _ = world.member("notes"), world.member("other")
+    narrow = make_token(scope=ApiToken.Scope.MEMBERS, members=[GuildMember.objects.get(name="other")])
+    with world.agent().begin().listening() as everyone, world.agent(token=narrow).begin().listening() as others:
+        assert world.agent(token=narrow).begin().tools() == ["other__echo"]
+        Tool.objects.filter(member=member.row).update(enabled=False)
+        world.gateway.member_changed(member.row.pk)
+        assert everyone.next() == {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
+        Tool.objects.filter(member__name="other").update(enabled=False)
+        world.gateway.member_changed(member.row.pk)
+        assert others.next()["method"] == "notifications/tools/list_changed"
+        assert others._messages.empty()
+
+
+def test_a_session_has_one_stream_and_the_new_one_ends_the_old(world: World) -> None:
+    world.member()
+    agent = world.agent().begin()
+    with agent.listening() as first, agent.listening() as second:
+        assert first.ended.wait(5)
+        assert not second.ended.is_set()
+
+
+def test_a_question_on_a_members_stream_is_asked_or_declined(world: World) -> None:
+    replies: list[dict[str, Any]] = []
+    told = threading.Event()
+
+    def ask(asked: Asked) -> None:
+        asked.stream(event(request("q1", "elicitation/create", message="?")), event(request("q2", "roots/list")))
+        asked.send(event({"jsonrpc": "2.0", "id": "q3", "method": "ping"}))
+        replies.extend(reply_to(asked, question) for question in ("q1", "q2", "q3"))
+        told.set()
+        asked.hang()
+
+    world.member(behaviours={"GET": ask})
+    agent = world.agent("/mcp/notes").begin(elicitation={})
+    with agent.listening() as heard:
+        question = heard.until("elicitation/create")
+        assert agent.post(result(question["id"], action="cancel")).status_code == 202
+        assert told.wait(5)
+    assert replies[0]["result"] == {"action": "cancel"}
+    assert replies[1]["error"]["code"] == -32601
+    assert replies[2]["result"] == {}
+
+
+def test_more_streams_than_there_is_room_for_are_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "MAX_STREAMS", 1)
+    world.member()
+    agent = world.agent().begin()
+    with agent.listening():
+        other = world.agent().begin()
+        refused = other.http.get(other.url, headers={"Accept": "text/event-stream"}, timeout=10)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
+        message, headers = agent.modern_message("subscriptions/listen", notifications={})
+        assert world.agent().post(message, **headers).status_code == 503
+
+
+# Subscriptions ----------------------------------------------------------------------------------------------------
+
+
+def test_a_subscription_at_the_roster_is_heard_of_under_its_listed_name(world: World) -> None:
+    updates = [event(notification(UPDATED, uri=uri)) for uri in ("x:1", "x:2")]
+    member = world.member(
+        behaviours={"GET": saying(*updates), "resources/subscribe": lambda asked: asked.result({})}, capabilities=ALL
+    )
+    agent = world.agent().begin()
+    with agent.listening() as heard:
+        assert member.heard("resources/subscribe") == []
+        assert agent.ask("resources/subscribe", uri="guild://notes/x:1")["result"] == {}
+        assert heard.until(UPDATED)["params"] == {"uri": "guild://notes/x:1"}
+        agent.ask("resources/unsubscribe", uri="guild://notes/x:1")
+    assert {message["params"]["uri"] for message in member.heard("resources/subscribe")} == {"x:1"}
+
+
+@pytest.fixture
+def narrowed(world: World) -> tuple[Any, str]:
+    """A member, and a token that does not reach it."""
+    closed = world.member(
+        "closed",
+        {"GET": saying(event(notification(UPDATED, uri="x:1")), event(log("secret"))), "*": lambda a: a.result({})},
+        capabilities=ALL,
+    )
+    world.member("open")
+    return closed, make_token(scope=ApiToken.Scope.MEMBERS, members=[GuildMember.objects.get(name="open")])
+
+
+def test_nobody_hears_of_a_member_that_is_not_for_them(world: World, narrowed: tuple[Any, str]) -> None:
+    closed, token = narrowed
+    agent = world.agent(token=token).begin()
+    with (
+        agent.listening() as old,
+        listen(world.agent(token=token), resourceSubscriptions=["guild://closed/x:1"]) as new,
+    ):
+        refused = agent.ask("resources/subscribe", uri="guild://closed/x:1")["error"]
+        assert refused["code"] == -32002
+        assert new.next()["method"] == "notifications/subscriptions/acknowledged"
+        Tool.objects.filter(member__name="open").update(enabled=False)
+        world.gateway.member_changed(closed.row.pk)
+        assert old.next()["method"] == "notifications/tools/list_changed"
+        assert new._messages.empty()
+    assert [one for one in closed.requests if not one.body] == []
+    assert closed.heard("resources/subscribe") == []
+
+
+def test_a_subscription_ends_with_the_right_to_it(world: World) -> None:
+    closed = world.member("closed", {"GET": saying(), "resources/subscribe": lambda a: a.result({})}, capabilities=ALL)
+    world.member("open")
+    rows = list(GuildMember.objects.all())
+    token = make_token(scope=ApiToken.Scope.MEMBERS, members=rows)
+    agent = world.agent(token=token).begin()
+    with agent.listening() as heard:
+        agent.ask("resources/subscribe", uri="guild://closed/x:1")
+        stream = eventually(lambda: next((one for one in closed.requests if not one.body), None))
+        row = ApiToken.objects.get(digest=ApiToken.digest_of(token))
+        row.members.remove(closed.row)
+        Hall.objects.get_or_create(pk=1)
+        Hall.access_changed()
+        assert heard.until("notifications/tools/list_changed")
+
+        def is_closed() -> bool:
+            try:
+                stream.send(b":\n\n")  # type: ignore[attr-defined]
+            except OSError:
+                return True
+            return False
+
+        eventually(is_closed)
+
+
+def test_a_modern_caller_is_told_what_it_asked_for_and_no_more(world: World) -> None:
+    told = [notification("notifications/tools/list_changed"), notification("notifications/prompts/list_changed")]
+    updates = [notification(UPDATED, uri="x:1", _meta={"a": 1}), notification(UPDATED, uri="x:2")]
+
+    def heard_by(asked: Asked) -> None:
+        ack = notification("notifications/subscriptions/acknowledged", _meta={f"{META}subscriptionId": asked.id})
+        asked.stream(*map(event, [ack, *told, *updates, log("no")]))
+        asked.hang()
+
+    member = world.member(behaviours={**MODERN, "subscriptions/listen": heard_by}, capabilities=ALL)
+    with listen(
+        world.agent("/mcp/notes"), toolsListChanged=True, promptsListChanged=False, resourceSubscriptions=["x:1"]
+    ) as heard:
+        tag = {f"{META}subscriptionId": 1}
+        first = heard.next()
+        assert first["params"]["notifications"] == {"toolsListChanged": True, "resourceSubscriptions": ["x:1"]}
+        assert [first["params"]["_meta"], heard.next()] == [tag, {**told[0], "params": {"_meta": tag}}]
+        assert heard.next()["params"] == {"uri": "x:1", "_meta": {"a": 1, **tag}}
+        assert heard._messages.empty()
+    wanted = member.heard("subscriptions/listen")[0]["params"]["notifications"]
+    assert wanted == {"toolsListChanged": True, "resourceSubscriptions": ["x:1"]}
+
+
+def test_a_modern_caller_at_the_roster_hears_of_resources_of_every_kind_of_member(world: World) -> None:
+    update = event(notification(UPDATED, uri="x:1"))
+    member = world.member(
+        "old", {"GET": saying(update), "resources/subscribe": lambda a: a.result({})}, capabilities=ALL
+    )
+    world.member("new", {**MODERN, "subscriptions/listen": saying(update)}, capabilities=ALL)
+    uris = ["guild://old/x:1", "guild://new/x:1", 7]
+    with listen(world.agent(), resourceSubscriptions=uris) as heard:
+        assert heard.next()["params"]["notifications"] == {}  # a list of something else than text is none
+    with listen(world.agent(), resourceSubscriptions=uris[:2]) as heard:
+        assert heard.next()["params"]["notifications"] == {"resourceSubscriptions": uris[:2]}
+        assert {heard.until(UPDATED)["params"]["uri"] for _ in range(2)} == set(uris[:2])
+    assert member.heard("resources/subscribe")[0]["params"] == {"uri": "x:1"}
+
+
+def test_a_listener_is_told_that_the_gateway_ends(world: World) -> None:
+    world.member(behaviours={**MODERN, "subscriptions/listen": lambda asked: asked.http(500)})
+    with listen(world.agent("/mcp/notes"), toolsListChanged=True) as heard:
+        assert heard.next()["method"] == "notifications/subscriptions/acknowledged"
+        world.gateway.stop()
+        assert heard.until("")["result"]["resultType"] == "complete"

@@ -1,0 +1,125 @@
+"""The roster in memory: names, lists for those who ask, and what the rows make of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+
+from mcp_runtime.access import OPERATOR, Principal
+from mcp_runtime.gateway import offers
+from mcp_runtime.gateway.offers import Extras, Roster, Scope
+from roster.models import AgentSession, GuildMember, Tool
+
+EXTRAS = Extras(
+    ({"name": "greet"},), ({"uri": "file:///a"}, {"uri": "x:1"}), ({"uriTemplate": "file:///{name}", "name": "t"},)
+)
+ALL = Scope()
+
+
+def member(name: str, *tools: str, **fields: Any) -> GuildMember:
+    row = GuildMember.objects.create(name=name, directory=name, **fields)
+    for position, tool in enumerate(tools):
+        Tool.objects.create(member=row, name=tool, position=position, definition={"name": tool, "description": name})
+    return row
+
+
+def listed(roster: Roster, kind: str, principal: Principal = OPERATOR, scope: Scope = ALL) -> list[Any]:
+    entries = json.loads(roster.list_of(kind, principal, scope))
+    return [entry.get("uri") or entry.get("uriTemplate") or entry["name"] for entry in entries]
+
+
+@pytest.fixture
+def roster(db: None) -> Roster:
+    member("b", "z", "a")
+    member("a", "t", manifest={"timeout": 7, "tool_timeouts": {"t": 3}, "max_concurrency": 2}, display_name="A!")
+    member("off", "t", enabled=False)
+    member("gone", "t", removed_at="2026-01-01T00:00:00Z")
+    Tool.objects.filter(name="z").update(enabled=False)
+    return offers.load({"a": EXTRAS, "off": EXTRAS, "b": Extras(({"name": "greet"},))})
+
+
+def test_rows_make_the_roster(roster: Roster) -> None:
+    assert list(roster.members) == ["a", "b"]
+    assert list(roster.tools) == ["a__t", "b__a"]
+    first = roster.members["a"]
+    assert (first.timeout, first.timeout_of("t"), first.max_concurrency, first.title) == (7, 3, 2, "A!")
+    second = roster.members["b"]
+    assert (second.timeout, second.timeout_of("a"), second.max_concurrency) == (30, 30, 16)
+    assert (list(second.tools), second.hidden) == (["a"], {"z"})
+    assert list(roster.extras) == ["a", "b"]
+
+
+def test_lists_carry_the_member_in_their_names(roster: Roster) -> None:
+    assert listed(roster, "tools") == ["a__t", "b__a"]
+    assert listed(roster, "prompts") == ["a__greet", "b__greet"]
+    assert listed(roster, "resources") == ["guild://a/file:///a", "guild://a/x:1"]
+    assert listed(roster, "resourceTemplates") == ["guild://a/file:///{name}"]
+    assert listed(roster, "prompts", scope=Scope(frozenset({"b"}))) == ["b__greet"]
+
+
+def test_nobody_is_listed_what_is_not_for_them(roster: Roster) -> None:
+    single = Principal(1, "x", invokes=True, tools=frozenset({("a", "t")}))
+    assert listed(roster, "tools", single) == ["a__t"]
+    assert listed(roster, "resources", single) == []
+    only_b = Principal(1, "x", invokes=True, members=frozenset({"b"}))
+    assert (listed(roster, "tools", only_b), listed(roster, "prompts", only_b)) == (["b__a"], ["b__greet"])
+    assert listed(roster, "tools", Principal(1, "x")) == []
+
+
+def test_lists_are_made_once_for_each_and_the_memory_of_them_is_bounded(
+    roster: Roster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offers, "MAX_CACHED_LISTS", 2)
+    first = roster.list_of("tools", OPERATOR, ALL)
+    assert roster.list_of("tools", OPERATOR, ALL) is first
+    for number in range(5):
+        roster.list_of("tools", Principal(number, "x"), ALL)
+        assert len(roster._lists) <= 2
+
+
+def test_prompts_and_resources_are_found_by_the_names_they_are_listed_under(roster: Roster) -> None:
+    assert roster.prompt("b__greet") == ("b", "greet")
+    assert roster.prompt("c__greet") is None
+    assert roster.resource("guild://a/x:1", OPERATOR, ALL) == ("a", "x:1")
+    assert roster.resource("guild://a/made:up", OPERATOR, ALL) == ("a", "made:up")  # of a template, perhaps
+    assert roster.resource("x:1", OPERATOR, ALL) == ("a", "x:1")
+    for unknown in ("x:2", "guild://a", "guild://a/", "guild://"):
+        assert roster.resource(unknown, OPERATOR, ALL) is None
+
+
+@pytest.mark.parametrize("uri", ["guild://a/x:1", "x:1"])
+def test_a_resource_that_is_not_for_the_caller_is_not_there(roster: Roster, uri: str) -> None:
+    assert roster.resource(uri, Principal(1, "x", invokes=True, members=frozenset({"b"})), ALL) is None
+    assert roster.resource(uri, Principal(1, "x", invokes=True, tools=frozenset({("a", "t")})), ALL) is None
+    assert roster.resource(uri, OPERATOR, Scope(frozenset({"b"}))) is None
+    assert roster.resource(uri.replace("/a/", "/off/"), Principal(1, "x"), ALL) is None
+
+
+def test_arguments_that_may_hold_secrets_are_known_by_their_schema(db: None) -> None:
+    row = member("a")
+    for name, schema in {"open": {"type": "string"}, "secret": {"type": "string", "format": "password"}}.items():
+        definition = {"name": name, "inputSchema": {"type": "object", "properties": {"key": schema}}}
+        Tool.objects.create(member=row, name=name, definition=definition)
+    tools = offers.load({}).members["a"].tools
+    assert {name: tool.may_hold_secrets for name, tool in tools.items()} == {"open": False, "secret": True}
+
+
+@pytest.mark.django_db
+def test_the_members_of_an_agents_session_are_those_chosen_for_it() -> None:
+    session = AgentSession.objects.create(name="s")
+    session.members.add(member("a"))
+    member("b")
+    assert offers.members_of_session(session.pk, None) == {"a"}
+    assert offers.members_of_session(session.pk + 1, None) is None
+
+
+@pytest.mark.django_db
+def test_an_agents_session_is_there_for_who_made_it_alone() -> None:
+    ada, bob = (User.objects.create_user(name) for name in ("ada", "bob"))
+    session = AgentSession.objects.create(name="s", created_by=ada)
+    session.members.add(member("a"))
+    assert offers.members_of_session(session.pk, ada.pk) == {"a"}
+    assert offers.members_of_session(session.pk, bob.pk) is None

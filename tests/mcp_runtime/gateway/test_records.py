@@ -1,0 +1,205 @@
+"""Calls written down: what a row says of each end, what is cut, masked or lost."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import OperationalError
+
+from mcp_runtime import jsonrpc
+from mcp_runtime.access import OPERATOR, Principal
+from mcp_runtime.errors import ConnectError, MethodError
+from mcp_runtime.gateway import records
+from mcp_runtime.gateway.records import CUT, Call, Recorder
+from roster.models import ApiToken, GuildMember, Invocation
+from tests.conftest import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+PASSWORD = {"type": "object", "properties": {"key": {"type": "string", "format": "password"}}}
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    """Starts when a test lets it."""
+    made = Recorder(max_bytes=200)
+    yield made
+    if made._thread.is_alive():
+        made.stop()
+
+
+@pytest.fixture
+def call(recorder: Recorder) -> Callable[..., Call]:
+    member = GuildMember.objects.create(name="notes", directory="notes")
+
+    def make(**options: Any) -> Call:
+        given = {"arguments": {"a": 1}, "schema": {}, "may_hold_secrets": False, "principal": OPERATOR, "timeout": 5.0}
+        given |= {"recorder": recorder, "member_id": member.pk, "member": "notes", "tool": "echo"}
+        return Call(**given | options)
+
+    return make
+
+
+def written(recorder: Recorder) -> list[Invocation]:
+    recorder.start()
+    recorder.stop()
+    return list(Invocation.objects.order_by("id"))
+
+
+def answer(**result: Any) -> bytes:
+    return jsonrpc.encode({"jsonrpc": "2.0", "id": 1, "result": result})
+
+
+def content(said: str) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": said}]}
+
+
+def test_each_end_of_a_call_has_its_words(recorder: Recorder, call: Callable[..., Call]) -> None:
+    call().answered(answer(**content("hi")))
+    call().answered(answer(isError=True, **content("broken")))
+    call().answered(answer(isError=True))
+    call().answered(b'{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":"no","data":{"x":1}}}')
+    call().answered(b"nonsense")
+    call().failed(ConnectError("gone"))
+    call().refused(MethodError(-32603, "away", {"kind": "unavailable"}))
+    call().refused(MethodError(-32020, "header"))
+    call().abandoned(timed_out=True)
+    call().abandoned(timed_out=False)
+    rows = written(recorder)
+    assert [(row.status, row.error_kind, row.error_code) for row in rows] == [
+        ("succeeded", "", None),
+        ("failed", "tool", None),
+        ("failed", "tool", None),
+        ("failed", "protocol", -32602),
+        ("failed", "protocol", None),
+        ("failed", "transport", None),
+        ("failed", "unavailable", -32603),
+        ("failed", "protocol", -32020),
+        ("failed", "timeout", None),
+        ("cancelled", "", None),
+    ]
+    assert rows[0].result == content("hi")
+    assert rows[1].error_message == "tool 'echo' of member 'notes': broken"
+    assert rows[2].error_message.endswith("the tool reported an error")
+    assert rows[3].error_data == {"x": 1}
+    assert rows[8].error_message == "tool 'echo' of member 'notes': no complete answer within 5 s"
+    first = rows[0]
+    assert (first.member.name, first.tool_name, first.arguments, first.door) == ("notes", "echo", {"a": 1}, "gateway")
+    assert (first.requester, first.timeout) == ("operator", 5.0)
+    assert first.started_at is not None
+    assert first.finished_at is not None
+    assert first.started_at <= first.finished_at
+
+
+def test_a_call_ends_once(recorder: Recorder, call: Callable[..., Call]) -> None:
+    one = call()
+    one.answered(answer(**content("hi")))
+    one.abandoned(timed_out=True)
+    one.failed(ConnectError("gone"))
+    assert [row.status for row in written(recorder)] == ["succeeded"]
+
+
+def test_what_is_too_long_is_cut_and_said_to_be(recorder: Recorder, call: Callable[..., Call]) -> None:
+    call(arguments={"a": "x" * 300}).answered(answer(**content("y" * 300)))
+    call().answered(answer(isError=True, **content("z" * 70_000)))
+    call().answered(answer(**content("z" * 70_000)))
+    call().answered(jsonrpc.encode(jsonrpc.error_response(1, -1, "no", {"x": "y" * 300})))
+    cut, error, large, data = written(recorder)
+    assert cut.arguments[CUT]["bytes"] == 308
+    assert cut.arguments[CUT]["beginning"].startswith('{"a":"xxx')
+    assert cut.result["content"] == [{"type": "text", "text": "y" * 200}]
+    assert cut.result["_meta"][CUT]["bytes"] == len(json.dumps(content("y" * 300), separators=(",", ":")))
+    assert (error.status, error.error_kind, error.result["isError"]) == ("failed", "tool", True)
+    assert (large.status, large.result["_meta"][CUT]["bytes"]) == ("succeeded", len(answer(**content("z" * 70_000))))
+    assert large.result["content"][0]["text"].startswith('{"jsonrpc":"2.0"')
+    assert (data.error_code, data.error_data) == (-1, None)
+
+
+def test_nothing_of_arguments_and_results_is_kept_where_the_operator_says_so(call: Callable[..., Call]) -> None:
+    recorder = Recorder(max_bytes=0)
+    call(recorder=recorder).answered(answer(**content("hi")))
+    call(recorder=recorder).answered(answer(isError=True, **content("hi")))
+    rows = written(recorder)
+    assert [(row.arguments, row.result, row.status) for row in rows] == [({}, None, "succeeded"), ({}, None, "failed")]
+
+
+def test_secrets_in_arguments_are_masked(recorder: Recorder, call: Callable[..., Call]) -> None:
+    call(arguments={"key": "hush"}, schema=PASSWORD, may_hold_secrets=True).answered(answer())
+    call(arguments=["no object"]).answered(answer())
+    masked, odd = written(recorder)
+    assert "hush" not in json.dumps(masked.arguments)
+    assert masked.secret_paths == [["key"]]
+    assert odd.arguments == {}
+
+
+def test_calls_outlive_the_token_and_the_user_they_came_with(recorder: Recorder, call: Callable[..., Call]) -> None:
+    user = User.objects.create_user("ann")
+    token, _ = ApiToken.make(user=user, name="laptop")
+    gone = Principal(user.pk, "ann", token_id=token.pk + 1, token_name="laptop")
+    call(principal=Principal(user.pk, "ann", token_id=token.pk)).answered(answer())
+    call(principal=gone).answered(answer())
+    call(principal=Principal(user.pk + 1, "bob", token_id=token.pk + 1)).answered(answer())
+    call(member_id=0).answered(answer())
+    rows = written(recorder)
+    assert [(row.requester, row.requested_by_id, row.token_id) for row in rows] == [
+        ("ann", user.pk, token.pk),
+        ("ann (laptop)", user.pk, None),
+        ("bob", None, None),
+    ]
+    token.refresh_from_db()
+    assert token.last_used_at is not None
+
+
+def test_the_newest_calls_are_lost_when_the_database_is_too_slow_and_that_is_said(
+    recorder: Recorder, call: Callable[..., Call], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(records, "MAX_WAITING", 2)
+    for number in range(5):
+        call(tool=f"t{number}").answered(answer())
+    assert [row.tool_name for row in written(recorder)] == ["t0", "t1"]
+    assert "3 calls of the gateway were not written down" in caplog.text
+
+
+def test_a_database_that_is_away_costs_calls_and_not_the_thread(
+    recorder: Recorder, call: Callable[..., Call], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(work: Any) -> None:
+        raise OperationalError("away")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "persistently", fail)
+        call(tool="lost").answered(answer())
+        recorder.start()
+        eventually(lambda: "1 calls of the gateway could not be written down (away)" in caplog.text)
+    call(tool="kept").answered(answer())
+    recorder.stop()
+    assert [row.tool_name for row in Invocation.objects.all()] == ["kept"]
+
+
+def test_calls_that_end_while_others_are_written_down_are_all_there(
+    recorder: Recorder, call: Callable[..., Call], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads change places as often as they can, as they do by chance on a busy machine."""
+    monkeypatch.setattr(records, "WRITE_SECONDS", 0.0)
+    seen: list[Call] = []
+    monkeypatch.setattr(recorder, "_write_down", seen.extend)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    one = call()
+    try:
+        recorder.start()
+        threads = [threading.Thread(target=lambda: [recorder.put(one) for _ in range(4000)]) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    recorder.stop()
+    assert len(seen) == 8000

@@ -1,0 +1,601 @@
+"""One request to one member, and everything that comes back: of every kind of member, for both eras of callers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from mcp_runtime.gateway import relay
+from tests.conftest import eventually
+from tests.end_to_end.agents import META, Agent, messages_of
+from tests.mcp_runtime.gateway.conftest import (
+    MODERN,
+    Asked,
+    World,
+    event,
+    in_background,
+    notification,
+    reply_to,
+    request,
+    result,
+    text,
+    with_session,
+)
+
+
+def said(response: Any) -> str:
+    return str(messages_of(response)[-1]["result"]["content"][0]["text"])
+
+
+def failure(response: Any) -> tuple[int, str]:
+    error = messages_of(response)[-1]["error"]
+    return error["code"], error["message"]
+
+
+def modern_call(agent: Agent, tool: str = "notes__echo", **more: Any) -> Any:
+    return agent.modern("tools/call", name=tool, arguments={}, **more)
+
+
+def streaming(*events: bytes) -> Any:
+    """A stream of these events, then the answer."""
+
+    def behave(asked: Asked) -> None:
+        asked.stream(*events, event(result(asked.id, **text("done"))))
+        asked.hang_up()
+
+    return behave
+
+
+# Members with sessions, callers with sessions ---------------------------------------------------------------------
+
+
+def test_an_answer_passes_word_for_word(world: World) -> None:
+    odd = b'{ "jsonrpc":"2.0","result":{"content":[],"x":1.50,"_meta":{"a":"\\u00e9"}} , "id":%d}'
+    world.member(behaviours={"tools/call": lambda asked: asked.http(200, odd % asked.id)})
+    agent = world.agent().begin()
+    assert agent.send("tools/call", name="notes__echo", arguments={}).content == odd % 2
+
+
+def test_what_comes_before_the_answer_passes_with_ids_to_go_on_from(world: World) -> None:
+    progress = notification("notifications/progress", progressToken=1, progress=0.5)
+    world.member(behaviours={"tools/call": streaming(event(progress, "7"))})
+    response = world.agent().begin().send("tools/call", name="notes__echo", arguments={})
+    first, last, rest = response.content.split(b"\n\n")
+    assert first.splitlines() == [b"id: notes/7", b"data: " + json.dumps(progress).encode()]
+    assert last.startswith(b"id: notes/7\ndata: ")
+    assert said(response) == "done"
+    assert rest == b""
+
+
+def test_answers_to_others_and_foreign_ids_on_a_stream_are_not_passed(world: World) -> None:
+    world.member(behaviours={"tools/call": streaming(event(result(999, **text("stray"))), b"data: {}\n\n")})
+    response = world.agent().begin().send("tools/call", name="notes__echo", arguments={})
+    assert [message.get("result", {}).get("content") for message in messages_of(response)] == [text("done")["content"]]
+
+
+def test_a_stream_that_ends_early_is_resumed_by_its_caller(world: World) -> None:
+    def begin(asked: Asked) -> None:
+        asked.stream(event(None, "41", retry=50))
+        asked.hang_up()
+
+    def go_on(asked: Asked) -> None:
+        asked.stream(event(result(2, **text("from " + asked.headers["Last-Event-ID"])), "42"))
+        asked.hang_up()
+
+    member = world.member(behaviours={"tools/call": begin, "GET": go_on})
+    agent = world.agent().begin()
+    response = agent.send("tools/call", name="notes__echo", arguments={})
+    assert response.content == b"id: notes/41\nretry: 50\ndata:\n\n"
+    rest = agent.http.get(agent.url, headers={"Last-Event-ID": "notes/41"}, timeout=10)
+    assert b"id: notes/42\n" in rest.content
+    assert said(rest) == "from 41"
+    assert len(member.heard("tools/call")) == 1
+
+
+def test_a_stream_that_ends_early_is_gone_on_with_for_a_modern_caller(world: World) -> None:
+    def begin(asked: Asked) -> None:
+        asked.stream(event(notification("notifications/progress", progressToken=1, progress=1), "1", retry=1))
+        asked.hang_up()
+
+    def go_on(asked: Asked) -> None:
+        if asked.headers["Last-Event-ID"] == "1":
+            asked.stream(event(None, "2"))
+        else:
+            begun = asked.server.behaviours["asked"]
+            asked.stream(event(result(begun, **text("at last"))))
+        asked.hang_up()
+
+    def call(asked: Asked) -> None:
+        asked.server.behaviours["asked"] = asked.id
+        begin(asked)
+
+    world.member(behaviours={"tools/call": call, "GET": go_on})
+    response = modern_call(world.agent())
+    assert said(response) == "at last"
+    assert messages_of(response)[0]["method"] == "notifications/progress"
+
+
+def test_a_stream_that_ends_without_the_answer_fails_the_call_by_name(world: World) -> None:
+    def end(asked: Asked) -> None:
+        asked.stream(event(notification("notifications/message", level="info", data=1)))
+        asked.hang_up()
+
+    world.member(behaviours={"tools/call": end})
+    old = world.agent().begin().send("tools/call", name="notes__echo", arguments={})
+    for response in (old, modern_call(world.agent())):
+        error = messages_of(response)[-1]["error"]
+        assert error["code"] == -32603
+        assert error["message"] == "tool 'echo' of member 'notes': the event stream ended without the answer"
+        assert error["data"] == {"member": "notes", "kind": "protocol"}
+    assert [call.error_kind for call in world.calls(2)] == ["protocol", "protocol"]
+
+
+def test_a_member_that_ends_early_again_and_again_is_given_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "RESUMES", 3)
+
+    def end(asked: Asked) -> None:
+        asked.stream(event(None, "1", retry=1))
+        asked.hang_up()
+
+    member = world.member(behaviours={"tools/call": end, "GET": end})
+    assert "ended without the answer, 3 times" in failure(modern_call(world.agent()))[1]
+    assert len([one for one in member.requests if not one.body]) == 3
+
+
+def test_a_session_that_the_member_forgot_is_begun_anew_and_the_call_made_once(world: World) -> None:
+    def call(asked: Asked) -> None:
+        if asked.headers.get("Mcp-Session-Id") == "s2":
+            asked.http(404)
+        else:
+            asked.result(text(asked.headers["Mcp-Session-Id"]))
+
+    member = world.member(behaviours={"tools/call": call})
+    agent = world.agent().begin()
+    assert agent.text("notes__echo") == "s3"
+    assert agent.text("notes__echo") == "s3"
+    assert len(member.heard("initialize")) == 3  # the hall's own, the forgotten one, the new one
+
+
+def test_a_member_that_forgets_every_session_fails_the_call(world: World) -> None:
+    member = world.member(behaviours={"tools/call": lambda asked: asked.http(404, b"gone", kind="text/plain")})
+    code, message = failure(world.agent().begin().send("tools/call", name="notes__echo", arguments={}))
+    assert (code, message) == (-32603, "tool 'echo' of member 'notes': answered with HTTP status 404: 'gone'")
+    assert len(member.heard("tools/call")) == 2
+
+
+def test_one_id_used_twice_at_a_time_gets_each_its_own_answer(world: World) -> None:
+    both = threading.Barrier(2, timeout=10)
+
+    def call(asked: Asked) -> None:
+        both.wait()
+        asked.result(asked.message["params"])
+
+    member = world.member(behaviours={"tools/call": call})
+    agent = world.agent().begin()
+    assert agent.ask("ping")["result"] == {}
+
+    def call_as_five(which: str) -> Any:
+        other = Agent(world, None)
+        other.http.headers.update(agent.http.headers)
+        return other.post(request(5, "tools/call", name="notes__echo", arguments={"which": which})).json()
+
+    with in_background(lambda: call_as_five("a")) as first, in_background(lambda: call_as_five("b")) as second:
+        pass
+    told = [first[0], second[0]]
+    assert [one["id"] for one in told] == [5, 5]
+    assert [one["result"]["arguments"]["which"] for one in told] == ["a", "b"]
+    assert len({message["id"] for message in member.heard("tools/call")}) == 2
+
+
+# Questions of members with sessions -------------------------------------------------------------------------------
+
+
+def asking(question: dict[str, Any], *more: dict[str, Any]) -> Any:
+    """A tool that asks, and says what it was told."""
+
+    def behave(asked: Asked) -> None:
+        asked.stream(event(question))
+        told = [reply_to(asked, question["id"])]
+        for another in more:
+            asked.send(event(another))
+            told.append(reply_to(asked, another["id"]))
+        asked.send(event(result(asked.id, **text(json.dumps(told)))))
+        asked.hang_up()
+
+    return behave
+
+
+ELICIT = request("q1", "elicitation/create", message="Sure?", requestedSchema={"type": "object"})
+
+
+def test_a_question_comes_under_an_id_of_ours_and_its_answer_goes_back_under_the_members(world: World) -> None:
+    world.member(behaviours={"tools/call": asking(ELICIT)})
+    agent = world.agent().begin(elicitation={})
+    with agent.streaming(request(9, "tools/call", name="notes__echo", arguments={})) as heard:
+        question = heard.until("elicitation/create")
+        assert question["id"] != "q1"
+        assert question["params"] == ELICIT["params"]
+        assert agent.post(result(question["id"], action="accept")).status_code == 202
+        told = json.loads(heard.until("")["result"]["content"][0]["text"])
+    assert told == [{"jsonrpc": "2.0", "id": "q1", "result": {"action": "accept"}}]
+    # The same answer once more is nobody's.
+    assert agent.post(result(question["id"], action="decline")).status_code == 202
+
+
+def test_questions_that_the_caller_cannot_answer_are_declined_for_it(world: World) -> None:
+    sampling = request("q2", "sampling/createMessage", messages=[])
+    ping = {"jsonrpc": "2.0", "id": "q3", "method": "ping"}
+    world.member(behaviours={"tools/call": asking(ELICIT, sampling, ping)})
+    agent = world.agent()
+    for response in (agent.begin().send("tools/call", name="notes__echo", arguments={}), modern_call(world.agent())):
+        told = json.loads(said(response))
+        assert [one.get("error", {}).get("code") for one in told] == [-32601, -32601, None]
+        assert told[2]["result"] == {}
+
+
+def test_a_caller_who_takes_no_stream_is_asked_nothing(world: World) -> None:
+    world.member(behaviours={"tools/call": asking(ELICIT)}, timeout=5)
+    agent = world.agent().begin("2025-03-26", elicitation={})
+    call = request(9, "tools/call", name="notes__echo", arguments={})
+    whole = agent.post(call, Accept="application/json")
+    assert json.loads(said(whole))[0]["error"]["code"] == -32601
+    batch = agent.post([call])
+    assert json.loads(said(batch))[0]["error"]["code"] == -32601
+
+
+def test_a_modern_caller_answers_with_its_second_request(world: World) -> None:
+    member = world.member(behaviours={"tools/call": asking(ELICIT)})
+    agent = world.agent()
+    can = {f"{META}clientCapabilities": {"elicitation": {}}}
+    first = modern_call(agent, meta=can).json()["result"]
+    assert first["resultType"] == "input_required"
+    assert first["inputRequests"] == {"question": {"method": "elicitation/create", "params": ELICIT["params"]}}
+    state = first["requestState"]
+    # Nothing told: it is asked again. Something else, or another caller: it is unknown.
+    assert modern_call(agent, meta=can, requestState=state).json()["result"] == first
+    assert failure(modern_call(agent, meta=can, requestState="other"))[0] == -32602
+    assert failure(modern_call(agent, meta=can, requestState=["x"]))[0] == -32602
+    assert failure(modern_call(agent, meta=can, requestState=state, inputResponses=[]))[0] == -32602
+    assert failure(modern_call(agent, meta=can, requestState=state, inputResponses={"question": 1}))[0] == -32602
+    answers = {"question": {"action": "accept"}}
+    last = modern_call(agent, meta=can, requestState=state, inputResponses=answers)
+    assert json.loads(said(last)) == [{"jsonrpc": "2.0", "id": "q1", "result": {"action": "accept"}}]
+    assert failure(modern_call(agent, meta=can, requestState=state, inputResponses=answers))[0] == -32602
+    assert len(member.heard("tools/call")) == 1
+
+
+def test_a_held_stream_is_let_go_when_its_caller_goes_away_in_the_second_round(world: World) -> None:
+    let_go = threading.Event()
+
+    def call(asked: Asked) -> None:
+        asked.stream(event(ELICIT))
+        try:
+            asked.hang()
+        finally:
+            let_go.set()
+
+    member = world.member(behaviours={"tools/call": call, "reply": lambda asked: asked.hang()})
+    agent = world.agent()
+    can = {f"{META}clientCapabilities": {"elicitation": {}}}
+    state = modern_call(agent, meta=can).json()["result"]["requestState"]
+    answers = {"question": {"action": "accept"}}
+    options = {"name": "notes__echo", "arguments": {}, "requestState": state, "inputResponses": answers, "meta": can}
+    message, headers = agent.modern_message("tools/call", **options)
+    connection = agent.sent(message, **headers)
+    eventually(lambda: member.heard("reply"))
+    assert not let_go.is_set()
+    connection.close()
+    assert let_go.wait(5)
+    eventually(lambda: member.heard("notifications/cancelled"))
+
+
+def test_a_question_that_nobody_answers_in_time_ends_the_call_at_the_member(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mcp_runtime.gateway.held.QUESTION_SECONDS", 0.1)
+    member = world.member(behaviours={"tools/call": asking(ELICIT)})
+    can = {f"{META}clientCapabilities": {"elicitation": {}}}
+    assert modern_call(world.agent(), meta=can).json()["result"]["resultType"] == "input_required"
+    (told,) = eventually(lambda: member.heard("notifications/cancelled"))  # type: ignore[misc]
+    assert told["params"] == {"requestId": member.heard("tools/call")[0]["id"], "reason": "the caller did not answer"}
+
+
+def test_more_held_streams_than_there_is_room_for_fail(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mcp_runtime.gateway.held.MAX_HELD", 0)
+    member = world.member(behaviours={"tools/call": asking(ELICIT)})
+    can = {f"{META}clientCapabilities": {"elicitation": {}}}
+    assert "too many answers are waited for" in failure(modern_call(world.agent(), meta=can))[1]
+    eventually(lambda: member.heard("notifications/cancelled"))
+
+
+def test_questions_that_are_never_answered_do_not_pile_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "MAX_QUESTIONS", 2)
+    world.member(behaviours={"tools/call": asking(ELICIT)})
+    agent = world.agent().begin(elicitation={})
+    calls = [
+        agent.streaming(request(f"c{number}", "tools/call", name="notes__echo", arguments={})) for number in range(3)
+    ]
+    try:
+        questions = [heard.until("elicitation/create") for heard in calls]
+        for question in questions:
+            assert agent.post(result(question["id"], action=question["id"])).status_code == 202
+        # All scripts wait for `q1`: the first of ours that arrives is what they hear. The dropped one never does.
+        told = json.loads(calls[2].until("")["result"]["content"][0]["text"])
+        assert told[0]["result"]["action"] != questions[0]["id"]
+    finally:
+        for heard in calls:
+            heard.close()
+
+
+# Modern callers of members with sessions --------------------------------------------------------------------------
+
+
+def test_a_modern_caller_hears_of_progress_and_of_the_log_level_it_asked_for(world: World) -> None:
+    events = [
+        event(notification("notifications/progress", progressToken=1, progress=1)),
+        event(notification("notifications/message", level="debug", data="d")),
+        event(notification("notifications/message", level="error", data="e")),
+        event(notification("notifications/tools/list_changed")),
+    ]
+    world.member(behaviours={"tools/call": streaming(*events)})
+    told = messages_of(modern_call(world.agent(), meta={f"{META}logLevel": "warning"}))
+    assert [message.get("params", {}).get("data") for message in told] == [None, "e", None]
+    assert [message.get("method") for message in told] == ["notifications/progress", "notifications/message", None]
+    assert [message.get("method") for message in messages_of(modern_call(world.agent()))] == [
+        "notifications/progress",
+        None,
+    ]
+
+
+def test_an_error_of_a_member_is_restated_with_the_status_of_its_era(world: World) -> None:
+    unknown = {"code": -32601, "message": "no"}
+
+    def read(asked: Asked) -> None:
+        if asked.message["params"]["uri"] == "u:stream":
+            asked.stream(event({"jsonrpc": "2.0", "id": asked.id, "error": unknown}))
+            asked.hang_up()
+        asked.error(-32002, "not there")
+
+    world.member(behaviours={"resources/read": read})
+    agent = world.agent("/mcp/notes")
+    missing = agent.modern("resources/read", uri="u:1")
+    assert missing.status_code == 200
+    assert missing.json()["error"] == {"code": -32602, "message": "not there", "data": {"uri": "u:1"}}
+    assert agent.modern("resources/read", uri="u:stream").status_code == 404
+    message, headers = agent.modern_message("resources/read", uri="u:stream")
+    assert agent.post(message, **headers, Accept="application/json").status_code == 404
+
+
+# Modern members ---------------------------------------------------------------------------------------------------
+
+
+def rounds(*asked_for: dict[str, Any]) -> Any:
+    """A modern tool that asks for input, once for each of `asked_for`, and then says what it was told."""
+
+    def behave(asked: Asked) -> None:
+        params = asked.message["params"]
+        done = int(params.get("requestState", "0"))
+        if done < len(asked_for):
+            told = {"resultType": "input_required", "inputRequests": asked_for[done], "requestState": str(done + 1)}
+            asked.result(told)
+        else:
+            asked.result({"resultType": "complete", **text(json.dumps(params.get("inputResponses")))})
+
+    return behave
+
+
+def test_a_modern_member_asks_a_caller_with_a_session_on_its_stream(world: World) -> None:
+    first = {"a": {"method": "elicitation/create", "params": {"message": "a?"}}, "b": {"method": "roots/list"}}
+    member = world.member(behaviours={**MODERN, "tools/call": rounds(first, {})})
+    agent = world.agent().begin(elicitation={}, roots={})
+    with agent.streaming(request(9, "tools/call", name="notes__echo", arguments={"x": 1})) as heard:
+        question = heard.until("elicitation/create")
+        assert question["params"] == {"message": "a?"}
+        agent.post(result(question["id"], action="accept"))
+        agent.post(result(heard.until("roots/list")["id"], roots=[]))
+        last = heard.until("")
+    assert last["id"] == 9
+    assert "resultType" not in last["result"]
+    told = [message["params"] for message in member.heard("tools/call")]
+    assert [(one.get("requestState"), one.get("inputResponses")) for one in told] == [
+        (None, None),
+        ("1", {"a": {"action": "accept"}, "b": {"roots": []}}),
+        ("2", None),
+    ]
+    assert told[0]["_meta"][f"{META}clientCapabilities"] == {"elicitation": {}, "roots": {}}
+    assert [one["arguments"] for one in told] == [{"x": 1}] * 3
+
+
+def test_a_refused_question_of_a_modern_member_fails_the_call(world: World) -> None:
+    ask = {"a": {"method": "elicitation/create", "params": {}}}
+    world.member(behaviours={**MODERN, "tools/call": rounds(ask)})
+    agent = world.agent().begin(elicitation={})
+    with agent.streaming(request(9, "tools/call", name="notes__echo", arguments={})) as heard:
+        question = heard.until("elicitation/create")
+        agent.post({"jsonrpc": "2.0", "id": question["id"], "error": {"code": -1, "message": "not now"}})
+        message = heard.until("")["error"]["message"]
+    assert message.endswith("asked for input (elicitation/create) that it was not given: not now")
+
+
+def test_a_modern_member_that_never_has_enough_is_given_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "MAX_ROUNDS", 3)
+    member = world.member(behaviours={**MODERN, "tools/call": rounds(*[{}] * 20)})
+    response = world.agent().begin().send("tools/call", name="notes__echo", arguments={})
+    assert failure(response)[1].endswith("asked for input 3 times for one call")
+    assert len(member.heard("tools/call")) == 4
+
+
+def test_a_modern_member_that_asks_whoever_takes_no_stream_fails_the_call(world: World) -> None:
+    world.member(behaviours={**MODERN, "tools/call": rounds({"a": {"method": "roots/list"}})}, timeout=5)
+    agent = world.agent().begin(roots={})
+    call = request(9, "tools/call", name="notes__echo", arguments={})
+    assert "asked for input" in failure(agent.post(call, Accept="application/json"))[1]
+
+
+def test_streams_of_modern_members_pass_for_both_eras(world: World) -> None:
+    progress = notification("notifications/progress", progressToken=1, progress=1)
+
+    def call(asked: Asked) -> None:
+        asked.stream(
+            event(progress),
+            event(request("never", "roots/list")),  # it asks nothing on a stream
+            event(result(asked.id, resultType="complete", **text("done"))),
+        )
+        asked.hang_up()
+
+    world.member(behaviours={**MODERN, "tools/call": call})
+    old = messages_of(world.agent().begin().send("tools/call", name="notes__echo", arguments={}))
+    new = messages_of(modern_call(world.agent()))
+    assert [old[0], new[0]] == [progress, progress]
+    assert [len(old), len(new)] == [2, 2]
+    assert old[1]["result"] == text("done")
+    assert new[1]["result"] == {"resultType": "complete", **text("done")}
+
+
+def test_a_stream_of_a_modern_member_that_ends_fails_the_call(world: World) -> None:
+    def call(asked: Asked) -> None:
+        asked.stream(event(notification("notifications/progress", progressToken=1, progress=1)))
+        asked.hang_up()
+
+    world.member(behaviours={**MODERN, "tools/call": call})
+    assert "ended without the answer" in failure(modern_call(world.agent()))[1]
+
+
+def test_what_only_sessions_have_a_modern_member_is_not_asked(world: World) -> None:
+    member = world.member(behaviours=MODERN, capabilities={"tools": {}, "resources": {"subscribe": True}})
+    agent = world.agent("/mcp/notes").begin()
+    assert agent.ask("resources/subscribe", uri="u:1")["result"] == {}
+    assert member.heard("resources/subscribe") == []
+
+
+def test_arguments_that_headers_repeat_are_repeated_for_who_cannot(world: World) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string", "x-mcp-header": "City"}}}
+    tools = [{"name": "echo", "inputSchema": schema}]
+    member = world.member(behaviours=MODERN, tools=tools)
+    world.agent().begin().call("notes__echo", city="Köln")
+    asked = next(one for one in member.requests if one.body and one.message["method"] == "tools/call")
+    assert asked.headers["Mcp-Param-City"] == "=?base64?S8O2bG4=?="
+    # A modern caller says them itself, and the member judges.
+    agent = world.agent()
+    message, headers = agent.modern_message("tools/call", name="notes__echo", arguments={"city": "Rome"})
+    agent.post(message, **headers, Mcp_Param_City="Paris")
+    assert member.requests[-1].headers["mcp-param-city"] == "Paris"
+
+
+def test_a_member_with_sessions_has_the_callers_headers_judged_for_it(world: World) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string", "x-mcp-header": "City"}}}
+    member = world.member(tools=[{"name": "echo", "inputSchema": schema}])
+    agent = world.agent()
+    message, headers = agent.modern_message("tools/call", name="notes__echo", arguments={"city": "Rome"})
+    refused = agent.post(message, **headers, Mcp_Param_City="Paris")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, -32020)
+    assert member.heard("tools/call") == []
+    assert agent.post(message, **headers, Mcp_Param_City="Rome").status_code == 200
+
+
+# What is no answer ------------------------------------------------------------------------------------------------
+
+NO_ANSWERS: dict[str, tuple[Any, str]] = {
+    "text": (lambda asked: asked.http(200, b"hi", kind="text/plain"), "answered with text/plain instead of JSON: 'hi'"),
+    "no JSON": (lambda asked: asked.http(200, b"{nope"), "the answer is not JSON"),
+    "another's": (lambda asked: asked.json(result("x")), "not a JSON-RPC 2.0 response to what was asked"),
+    "an array": (lambda asked: asked.json([1]), "not a JSON-RPC 2.0 response to what was asked"),
+    "nothing": (lambda asked: asked.http(202), "answered with HTTP status 202"),
+    "a failure": (lambda asked: asked.http(500, b"oops", kind="text/plain"), "answered with HTTP status 500: 'oops'"),
+    "a redirect": (lambda asked: asked.http(307, Location="http://x.example/"), "307, a redirect"),
+    "no HTTP": (lambda asked: asked.send(b"SSH-2.0-x\r\n\r\n"), "did not answer in HTTP"),
+    "a reset": (lambda asked: asked.reset(), "closed before the answer was complete"),
+    "half of it": (
+        lambda asked: (
+            asked.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"),
+            asked.hang_up(),
+        ),
+        "closed before the answer was complete",
+    ),
+    "too much": (lambda asked: asked.http(200, b" " * 200_001), "larger than 200,000 bytes"),
+    "too much on a stream": (
+        lambda asked: (asked.stream(event(notification("n", x="y" * 1000)) * 250), asked.hang_up()),
+        "larger than 200,000 bytes",
+    ),
+    "an event without an end": (
+        lambda asked: (asked.stream(b"data: " + b"y" * 201_000), asked.hang_up()),
+        "larger than 200,000 bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize("era", ["with sessions", "modern"])
+def test_whatever_is_no_answer_fails_the_call_by_the_members_name(world: World, era: str) -> None:
+    told: dict[str, Any] = {}
+    member = world.member(behaviours=MODERN if era == "modern" else {})
+    agent = world.agent().begin()
+    for name, (behave, _) in NO_ANSWERS.items():
+        member.behaviours["tools/call"] = behave
+        told[name] = agent.ask("tools/call", name="notes__echo", arguments={})["error"]
+        world.live[member.row.pk] = member.live
+    for name, (_, expected) in NO_ANSWERS.items():
+        assert expected in told[name]["message"], name
+        assert told[name]["message"].startswith("tool 'echo' of member 'notes': "), name
+        assert told[name]["data"]["member"] == "notes", name
+
+
+@pytest.mark.parametrize("era", ["with sessions", "modern"])
+def test_an_answer_inside_an_array_is_taken_out_of_it(world: World, era: str) -> None:
+    def call(asked: Asked) -> None:
+        asked.json([notification("n"), result(asked.id, **text("in an array"))])
+
+    world.member(behaviours={**(MODERN if era == "modern" else {}), "tools/call": call})
+    assert world.agent().begin().text("notes__echo") == "in an array"
+    assert said(modern_call(world.agent())) == "in an array"
+    assert [call.status for call in world.calls(2)] == ["succeeded", "succeeded"]
+
+
+def test_an_error_without_an_id_is_the_answer(world: World) -> None:
+    told = {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": "what?"}}
+    world.member(behaviours={"tools/call": lambda asked: asked.json(told, 400)})
+    answer = world.agent().begin().ask("tools/call", name="notes__echo", arguments={})
+    assert answer["id"] == 2
+    assert answer["error"] == {"code": -32600, "message": "what?"}
+
+
+def test_a_large_answer_passes_without_being_read(world: World) -> None:
+    body = b'{"jsonrpc":"2.0","id":%d,"result":{"content":[], "x":"' + b"y" * 100_000 + b'"}}'
+    world.member(behaviours={"tools/call": lambda asked: asked.http(200, body % asked.id)})
+    response = world.agent().begin().send("tools/call", name="notes__echo", arguments={})
+    assert response.content == body % 2
+    world.member("other", {**MODERN, "tools/call": lambda asked: asked.http(200, body % asked.id)})
+    eventually(lambda: "other__echo" in world.agent().begin().tools())
+    assert modern_call(world.agent(), "other__echo").content == body % 1
+
+
+def test_a_large_answer_to_something_else_fails_the_call(world: World) -> None:
+    body = b'{"jsonrpc":"2.0","id":"x","result":{"x":"' + b"y" * 100_000 + b'"}}'
+    world.member(behaviours={"tools/call": lambda asked: asked.http(200, body)})
+    assert (
+        "not a JSON-RPC 2.0 response"
+        in failure(world.agent().begin().send("tools/call", name="notes__echo", arguments={}))[1]
+    )
+
+
+def test_a_member_that_refuses_the_session_fails_the_call_and_is_asked_again_with_the_next(world: World) -> None:
+    member = world.member()
+    agent = world.agent().begin()
+    began = {
+        "answered with HTTP status 500": lambda asked: asked.http(500),
+        "with protocol version '1999'": lambda asked: asked.result({"protocolVersion": "1999"}),
+        "the answer is not JSON": lambda asked: (asked.stream(), asked.hang_up()),
+        "no complete answer within 0.2 s": lambda asked: asked.hang(),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mcp_runtime.gateway.conversations.INITIALIZE_TIMEOUT", 0.2)
+        for expected, behave in began.items():
+            member.behaviours["initialize"] = behave
+            error = agent.ask("tools/call", name="notes__echo", arguments={})["error"]
+            assert expected in error["message"]
+            assert error["data"]["member"] == "notes"
+    member.behaviours["initialize"] = with_session
+    assert agent.text("notes__echo") == "{}"
+    assert [call.status for call in world.calls(5)] == ["failed"] * 4 + ["succeeded"]

@@ -1,0 +1,269 @@
+"""The gateway as a part of the runtime: its memory of the roster, members that are waited for, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+
+from mcp_runtime.errors import AddressTakenError
+from mcp_runtime.gateway import offers, server
+from roster.models import GuildMember, Tool
+from tests.conftest import eventually
+from tests.mcp_runtime.gateway.conftest import ALL, Asked, World, event, in_background, result, text
+
+
+def test_an_address_that_is_taken_is_told_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(AddressTakenError, match=f"127.0.0.1:{port}: .*GUILD_HALL_GATEWAY_PORT chooses another"):
+            server.bind("127.0.0.1", port)
+    with pytest.raises(AddressTakenError, match="cannot listen on 192"):
+        server.bind("192.0.2.1", 0)
+
+
+def pages(*told: list[dict[str, Any]], kind: str) -> Any:
+    """A list in pages; the cursor is the number of the next."""
+
+    def behave(asked: Asked) -> None:
+        number = int(asked.message["params"].get("cursor", 0))
+        more = {"nextCursor": str(number + 1)} if number + 1 < len(told) else {}
+        asked.stream(event(result(asked.id, **{kind: told[number], **more})))
+        asked.hang_up()
+
+    return behave
+
+
+def listed(world: World, method: str, kind: str) -> list[str]:
+    entries = world.agent().begin().ask(method)["result"][kind]
+    return [entry.get("uri") or entry.get("uriTemplate") or entry["name"] for entry in entries]
+
+
+def test_what_members_offer_beside_tools_is_learned_page_by_page(world: World) -> None:
+    world.agent()
+    member = world.member(
+        behaviours={
+            "prompts/list": pages([{"name": "a"}, {"odd": 1}, 7], [{"name": "b"}], kind="prompts"),  # type: ignore[list-item]
+            "resources/list": lambda asked: asked.result({"resources": [{"uri": "x:1", "name": "x"}]}),
+        },
+        capabilities=ALL,
+    )
+    eventually(lambda: listed(world, "prompts/list", "prompts") == ["notes__a", "notes__b"])
+    # It knows nothing of templates, as many do not; that costs it no more than those.
+    assert member.heard("resources/templates/list")
+    assert listed(world, "resources/list", "resources") == ["guild://notes/x:1"]
+    assert listed(world, "resources/templates/list", "resourceTemplates") == []
+    member.behaviours["prompts/list"] = pages([{"name": "c"}], kind="prompts")
+    world.gateway.lists_changed(member.row.pk)
+    eventually(lambda: listed(world, "prompts/list", "prompts") == ["notes__c"])
+
+
+def test_a_change_while_a_list_is_learned_is_learned_too(world: World) -> None:
+    go_on, asked_for = threading.Event(), threading.Event()
+
+    def prompts(asked: Asked) -> None:
+        told = {"prompts": [{"name": "old"}]} if not asked_for.is_set() else {"prompts": [{"name": "new"}]}
+        asked_for.set()
+        assert go_on.wait(10)
+        asked.result(told)
+
+    world.agent()
+    member = world.member(behaviours={"prompts/list": prompts}, capabilities={"prompts": {}})
+    assert asked_for.wait(5)
+    world.gateway.lists_changed(member.row.pk)
+    world.gateway.lists_changed(member.row.pk)
+    world.agent().begin()  # so the gateway has heard of it
+    go_on.set()
+    eventually(lambda: listed(world, "prompts/list", "prompts") == ["notes__new"])
+    assert len(member.heard("prompts/list")) == 2
+
+
+def test_a_member_that_does_not_list_is_asked_again_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "LEARN_AGAIN_SECONDS", 0.01)
+    world.agent()
+    member = world.member(behaviours={"prompts/list": lambda asked: asked.http(500)}, capabilities={"prompts": {}})
+    eventually(lambda: len(member.heard("prompts/list")) > 1)
+    member.behaviours["prompts/list"] = pages([{"name": "a"}], kind="prompts")
+    eventually(lambda: listed(world, "prompts/list", "prompts") == ["notes__a"])
+
+
+def test_a_list_without_end_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_LEARNED", 3)
+    monkeypatch.setattr(server, "MAX_PAGES", 5)
+    world.agent()
+    endless = pages(*[[{"name": f"p{number}"}] for number in range(50)], kind="prompts")
+    empty = pages(*[[] for _ in range(50)], kind="resources")
+    member = world.member(behaviours={"prompts/list": endless, "resources/list": empty}, capabilities=ALL)
+    eventually(lambda: listed(world, "prompts/list", "prompts") == ["notes__p0", "notes__p1", "notes__p2"])
+    assert len(member.heard("prompts/list")) == 4
+    assert len(member.heard("resources/list")) == 5
+
+
+def test_learning_does_not_decide_how_many_calls_a_member_takes(world: World) -> None:
+    inside, most = [], []
+
+    def call(asked: Asked) -> None:
+        inside.append(1)
+        most.append(len(inside))
+        threading.Event().wait(0.05)
+        inside.pop()
+        asked.result(text("done"))
+
+    world.agent()
+    member = world.member(
+        behaviours={"tools/call": call, "prompts/list": pages([{"name": "a"}], kind="prompts")},
+        capabilities={"prompts": {}},
+        max_concurrency=1,
+    )
+    eventually(lambda: listed(world, "prompts/list", "prompts") == ["notes__a"])
+    agents = [world.agent().begin() for _ in range(3)]
+    with in_background(lambda: agents[0].text("notes__echo")), in_background(lambda: agents[1].text("notes__echo")):
+        assert agents[2].text("notes__echo") == "done"
+    assert max(most) == 1
+    assert len(member.heard("tools/call")) == 3
+
+
+def test_a_database_that_is_away_leaves_the_roster_in_memory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    member = world.member()
+    assert world.agent().begin().tools() == ["notes__echo"]
+
+    def away(extras: Any) -> None:
+        tried.set()
+        raise OperationalError("away")
+
+    tried = threading.Event()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(offers, "load", away)
+        world.gateway.member_changed(member.row.pk)
+        assert tried.wait(5)
+        assert world.agent().begin().text("notes__echo") == "{}"
+    Tool.objects.update(enabled=False)
+    world.gateway.member_changed(member.row.pk)
+    eventually(lambda: world.agent().begin().tools() == [])
+
+
+# Members that are not there ---------------------------------------------------------------------------------------
+
+
+def test_a_call_has_a_stopped_member_started_and_goes_on_once_it_is_there(world: World) -> None:
+    member = world.member()
+    live = world.live.pop(member.row.pk)
+    GuildMember.objects.update(status="disconnected", wanted="stopped")
+    agent = world.agent().begin()
+    with in_background(lambda: agent.text("notes__echo")) as said:
+        eventually(lambda: world.woken == 1)
+        assert GuildMember.objects.get().wanted == "running"
+        world.live[member.row.pk] = live
+        world.gateway.member_changed(member.row.pk)
+    assert said == ["{}"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"status": "error", "last_error": "it broke", "wanted": "running"}, "it broke"),
+        ({"manifest_error": "no command", "status": "disconnected"}, "no command"),
+        ({"status": "starting"}, "it was not connected within 0.3 s"),
+    ],
+)
+def test_a_member_that_does_not_come_up_fails_the_call_with_the_reason(
+    world: World, fields: dict[str, Any], said: str
+) -> None:
+    member = world.member(timeout=0.3)
+    agent = world.agent().begin()
+    world.live.pop(member.row.pk)
+    GuildMember.objects.update(**fields, restarts=9)
+    error = agent.ask("tools/call", name="notes__echo", arguments={})["error"]
+    assert error["code"] == -32603
+    told = {
+        f"member 'notes' is unavailable: {said}",
+        "tool 'echo' of member 'notes': no complete answer within 0.3 s",  # the two deadlines are one
+    }
+    assert error["message"] in told
+    (call,) = world.calls()
+    assert call.error_kind in ("unavailable", "timeout")
+
+
+def test_a_call_that_nobody_listened_to_goes_to_the_next_process(world: World) -> None:
+    first, agent = world.member(), world.agent().begin()
+    next_one = world.member("other").live
+    first.server.close_listener()
+    first.server.drop_idle_connections()
+    with in_background(lambda: agent.text("notes__echo", a=1)) as said:
+        eventually(lambda: world.failures == ["notes: connection refused"])
+        first.live.client.url = next_one.client.url
+        world.live[first.row.pk] = type(next_one)(
+            first.row.pk, "notes", 0, next_one.client, next_one.process, next_one.endpoint
+        )
+        world.gateway.member_changed(first.row.pk)
+    assert said == ['{"a": 1}']
+
+
+def test_a_call_in_a_member_that_exits_fails_with_its_exit(world: World) -> None:
+    member = world.member()
+
+    def exit_with_9(asked: Asked) -> None:
+        member.live.process.exit_code = -9
+        member.live.process.exited.set()
+        asked.reset()
+
+    member.behaviours["tools/call"] = exit_with_9
+    error = world.agent().begin().ask("tools/call", name="notes__echo", arguments={})["error"]
+    assert error["message"].endswith("the member exited during the call, with signal SIGKILL")
+    assert error["data"] == {"member": "notes", "kind": "transport"}
+    assert world.failures == []
+
+
+# The end ----------------------------------------------------------------------------------------------------------
+
+
+def test_with_the_doors_closed_calls_under_way_go_on_and_new_ones_are_refused(world: World) -> None:
+    go_on = threading.Event()
+
+    def call(asked: Asked) -> None:
+        assert go_on.wait(10)
+        asked.result(text("done"))
+
+    member = world.member(behaviours={"tools/call": call})
+    agent, other = world.agent().begin(), world.agent().begin()
+    with in_background(lambda: agent.text("notes__echo")) as said:
+        eventually(lambda: member.heard("tools/call"))
+        world.gateway.close_doors()
+        refused = other.send("ping")
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+        go_on.set()
+    assert said == ["done"]
+    world.gateway.stop()
+    assert [call.status for call in world.calls()] == ["succeeded"]
+    world.gateway.member_changed(member.row.pk)  # nobody is there to hear of it
+
+
+def test_a_loop_that_cannot_begin_is_said_in_the_log(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(self: Any) -> None:
+        await asyncio.sleep(0)
+        raise RuntimeError("no loop today")
+
+    monkeypatch.setattr(server.Gateway, "_serve", fail)
+    monkeypatch.setattr(server, "START_SECONDS", 0.05)
+    assert world.gateway
+    eventually(lambda: "the gateway ended" in caplog.text)
+
+
+def test_headers_without_end_are_cut_off_and_large_bodies_are_not_taken_for_them(world: World) -> None:
+    agent = world.agent().begin()
+    assert agent.post(b'{"x": "' + b"y" * 1_000_000 + b'"}').status_code == 400  # read, and judged
+    with socket.create_connection(("127.0.0.1", world.gateway_port), timeout=10) as connection:
+        connection.sendall(b"POST /mcp HTTP/1.1\r\n")
+        with contextlib.suppress(OSError):
+            for _ in range(20):
+                connection.sendall(b"X-Long: " + b"y" * 10_000 + b"\r\n")
+        with contextlib.suppress(OSError):
+            assert connection.recv(4096).startswith(b"HTTP/1.1 400")
+    assert agent.send("ping").status_code == 200

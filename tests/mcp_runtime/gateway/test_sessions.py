@@ -1,0 +1,131 @@
+"""Callers' sessions: whose they are, how they outlive the runtime, and what is kept of them. Streams' outboxes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from mcp_runtime.access import Principal
+from mcp_runtime.gateway import sessions
+from mcp_runtime.gateway.sessions import CallerSession, Outbox, Sessions
+
+ANN = Principal(1, "ann", token_id=10)
+BOB = Principal(2, "bob", token_id=20)
+
+
+@pytest.fixture
+def dropped() -> list[CallerSession]:
+    return []
+
+
+@pytest.fixture
+def kept(dropped: list[CallerSession]) -> Sessions:
+    return Sessions(dropped.append)
+
+
+def begin(kept: Sessions, who: Principal = ANN, **capabilities: Any) -> CallerSession:
+    return kept.begin(who, "/mcp", "2025-06-18", capabilities)
+
+
+def test_a_session_is_found_by_its_owner_at_its_path_alone(kept: Sessions) -> None:
+    session = begin(kept)
+    assert kept.find(session.id, ANN, "/mcp") is session
+    assert kept.find(session.id, BOB, "/mcp") is None
+    assert kept.find(session.id, Principal(1, "ann", token_id=11), "/mcp") is None
+    assert kept.find(session.id, ANN, "/mcp/notes") is None
+    assert kept.find("made-up", ANN, "/mcp") is None
+    assert kept.find("\xff:\xfe", ANN, "/mcp") is None
+
+
+def test_a_session_outlives_the_runtime_with_what_it_agreed_on(kept: Sessions) -> None:
+    session = begin(kept, roots={"listChanged": True})
+    after = Sessions(lambda _: None).find(session.id, ANN, "/mcp")
+    assert after is not None
+    assert (after.version, after.capabilities) == ("2025-06-18", {"roots": {"listChanged": True}})
+    assert Sessions(lambda _: None).find(session.id[:-1] + "x", ANN, "/mcp") is None
+
+
+def test_a_session_that_carries_too_much_is_kept_in_memory_alone(kept: Sessions) -> None:
+    session = begin(kept, experimental="x" * sessions.MAX_REMEMBERED)
+    assert len(session.id) < 60
+    assert kept.find(session.id, ANN, "/mcp") is session
+    assert Sessions(lambda _: None).find(session.id, ANN, "/mcp") is None
+
+
+def test_an_ended_session_stays_ended(kept: Sessions, dropped: list[CallerSession]) -> None:
+    session = begin(kept)
+    session.outbox = Outbox()
+    kept.end(session)
+    assert kept.find(session.id, ANN, "/mcp") is None
+    assert dropped == [session]
+    assert session.outbox.is_closed
+    kept.end(session)
+    assert dropped == [session]
+
+
+def test_what_is_remembered_of_ended_sessions_is_bounded(kept: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MAX_ENDED", 2)
+    ended = [begin(kept) for _ in range(3)]
+    for session in ended:
+        kept.end(session)
+    assert [kept.find(session.id, ANN, "/mcp") is None for session in ended] == [False, True, True]
+
+
+def test_of_too_many_sessions_the_idle_one_used_longest_ago_leaves_the_memory(
+    kept: Sessions, dropped: list[CallerSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 3)
+    streaming, used, unused = begin(kept), begin(kept), begin(kept)
+    streaming.outbox = Outbox()
+    assert kept.find(used.id, ANN, "/mcp") is used
+    newest = begin(kept)
+    assert dropped == [unused]
+    assert kept.all() == [streaming, used, newest]
+    # It is made anew from its id, without what was kept beside it.
+    again = kept.find(unused.id, ANN, "/mcp")
+    assert again is not None
+    assert again is not unused
+
+
+def test_sessions_with_something_under_way_are_kept_beyond_the_bound(
+    kept: Sessions, dropped: list[CallerSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 1)
+    first = begin(kept)
+    first.running[1] = object()  # type: ignore[assignment]
+    second = begin(kept)
+    assert kept.all() == [first, second]
+    assert dropped == []
+
+
+def test_an_outbox_gives_what_was_put_and_then_waits_or_ends() -> None:
+    async def use() -> list[Any]:
+        outbox = Outbox()
+        outbox.put(b"a", "1", 5)
+        outbox.put(b"b")
+        told = [await outbox.take(1), await outbox.take(1), await outbox.take(0.001)]
+        asyncio.get_running_loop().call_soon(outbox.put, b"c")
+        told.append(await outbox.take(10))
+        asyncio.get_running_loop().call_soon(outbox.close)
+        told.append(await outbox.take(10))
+        outbox.put(b"d")
+        return [*told, await outbox.take(10), await outbox.take(10)]
+
+    assert asyncio.run(use()) == [
+        *[(b"a", "1", 5), (b"b", "", None), None, (b"c", "", None), None],
+        *[(b"d", "", None), None],
+    ]
+
+
+def test_an_outbox_that_nobody_reads_loses_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MAX_WAITING", 2)
+
+    async def use() -> Any:
+        outbox = Outbox()
+        for letter in (b"a", b"b", b"c"):
+            outbox.put(letter)
+        return await outbox.take(1)
+
+    assert asyncio.run(use()) == (b"b", "", None)
