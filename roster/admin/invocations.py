@@ -7,7 +7,7 @@ from typing import Any
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
-from django.db.models import Model, QuerySet
+from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 from django.utils import timezone
@@ -18,7 +18,7 @@ from django.views.decorators.http import require_POST
 from mcp_runtime import control
 from mcp_runtime.errors import NotCancellableError
 from roster.admin import present
-from roster.admin.rows import RuntimeRowAdmin
+from roster.admin.rows import ReachedMembers, RuntimeRowAdmin, principal_of
 from roster.calls import progress_text, texts_of
 from roster.models import Invocation, Tool
 
@@ -53,7 +53,7 @@ class InvocationAdmin(RuntimeRowAdmin):
         "queued",
         "took",
     ]
-    list_filter = ["status", "error_kind", "door", "queued_at", "member"]
+    list_filter = ["status", "error_kind", "door", "queued_at", ("member", ReachedMembers)]
     search_fields = ["tool_name"]
     actions = ["cancel"]
     change_form_template = "admin/roster/invocation/change_form.html"
@@ -62,7 +62,10 @@ class InvocationAdmin(RuntimeRowAdmin):
         return LeanChangeList
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Invocation]:
-        return super().get_queryset(request).select_related("member")
+        """Whoever made a call may see it, though its member was reserved for others since."""
+        closed = principal_of(request).closed_members
+        rows = admin.ModelAdmin.get_queryset(self, request).select_related("member", "token")
+        return rows.filter(~Q(member__name__in=closed) | Q(requested_by=request.user.pk)) if closed else rows
 
     def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
         """Whoever made a call may see what came of it."""
@@ -71,7 +74,7 @@ class InvocationAdmin(RuntimeRowAdmin):
         return super().has_view_permission(request, obj)
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        call = ["status_word", "of_member", "tool_name", "requester", "door", "masked_arguments"]
+        call = ["status_word", "of_member", "tool_name", "requester", "of_token", "door", "masked_arguments"]
         if obj and obj.progress:
             call.insert(1, "progress_said")
         outcome = [name for name, column in OUTCOME.items() if obj and getattr(obj, column) not in (None, "")]
@@ -149,6 +152,11 @@ class InvocationAdmin(RuntimeRowAdmin):
     @admin.display(description="member", ordering="member__name")
     def of_member(self, invocation: Invocation) -> SafeString:
         return present.link(invocation.member)
+
+    @admin.display(description="token")
+    def of_token(self, invocation: Invocation) -> str:
+        token = invocation.token
+        return f"{token.hint}…" + (f" ({token.name})" if token.name else "") if token else present.NOTHING
 
     @admin.display(description="took")
     def took(self, invocation: Invocation) -> str:

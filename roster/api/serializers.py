@@ -13,7 +13,8 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from mcp_runtime import control
-from roster.models import GuildMember, Invocation, StatusChange, Tool
+from roster import agent_config, tokens
+from roster.models import ApiToken, GuildMember, Invocation, StatusChange, Tool
 
 MAX_LINES = 5000
 PAGING = {"cursor", "page_size"}
@@ -250,6 +251,12 @@ class ToolFilters(serializers.Serializer[Any]):
 # Invocations ------------------------------------------------------------------------------------------------------
 
 
+class VerbOptions(serializers.Serializer[Any]):
+    force = serializers.BooleanField(
+        required=False, default=False, help_text="Stop, restart or disable even what an agent's session needs."
+    )
+
+
 class CallSerializer(serializers.Serializer[Any]):
     """The body of an invoke."""
 
@@ -278,6 +285,7 @@ class InvocationSummarySerializer(serializers.Serializer[Invocation]):
     status = serializers.ChoiceField(choices=Invocation.Status.choices)
     door = serializers.ChoiceField(choices=Invocation.Door.choices)
     requester = serializers.CharField(help_text="Who asked, in words, as of then.")
+    token = serializers.IntegerField(source="token_id", allow_null=True, help_text="Made with the token of this id.")
     queued_at = serializers.DateTimeField()
     started_at = serializers.DateTimeField(allow_null=True)
     finished_at = serializers.DateTimeField(allow_null=True)
@@ -336,6 +344,137 @@ class InvocationFilters(serializers.Serializer[Any]):
                 {name: [f"No filter has this name; there are {known}."] for name in unknown}
             )
         return values
+
+
+# Tokens -----------------------------------------------------------------------------------------------------------
+
+
+class NewTokenSerializer(serializers.Serializer[Any]):
+    """The body that makes a token. Neither members nor tools: all that who asks may."""
+
+    name = serializers.CharField(required=False, default="", max_length=tokens.MAX_NAME, allow_blank=True)
+    members = serializers.ListField(child=serializers.CharField(), required=False, default=list, help_text="Names.")
+    tools = serializers.ListField(
+        child=serializers.CharField(), required=False, default=list, help_text="Each as MEMBER/TOOL."
+    )
+    expires_at = serializers.DateTimeField(required=False, allow_null=True, default=None, help_text="null: never.")
+    calls_per_minute = serializers.IntegerField(
+        required=False, allow_null=True, default=None, min_value=0, max_value=1_000_000, help_text="0: no limit."
+    )
+    max_in_flight = serializers.IntegerField(
+        required=False, allow_null=True, default=None, min_value=1, max_value=100_000
+    )
+
+    def validate_tools(self, texts: list[str]) -> list[tuple[str, str]]:
+        try:
+            return [tokens.parse_tool(text) for text in texts]
+        except ValueError as error:
+            raise serializers.ValidationError(str(error)) from error
+
+    def validate(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Refuses a misspelt key, which would make a token that opens more than was meant."""
+        return _known_keys_alone(self, values)
+
+
+def _known_keys_alone(serializer: serializers.Serializer[Any], values: dict[str, Any]) -> dict[str, Any]:
+    if unknown := set(serializer.initial_data) - set(serializer.fields):
+        known = ", ".join(serializer.fields)
+        raise serializers.ValidationError(
+            {repr(name): [f"This key is unknown; there are {known}."] for name in unknown}
+        )
+    return values
+
+
+class TokenSerializer(serializers.ModelSerializer[ApiToken]):
+    """A token without itself; needs its members and tools at hand."""
+
+    state = serializers.ChoiceField(choices=["good", "expired", "revoked"])
+    members = serializers.SerializerMethodField(help_text="Where the scope is some members.")
+    tools = serializers.SerializerMethodField(help_text="Where the scope is some tools: each as MEMBER/TOOL.")
+    url = serializers.SerializerMethodField()
+
+    class Meta:
+        model = ApiToken
+        fields = [
+            "id",
+            "name",
+            "hint",
+            "state",
+            "created_at",
+            "expires_at",
+            "revoked_at",
+            "last_used_at",
+            "scope",
+            "members",
+            "tools",
+            "calls_per_minute",
+            "max_in_flight",
+            "url",
+        ]
+
+    def get_members(self, token: ApiToken) -> list[str]:
+        return sorted(member.name for member in token.members.all())
+
+    def get_tools(self, token: ApiToken) -> list[str]:
+        return sorted(f"{tool.member.name}/{tool.name}" for tool in token.tools.all())
+
+    def get_url(self, token: ApiToken) -> str:
+        return reverse("token", args=[token.pk])
+
+
+class MadeTokenSerializer(TokenSerializer):
+    token = serializers.CharField(help_text="The token itself. It is not shown again.")
+
+    class Meta(TokenSerializer.Meta):
+        fields = [*TokenSerializer.Meta.fields, "token"]
+
+
+# What agents' clients want written down ---------------------------------------------------------------------------
+
+
+class AgentConfigFilters(serializers.Serializer[Any]):
+    """`for` is a word of Python, so the field is put in below."""
+
+    members = serializers.CharField(required=False, default="", help_text="Names, separated by commas; none: all.")
+    direct = serializers.BooleanField(required=False, default=False, help_text="Each member's own endpoint.")
+
+    def get_fields(self) -> dict[str, Any]:
+        return {"for": _for_field(), **super().get_fields()}
+
+    def validate_members(self, text: str) -> list[str]:
+        return [name.strip() for name in text.split(",") if name.strip()]
+
+
+class AgentConfigWish(serializers.Serializer[Any]):
+    """The body that makes a token and the configuration with it."""
+
+    members = serializers.ListField(child=serializers.CharField(), required=False, default=list)
+    direct = serializers.BooleanField(required=False, default=False)
+    expires_at = serializers.DateTimeField(required=False, allow_null=True, default=None)
+
+    def get_fields(self) -> dict[str, Any]:
+        return {"for": _for_field(), **super().get_fields()}
+
+    def validate(self, values: dict[str, Any]) -> dict[str, Any]:
+        return _known_keys_alone(self, values)
+
+
+def _for_field() -> serializers.ChoiceField:
+    return serializers.ChoiceField(choices=list(agent_config.FORMATS), help_text="The client.")
+
+
+class CostSerializer(serializers.Serializer[Any]):
+    tools = serializers.IntegerField()
+    characters = serializers.IntegerField(help_text="Of their definitions as JSON.")
+    tokens = serializers.IntegerField(help_text="An estimate: characters divided by 4.")
+
+
+class AgentConfigSerializer(serializers.Serializer[Any]):
+    place = serializers.CharField(help_text="Which file of the client it belongs into.")
+    config = serializers.CharField(help_text="What to write there, word for word.")
+    token = TokenSerializer(allow_null=True, help_text="The token that was made for it, and stands in `config`.")
+    cost = CostSerializer(help_text="What the definitions of all the tools take of an agent's context.")
+    cost_by_member = serializers.DictField(child=CostSerializer())
 
 
 # What happened ----------------------------------------------------------------------------------------------------

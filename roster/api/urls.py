@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.urls import path, re_path
 
 from mcp_runtime import control
-from roster.api import views
+from roster.api import session_views, views
 
 urlpatterns = [
     path("", views.IndexView.as_view(), name="api"),
@@ -32,6 +32,15 @@ urlpatterns = [
     path("invocations/", views.InvocationsView.as_view(), name="invocations"),
     path("invocations/<int:pk>/", views.InvocationView.as_view(), name="invocation"),
     path("invocations/<int:pk>/cancel/", views.InvocationCancelView.as_view(), name="invocation-cancel"),
+    path("tokens/", views.TokensView.as_view(), name="tokens"),
+    path("tokens/<int:pk>/", views.TokenView.as_view(), name="token"),
+    path("tokens/<int:pk>/revoke/", views.TokenRevokeView.as_view(), name="token-revoke"),
+    path("agent-config/", views.AgentConfigView.as_view(), name="agent-config"),
+    path("sessions/", session_views.SessionsView.as_view(), name="sessions"),
+    path("sessions/<int:pk>/", session_views.SessionView.as_view(), name="session"),
+    path("sessions/<int:pk>/messages/", session_views.SessionMessagesView.as_view(), name="session-messages"),
+    path("sessions/<int:pk>/events/", session_views.SessionEventsView.as_view(), name="session-events"),
+    path("sessions/<int:pk>/stop/", session_views.SessionStopView.as_view(), name="session-stop"),
     path("schema/", views.SchemaView.as_view(), name="schema"),
     path("docs/", views.DocsView.as_view(), name="docs"),
     re_path("", views.NowhereView.as_view(), name="api-nowhere"),

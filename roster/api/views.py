@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 from django.contrib.auth import get_user_model
@@ -26,31 +27,52 @@ from rest_framework.serializers import Serializer
 from rest_framework.views import APIView
 
 from mcp_runtime import control
+from mcp_runtime.access import Principal
+from mcp_runtime.errors import NotAllowedError
 from mcp_runtime.invocations import Caller
+from mcp_runtime.limits import Limiter
+from roster import agent_config, tokens
 from roster.api import requests
-from roster.api.permissions import MayControl, MayInvoke, readable_calls
+from roster.api.permissions import (
+    MayControl,
+    MayMakeTokens,
+    controlled_member,
+    listed_tool,
+    principal_of,
+    reached_member,
+    readable_calls,
+)
 from roster.api.serializers import (
     ROSTER_TOOL_COLUMNS,
+    AgentConfigFilters,
+    AgentConfigSerializer,
+    AgentConfigWish,
     CallSerializer,
+    CostSerializer,
     ErrorSerializer,
     InvocationFilters,
     InvocationSerializer,
     InvocationSummarySerializer,
     LogFilters,
     LogSerializer,
+    MadeTokenSerializer,
     MemberDetailSerializer,
     MemberSerializer,
     MembersSerializer,
+    NewTokenSerializer,
     RosterSerializer,
     StatusChangeSerializer,
+    TokenSerializer,
     ToolDetailSerializer,
     ToolFilters,
     ToolSerializer,
     ToolsSerializer,
+    VerbOptions,
     as_shown,
     roster_tool,
 )
-from roster.models import GuildMember, Invocation, StatusChange, Tool
+from roster.models import ApiToken, GuildMember, Invocation, StatusChange, Tool
+from roster.tokens import TokenWish
 
 REFUSED = OpenApiResponse(ErrorSerializer, description="Refused; `error` says why.")
 PREFER = OpenApiParameter(
@@ -117,11 +139,11 @@ def _runtime() -> dict[str, Any]:
     return {"alive": holder is not None, "holder": str(holder) if holder else None}
 
 
-def _members(*, runtime_is_alive: bool) -> list[GuildMember]:
+def _members(who: Principal, *, runtime_is_alive: bool) -> list[GuildMember]:
     rows = control.roster().select_related("port_allocation")
     # What lists do not show: decoding it for hundreds of members takes longer than all the rest.
     rows = rows.defer("manifest", "server_info", "capabilities", "instructions")
-    return [as_shown(row, runtime_is_alive=runtime_is_alive) for row in rows]
+    return [as_shown(row, runtime_is_alive=runtime_is_alive) for row in rows if who.reaches(row.name)]
 
 
 def _member_detail(row: GuildMember) -> dict[str, Any]:
@@ -132,13 +154,18 @@ def _member_detail(row: GuildMember) -> dict[str, Any]:
 class RosterView(HallView):
     @extend_schema(responses=RosterSerializer)
     def get(self, request: Request) -> Response:
-        """Every member with its status, error and tools, in a constant number of queries."""
-        runtime = _runtime()
-        rows = _members(runtime_is_alive=runtime["alive"])
+        """Every member that is there for you with its status, its error and the tools that you may call.
+
+        In a constant number of queries.
+        """
+        runtime, who = _runtime(), principal_of(request)
+        rows = _members(who, runtime_is_alive=runtime["alive"])
+        names = {row.pk: row.name for row in rows}
         tools: dict[int, list[dict[str, str]]] = defaultdict(list)
         visible = Tool.objects.filter(control.visible_tools(), member__removed_at=None).order_by("position")
         for member_id, *columns in visible.values_list("member_id", *ROSTER_TOOL_COLUMNS):
-            tools[member_id].append(roster_tool(*columns))
+            if member_id in names and who.may_list(names[member_id], columns[0]):
+                tools[member_id].append(roster_tool(*columns))
         members = [
             {**shown, "tools": tools[row.pk]}
             for row, shown in zip(rows, MemberSerializer(rows, many=True).data, strict=True)
@@ -149,9 +176,9 @@ class RosterView(HallView):
 class MembersView(HallView):
     @extend_schema(operation_id="members_list", responses=MembersSerializer)
     def get(self, request: Request) -> Response:
-        """Every member, without its tools."""
+        """Every member that is there for you, without its tools."""
         runtime = _runtime()
-        rows = _members(runtime_is_alive=runtime["alive"])
+        rows = _members(principal_of(request), runtime_is_alive=runtime["alive"])
         return Response({"runtime": runtime, "members": MemberSerializer(rows, many=True).data})
 
 
@@ -159,7 +186,7 @@ class MemberView(HallView):
     @extend_schema(responses={200: MemberDetailSerializer, 404: REFUSED})
     def get(self, request: Request, name: str) -> Response:
         """Everything the hall knows of one member: its manifest, what is wished, what is seen."""
-        return Response(_member_detail(control.member(name)))
+        return Response(_member_detail(reached_member(request, name)))
 
 
 class MemberVerbView(HallView):
@@ -168,18 +195,26 @@ class MemberVerbView(HallView):
     verb = ""
     permission_classes = (IsAuthenticated, MayControl)
 
-    @extend_schema(request=None, responses={202: MemberDetailSerializer, 403: REFUSED, 404: REFUSED, 409: REFUSED})
+    @extend_schema(
+        parameters=[VerbOptions],
+        request=None,
+        responses={202: MemberDetailSerializer, 403: REFUSED, 404: REFUSED, 409: REFUSED},
+    )
     def post(self, request: Request, name: str) -> Response:
-        row = control.member(name)
-        control.MEMBER_VERBS[self.verb](row)
+        row = controlled_member(request, name)
+        force = {"force": True} if _query(VerbOptions, request)["force"] and self.verb in control.FORCIBLE_VERBS else {}
+        control.MEMBER_VERBS[self.verb](row, **force)
         return Response(_member_detail(row), status=status.HTTP_202_ACCEPTED)
 
 
 class MemberLogsView(HallView):
-    @extend_schema(parameters=[LogFilters], responses={200: LogSerializer, 404: REFUSED})
+    @extend_schema(parameters=[LogFilters], responses={200: LogSerializer, 403: REFUSED, 404: REFUSED})
     def get(self, request: Request, name: str) -> Response:
-        """The last lines that the member wrote."""
-        return Response({"lines": control.log_tail(control.member(name), _query(LogFilters, request)["lines"])})
+        """The last lines that the member wrote, for whomever it served: not for a token of single tools."""
+        row = reached_member(request, name)
+        if principal_of(request).tools is not None:
+            raise NotAllowedError("This token is for some tools alone, and a log is their whole member's.")
+        return Response({"lines": control.log_tail(row, _query(LogFilters, request)["lines"])})
 
 
 class MemberStatusChangesView(HallView, ListAPIView[StatusChange]):
@@ -190,7 +225,7 @@ class MemberStatusChangesView(HallView, ListAPIView[StatusChange]):
     queryset = StatusChange.objects.none()
 
     def get_queryset(self) -> QuerySet[StatusChange]:
-        return StatusChange.objects.filter(member=control.member(self.kwargs["name"]))
+        return StatusChange.objects.filter(member=reached_member(self.request, self.kwargs["name"]))
 
 
 # Tools ------------------------------------------------------------------------------------------------------------
@@ -201,17 +236,18 @@ class ToolsView(HallView):
         operation_id="members_tools_list", parameters=[ToolFilters], responses={200: ToolsSerializer, 404: REFUSED}
     )
     def get(self, request: Request, name: str) -> Response:
-        """The member's tools, in its own order."""
-        row = control.member(name)
+        """The tools of the member that you may call (or switch), in its own order."""
+        row, who = reached_member(request, name), principal_of(request)
         shown = Q(listed=True) if _query(ToolFilters, request)["switched_off"] else control.visible_tools()
-        tools = row.tools.filter(shown).select_related("member").order_by("position")
+        rows = row.tools.filter(shown).select_related("member").order_by("position")
+        tools = [tool for tool in rows if who.may_list(name, tool.name)]
         return Response({"tools": ToolSerializer(tools, many=True).data})
 
 
 class ToolView(HallView):
     @extend_schema(responses={200: ToolDetailSerializer, 404: REFUSED})
     def get(self, request: Request, name: str, tool: str) -> Response:
-        return Response(ToolDetailSerializer(control.tool(name, tool)).data)
+        return Response(ToolDetailSerializer(listed_tool(request, name, tool)).data)
 
 
 class ToolVerbView(HallView):
@@ -221,7 +257,7 @@ class ToolVerbView(HallView):
 
     @extend_schema(exclude=True)
     def get(self, request: Request, name: str, tool: str) -> Response:
-        return Response(ToolDetailSerializer(control.tool(name, f"{tool}/{self.verb}")).data)
+        return Response(ToolDetailSerializer(listed_tool(request, name, f"{tool}/{self.verb}")).data)
 
 
 class ToolSwitchView(ToolVerbView):
@@ -231,14 +267,24 @@ class ToolSwitchView(ToolVerbView):
 
     @extend_schema(request=None, responses={200: ToolDetailSerializer, 403: REFUSED, 404: REFUSED})
     def post(self, request: Request, name: str, tool: str) -> Response:
+        controlled_member(request, name)
         row = control.tool(name, tool)
         control.switch_tool(row, on=self.verb == "enable")
         return Response(ToolDetailSerializer(row).data)
 
 
+limiter = Limiter()
+
+
+def _within_limits(who: Principal) -> AbstractContextManager[None]:
+    """Around a call. A browser's session has no limits of its own. Raises TooManyCallsError."""
+    if who.token_id is None:
+        return nullcontext()
+    return limiter.call(who.token_id, calls_per_minute=who.calls_per_minute, max_in_flight=who.max_in_flight)
+
+
 class InvokeView(ToolVerbView):
     verb = "invoke"
-    permission_classes = (IsAuthenticated, MayInvoke)
 
     @extend_schema(
         parameters=[PREFER, IDEMPOTENCY_KEY],
@@ -251,15 +297,21 @@ class InvokeView(ToolVerbView):
             404: REFUSED,
             409: REFUSED,
             422: REFUSED,
+            429: REFUSED,
         },
     )
     def post(self, request: Request, name: str, tool: str) -> Response:
         """Call the tool. Accepted whether or not a runtime is alive: the call waits its turn."""
+        with _within_limits(principal_of(request)):
+            return self._call(request, name, tool)
+
+    @staticmethod
+    def _call(request: Request, name: str, tool: str) -> Response:
         invocation, is_new = control.queue_call(
             name,
             tool,
             requests.call_arguments(request),
-            caller=Caller(Invocation.Door.REST, cast(User, request.user)),
+            caller=Caller(Invocation.Door.REST, cast(User, request.user), principal_of(request)),
             idempotency_key=requests.idempotency_key(request),
         )
         response = _accepted(request, invocation)
@@ -277,7 +329,7 @@ _OWN_COLUMNS = [field.name for field in Invocation._meta.concrete_fields if not 
 def _invocations(request: Request) -> QuerySet[Invocation]:
     # Of the member its name alone: the manifest need not be decoded for every call.
     rows = Invocation.objects.select_related("member").only(*_COLUMNS, "member__name")
-    return rows.filter(readable_calls(request.user))
+    return rows.filter(readable_calls(request))
 
 
 def _invocation(request: Request, pk: int) -> Invocation:
@@ -356,13 +408,121 @@ class InvocationCancelView(HallView):
         return _accepted(request, control.cancel_call(_invocation(request, pk)))
 
 
+# Tokens -----------------------------------------------------------------------------------------------------------
+
+
+def _tokens(request: Request) -> QuerySet[ApiToken]:
+    """One's own. A token that is for a part alone knows of no other."""
+    who = principal_of(request)
+    own = ApiToken.objects.filter(user=who.user_id).prefetch_related("members", "tools__member")
+    return own.filter(pk__in=[who.token_id]) if who.is_narrowed else own
+
+
+def _own_token(request: Request, pk: int) -> ApiToken:
+    found = _tokens(request).filter(pk=pk).first()
+    if found is None:
+        raise NotFound(f"You have no token {pk}.")
+    return found
+
+
+class TokensView(HallView, ListAPIView[ApiToken]):
+    """Your own tokens, newest first; revoked and expired ones too."""
+
+    serializer_class = TokenSerializer
+    pagination_class = NewestFirst
+    queryset = ApiToken.objects.none()
+    permission_classes = (IsAuthenticated, MayMakeTokens)
+
+    def get_queryset(self) -> QuerySet[ApiToken]:
+        return _tokens(self.request)
+
+    @extend_schema(
+        request=NewTokenSerializer, responses={201: MadeTokenSerializer, 400: REFUSED, 403: REFUSED, 404: REFUSED}
+    )
+    def post(self, request: Request) -> Response:
+        """Make a token of yours. It is in this answer and nowhere else.
+
+        With a token it cannot open more, live longer or do more than that token, whose scope, end and limits it has
+        where nothing else is asked for.
+        """
+        wish = NewTokenSerializer(data=request.data)
+        wish.is_valid(raise_exception=True)
+        row, token = tokens.make(
+            cast(User, request.user), TokenWish(**wish.validated_data), maker=principal_of(request)
+        )
+        return Response({**TokenSerializer(row).data, "token": token}, status=status.HTTP_201_CREATED)
+
+
+class TokenView(HallView):
+    @extend_schema(responses={200: TokenSerializer, 404: REFUSED})
+    def get(self, request: Request, pk: int) -> Response:
+        return Response(TokenSerializer(_own_token(request, pk)).data)
+
+
+class TokenRevokeView(HallView):
+    @extend_schema(request=None, responses={200: TokenSerializer, 404: REFUSED})
+    def post(self, request: Request, pk: int) -> Response:
+        """From now on it opens nothing. Its row stays, for the calls that were made with it."""
+        row = _own_token(request, pk)
+        row.revoke()
+        return Response(TokenSerializer(row).data)
+
+
+class AgentConfigView(HallView):
+    """What an agent's client wants written down to reach the hall."""
+
+    permission_classes = (IsAuthenticated, MayMakeTokens)
+
+    @extend_schema(parameters=[AgentConfigFilters], responses={200: AgentConfigSerializer, 404: REFUSED, 409: REFUSED})
+    def get(self, request: Request) -> Response:
+        """The configuration with a placeholder where its token stands: a GET makes nothing. POST makes one."""
+        return Response(self._config(request, _query(AgentConfigFilters, request), None, agent_config.PLACEHOLDER))
+
+    @extend_schema(
+        request=AgentConfigWish,
+        responses={201: AgentConfigSerializer, 400: REFUSED, 403: REFUSED, 404: REFUSED, 409: REFUSED},
+    )
+    def post(self, request: Request) -> Response:
+        """Make a token for that client and these members, and give the configuration with it. `direct` needs none."""
+        body = AgentConfigWish(data=request.data)
+        body.is_valid(raise_exception=True)
+        wanted, who = body.validated_data, principal_of(request)
+        agent_config.chosen_members(who, wanted["members"])
+        row, token = None, ""
+        if not wanted["direct"]:
+            wish = TokenWish(wanted["for"], wanted["members"], expires_at=wanted["expires_at"])
+            row, token = tokens.make(cast(User, request.user), wish, maker=who)
+        return Response(self._config(request, wanted, row, token), status=status.HTTP_201_CREATED)
+
+    @staticmethod
+    def _config(request: Request, wanted: dict[str, Any], row: ApiToken | None, token: str) -> dict[str, Any]:
+        who, names, direct = principal_of(request), wanted["members"], wanted["direct"]
+        members = agent_config.chosen_members(who, names)
+        if direct:
+            entries = agent_config.direct_entries(members, all_of_them=bool(names))
+        else:
+            entries = agent_config.gateway_entries(names, token)
+        client = agent_config.FORMATS[wanted["for"]]
+        costs = agent_config.costs(who, members, direct=direct)
+        return {
+            "place": client.place,
+            "config": client.write(entries),
+            "token": TokenSerializer(row).data if row else None,
+            "cost": CostSerializer(sum(costs.values(), agent_config.Cost())).data,
+            "cost_by_member": {name: CostSerializer(cost).data for name, cost in costs.items()},
+        }
+
+
 # The API about itself ---------------------------------------------------------------------------------------------
+
+
+INDEX = ("roster", "members", "invocations", "tokens", "sessions", "docs", "schema")
 
 
 class IndexView(HallView):
     @extend_schema(exclude=True)
     def get(self, request: Request) -> Response:
-        return Response({name: reverse(name) for name in ("roster", "members", "invocations", "docs", "schema")})
+        return Response({name: reverse(name) for name in INDEX})
 
 
 class SchemaView(SpectacularAPIView):
@@ -372,6 +532,11 @@ class SchemaView(SpectacularAPIView):
         "ENUM_NAME_OVERRIDES": {
             "MemberStatus": "roster.models.GuildMember.Status",
             "InvocationStatus": "roster.models.Invocation.Status",
+            "TokenScope": "roster.models.ApiToken.Scope",
+            "SessionStatus": "roster.models.AgentSession.Status",
+            "ErrorKind": "roster.models.Invocation.ErrorKind",
+            "SessionErrorKind": "roster.models.AgentMessage.ErrorKind",
+            "EventKind": "roster.models.AgentEvent.Kind",
         }
     }
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import Group, Permission, User
 from django.contrib.staticfiles import finders
 from django.db import connection
 from django.test import Client
@@ -695,8 +695,11 @@ def test_the_list_of_calls_filters_and_searches(page: Client, example: GuildMemb
 # Tokens -----------------------------------------------------------------------------------------------------------
 
 
+ADD_TOKEN = "admin:roster_apitoken_add"
+
+
 def test_a_new_token_is_shown_once_and_never_again(page: Client, alice: User) -> None:
-    response = page.post(reverse("admin:roster_apitoken_add"), {"user": alice.pk, "name": "laptop"}, follow=True)
+    response = page.post(reverse(ADD_TOKEN), {"user": alice.pk, "name": "laptop", "scope": "all"}, follow=True)
 
     (token,) = re.findall(r"gh_[\w-]{43}", html(response))
     row = ApiToken.objects.get()
@@ -708,17 +711,164 @@ def test_a_new_token_is_shown_once_and_never_again(page: Client, alice: User) ->
         assert row.digest not in text
 
 
+def test_a_token_is_made_with_scope_end_and_limits(page: Client, alice: User, echo: Tool) -> None:
+    wish = {"expires_at_0": "2099-01-31", "expires_at_1": "12:00:00", "calls_per_minute": "7", "max_in_flight": "2"}
+    form = {"user": alice.pk, "name": "narrow", "scope": "tools", "tools": [echo.pk], **wish}
+    assert "example/echo" in html(page.get(reverse(ADD_TOKEN)))
+    assert page.post(reverse(ADD_TOKEN), form).status_code == 302
+    row = ApiToken.objects.get()
+    assert (row.scope, list(row.tools.all()), list(row.members.all())) == ("tools", [echo], [])
+    assert (row.calls_per_minute, row.max_in_flight) == (7, 2)
+    assert row.expires_at is not None
+    assert row.expires_at.isoformat() == "2099-01-31T12:00:00+00:00"
+    shown = html(page.get(page_of(row)))
+    for said in ("example/echo", "2099-01-31 12:00:00", "calls a minute: 7; at the same time: 2", "good"):
+        assert said in shown
+
+
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        ({"scope": "members"}, "Choose some, for the scope says: some members."),
+        ({"scope": "tools"}, "Choose some, for the scope says: some tools."),
+        ({"scope": "all", "members": "chosen"}, "Members were chosen, which this scope does not look at."),
+        ({"scope": "all", "expires_at_0": "2001-01-31", "expires_at_1": "12:00:00"}, "That is over already."),
+        ({"scope": "all", "max_in_flight": "0"}, "greater than or equal to 1"),
+    ],
+)
+def test_a_token_that_would_not_be_what_was_meant_is_not_made(
+    page: Client, alice: User, example: GuildMember, wish: dict[str, Any], said: str
+) -> None:
+    wish = {key: example.pk if value == "chosen" else value for key, value in wish.items()}
+    assert said in html(page.post(reverse(ADD_TOKEN), {"user": alice.pk, **wish}))
+    assert not ApiToken.objects.exists()
+
+
 def test_others_make_see_and_revoke_only_their_own_tokens(client: Client, alice: User, bob: User) -> None:
     hers, _ = ApiToken.make(user=alice)
     allow(bob, "add_apitoken", "view_apitoken", "delete_apitoken")
     client.force_login(bob)
 
-    assert "Select a valid choice" in html(client.post(reverse("admin:roster_apitoken_add"), {"user": alice.pk}))
-    assert client.post(reverse("admin:roster_apitoken_add"), {"user": bob.pk}).status_code == 302
-    assert list(client.get(list_of("apitoken")).context["cl"].result_list) == [ApiToken.objects.get(user=bob)]
+    wish = {"user": alice.pk, "scope": "all"}
+    assert "Select a valid choice" in html(client.post(reverse(ADD_TOKEN), wish))
+    assert client.post(reverse(ADD_TOKEN), {**wish, "user": bob.pk}).status_code == 302
+    his = ApiToken.objects.get(user=bob)
+    assert list(client.get(list_of("apitoken")).context["cl"].result_list) == [his]
+    act(client, "apitoken", "revoke", hers, his)
+    assert client.post(reverse("admin:roster_apitoken_revoke", args=[hers.pk])).status_code == 403
+    assert set(ApiToken.objects.exclude(revoked_at=None)) == {his}
     client.post(reverse("admin:roster_apitoken_delete", args=[hers.pk]), {"post": "yes"})
-    client.post(reverse("admin:roster_apitoken_delete", args=[ApiToken.objects.get(user=bob).pk]), {"post": "yes"})
+    client.post(reverse("admin:roster_apitoken_delete", args=[his.pk]), {"post": "yes"})
     assert ApiToken.objects.get() == hers
+
+
+def test_the_button_revokes_at_once_and_is_gone_afterwards(page: Client, alice: User) -> None:
+    row, token = ApiToken.make(user=alice, name="laptop")
+    button = reverse("admin:roster_apitoken_revoke", args=[row.pk])
+    assert button in html(page.get(page_of(row)))
+    assert page.get(button).status_code == 405
+    shown = html(page.post(button, follow=True))
+    assert "Revoked (1)" in shown
+    assert button not in shown
+    assert Client(headers={"Authorization": f"Bearer {token}"}).get("/api/roster/").status_code == 401
+    assert "it was revoked already" in html(act(page, "apitoken", "revoke", row))
+
+
+@pytest.mark.parametrize("state", ["good", "expired", "revoked"])
+def test_every_state_of_a_token_has_a_colour(state: str) -> None:
+    found = finders.find("roster/admin.css")
+    assert isinstance(found, str)
+    assert Path(found).read_text().count(f".status-{state}") == 3
+
+
+# Members that are reserved for groups -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def writers(example: GuildMember) -> Group:
+    group = Group.objects.create(name="writers")
+    control.reserve(example, [group])
+    return group
+
+
+def test_a_reserved_member_is_nowhere_for_who_is_in_no_group_of_it(
+    client: Client, bob: User, echo: Tool, writers: Group
+) -> None:
+    open_tool = make_tool(make_member("open"), "hum")
+    make_call(echo.member)
+    StatusChange.objects.create(member=echo.member, old="starting", new="connected", cause="handshake")
+    views = ["view_guildmember", "view_tool", "view_invocation", "view_statuschange", "view_portallocation"]
+    allow(bob, "invoke_tool", "control_member", "add_apitoken", "view_apitoken", *views)
+    client.force_login(bob)
+    call_form = reverse("admin:roster_tool_call", args=[echo.pk])
+    for model in LISTS:
+        assert "example" not in html(client.get(list_of(model))), model
+    assert "example" not in html(client.get(reverse(ADD_TOKEN)))
+    assert client.get(call_form).status_code == 404
+    assert client.post(call_form, {"arguments": '{"text": "hi"}'}).status_code == 404
+    act(client, "guildmember", "stop_members", echo.member)
+    act(client, "tool", "switch_off", echo)
+    assert client.post(reverse("admin:roster_guildmember_wish", args=[echo.member.pk, "stop"])).status_code == 404
+    echo.refresh_from_db()
+    assert echo.enabled
+    assert GuildMember.objects.get(name="example").wanted == "running"
+    assert client.get(reverse("admin:roster_tool_call", args=[open_tool.pk])).status_code == 200
+
+    bob.groups.add(writers)
+
+    assert "example" in html(client.get(list_of("guildmember")))
+    assert client.post(call_form, {"arguments": '{"text": "hi"}'}).status_code == 302
+
+
+def test_a_call_of_ones_own_stays_in_sight_when_its_member_is_reserved_for_others(
+    client: Client, bob: User, example: GuildMember, writers: Group
+) -> None:
+    own = make_call(example, requested_by=bob)
+    client.force_login(bob)
+    assert client.get(page_of(own)).status_code == 200
+
+
+def test_the_groups_of_a_member_are_chosen_on_a_page_of_their_own(page: Client, example: GuildMember) -> None:
+    group = Group.objects.create(name="writers")
+    form = reverse("admin:roster_guildmember_groups", args=[example.pk])
+    assert form in html(page.get(page_of(example)))
+    assert "open to everybody who may call tools" in html(page.get(page_of(example)))
+    said = html(page.post(form, {"groups": [group.pk]}, follow=True))
+    assert "Reserved for: writers." in said
+    assert list(example.groups.all()) == [group]
+    assert "checked" in html(page.get(form))
+    page.post(form, {})
+    assert not example.groups.exists()
+    assert LogEntry.objects.filter(change_message__startswith="Reserved for").count() == 2
+
+
+def test_choosing_groups_wants_the_permission_to_change_members(
+    client: Client, bob: User, example: GuildMember
+) -> None:
+    allow(bob, "view_guildmember", "control_member")
+    client.force_login(bob)
+    form = reverse("admin:roster_guildmember_groups", args=[example.pk])
+    assert form not in html(client.get(page_of(example)))
+    assert client.get(form).status_code == 403
+    assert client.post(form, {}).status_code == 403
+    allow(bob, "change_guildmember")
+    assert client.get(form).status_code == 200
+
+
+def test_a_group_that_members_are_reserved_for_is_not_deleted(
+    page: Client, example: GuildMember, writers: Group
+) -> None:
+    page.post(reverse("admin:auth_group_delete", args=[writers.pk]), {"post": "yes"})
+    assert list(example.groups.all()) == [writers]
+
+
+def test_a_user_with_tokens_can_be_deleted_and_their_calls_stay(page: Client, bob: User, example: GuildMember) -> None:
+    token, _ = ApiToken.make(user=bob, name="laptop")
+    call = make_call(example, requested_by=bob, requester="bob (laptop)", token=token)
+    page.post(reverse("admin:auth_user_delete", args=[bob.pk]), {"post": "yes"})
+    assert not User.objects.filter(pk=bob.pk).exists()
+    call.refresh_from_db()
+    assert (call.token, call.requester) == (None, "bob (laptop)")
 
 
 # What comes from members is text ----------------------------------------------------------------------------------

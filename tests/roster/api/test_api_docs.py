@@ -31,7 +31,7 @@ def test_the_document_is_valid_openapi_and_nothing_had_to_be_guessed(document: d
 
 def test_every_address_is_documented_with_its_verbs(document: dict[str, Any]) -> None:
     paths = {address: set(verbs) for address, verbs in document["paths"].items()}
-    member, call = "/api/members/{name}/", "/api/invocations/{id}/"
+    member, call, session = "/api/members/{name}/", "/api/invocations/{id}/", "/api/sessions/{id}/"
     assert paths == {
         "/api/roster/": {"get"},
         "/api/members/": {"get"},
@@ -47,6 +47,15 @@ def test_every_address_is_documented_with_its_verbs(document: dict[str, Any]) ->
         "/api/invocations/": {"get"},
         call: {"get"},
         f"{call}cancel/": {"post"},
+        "/api/tokens/": {"get", "post"},
+        "/api/tokens/{id}/": {"get"},
+        "/api/tokens/{id}/revoke/": {"post"},
+        "/api/agent-config/": {"get", "post"},
+        "/api/sessions/": {"get", "post"},
+        session: {"get"},
+        f"{session}messages/": {"post"},
+        f"{session}events/": {"get"},
+        f"{session}stop/": {"post"},
     }
 
 
@@ -88,6 +97,6 @@ def test_the_docs_find_their_document(bob: User) -> None:
 
 def test_the_index_leads_everywhere(as_bob: Client) -> None:
     index = as_bob.get("/api/").json()
-    assert set(index) == {"roster", "members", "invocations", "docs", "schema"}
+    assert set(index) == {"roster", "members", "invocations", "tokens", "sessions", "docs", "schema"}
     for address in index.values():
         assert as_bob.get(address).status_code == 200

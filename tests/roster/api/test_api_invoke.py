@@ -57,6 +57,7 @@ def test_a_call_is_accepted_and_says_where_to_look(as_bob: Client, bob: User, ex
         "status": "queued",
         "door": "rest",
         "requester": "bob",
+        "token": call.token_id,
         "queued_at": call.queued_at.isoformat().replace("+00:00", "Z"),
         "started_at": None,
         "finished_at": None,

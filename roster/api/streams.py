@@ -1,0 +1,83 @@
+"""A transcript as server-sent events, while it grows. Each stream holds a seat, for it holds a thread of the web."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from django.core.serializers.json import DjangoJSONEncoder
+from django.db import close_old_connections, connection
+from django.http import StreamingHttpResponse
+
+from mcp_runtime import control
+from roster.api import requests
+from roster.api.session_serializers import EventSerializer, MessageSerializer
+from roster.models import AgentMessage, AgentSession
+
+LOOK_SECONDS = 0.2
+# A proxy or client that hears nothing for long hangs up.
+COMMENT_SECONDS = 15.0
+BATCH = 100
+
+
+def stream(session: AgentSession, after: int, message: AgentMessage | None = None) -> StreamingHttpResponse | None:
+    """The transcript behind the event `after`, of one message or all of them, until nothing is under way.
+
+    None when no seat is free. Each event carries its id, for Last-Event-ID; the last one is `end`.
+    """
+    if not requests.seats.acquire(blocking=False):
+        return None
+    response = StreamingHttpResponse(_Seated(_events(session, after, message)), content_type="text/event-stream")
+    response["Cache-Control"] = "no-store"
+    response["X-Accel-Buffering"] = "no"
+    return response
+
+
+class _Seated:
+    """Gives the seat back however the stream ends: a generator that was never begun runs no `finally`."""
+
+    def __init__(self, events: Iterator[str]) -> None:
+        self._events = events
+        self._is_seated = True
+
+    def __iter__(self) -> Iterator[str]:
+        return self._events
+
+    def close(self) -> None:
+        if self._is_seated:
+            self._is_seated = False
+            requests.seats.release()
+
+
+def _events(session: AgentSession, after: int, message: AgentMessage | None) -> Iterator[str]:
+    if message is not None:
+        yield _event("message", MessageSerializer(message).data)
+    said_at = time.monotonic()
+    while True:
+        more = control.is_under_way(session, message=message)
+        batch = list(control.transcript(session, after, message=message)[:BATCH])
+        for row in batch:
+            after, said_at = row.pk, time.monotonic()
+            yield _event(row.kind, EventSerializer(row).data, row.pk)
+        if len(batch) == BATCH:
+            continue
+        if not more:
+            break
+        if time.monotonic() > said_at + COMMENT_SECONDS:
+            said_at = time.monotonic()
+            yield ":\n\n"
+        if not connection.in_atomic_block:
+            close_old_connections()
+        time.sleep(LOOK_SECONDS)
+    if message is not None:
+        message.refresh_from_db()
+        yield _event("end", MessageSerializer(message).data)
+    else:
+        yield _event("end", {})
+
+
+def _event(kind: str, data: Any, event_id: int | None = None) -> str:
+    head = f"id: {event_id}\n" if event_id is not None else ""
+    return f"{head}event: {kind}\ndata: {json.dumps(data, cls=DjangoJSONEncoder)}\n\n"

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from argparse import ArgumentParser
+from typing import Any, NoReturn
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import transaction
+
+from mcp_runtime import control
+from mcp_runtime.errors import RequestRefusedError, UnknownSessionError
+from mcp_runtime.invocations import Caller
+from roster.calls import texts_of
+from roster.management.terminal import NO_RUNTIME, harmless, one_line, seconds
+from roster.models import AgentEvent, AgentMessage, AgentSession, Invocation
+
+LOOK_SECONDS = 0.1
+# After Ctrl-C: the runtime gives the agent a few seconds to end by itself.
+STOP_SECONDS = 15.0
+INTERRUPTED = 130
+LINE = 500
+
+Kind = AgentEvent.Kind
+
+
+class Command(BaseCommand):
+    help = "Have an agent do something with members' tools, and show what it does; exit code 0 only when it succeeded."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("prompt", help="what to do, or - to read it from stdin")
+        parser.add_argument("--members", default="", help="whose tools it may use: NAME,NAME")
+        parser.add_argument("--session", default="", help="the session to go on with, or the name of a new one")
+        parser.add_argument("--direct", action="store_true", help="call members' own endpoints, not the gateway")
+        parser.add_argument("--model", default="", help="for a new session: the model's name")
+        parser.add_argument("--timeout", type=seconds, help="seconds the run may take (GUILD_HALL_AGENT_TIMEOUT)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        prompt = sys.stdin.read() if options["prompt"] == "-" else options["prompt"]
+        if control.live_runtime() is None:
+            raise CommandError(NO_RUNTIME)
+        try:
+            with transaction.atomic():  # a prompt that is refused leaves no session behind
+                session = self.session(options)
+                message = control.queue_message(
+                    session, prompt, caller=Caller(Invocation.Door.COMMAND), timeout=options["timeout"]
+                )
+        except RequestRefusedError as refusal:
+            raise CommandError(harmless(str(refusal))) from refusal
+        if session.name != options["session"]:
+            self.stderr.write(f"Session {session.name}. To go on with it: --session {session.name}", style_func=str)
+        try:
+            self.show(session, message)
+        except KeyboardInterrupt:
+            self.stop(session, message)
+        _require_success(message)
+
+    def session(self, options: dict[str, Any]) -> AgentSession:
+        """The session that is named, or a new one."""
+        if problem := control.agent_problem():
+            raise CommandError(f"no agent can run: {problem}")
+        names = [name.strip() for name in options["members"].split(",") if name.strip()]
+        with contextlib.suppress(UnknownSessionError):
+            if options["session"]:
+                found = control.session(options["session"])
+                if names and set(names) != set(found.members.values_list("name", flat=True)):
+                    raise CommandError(
+                        f"session {found.name!r} has other members; leave --members out to go on with it"
+                    )
+                return found
+        if not names:
+            raise CommandError("say whose tools the agent may use: --members NAME,NAME")
+        return control.create_session(
+            names,
+            caller=Caller(Invocation.Door.COMMAND),
+            name=options["session"],
+            direct=options["direct"],
+            model=options["model"],
+        )
+
+    def show(self, session: AgentSession, message: AgentMessage) -> None:
+        """The transcript as it grows, until the message is over."""
+        shown = 0
+        while True:
+            more = control.is_under_way(session, message=message)
+            for event in control.transcript(session, shown, message=message):
+                shown = event.pk
+                self.show_event(event)
+            if not more:
+                message.refresh_from_db()
+                return
+            time.sleep(LOOK_SECONDS)
+
+    def show_event(self, event: AgentEvent) -> None:
+        data = event.data
+        match event.kind:
+            case Kind.TEXT:
+                self.stdout.write(harmless(data["text"]))
+            case Kind.TOOL_CALL:
+                arguments = json.dumps(data["arguments"], ensure_ascii=False)
+                self.stdout.write(one_line(f"→ {data['server']} {data['tool']} {arguments}", LINE))
+            case Kind.TOOL_RESULT:
+                said = " ".join(texts_of(data)) or json.dumps(data["content"], ensure_ascii=False)
+                self.stdout.write(one_line(f"{'✗' if data['is_error'] else '←'} {said}", LINE))
+            case Kind.SERVERS:
+                for server in data["servers"]:
+                    fault = one_line(f"{server['name']} is {server['status']}: {server['error']}", LINE)
+                    self.stderr.write(f"The agent works without the tools of {fault}")
+        self.stdout.flush()
+
+    def stop(self, session: AgentSession, message: AgentMessage) -> NoReturn:
+        """Ctrl-C: stop this message alone, and wait until it is over; a second one leaves at once."""
+        with contextlib.suppress(KeyboardInterrupt):
+            control.stop_message(message)
+            deadline = time.monotonic() + STOP_SECONDS
+            while control.is_under_way(session, message=message) and time.monotonic() < deadline:
+                time.sleep(LOOK_SECONDS)
+        message.refresh_from_db()
+        said = "was stopped" if message.is_finished else "was asked to stop"
+        raise CommandError(f"message {message.pk} of session {session.name} {said}", returncode=INTERRUPTED)
+
+
+def _require_success(message: AgentMessage) -> None:
+    if message.status == AgentMessage.Status.FAILED:
+        raise CommandError(f"the agent failed ({message.error_kind}): {harmless(message.error_message)}")
+    if message.status == AgentMessage.Status.CANCELLED:
+        raise CommandError("the agent was stopped")

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.contrib.auth.models import Group
+from django.core.management.base import BaseCommand, CommandError
+
+from mcp_runtime import control
+from mcp_runtime.errors import RequestRefusedError
+from roster.management.terminal import names
+
+
+class Command(BaseCommand):
+    help = "Reserve a member for the users of some groups, or open it to everybody who may call tools."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("member")
+        choice = parser.add_mutually_exclusive_group(required=True)
+        choice.add_argument("--groups", type=names, metavar="A,B", help="these groups alone, instead of those before")
+        choice.add_argument("--everybody", action="store_true")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        wanted = options["groups"] or []
+        groups = list(Group.objects.filter(name__in=wanted))
+        if unknown := set(wanted) - {group.name for group in groups}:
+            raise CommandError(f"no group {', '.join(sorted(unknown))}; groups are made in the admin")
+        try:
+            member = control.member(options["member"])
+        except RequestRefusedError as refusal:
+            raise CommandError(str(refusal)) from refusal
+        control.reserve(member, groups)
+        whom = f"reserved for {', '.join(wanted)}" if wanted else "open to everybody who may call tools"
+        self.stdout.write(f"{member.name} is {whom}.")
