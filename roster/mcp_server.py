@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from mcp_runtime import control, protocol
-from mcp_runtime.errors import InvalidArgumentsError, MethodError, NotCancellableError, RequestRefusedError
+from mcp_runtime.access import Principal
+from mcp_runtime.errors import AccessError, InvalidArgumentsError, MethodError, NotCancellableError, RequestRefusedError
 from mcp_runtime.invocations import Caller
 from mcp_runtime.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, encode, request_id
 from roster.models import Invocation, Tool
@@ -69,15 +70,15 @@ class RosterServer:
     def list_tools(self, cursor: Any = None, **_: Any) -> dict[str, Any]:
         if cursor is not None:
             raise MethodError(INVALID_PARAMS, "unknown cursor: the list has one page")
-        listed = _list()
-        self._told = _digest(listed)
-        return listed
+        answer = self._list()
+        self._told = _digest(answer)
+        return answer
 
     def tools_changed(self) -> bool:
         """Whether the list is another than the client was told last; true once for each change."""
         if self._told is None:
             return False
-        before, self._told = self._told, _digest(_list())
+        before, self._told = self._told, _digest(self._list())
         return before != self._told
 
     def call_tool(self, name: Any = None, arguments: Any = None, _meta: Any = None, **_: Any) -> dict[str, Any]:
@@ -90,7 +91,7 @@ class RosterServer:
                 self._unwanted.discard(asked_id)
 
     def _call_tool(self, asked_id: Any, name: Any, arguments: Any, meta: Any) -> dict[str, Any]:
-        tool = next((tool for tool in offered_tools().defer("definition") if _name(tool) == name), None)
+        tool = next((tool for tool in offered_tools(self._who(), lean=True) if _name(tool) == name), None)
         if tool is None:
             raise MethodError(INVALID_PARAMS, f"unknown tool {str(name)[:100]!r}")
         if asked_id in self._unwanted:  # not queued at all: whoever is about to exit could not take it back
@@ -102,7 +103,7 @@ class RosterServer:
         except InvalidArgumentsError as error:
             # For the model to read, and do better: so says the specification since 2025-11-25.
             return {"content": [{"type": "text", "text": str(error)}], "isError": True}
-        except RequestRefusedError as error:
+        except (AccessError, RequestRefusedError) as error:
             raise MethodError(INTERNAL_ERROR, str(error), {"member": tool.member.name}) from error
         with self._lock:
             self._calls[asked_id] = invocation.pk
@@ -111,6 +112,16 @@ class RosterServer:
             self._cancel(invocation.pk)
         self._wait(invocation, meta.get("progressToken") if isinstance(meta, dict) else None)
         return _answer(invocation)
+
+    def _who(self) -> Principal:
+        """As of now: what the client's user may is looked up at every turn."""
+        try:
+            return self._caller.who()
+        except AccessError as error:
+            raise MethodError(INTERNAL_ERROR, str(error)) from error
+
+    def _list(self) -> dict[str, Any]:
+        return {"tools": [listed(tool) for tool in offered_tools(self._who())]}
 
     def cancelled(self, requestId: Any = None, **_: Any) -> None:
         with self._lock:
@@ -149,50 +160,21 @@ class RosterServer:
         invocation.refresh_from_db()
 
 
-def offered_tools() -> Any:
-    """Every tool that may be called, in an order that stays."""
+def offered_tools(who: Principal, *, lean: bool = False) -> list[Tool]:
+    """Every tool that `who` may call, in an order that stays; `lean`: without its definition."""
     tools = Tool.objects.filter(control.visible_tools(), member__enabled=True, member__removed_at=None)
-    return tools.select_related("member").order_by("member__name", "position")
+    rows = tools.select_related("member").order_by("member__name", "position")
+    rows = rows.defer("definition") if lean else rows
+    return [tool for tool in rows if who.may_invoke(tool.member.name, tool.name)]
 
 
-def _list() -> dict[str, Any]:
-    return {"tools": [_listed(tool) for tool in offered_tools()]}
+def listed(tool: Tool) -> dict[str, Any]:
+    """Its definition as clients get it."""
+    return protocol.offered_definition(tool.definition, _name(tool), has_schema=not tool.schema_error)
 
 
-# What a definition may hold, and of which type: clients refuse a whole list for one member's slip.
-KINDS: dict[str, type | tuple[type, ...]] = {
-    **{"title": str, "description": str, "outputSchema": dict, "annotations": dict},
-    **{"icons": list, "_meta": dict, "execution": dict},
-}
-
-
-def _listed(tool: Tool) -> dict[str, Any]:
-    """Its definition as the member gave it, but for what would cost the client every other member's tools."""
-    definition: dict[str, Any] = tool.definition
-    kept = {key: value for key, value in definition.items() if isinstance(value, KINDS.get(key, object))}
-    for key in ("inputSchema", "outputSchema"):
-        if key in kept and not _is_schema_of_object(kept[key]):
-            del kept[key]
-    annotations: Any = kept.get("annotations", {})
-    if not all(isinstance(value, str if key == "title" else bool) for key, value in annotations.items()):
-        del kept["annotations"]
-    if tool.schema_error:
-        kept.pop("inputSchema", None)
-    return {"inputSchema": {"type": "object"}, **kept, "name": _name(tool)}
-
-
-def _is_schema_of_object(schema: Any) -> bool:
-    return (
-        isinstance(schema, dict)
-        and schema.get("type") == "object"
-        and isinstance(schema.get("properties", {}), dict)
-        and isinstance(schema.get("required", []), list)
-        and all(isinstance(name, str) for name in schema.get("required", []))
-    )
-
-
-def _digest(listed: dict[str, Any]) -> bytes:
-    return hashlib.sha256(encode(listed)).digest()
+def _digest(answer: dict[str, Any]) -> bytes:
+    return hashlib.sha256(encode(answer)).digest()
 
 
 def _name(tool: Tool) -> str:

@@ -6,24 +6,38 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from django.conf import settings
+from django.core.exceptions import DisallowedHost
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 
 class OriginMiddleware:
-    """400 for a Host that is not ours, 403 for an Origin that is not the page's own host or a trusted one.
+    """403 for a Host that is not ours, and for an Origin that is not the page's own host or a trusted one.
 
-    A request without Origin does not come from a page of another site, and passes.
+    A request without Origin is no page's doing, a link that somebody followed, or what a page of another site loads
+    as an image or a script. Browsers tell the last by Sec-Fetch-*; it gets 403, all else passes.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
-        host = request.get_host()  # raises DisallowedHost, which Django answers with 400
+        try:
+            host = request.get_host()
+        except DisallowedHost:
+            text = "This host is none of the hall's; GUILD_HALL_ALLOWED_HOSTS names more.\n"
+            return HttpResponse(text, status=403, content_type="text/plain")
         origin = request.headers.get("Origin")
         if origin is not None and not self._is_ours(origin, host):
             return HttpResponse("Origin is not allowed here.\n", status=403, content_type="text/plain")
+        if origin is None and self._is_loaded_from_elsewhere(request):
+            return HttpResponse("Pages of other sites may not load this.\n", status=403, content_type="text/plain")
         return self.get_response(request)
+
+    @staticmethod
+    def _is_loaded_from_elsewhere(request: HttpRequest) -> bool:
+        # To browsers other ports of this machine are the same site: a member's page is none of ours.
+        site, mode = request.headers.get("Sec-Fetch-Site"), request.headers.get("Sec-Fetch-Mode")
+        return site in ("cross-site", "same-site") and mode != "navigate"
 
     @staticmethod
     def _is_ours(origin: str, host: str) -> bool:

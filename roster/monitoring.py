@@ -20,6 +20,8 @@ from redis.retry import Retry
 from rest_framework.request import Request
 
 from mcp_runtime import control
+from mcp_runtime.access import Principal
+from roster.api.permissions import principal_of
 from roster.api.views import HallView
 from roster.models import GuildMember
 
@@ -67,11 +69,18 @@ def _broker() -> dict[str, bool]:
 
 
 class HallCollector(Collector):
-    """Read from the rows at every scrape: all web processes tell the same, and a restart forgets nothing."""
+    """Read from the rows at every scrape: all web processes tell the same, and a restart forgets nothing.
+
+    Of the members that are there for who asks; the queue is the hall's.
+    """
+
+    def __init__(self, who: Principal) -> None:
+        self._who = who
 
     def collect(self) -> Iterator[Metric]:
         runtime_is_alive = control.live_runtime() is not None
-        rows = list(control.roster().only("name", "status", "manifest_error", "restarts_total"))
+        known = control.roster().only("name", "status", "manifest_error", "restarts_total")
+        rows = [row for row in known if self._who.reaches(row.name)]
         yield GaugeMetricFamily("guildhall_runtime_alive", "1 while a runtime holds the lease.", runtime_is_alive)
         yield self._members(rows, runtime_is_alive=runtime_is_alive)
         yield self._restarts(rows)
@@ -96,7 +105,8 @@ class HallCollector(Collector):
         help_text = "Finished calls; the outcome is succeeded, cancelled, or the kind of error."
         metric = CounterMetricFamily("guildhall_calls", help_text, labels=["member", "outcome"])
         for (member, outcome), count in sorted(control.call_counts().items()):
-            metric.add_metric([member, outcome], count)
+            if self._who.reaches(member):
+                metric.add_metric([member, outcome], count)
         return metric
 
     def _queue(self) -> Metric:
@@ -106,17 +116,15 @@ class HallCollector(Collector):
         return metric
 
 
-REGISTRY = CollectorRegistry()
-REGISTRY.register(HallCollector())
-
-
 class MetricsView(HallView):
     """Prometheus text. Names of members are nobody's business: it needs a token or a session, like the API."""
 
     schema = None
 
     def get(self, request: Request) -> HttpResponse:
-        return HttpResponse(generate_latest(REGISTRY), content_type=CONTENT_TYPE_PLAIN_0_0_4)
+        registry = CollectorRegistry()
+        registry.register(HallCollector(principal_of(request)))
+        return HttpResponse(generate_latest(registry), content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 urlpatterns = [

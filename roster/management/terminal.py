@@ -6,9 +6,16 @@ import json
 import re
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
+from django.contrib.auth.models import User
+from django.core.management.base import CommandError
 from django.core.serializers.json import DjangoJSONEncoder
+
+from mcp_runtime.invocations import Caller
+from roster import tokens
+from roster.models import Invocation
 
 NO_RUNTIME = "No runtime is alive; start one with: manage.py up (or runtime)."
 
@@ -36,6 +43,24 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(row).rstrip() for row in padded)
 
 
+# Who ---------------------------------------------------------------------------------------------------------------
+
+
+def user_named(name: str) -> User:
+    """Raises CommandError for nobody, and for who is not active."""
+    user = User.objects.filter(username=name).first()
+    if user is None:
+        raise CommandError(f"no user {name!r}; make one with: manage.py createsuperuser")
+    if not user.is_active:
+        raise CommandError(f"user {name!r} is not active")
+    return user
+
+
+def caller(door: Invocation.Door, user: str | None) -> Caller:
+    """That user, or without one the operator, who may do everything. Raises CommandError."""
+    return Caller(door, None if user is None else user_named(user))
+
+
 # Types of options -------------------------------------------------------------------------------------------------
 
 
@@ -43,6 +68,29 @@ def count(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise ArgumentTypeError(f"{text!r} is not a whole number from 0")
     return int(text)
+
+
+def names(text: str) -> list[str]:
+    """`a,b`."""
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    if not found:
+        raise ArgumentTypeError("give one or more names, separated by commas")
+    return found
+
+
+def tool_names(text: str) -> list[tuple[str, str]]:
+    """`notes/add_note,example/echo`."""
+    try:
+        return [tokens.parse_tool(part) for part in names(text)]
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
+def end(text: str) -> datetime:
+    try:
+        return tokens.parse_end(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from error
 
 
 def seconds(text: str) -> float:

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 from django.conf import settings
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Group, Permission, User
 from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from mcp_runtime import control, lease, logs
+from mcp_runtime import access, control, lease, logs
 from roster.management.commands import logs as logs_command
 from roster.management.commands.member import is_fulfilled
 from roster.models import ApiToken, GuildMember, Invocation, PortAllocation, Tool
@@ -554,6 +554,188 @@ def test_create_token_for_nobody_for_the_inactive_or_with_an_endless_name_is_a_f
     assert "is not active" in str(run("create_token", "gone").failure)
     assert "100 characters at most" in str(run("create_token", "alice", "--name", "x" * 101).failure)
     assert not ApiToken.objects.exists()
+
+
+def test_create_token_takes_scope_end_and_limits(echo: Tool) -> None:
+    User.objects.create_user("alice")
+    limits = ["--expires", "30d", "--calls-per-minute", "10", "--max-in-flight", "2"]
+    assert "good until" in run("create_token", "alice", "--members", "example", *limits).out
+    row = ApiToken.objects.get()
+    assert (row.scope, row.calls_per_minute, row.max_in_flight) == ("members", 10, 2)
+    assert [member.name for member in row.members.all()] == ["example"]
+    assert row.expires_at is not None
+    assert timedelta(days=29) < row.expires_at - timezone.now() <= timedelta(days=30)
+    run("create_token", "alice", "--tools", "example/echo")
+    assert [tool.name for tool in ApiToken.objects.latest("id").tools.all()] == ["echo"]
+
+
+def test_create_token_for_what_is_not_there_is_a_failure() -> None:
+    User.objects.create_user("alice")
+    assert "no member 'nobody'" in str(run("create_token", "alice", "--members", "nobody").failure)
+    assert not ApiToken.objects.exists()
+
+
+# Who may do what --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bob() -> User:
+    user = User.objects.create_user("bob")
+    user.user_permissions.add(Permission.objects.get(codename="invoke_tool"))
+    return user
+
+
+def explained(*words: str) -> tuple[int, str]:
+    """Exit code and text."""
+    out = io.StringIO()
+    try:
+        call_command("explain_access", *words, stdout=out)
+    except SystemExit as end:
+        return int(str(end.code)), out.getvalue()
+    return 0, out.getvalue()
+
+
+@pytest.mark.parametrize("name", ["example/echo", "example__echo"])
+def test_explain_access_says_yes_with_the_reasons(echo: Tool, bob: User, name: str) -> None:
+    code, text = explained("bob", name)
+    assert code == 0
+    assert text.startswith("allowed: example/echo\n- user 'bob' has the permission roster.invoke_tool\n")
+
+
+def test_explain_access_says_no_with_every_reason(echo: Tool, bob: User) -> None:
+    run("reserve", "example", "--groups", Group.objects.create(name="writers").name)
+    run("tool", "disable", "example", "echo")
+    code, text = explained("bob", "example/echo")
+    assert code == 1
+    assert text.splitlines() == [
+        "not allowed: example/echo",
+        "- member 'example' is reserved for groups, and user 'bob' is in none of them",
+        "- tool 'echo' of member 'example' is switched off",
+    ]
+
+
+def test_explain_access_of_a_token_looks_at_its_scope_and_its_end(echo: Tool, bob: User) -> None:
+    row, token = ApiToken.make(user=bob, name="laptop", scope=ApiToken.Scope.TOOLS, tools=[])
+    for hint in (row.hint, "laptop", token):
+        code, text = explained("bob", "example/echo", "--token", hint)
+        assert code == 1
+        assert "is for these tools alone: none that is left" in text
+    row.revoke()
+    assert "was revoked" in explained("bob", "example/echo", "--token", "laptop")[1]
+    assert "no token of theirs" in str(run("explain_access", "bob", "example/echo", "--token", "gh_other").failure)
+
+
+def test_explain_access_as_json_is_for_programs(echo: Tool, bob: User) -> None:
+    code, text = explained("bob", "example/echo", "--json")
+    assert code == 0
+    facts = json.loads(text)
+    assert (facts["member"], facts["tool"], facts["allowed"]) == ("example", "echo", True)
+
+
+def test_explain_access_of_nobody_or_nothing_is_a_failure(echo: Tool, bob: User) -> None:
+    assert "no user 'nobody'" in str(run("explain_access", "nobody", "example/echo").failure)
+    assert "no tool is named 'fly'" in str(run("explain_access", "bob", "fly").failure)
+
+
+def test_invoke_as_a_user_is_decided_as_for_that_user(echo: Tool, bob: User) -> None:
+    assert run("invoke", "example", "echo", '{"text": "hi"}', "--no-wait", "--user", "bob").exit_code == 0
+    assert Invocation.objects.get().requested_by == bob
+    bob.user_permissions.clear()
+    refused = run("invoke", "example", "echo", '{"text": "hi"}', "--no-wait", "--user", "bob")
+    assert "roster.invoke_tool" in str(refused.failure)
+    assert "no user 'nobody'" in str(run("invoke", "example", "echo", "--user", "nobody").failure)
+    assert Invocation.objects.count() == 1
+
+
+def test_reserve_names_the_groups_and_opens_again(example: GuildMember) -> None:
+    Group.objects.create(name="writers")
+    assert run("reserve", "example", "--groups", "writers").out == "example is reserved for writers.\n"
+    assert [group.name for group in example.groups.all()] == ["writers"]
+    assert "no group readers" in str(run("reserve", "example", "--groups", "writers,readers").failure)
+    assert "open to everybody" in run("reserve", "example", "--everybody").out
+    assert not example.groups.exists()
+    assert "no member 'nobody'" in str(run("reserve", "nobody", "--everybody").failure)
+
+
+# What agents' clients want ----------------------------------------------------------------------------------------
+
+
+def test_agent_config_prints_the_configuration_alone_and_the_rest_on_stderr(echo: Tool) -> None:
+    alice = User.objects.create_superuser("alice")
+    ran = run("agent_config", "--for", "claude-code", "--members", "example", "--expires", "1d")
+    header = json.loads(ran.out)["mcpServers"]["guild-hall"]["headers"]["Authorization"]
+    row = ApiToken.objects.get(digest=ApiToken.digest_of(header.removeprefix("Bearer ")))
+    assert (row.user, row.name, row.scope) == (alice, "claude-code", "members")
+    assert row.expires_at is not None
+    for said in (".mcp.json", "example  1", "in all   1", "an estimate"):
+        assert said in ran.err
+
+
+def test_agent_config_direct_makes_no_token(echo: Tool, runtime: None) -> None:
+    User.objects.create_superuser("alice")
+    ran = run("agent_config", "--for", "codex", "--direct")
+    assert ran.out == '[mcp_servers.example]\nurl = "http://localhost:20000/mcp"\n'
+    assert not ApiToken.objects.exists()
+
+
+def test_agent_config_for_nobody_or_nothing_is_a_failure(echo: Tool, bob: User) -> None:
+    assert "no superuser" in str(run("agent_config", "--for", "cursor").failure)
+    assert "no user 'nobody'" in str(run("agent_config", "--for", "cursor", "--user", "nobody").failure)
+    assert "'nothing'" in str(run("agent_config", "--for", "cursor", "--user", "bob", "--members", "nothing").failure)
+    assert "does not run" in str(
+        run("agent_config", "--for", "cursor", "--user", "bob", "--members", "example", "--direct").failure
+    )
+    assert not ApiToken.objects.exists()
+
+
+# The token of the first start -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def local_token(tmp_path: Path, settings: Any) -> Path:
+    settings.GUILD_HALL_DATA_DIR, settings.STATIC_ROOT = tmp_path, tmp_path / "static"
+    User.objects.create_superuser("admin")
+    return tmp_path / "local-token"
+
+
+def prepare() -> str:
+    return run("prepare").out
+
+
+def test_the_first_start_writes_a_token_for_its_owner_alone_and_says_where(local_token: Path) -> None:
+    said = prepare()
+    token = local_token.read_text().strip()
+    assert access.principal_of_token(token).name == "admin"
+    assert local_token.stat().st_mode & 0o777 == 0o600
+    assert str(local_token) in said
+    assert token not in said
+    assert [path.name for path in local_token.parent.glob("local-token*")] == ["local-token"]
+
+
+def test_a_later_start_leaves_a_good_token_as_it_is(local_token: Path) -> None:
+    prepare()
+    token = local_token.read_text()
+    assert str(local_token) not in prepare()
+    assert local_token.read_text() == token
+    assert ApiToken.objects.count() == 1
+
+
+SPOILT: dict[str, Callable[[Path], Any]] = {
+    "gone": lambda path: path.unlink(),
+    "revoked": lambda path: ApiToken.objects.get().revoke(),
+    "unknown": lambda path: ApiToken.objects.all().delete(),
+    "no text": lambda path: path.write_bytes(b"\xff\xfe"),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT.keys())
+def test_a_token_that_opens_nothing_is_made_anew(local_token: Path, spoil: Callable[[Path], Any]) -> None:
+    prepare()
+    before = local_token.read_bytes()
+    spoil(local_token)
+    assert str(local_token) in prepare()
+    assert local_token.read_bytes() != before
+    assert access.principal_of_token(local_token.read_text().strip()).name == "admin"
 
 
 def test_prune_invocations_keeps_the_young_the_newest_and_the_unfinished(example: GuildMember) -> None:

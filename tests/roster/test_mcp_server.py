@@ -10,9 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import Group, Permission, User
 from django.db import connection
 from django.utils import timezone
 
+from mcp_runtime import control
 from mcp_runtime.errors import MethodError
 from mcp_runtime.invocations import Caller
 from mcp_runtime.jsonrpc import request_id
@@ -232,7 +234,7 @@ def test_a_list_has_one_page(conversation: Conversation, cursor: Any) -> None:
 
 def spoken(*lines: bytes) -> list[Any]:
     sink = io.BytesIO()
-    StdioServer(io.BytesIO(b"".join(lines)), sink).serve()
+    StdioServer(io.BytesIO(b"".join(lines)), sink, Caller(Invocation.Door.GATEWAY)).serve()
     return [json.loads(line) for line in sink.getvalue().splitlines()]
 
 
@@ -268,7 +270,7 @@ def test_a_client_that_stopped_reading_is_no_traceback(echo: Tool) -> None:
         def write(self, data: Any) -> int:
             raise BrokenPipeError
 
-    StdioServer(io.BytesIO(line("ping", 1)), Broken()).serve()
+    StdioServer(io.BytesIO(line("ping", 1)), Broken(), Caller(Invocation.Door.GATEWAY)).serve()
 
 
 def test_a_change_of_the_roster_is_told(echo: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +282,7 @@ def test_a_change_of_the_roster_is_told(echo: Tool, monkeypatch: pytest.MonkeyPa
             return super().readline(size) or ((go_on.wait(10) and b"") or b"")
 
     source = Source(line("initialize", 1) + line("notifications/initialized") + line("tools/list", 2))
-    serving = threading.Thread(target=StdioServer(source, sink).serve)
+    serving = threading.Thread(target=StdioServer(source, sink, Caller(Invocation.Door.GATEWAY)).serve)
     serving.start()
     eventually(lambda: sink.getvalue().count(b"\n") == 2)
     Tool.objects.update(enabled=False)
@@ -288,3 +290,45 @@ def test_a_change_of_the_roster_is_told(echo: Tool, monkeypatch: pytest.MonkeyPa
     go_on.set()
     serving.join(10)
     assert not serving.is_alive()
+
+
+# As a user --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bob() -> User:
+    return User.objects.create_user("bob")
+
+
+def as_user(user: User) -> RosterServer:
+    return RosterServer(Caller(Invocation.Door.GATEWAY, user), lambda *said: None)
+
+
+def names_of(server: RosterServer) -> list[str]:
+    return [tool["name"] for tool in server.list_tools()["tools"]]
+
+
+def test_a_user_is_shown_what_they_may_call_and_told_when_that_changes(echo: Tool, bob: User) -> None:
+    server = as_user(bob)
+    assert names_of(server) == []
+    assert not server.tools_changed()
+    bob.user_permissions.add(Permission.objects.get(codename="invoke_tool"))
+    assert server.tools_changed()
+    assert names_of(server) == ["one__echo"]
+    control.reserve(echo.member, [Group.objects.create(name="writers")])
+    assert names_of(server) == []
+
+
+def test_what_a_user_may_not_call_is_an_unknown_tool_to_them(echo: Tool, bob: User) -> None:
+    with pytest.raises(MethodError, match="unknown tool 'one__echo'"):
+        as_user(bob).call_tool(name="one__echo", arguments={})
+    assert not Invocation.objects.exists()
+
+
+def test_a_user_who_is_not_active_any_more_is_told_so(echo: Tool, bob: User) -> None:
+    server = as_user(bob)
+    names_of(server)
+    bob.is_active = False
+    bob.save()
+    with pytest.raises(MethodError, match="'bob' is not active"):
+        server.list_tools()

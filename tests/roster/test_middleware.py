@@ -37,9 +37,9 @@ def _static_root() -> None:
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.nip.io"])
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_a_foreign_host_is_400_everywhere(address: str, host: str) -> None:
+def test_a_foreign_host_is_403_everywhere(address: str, host: str) -> None:
     """A page that rebinds its own name to 127.0.0.1 sends that name (REQ-MCP-HTTP-31)."""
-    assert Client().get(address, headers={"Host": host}).status_code == 400
+    assert Client().get(address, headers={"Host": host}).status_code == 403
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_foreign_page_changes_nothing_even_with_a_session() -> None:
     client.force_login(User.objects.create_superuser("alice"))
     for headers, http_status in [
         ({"Host": HOST, "Origin": "http://evil.example"}, 403),
-        ({"Host": "evil.example", "Origin": "http://evil.example"}, 400),
+        ({"Host": "evil.example", "Origin": "http://evil.example"}, 403),
     ]:
         assert client.post("/api/members/example/stop/", headers=headers).status_code == http_status
     member.refresh_from_db()
@@ -96,3 +96,26 @@ def test_a_foreign_page_changes_nothing_even_with_a_session() -> None:
 def test_it_stands_before_everything_else() -> None:
     """Static files are answered early: what stands before that is all that protects them."""
     assert settings.MIDDLEWARE[0] == "roster.middleware.OriginMiddleware"
+
+
+@pytest.mark.parametrize("mode", ["no-cors", "cors", None])
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_what_a_page_of_another_site_loads_without_an_origin_is_403(address: str, site: str, mode: str | None) -> None:
+    headers = {"Host": HOST, "Sec-Fetch-Site": site, **({"Sec-Fetch-Mode": mode} if mode else {})}
+    assert Client().get(address, headers=headers).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("site", "mode"),
+    [("cross-site", "navigate"), ("same-site", "navigate"), ("same-origin", "cors"), ("none", "navigate")],
+)
+def test_links_from_elsewhere_and_our_own_pages_pass(site: str, mode: str) -> None:
+    headers = {"Host": HOST, "Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode}
+    assert Client().get("/healthz", headers=headers).status_code == 200
+
+
+def test_a_trusted_origin_passes_though_it_is_another_site(settings: Any) -> None:
+    settings.CSRF_TRUSTED_ORIGINS = ["https://hall.example.com"]
+    headers = {"Host": HOST, "Origin": "https://hall.example.com", "Sec-Fetch-Site": "cross-site"}
+    assert Client().get("/healthz", headers=headers).status_code == 200

@@ -14,7 +14,7 @@ from django.utils import timezone
 from prometheus_client.parser import text_string_to_metric_families
 from pytest_django import DjangoAssertNumQueries
 
-from mcp_runtime import control, lease
+from mcp_runtime import access, control, lease
 from roster.models import ApiToken, CallTotal, GuildMember, Invocation
 
 Figures = dict[tuple[str, tuple[str, ...]], float]
@@ -28,7 +28,9 @@ def _static_root() -> None:
 
 @pytest.fixture
 def as_bob(db: None) -> Client:
+    lease.hall()
     token = ApiToken.make(user=User.objects.create_user("bob"))[1]
+    access.principal_of_token(token)  # the first use of a token costs some queries more
     return Client(headers={"Authorization": f"Bearer {token}"})
 
 

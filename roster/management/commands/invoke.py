@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 from django.core.management.base import BaseCommand, CommandError
 
 from mcp_runtime import control
-from mcp_runtime.errors import NotCancellableError, RequestRefusedError
+from mcp_runtime.errors import AccessError, NotCancellableError, RequestRefusedError
 from mcp_runtime.invocations import Caller
 from roster.calls import parse_arguments, progress_text, texts_of
-from roster.management.terminal import NO_RUNTIME, as_json, harmless, seconds
+from roster.management.terminal import NO_RUNTIME, as_json, caller, harmless, seconds
 from roster.models import Invocation
 
 # How often the wait says that it still waits.
@@ -28,12 +28,14 @@ class Command(BaseCommand):
         parser.add_argument("member")
         parser.add_argument("tool")
         parser.add_argument("arguments", nargs="?", default="{}", help="a JSON object, or - to read it from stdin")
+        parser.add_argument("--user", help="as this user, who must be allowed to; without it as the operator")
         parser.add_argument("--json", action="store_true", help="print the whole invocation as JSON")
         parser.add_argument("--no-wait", action="store_true", help="queue the call, print its id and go")
         parser.add_argument("--timeout", type=seconds, help="wait so many seconds at most; the call goes on after that")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        invocation = self.queue(options["member"], options["tool"], options["arguments"])
+        who = caller(Invocation.Door.COMMAND, options["user"])
+        invocation = self.queue(options["member"], options["tool"], options["arguments"], who)
         if options["no_wait"]:
             self.stdout.write(as_json(_facts(invocation)) if options["json"] else str(invocation.pk))
             return
@@ -45,11 +47,11 @@ class Command(BaseCommand):
             self.stdout.write(_answer(invocation))
         _require_success(invocation)
 
-    def queue(self, member: str, tool: str, text: str) -> Invocation:
+    def queue(self, member: str, tool: str, text: str, who: Caller) -> Invocation:
         try:
             arguments = parse_arguments(sys.stdin.read() if text == "-" else text)
-            invocation, _ = control.queue_call(member, tool, arguments, caller=Caller(Invocation.Door.COMMAND))
-        except (ValueError, RequestRefusedError) as error:
+            invocation, _ = control.queue_call(member, tool, arguments, caller=who)
+        except (ValueError, AccessError, RequestRefusedError) as error:
             raise CommandError(harmless(str(error))) from error
         if control.live_runtime() is None:
             self.stderr.write(f"{NO_RUNTIME} Call {invocation.pk} waits its turn.")
@@ -119,6 +121,7 @@ def _facts(invocation: Invocation) -> dict[str, Any]:
         "status": invocation.status,
         "door": invocation.door,
         "requester": invocation.requester,
+        "token": invocation.token_id,
         "queued_at": invocation.queued_at,
         "started_at": invocation.started_at,
         "finished_at": invocation.finished_at,

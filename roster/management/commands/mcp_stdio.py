@@ -12,9 +12,10 @@ from django.core.management.base import BaseCommand
 from django.db import Error, close_old_connections
 
 from mcp_runtime import jsonrpc
-from mcp_runtime.errors import ProtocolError
+from mcp_runtime.errors import MethodError, ProtocolError
 from mcp_runtime.invocations import Caller
 from mcp_runtime.jsonrpc import MethodDispatcher
+from roster.management.terminal import caller
 from roster.mcp_server import RosterServer
 from roster.models import Invocation
 
@@ -36,12 +37,12 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        pass
+        parser.add_argument("--user", help="what this user may, alone; without it everything")
 
     def handle(self, *args: Any, **options: Any) -> None:
         output = sys.stdout.buffer
         sys.stdout = sys.stderr  # whoever prints must not break the conversation
-        StdioServer(sys.stdin.buffer, output).serve()
+        StdioServer(sys.stdin.buffer, output, caller(Invocation.Door.GATEWAY, options["user"])).serve()
         # Calls that were cancelled may take their members a while to end; nobody waits for them.
         sys.stderr.flush()
         os._exit(0)
@@ -50,13 +51,13 @@ class Command(BaseCommand):
 class StdioServer:
     """One client on a pair of pipes."""
 
-    def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
+    def __init__(self, source: BinaryIO, sink: BinaryIO, caller: Caller) -> None:
         self._source = source
         self._sink = sink
         self._sink_lock = threading.Lock()
         self._over = threading.Event()
         self._places = threading.BoundedSemaphore(MAX_WAITING)
-        self._server = RosterServer(Caller(Invocation.Door.GATEWAY), self._notify)
+        self._server = RosterServer(caller, self._notify)
         self._dispatcher = MethodDispatcher(self._server.methods, max_bytes=MAX_LINE)
 
     def serve(self) -> None:
@@ -115,6 +116,8 @@ class StdioServer:
             try:
                 if self._server.is_initialized and self._server.tools_changed():
                     self._notify("notifications/tools/list_changed", {})
+            except MethodError:
+                pass  # the user may do nothing any more; the client is told when it asks
             except Error as error:
                 logger.warning("the roster cannot be read (%s)", str(error).strip())
             finally:

@@ -26,6 +26,9 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("verb", choices=list(control.MEMBER_VERBS))
         parser.add_argument("names", nargs="+", metavar="NAME")
+        parser.add_argument(
+            "--force", action="store_true", help="stop, restart or disable even what an agent's session needs"
+        )
         parser.add_argument("--wait", type=seconds, default=WAIT_SECONDS, help="seconds, for it to be done (15)")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -35,7 +38,8 @@ class Command(BaseCommand):
             members = [control.member(name) for name in dict.fromkeys(options["names"])]
         except RequestRefusedError as refusal:
             raise CommandError(str(refusal)) from refusal
-        wished = [member for member in members if self.wish(verb, member)]
+        force = {"force": True} if options["force"] and verb in control.FORCIBLE_VERBS else {}
+        wished = [member for member in members if self.wish(verb, member, **force)]
         is_alive = control.live_runtime() is not None
         if not is_alive:
             self.stderr.write(NO_RUNTIME)
@@ -46,9 +50,9 @@ class Command(BaseCommand):
         if failed := [member for member in members if member not in done]:
             raise CommandError(f"{verb} did not succeed for {_names(failed)}")
 
-    def wish(self, verb: str, member: GuildMember) -> bool:
+    def wish(self, verb: str, member: GuildMember, **force: bool) -> bool:
         try:
-            control.MEMBER_VERBS[verb](member)
+            control.MEMBER_VERBS[verb](member, **force)
         except RequestRefusedError as refusal:
             self.stderr.write(one_line(str(refusal), ERROR_LENGTH))
             return False

@@ -37,7 +37,10 @@ class Command(BaseCommand):
     help = "Start the whole hall: database, first account, runtime and web, in one log stream. Ctrl-C ends all of it."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        require_free_address(settings.GUILD_HALL_HOST, settings.GUILD_HALL_PORT)
+        require_free_address("web", settings.GUILD_HALL_HOST, settings.GUILD_HALL_PORT, "GUILD_HALL_PORT")
+        require_free_address(
+            "gateway", settings.GUILD_HALL_HOST, settings.GUILD_HALL_GATEWAY_PORT, "GUILD_HALL_GATEWAY_PORT"
+        )
         self._say_addresses()
         call_command("prepare", stdout=self.stdout)
         if holder := control.live_runtime():
@@ -54,21 +57,22 @@ class Command(BaseCommand):
     def _say_addresses(self) -> None:
         host = settings.GUILD_HALL_HOST
         host = "localhost" if host in ("127.0.0.1", "0.0.0.0", "::1", "::") else host  # noqa: S104 - shown, not bound
-        url = f"http://{f'[{host}]' if ':' in host else host}:{settings.GUILD_HALL_PORT}"
-        self._say(f"Roster and admin: {url}/   API: {url}/api/docs/   Ctrl-C ends all of it")
+        base = f"http://{f'[{host}]' if ':' in host else host}"
+        web, gateway = f"{base}:{settings.GUILD_HALL_PORT}", f"{base}:{settings.GUILD_HALL_GATEWAY_PORT}/mcp"
+        self._say(f"Roster and admin: {web}/   API: {web}/api/docs/   Agents: {gateway}   Ctrl-C ends all of it")
 
 
-def require_free_address(host: str, port: int) -> None:
-    """Raises CommandError when the web could not listen there."""
+def require_free_address(part: str, host: str, port: int, setting: str) -> None:
+    """Raises CommandError when `part` could not listen there."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            hint = "GUILD_HALL_HOST and GUILD_HALL_PORT choose where."
+            hint = f"GUILD_HALL_HOST and {setting} choose where."
             if error.errno == errno.EADDRINUSE:
-                hint = "Is Guild Hall running already? GUILD_HALL_PORT chooses another port."
-            raise CommandError(f"The web cannot listen on {host}:{port}: {error.strerror}. {hint}") from error
+                hint = f"Is Guild Hall running already? {setting} chooses another port."
+            raise CommandError(f"The {part} cannot listen on {host}:{port}: {error.strerror}. {hint}") from error
 
 
 def let_go_of_the_database() -> None:

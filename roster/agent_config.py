@@ -1,0 +1,142 @@
+"""What an agent's client wants written down to reach the hall, and what the tools' definitions cost it.
+
+The formats are the clients' own: the Agent SDK's `mcp_servers`, Claude Code's `.mcp.json`, Cursor's `mcp.json`, VS
+Code's `mcp.json` (`servers`), Codex' `config.toml` (`http_headers`: an inline `bearer_token` is refused there).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from django.conf import settings
+
+from mcp_runtime import control
+from mcp_runtime.access import Principal
+from mcp_runtime.errors import RequestRefusedError, UnknownMemberError
+from roster import mcp_server
+from roster.models import GuildMember, Tool
+
+SERVER_NAME = "guild-hall"
+PLACEHOLDER = "gh_PUT_A_TOKEN_HERE"
+# Tokenizers differ, and none is public for every model: JSON comes to about four characters a token.
+CHARACTERS_PER_TOKEN = 4
+HOW_ESTIMATED = f"characters of the definitions as JSON, divided by {CHARACTERS_PER_TOKEN}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One server in the configuration; `token` None: it asks for none."""
+
+    name: str
+    url: str
+    token: str | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+    def as_json(self, *, with_type: bool = True) -> dict[str, Any]:
+        kind = {"type": "http"} if with_type else {}
+        return {**kind, "url": self.url, **({"headers": self.headers} if self.token else {})}
+
+
+@dataclass(frozen=True)
+class Format:
+    """Of one client: the file it reads, and how entries look there."""
+
+    place: str
+    write: Callable[[Sequence[Entry]], str]
+
+
+def _json(key: str, *, with_type: bool = True) -> Callable[[Sequence[Entry]], str]:
+    def write(entries: Sequence[Entry]) -> str:
+        return json.dumps({key: {entry.name: entry.as_json(with_type=with_type) for entry in entries}}, indent=2)
+
+    return write
+
+
+def _toml(entries: Sequence[Entry]) -> str:
+    """A JSON string is a TOML string too, and members' names are bare keys."""
+    tables = []
+    for entry in entries:
+        lines = [f"[mcp_servers.{entry.name}]", f"url = {json.dumps(entry.url)}"]
+        if entry.token:
+            headers = ", ".join(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in entry.headers.items())
+            lines.append(f"http_headers = {{ {headers} }}")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
+
+
+FORMATS = {
+    "agent-sdk": Format("ClaudeAgentOptions(mcp_servers=...) in your program", _json("mcp_servers")),
+    "claude-code": Format(".mcp.json in the project's folder", _json("mcpServers")),
+    "cursor": Format(
+        ".cursor/mcp.json in the project's folder, or ~/.cursor/mcp.json", _json("mcpServers", with_type=False)
+    ),
+    "vscode": Format(".vscode/mcp.json in the project's folder", _json("servers")),
+    "codex": Format("~/.codex/config.toml", _toml),
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one member's tools, or of all."""
+
+    tools: int = 0
+    characters: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return math.ceil(self.characters / CHARACTERS_PER_TOKEN)
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.tools + other.tools, self.characters + other.characters)
+
+
+def chosen_members(who: Principal, names: Iterable[str]) -> list[GuildMember]:
+    """The members of these names, of no names all that `who` may call. Raises UnknownMemberError."""
+    wanted = list(dict.fromkeys(names))
+    rows = {row.name: row for row in control.roster().select_related("port_allocation") if who.may_see(row.name)}
+    for name in wanted:
+        if name not in rows:
+            raise UnknownMemberError(f"no member {name!r} is in the roster, or you may not call it")
+    return [rows[name] for name in wanted] if wanted else list(rows.values())
+
+
+def gateway_entries(names: Sequence[str], token: str) -> list[Entry]:
+    """One entry for the whole roster, or for these members of it."""
+    narrowed = f"?members={','.join(quote(name) for name in names)}" if names else ""
+    return [Entry(SERVER_NAME, f"http://localhost:{settings.GUILD_HALL_GATEWAY_PORT}/mcp{narrowed}", token)]
+
+
+def direct_entries(members: Iterable[GuildMember], *, all_of_them: bool) -> list[Entry]:
+    """Each member's own endpoint, without a token. Raises RequestRefusedError for one that does not run.
+
+    Of a whole roster (`all_of_them` false) those are left out.
+    """
+    is_alive = control.live_runtime() is not None
+    entries = []
+    for row in members:
+        endpoint = row.endpoint if is_alive else None
+        if endpoint is not None:
+            entries.append(Entry(row.name, endpoint))
+        elif all_of_them:
+            raise RequestRefusedError(f"member {row.name!r} does not run, so it has no endpoint; start it first")
+    return entries
+
+
+def costs(who: Principal, members: Sequence[GuildMember], *, direct: bool) -> dict[str, Cost]:
+    """What the definitions of the tools cost that `who` may call, by member: the gateway's names are longer."""
+    found = {row.name: Cost() for row in members if row.enabled}
+    tools = Tool.objects.filter(control.visible_tools(), member__name__in=found).select_related("member")
+    for tool in tools:
+        name = tool.member.name
+        if who.may_invoke(name, tool.name):
+            definition = tool.definition if direct else mcp_server.listed(tool)
+            found[name] += Cost(1, len(json.dumps(definition, ensure_ascii=False)))
+    return found
