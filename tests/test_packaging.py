@@ -96,8 +96,8 @@ def test_data_and_database_outlive_their_containers_and_members_are_mounted() ->
 
 def test_nothing_is_open_to_the_network_by_itself() -> None:
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
-    assert set(published) == {"web"}
-    assert all(port.startswith("127.0.0.1:") for port in published["web"])
+    assert set(published) == {"web", "runtime"}
+    assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
 
 
 def test_no_password_has_a_default() -> None:
@@ -237,13 +237,18 @@ def not_required(modules: dict[str, set[str]], wanted: set[str]) -> dict[str, se
 
 
 def test_every_package_that_the_product_imports_is_required() -> None:
-    assert not_required(imported(product_files()), set(requirements("requirements.txt"))) == {}
+    modules = imported(product_files())
+    # Optional, and only in the one program that agents' sessions start.
+    assert modules.pop("claude_agent_sdk") == {"mcp_runtime/agent_host.py"}
+    assert "claude-agent-sdk" in requirements("requirements-agent.txt")
+    assert not_required(modules, set(requirements("requirements.txt"))) == {}
 
 
 def test_every_package_that_tests_and_bench_import_is_required() -> None:
     wanted = {*requirements("requirements.txt"), *requirements("requirements-dev.txt")}
     paths = [path for folder in ("tests", "bench") for path in (ROOT / folder).rglob("*.py")]
-    ours = (path for path in paths if "node_modules" not in path.parts)  # npm comes with Python of its own
+    # npm comes with Python of its own, and those that are measured beside the hall with whole environments.
+    ours = (path for path in paths if not {"node_modules", ".peers"} & set(path.parts))
     assert not_required(imported(ours), wanted) == {}
 
 
@@ -255,7 +260,7 @@ def test_requirements_are_what_is_installed(name: str) -> None:
 
 def test_what_the_hall_runs_on_has_an_upper_bound() -> None:
     """A new major version is tried before strangers get it."""
-    for requirement in requirements("requirements.txt").values():
+    for requirement in [*requirements("requirements.txt").values(), *requirements("requirements-agent.txt").values()]:
         assert {specifier.operator for specifier in requirement.specifier} & {"~=", "<", "=="}, requirement
 
 

@@ -1,4 +1,7 @@
-"""The MCP conformance suite: what it asks of our client, how it is run, what it said. package.json pins it."""
+"""The MCP conformance suite: how it is run, what it said, what it asks of our client. package.json pins it.
+
+What it asks of servers is in server_suite.py.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -30,12 +34,16 @@ SCENARIO_SECONDS = 25
 
 @dataclass(frozen=True)
 class Outcome:
-    """How many checks ended how. `complaints` are the suite's words about the others, and the client's last ones."""
+    """How many checks ended how. `complaints` are the suite's words about the others, and the client's last ones.
+
+    `not_passed` are the checks that failed, warned or were skipped: ids ("id x2" when there are two of it) and why.
+    """
 
     passed: int
     skipped: int = 0
     failed: int = 0
     complaints: tuple[str, ...] = ()
+    not_passed: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         counts = {"passed": self.passed, "failed": self.failed, "skipped": self.skipped}
@@ -75,19 +83,15 @@ def run(version: str, scenario: str) -> Outcome:
     """One scenario at one protocol version, in a few seconds. A client that did not end well is a failed check."""
     chosen = ("--scenario", scenario, "--spec-version", version, "--timeout", str(SCENARIO_SECONDS * 1000))
     with tempfile.TemporaryDirectory(prefix="conformance-") as results:
-        command = [NODE, SUITE, "client", "--command", COMMAND, *chosen, "--output-dir", results]
-        exit_code, said = _run(command, SCENARIO_SECONDS + 10)
+        exit_code, said = execute(
+            "client", "--command", COMMAND, *chosen, "--output-dir", results, timeout=SCENARIO_SECONDS + 10
+        )
         written = list(Path(results).glob("*/checks.json"))
         if not written:
-            return Outcome(0, failed=1, complaints=(f"no results; exit code {exit_code}", said[-2000:]))
-        checks = json.loads(written[0].read_text())
+            return no_results(exit_code, said)
+        outcome = judged(written[0])
         client_said = (written[0].parent / "stderr.txt").read_text()
-    counts = Counter(check["status"] for check in checks)
-    complaints = [
-        f"{check['name']}: {check.get('errorMessage') or check['description']}"
-        for check in checks
-        if check["status"] in ("FAILURE", "WARNING")
-    ]
+    complaints = list(outcome.complaints)
     # In one scenario the suite lets a client end as it likes.
     if ended_badly := re.search(r"Client (exited with code \d+|timed out after \d+ms)", said):
         complaints.append(ended_badly[0])
@@ -96,13 +100,42 @@ def run(version: str, scenario: str) -> Outcome:
     failed = len(complaints)
     if failed and client_said:
         complaints.append(client_said[-2000:])
-    return Outcome(counts["SUCCESS"], counts["SKIPPED"], failed, tuple(complaints))
+    return replace(outcome, failed=failed, complaints=tuple(complaints))
 
 
-def _run(command: list[str | Path], timeout: float) -> tuple[int, str]:
-    """Exit code, and what was said on stderr. After `timeout` seconds all that it started is killed."""
+def judged(written: Path) -> Outcome:
+    """What the suite wrote about one scenario."""
+    checks = json.loads(written.read_text())
+    counts = Counter(check["status"] for check in checks)
+    complaints = tuple(_words(check) for check in checks if check["status"] in ("FAILURE", "WARNING"))
+    not_passed: dict[str, list[str]] = {}
+    for check in checks:
+        if check["status"] in ("FAILURE", "WARNING", "SKIPPED"):
+            not_passed.setdefault(check["id"], []).append(_words(check))
+    why = {
+        check if len(words) == 1 else f"{check} x{len(words)}": " | ".join(words) for check, words in not_passed.items()
+    }
+    return Outcome(counts["SUCCESS"], counts["SKIPPED"], len(complaints), complaints, why)
+
+
+def _words(check: dict[str, Any]) -> str:
+    return f"{check['name']}: {check.get('errorMessage') or check['description']}"
+
+
+def no_results(exit_code: int, said: str) -> Outcome:
+    complaints = (f"no results; exit code {exit_code}", said[-2000:])
+    return Outcome(0, failed=1, complaints=complaints, not_passed={"no results": complaints[0]})
+
+
+def execute(*arguments: str, timeout: float) -> tuple[int, str]:
+    """Exit code of the suite, and what it said on stderr. After `timeout` seconds all that it started is killed."""
     with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [NODE, SUITE, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         try:
             said = process.communicate(timeout=timeout)[1]
@@ -113,14 +146,18 @@ def _run(command: list[str | Path], timeout: float) -> tuple[int, str]:
 
 
 def table(outcomes: Mapping[str, Mapping[str, Outcome]]) -> str:
-    """Scenarios by versions, in Markdown."""
-    versions = list(DEMANDED)
-    scenarios = list(dict.fromkeys(scenario for version in versions for scenario in DEMANDED[version]))
-    rows = [["Scenario", *versions], ["---"] * (1 + len(versions))]
-    for scenario in scenarios:
-        rows.append([f"`{scenario}`", *(str(outcomes[version].get(scenario, "")) for version in versions)])
-    rows.append(["all", *(str(total(outcomes[version])) for version in versions)])
-    return "".join("|" + "".join(f" {cell} |" if cell else " |" for cell in row) + "\n" for row in rows)
+    """Scenarios by versions, in Markdown. Scenarios come in the order of the first version that has them."""
+    versions = list(outcomes)
+    rows = [
+        [f"`{scenario}`", *(str(outcomes[version].get(scenario, "")) for version in versions)]
+        for scenario in dict.fromkeys(scenario for version in versions for scenario in outcomes[version])
+    ]
+    return markdown(versions, [*rows, ["all", *(str(total(outcomes[version])) for version in versions)]])
+
+
+def markdown(versions: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [["Scenario", *versions], ["---"] * (1 + len(versions)), *rows]
+    return "".join("|" + "".join(f" {cell} |" if cell else " |" for cell in line) + "\n" for line in lines)
 
 
 def total(outcomes: Mapping[str, Outcome]) -> Outcome:

@@ -67,8 +67,8 @@ class Hall:
         self.members_dir = folder / "members"
         self.data_dir = folder / "data"
         self.members_dir.mkdir()
-        first, last = free_range(41)
-        self.port_range, self.web_port = (first, last - 1), last
+        first, last = free_range(42)
+        self.port_range, self.gateway_port, self.web_port = (first, last - 2), last - 1, last
         self.processes: list[subprocess.Popen[bytes]] = []
         self.log = folder / "runtime.log"
 
@@ -81,6 +81,7 @@ class Hall:
             "GUILD_HALL_MEMBERS_DIR": str(self.members_dir),
             "GUILD_HALL_PORT_RANGE": "{}-{}".format(*self.port_range),
             "GUILD_HALL_PORT": str(self.web_port),
+            "GUILD_HALL_GATEWAY_PORT": str(self.gateway_port),
             "PYTHONPATH": str(ROOT),
             **more,
         }
@@ -151,13 +152,14 @@ class Hall:
     def worker_pid(self) -> int:
         return lease.hall().lease_pid or 0
 
-    def marked(self) -> list[psutil.Process]:
-        """Every process that carries this hall's mark."""
-        mark = f"{lease.hall().hall_id}/"
+    def marked(self, name: str = "") -> list[psutil.Process]:
+        """Every process that carries this hall's mark, or that of one of its members."""
+        start, end = f"{lease.hall().hall_id}/", f"/{name}" if name else ""
         found = []
         for process in psutil.process_iter():
             try:
-                if process.environ().get("GUILD_HALL_MEMBER", "").startswith(mark) and process.status() != "zombie":
+                mark = process.environ().get("GUILD_HALL_MEMBER", "")
+                if mark.startswith(start) and mark.endswith(end) and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
             except psutil.Error:
                 continue
@@ -199,6 +201,14 @@ def lives(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def command_of(process: psutil.Process) -> str:
+    """The end of its command line; empty once it ended, as it may between any two looks."""
+    try:
+        return " ".join(process.cmdline()[-3:])
+    except psutil.Error:
+        return ""
 
 
 def member(name: str) -> GuildMember:

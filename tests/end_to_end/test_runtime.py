@@ -209,8 +209,10 @@ def test_members_processes_are_not_zombies_after_crashes(hall: Hall) -> None:
     wait_for_status(hall, "one", "connected")
     ours = {guard.pid, hall.worker_pid}
 
-    def zombies() -> list[psutil.Process]:
-        return [p for p in psutil.process_iter() if p.ppid() in ours and p.status() == psutil.STATUS_ZOMBIE]
+    def zombies() -> list[int]:
+        # Read at once: whoever is listed may be gone before it is asked.
+        listed = (process.info for process in psutil.process_iter(["ppid", "status", "pid"]))
+        return [p["pid"] for p in listed if p["ppid"] in ours and p["status"] == psutil.STATUS_ZOMBIE]
 
     eventually(lambda: not zombies())
 

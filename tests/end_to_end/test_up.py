@@ -17,7 +17,7 @@ import pytest
 import requests
 
 from tests.conftest import ROOT, eventually
-from tests.end_to_end.conftest import Hall, family, lives, member, wait_for_status
+from tests.end_to_end.conftest import Hall, command_of, family, lives, member, wait_for_status
 
 pytestmark = pytest.mark.processes
 
@@ -73,7 +73,7 @@ def interrupt(process: subprocess.Popen[bytes]) -> None:
 
 
 def all_gone(processes: list[psutil.Process], *, within: float) -> None:
-    names = {process: " ".join(process.cmdline()[-3:]) for process in processes if lives(process)}
+    names = {process: command_of(process) for process in processes}
     try:
         eventually(lambda: not any(map(lives, processes)), within=within)
     except pytest.fail.Exception:
@@ -303,7 +303,12 @@ def test_a_second_start_of_the_same_hall_refuses_and_says_why(hall: Hall) -> Non
     assert again.returncode == 1
     assert f"cannot listen on 127.0.0.1:{hall.web_port}: Address already in use" in again.stderr
     assert "GUILD_HALL_PORT" in again.stderr
-    elsewhere = hall.manage("up", env={"GUILD_HALL_PORT": str(hall.port_range[1])})
+    web_port, gateway_port = (str(hall.port_range[1] - number) for number in range(2))
+    half = hall.manage("up", env={"GUILD_HALL_PORT": web_port})
+    assert half.returncode == 1
+    assert f"The gateway cannot listen on 127.0.0.1:{hall.gateway_port}: Address already in use" in half.stderr
+    assert "GUILD_HALL_GATEWAY_PORT" in half.stderr
+    elsewhere = hall.manage("up", env={"GUILD_HALL_PORT": web_port, "GUILD_HALL_GATEWAY_PORT": gateway_port})
     assert elsewhere.returncode == 1
     assert f"its runtime is process {hall.worker_pid} on " in elsewhere.stderr
     assert time.monotonic() - began < 10

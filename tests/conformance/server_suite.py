@@ -1,0 +1,216 @@
+"""What the MCP conformance suite asks of servers, and runs of it against one: straight, or behind a hall's gateway."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import requests
+
+from tests.conformance import bearer, suite
+from tests.conformance.suite import Outcome
+from tests.conftest import eventually
+from tests.end_to_end.conftest import Hall
+
+EVERYTHING = suite.HERE / "everything.py"
+# Its members in a hall, by the era that they speak.
+MEMBERS = {"both": "everything", "handshake": "everything-handshake", "modern": "everything-modern"}
+MODERN = "2026-07-28"
+VERSIONS = ("2025-06-18", "2025-11-25", MODERN)
+SCENARIO_SECONDS = 15
+RUN_SECONDS = 120
+
+# How many checks a scenario makes of a server that passes all of them, at each of the versions; 0: it does not apply.
+CHECKS = {
+    "server-initialize": (3, 3, 0),
+    "server-session-lifecycle": (3, 3, 0),
+    "logging-set-level": (2, 2, 0),
+    "ping": (2, 2, 0),
+    "completion-complete": (2, 2, 2),
+    "tools-list": (2, 3, 4),
+    "tools-call-simple-text": (2, 2, 2),
+    "tools-call-image": (2, 2, 2),
+    "tools-call-audio": (2, 2, 2),
+    "tools-call-embedded-resource": (2, 2, 2),
+    "tools-call-mixed-content": (2, 2, 2),
+    "tools-call-with-logging": (2, 2, 0),
+    "tools-call-error": (2, 2, 2),
+    "tools-call-with-progress": (2, 2, 2),
+    "tools-call-sampling": (2, 2, 0),
+    "tools-call-elicitation": (2, 2, 0),
+    "json-schema-2020-12": (0, 8, 8),
+    "elicitation-sep1034-defaults": (0, 6, 0),
+    "server-sse-polling": (0, 3, 0),
+    "server-sse-multiple-streams": (0, 2, 1),
+    "elicitation-sep1330-enums": (0, 6, 0),
+    "resources-list": (2, 2, 2),
+    "resources-read-text": (2, 2, 2),
+    "resources-read-binary": (2, 2, 2),
+    "resources-templates-read": (2, 2, 2),
+    "resources-subscribe": (2, 2, 0),
+    "resources-unsubscribe": (2, 2, 0),
+    "prompts-list": (2, 2, 2),
+    "prompts-get-simple": (2, 2, 2),
+    "prompts-get-with-args": (2, 2, 2),
+    "prompts-get-embedded-resource": (2, 2, 2),
+    "prompts-get-with-image": (2, 2, 2),
+    "dns-rebinding-protection": (0, 2, 2),
+    "server-stateless": (0, 0, 30),
+    "sep-2164-resource-not-found": (0, 0, 4),
+    "caching": (0, 0, 8),
+    "http-header-validation": (0, 0, 14),
+    "http-custom-header-server-validation": (0, 0, 10),
+    "input-required-result-basic-elicitation": (0, 0, 3),
+    "input-required-result-basic-sampling": (0, 0, 3),
+    "input-required-result-basic-list-roots": (0, 0, 3),
+    "input-required-result-request-state": (0, 0, 3),
+    "input-required-result-multiple-input-requests": (0, 0, 3),
+    "input-required-result-multi-round": (0, 0, 4),
+    "input-required-result-missing-input-response": (0, 0, 2),
+    "input-required-result-non-tool-request": (0, 0, 3),
+    "input-required-result-result-type": (0, 0, 2),
+    "input-required-result-unsupported-methods": (0, 0, 2),
+    "input-required-result-tampered-state": (0, 0, 2),
+    "input-required-result-capability-check": (0, 0, 2),
+    "input-required-result-ignore-extra-params": (0, 0, 2),
+    "input-required-result-validate-input": (0, 0, 3),
+}
+DEMANDED = {
+    version: {scenario: Outcome(counts[place]) for scenario, counts in CHECKS.items() if counts[place]}
+    for place, version in enumerate(VERSIONS)
+}
+# Beyond what the suite's requirements/*.yaml scores: younger than the version, or its own server fails them.
+# 2025-06-18 has no such file: all that applies counts.
+NOT_SCORED = {
+    "2025-06-18": frozenset[str](),
+    "2025-11-25": frozenset({"server-session-lifecycle", "json-schema-2020-12", "server-sse-polling"}),
+    MODERN: frozenset({"json-schema-2020-12", "http-header-validation", "http-custom-header-server-validation"}),
+}
+SCORED = {
+    version: {scenario: outcome for scenario, outcome in demanded.items() if scenario not in NOT_SCORED[version]}
+    for version, demanded in DEMANDED.items()
+}
+
+# A check of a scenario that does not pass.
+Unmet = tuple[str, str]
+_RESULT = re.compile(r"server-(.+)-\d{4}-\d\d-\d\dT")
+
+
+def run(url: str, version: str, scenario: str | None = None) -> dict[str, Outcome]:
+    """All scenarios of a version, or one, against the server at `url`; one after the other, in some seconds."""
+    wanted = [scenario] if scenario else list(DEMANDED[version])
+    chosen = ("--scenario", scenario) if scenario else ("--suite", "all")
+    limits = ("--spec-version", version, "--timeout", str(SCENARIO_SECONDS * 1000))
+    with tempfile.TemporaryDirectory(prefix="conformance-") as results:
+        exit_code, said = suite.execute(
+            "server", "--url", url, *chosen, *limits, "--output-dir", results, timeout=RUN_SECONDS
+        )
+        outcomes = {_scenario(written): suite.judged(written) for written in Path(results).glob("server-*/checks.json")}
+    return {**{name: suite.no_results(exit_code, said) for name in wanted}, **outcomes}
+
+
+def _scenario(written: Path) -> str:
+    found = _RESULT.match(written.parent.name)
+    assert found, written
+    return found[1]
+
+
+def unmet(outcomes: Mapping[str, Outcome], version: str) -> dict[Unmet, str]:
+    """Each check that did not pass, and each scenario that checked too little, with why."""
+    found: dict[Unmet, str] = {}
+    for scenario in dict.fromkeys([*DEMANDED[version], *outcomes]):
+        outcome = outcomes.get(scenario, Outcome(0))
+        demanded = DEMANDED[version].get(scenario, Outcome(0))
+        checks = outcome.not_passed
+        if not checks and outcome.passed < demanded.passed:
+            checks = {f"{outcome.passed} passed instead of {demanded.passed}": "the suite could not look closer"}
+        found |= {(scenario, check): words for check, words in checks.items()}
+    return found
+
+
+def surprises(found: Mapping[Unmet, str], expected: Mapping[Unmet, str]) -> str:
+    """What to change in the list of expected failures for it to be true, as lines to copy; empty when it is true."""
+    new = [f'    {_literal(key)}: "",  # {said[:300]}' for key, said in found.items() if key not in expected]
+    gone = [f"    {_literal(key)}" for key in expected if key not in found]
+    parts = (("Expected failures to add, each with its reason:", new), ("Expected, but passed; take out:", gone))
+    return "\n".join("\n".join([words, *lines]) for words, lines in parts if lines)
+
+
+def _literal(key: Unmet) -> str:
+    return "({})".format(", ".join(f'"{part}"' for part in key))
+
+
+def table(outcomes: Mapping[str, Mapping[str, Outcome]]) -> str:
+    """Scenarios by versions, in Markdown, those that are not scored at the end."""
+    scored = {
+        version: {scenario: found[scenario] for scenario in SCORED[version] if scenario in found}
+        for version, found in outcomes.items()
+    }
+    extra = frozenset().union(*NOT_SCORED.values())
+    rows = []
+    for scenario in sorted(CHECKS, key=lambda scenario: scenario in extra):
+        cells = (outcomes[version].get(scenario) for version in outcomes)
+        rows.append([f"`{scenario}`", *("" if outcome is None else str(outcome) for outcome in cells)])
+    for name, counted in (("all", outcomes), ("scored", scored)):
+        rows.append([name, *(str(suite.total(counted[version])) for version in outcomes)])
+    return suite.markdown(list(outcomes), rows)
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """A hall's gateway; `port` leads to it with a token that opens everything."""
+
+    port: int
+
+    def url(self, era: str) -> str:
+        return f"http://localhost:{self.port}/mcp/{MEMBERS[era]}"
+
+
+@contextlib.contextmanager
+def gateway(folder: Path) -> Iterator[Gateway]:
+    """A hall of its own in `folder`, whose members are the everything server, once for each of `MEMBERS`."""
+    own = {"DATABASE_URL": "", "REDIS_URL": ""}
+    hall = Hall(folder)
+    for era, name in MEMBERS.items():
+        # Three servers that take 2 s of processor time to start, at the same time.
+        hall.add(name, args=[str(EVERYTHING), "--port", "${PORT}", "--era", era], start_timeout=60)
+    try:
+        for arguments in (["prepare"], ["create_token", "admin", "--name", "conformance"]):
+            done = hall.manage(*arguments, env=own)
+            assert done.returncode == 0, done.stderr
+        token = done.stdout.splitlines()[-1]
+        hall.popen([sys.executable, "-m", "mcp_runtime.guard"], **own)
+        with bearer.relay(hall.gateway_port, token) as port:
+            found = Gateway(port)
+            eventually(
+                lambda: all(offers_its_tools(found.url(era)) for era in MEMBERS),
+                within=60,
+                what=f"the gateway offers the members' tools; so far:\n{hall.output()}",
+            )
+            yield found
+    finally:
+        hall.end()
+
+
+def offers_its_tools(url: str) -> bool:
+    """Whether the server behind `url` is there, asked in the modern era."""
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": MODERN,
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": meta}}
+    headers = {
+        "Accept": "application/json, text/event-stream",
+        "MCP-Protocol-Version": MODERN,
+        "Mcp-Method": "tools/list",
+    }
+    try:
+        answer = requests.post(url, json=request, headers=headers, timeout=10)
+    except requests.ConnectionError:
+        return False
+    return "test_simple_text" in answer.text
