@@ -14,33 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import psutil
 import requests
 
+from bench import peers
+from bench.figures import Figure, percentile
+from bench.gateway import gateway
 from bench.hall import EXAMPLE, ROOT, BenchHall, bench_hall, cpu_seconds, family, free_port, is_member, wait_until
-
-
-@dataclass(frozen=True)
-class Figure:
-    name: str
-    value: float
-    unit: str
-    bound: float | None = None
-    at_least: bool = False
-
-    def __str__(self) -> str:
-        text = f"{self.name:<66} {self.value:>9.2f} {self.unit:<8}"
-        if self.bound is None:
-            return text
-        kept = self.value >= self.bound if self.at_least else self.value <= self.bound
-        return text + f" {'at least' if self.at_least else 'at most'} {self.bound:g}: {'yes' if kept else 'NO'}"
-
-
-def percentile(values: list[float], part: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(len(values) * part))]
-
 
 # Eager start ------------------------------------------------------------------------------------------------------
 
@@ -289,13 +270,19 @@ SCENARIOS: dict[str, tuple[Callable[[int], list[Figure]], int]] = {
     "roster": (roster, 100),
     "idle": (idle, 20),
     "client": (client, 500),
+    "gateway": (gateway, 3),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("scenario", nargs="*", choices=[*SCENARIOS, []], help="all of them when none is named")
+    choices = [*SCENARIOS, "peers", []]
+    told = "all of them when none is named; `peers` installs those that `gateway` measures beside ours"
+    parser.add_argument("scenario", nargs="*", choices=choices, help=told)
     chosen = parser.parse_args().scenario or list(SCENARIOS)
+    if "peers" in chosen:
+        peers.install()
+        chosen.remove("peers")
     load, cores = psutil.getloadavg()[0], psutil.cpu_count()
     print(f"{cores} cores, load {load:.2f} before the run, Python {sys.version.split()[0]}")
     for name in chosen:

@@ -63,6 +63,7 @@ class BenchHall:
         self.folder = Path(tempfile.mkdtemp(prefix="guildhall-bench-"))
         self.data = self.folder / "data"
         self.port = free_port()
+        self.gateway_port = free_port()
         self.ports = free_range(max(60, members * 2))
         self.names = [f"m{number:03}" for number in range(members)]
         self._manifest = manifest
@@ -74,17 +75,26 @@ class BenchHall:
             "GUILD_HALL_DATA_DIR": str(self.data),
             "GUILD_HALL_MEMBERS_DIR": str(self.folder / "members"),
             "GUILD_HALL_PORT": str(self.port),
+            "GUILD_HALL_GATEWAY_PORT": str(self.gateway_port),
             "GUILD_HALL_PORT_RANGE": "{}-{}".format(*self.ports),
             "GUILD_HALL_ADMIN_PASSWORD": "bench-password",
             "PYTHONPATH": str(ROOT),
         }
         (self.folder / "members").mkdir()
         for name in self.names:
-            self._add(name)
+            self._add_example(name)
         self.manage("migrate", "-v0")
         self.manage("collectstatic", "-v0", "--noinput")
 
-    def _add(self, name: str) -> None:
+    def add(self, name: str, *argv: str, **manifest: Any) -> None:
+        """A member that runs a Python script, e.g. `script.py ${PORT}`. Before the runtime starts."""
+        folder = self.folder / "members" / name
+        folder.mkdir()
+        told = {"name": name, "version": "1", "transport": "http", "command": sys.executable, "args": argv, **manifest}
+        (folder / "guild-member.json").write_text(json.dumps(told))
+        self.names.append(name)
+
+    def _add_example(self, name: str) -> None:
         folder = self.folder / "members" / name
         shutil.copytree(EXAMPLE, folder)
         path = folder / "guild-member.json"
@@ -129,7 +139,7 @@ class BenchHall:
         script = (
             "from django.contrib.auth import get_user_model as g; from roster.models import ApiToken;"
             "u, _ = g().objects.get_or_create(username='bench', is_superuser=True, is_staff=True);"
-            "print(ApiToken.make(user=u)[1])"
+            "print(ApiToken.make(user=u, calls_per_minute=0, max_in_flight=4096)[1])"
         )
         return self.manage("shell", "-v0", "-c", script).split()[-1]
 
@@ -152,11 +162,16 @@ class BenchHall:
     def sqlite(self) -> sqlite3.Connection:
         return sqlite3.connect(self.data / "guildhall.sqlite3", isolation_level=None)
 
-    def end(self) -> None:
+    def stop(self) -> None:
+        """Web and runtime; they may be started again."""
         for process in self._processes:
             process.terminate()
         for process in self._processes:
             process.wait(15)
+        self._processes.clear()
+
+    def end(self) -> None:
+        self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

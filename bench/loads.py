@@ -1,0 +1,119 @@
+"""Loads (bench/load.py) on whatever has a door, and the CPU that those behind it take meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from bench.hall import ROOT, cpu_seconds, family, free_port
+
+ECHO, LOAD = ROOT / "bench" / "echo.py", ROOT / "bench" / "load.py"
+OPEN_SECONDS = 60.0
+
+
+class LoadError(Exception):
+    """A client of the load got a wrong answer, or none."""
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where a tool can be called, and how. CPU counts of `roots` and their children but echo servers."""
+
+    url: str
+    tool: str
+    style: str = "mcp"
+    token: str = ""
+    roots: tuple[psutil.Process, ...] = ()
+
+
+@dataclass(frozen=True)
+class Load:
+    """What came of one; milliseconds. `cpu`: of those behind the door, for a call; `client_cpu`: of the load itself."""
+
+    calls: int
+    per_second: float
+    p50: float
+    p95: float
+    p99: float
+    client_cpu: float
+    cpu: float
+
+
+@contextlib.contextmanager
+def clients(door: Door, *, seconds: float = 0, number: int = 16, lean: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """A load, as soon as each of its clients has been answered; it begins when a line is written. Raises LoadError."""
+    argv = [sys.executable, str(LOAD), door.url, door.tool, "--style", door.style, "--token", door.token]
+    argv += ["--clients", str(number), "--seconds", str(seconds), *(["--lean"] if lean else [])]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            _line_of(process)
+            yield process
+        finally:
+            process.kill()
+
+
+def begin(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def _line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    assert process.stderr is not None
+    if line := process.stdout.readline():
+        return line
+    raise LoadError(process.stderr.read().strip().rpartition("\n")[2] or "the load ended without a word")
+
+
+def measure(door: Door, seconds: float, *, number: int = 16, lean: bool = False) -> Load:
+    """Raises LoadError."""
+    with clients(door, seconds=seconds, number=number, lean=lean) as process:
+        counted = [one for root in door.roots for one in family(root) if one == root or not _is_echo(one)]
+        before = cpu_seconds(counted)
+        begin(process)
+        told: dict[str, Any] = json.loads(_line_of(process))
+        used = cpu_seconds(counted) - before
+    return Load(**told, cpu=used / told["calls"] * 1000)
+
+
+def wait_open(door: Door, what: str) -> None:
+    """Until it answers a call as it should. Raises LoadError with the last reason why it does not."""
+    deadline = time.monotonic() + OPEN_SECONDS
+    while True:
+        try:
+            with clients(door, number=1, lean=True):
+                return
+        except LoadError as error:
+            if time.monotonic() > deadline:
+                raise LoadError(f"{what} does not answer: {error}") from error
+
+
+def _is_echo(process: psutil.Process) -> bool:
+    try:
+        return str(ECHO) in process.cmdline()
+    except psutil.Error:
+        return False
+
+
+@contextlib.contextmanager
+def echo_server(*modes: str) -> Iterator[Door]:
+    """One to be called directly."""
+    port = free_port()
+    process = psutil.Popen([sys.executable, str(ECHO), str(port), *modes])
+    try:
+        door = Door(f"http://127.0.0.1:{port}/mcp", "echo", roots=(process,))
+        wait_open(door, "the echo server")
+        yield door
+    finally:
+        process.kill()
+        process.wait()
