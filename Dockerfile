@@ -1,5 +1,5 @@
 # One image for web and runtime; docker-compose.yml says which is which. By itself it runs all of the hall:
-#   docker build -t guild-hall . && docker run -p 127.0.0.1:8000:8000 -v guild-hall:/data guild-hall
+#   docker build -t guild-hall . && docker run -p 127.0.0.1:8000:8000 -p 127.0.0.1:8100:8100 -v guild-hall:/data guild-hall
 # Debian's slim, not Alpine: google-re2 comes without wheels for musl.
 FROM python:3.12-slim
 
@@ -20,7 +20,7 @@ COPY --chown=1000:1000 guild-members guild-members
 
 ENV PYTHONUNBUFFERED=1 GUILD_HALL_HOST=0.0.0.0 GUILD_HALL_DATA_DIR=/data
 USER 1000:1000
-EXPOSE 8000
+EXPOSE 8000 8100
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s \
     CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/healthz', timeout=4)"]
 # The exec form: `up`, or the runtime's guard, is process 1, hears the stop, and reaps.

@@ -1,7 +1,9 @@
 # run    start the hall (installs what is missing first)      test   the tests
 # check  lint and types, reads only                           lint   the same, mending what it can
 # bench  the numbers of bench/README.md                       clean  forget the installation, keep the data
-# conformance  what the MCP conformance suite finds in the client; conformance-suite  installs it (needs npm)
+# bench-peers  installs what `bench` measures beside the gateway (FastMCP, mcpo; with npm mcp-proxy, mcp-hub)
+# agent  install what agents' sessions need (docs/sessions.md)
+# conformance  what the MCP conformance suite finds in client and gateway; conformance-suite  installs it (needs npm)
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -26,13 +28,19 @@ lint: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m bench $(ARGS)
 
+bench-peers: $(VENV)/.installed-dev
+	$(BIN)/python -m bench peers
+
 conformance: $(VENV)/.installed-dev conformance-suite
 	$(BIN)/python -m tests.conformance
+
+agent: $(VENV)/.installed
+	$(PIP) install -r requirements-agent.txt
 
 conformance-suite: $(SUITE)/.package-lock.json
 
 clean:
-	rm -rf $(VENV) $(SUITE)
+	rm -rf $(VENV) $(SUITE) bench/.peers
 
 # npm writes this file when it is done.
 $(SUITE)/.package-lock.json: tests/conformance/package-lock.json
@@ -70,4 +78,4 @@ $(VENV)/.python:
 	echo "macOS: brew install python    Somewhere else: make run PYTHON=/path/to/python3"; \
 	exit 1
 
-.PHONY: run test check lint bench conformance conformance-suite clean
+.PHONY: run test check lint bench bench-peers agent conformance conformance-suite clean
