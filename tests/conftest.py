@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ import django
 import pytest
 from django.conf import settings
 
+# Ignored where a shell runs us in the background; what we start would inherit that, and be deaf to Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 for name in [name for name in os.environ if name.startswith("GUILD_HALL_")]:
     del os.environ[name]
 # Kept for the whole run; one folder per xdist worker, all removed when the run ends.
