@@ -16,11 +16,10 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
-
 from mcp_runtime import jsonrpc, protocol
 from mcp_runtime.client import CLIENT_NAME, CLIENT_VERSION, INITIALIZE_TIMEOUT, REQUEST_TIMEOUT
 from mcp_runtime.errors import ClientError, HttpStatusError, ProtocolError, RequestTimeoutError
+from mcp_runtime.gateway.connections import Response
 from mcp_runtime.gateway.sessions import Caller, CallerSession
 from mcp_runtime.gateway.wire import Route, Wire, decoded, no_answer, object_of, response_in
 
@@ -171,7 +170,7 @@ class Conversations:
         agreed = str(result.get("protocolVersion"))
         if agreed not in protocol.HANDSHAKE_VERSIONS:
             raise ProtocolError(f"answered initialize with protocol version {agreed[:40]!r}")
-        begun = Conversation(beginning.route, agreed, response.headers.get(protocol.SESSION_HEADER))
+        begun = Conversation(beginning.route, agreed, response.header(protocol.SESSION_HEADER))
         await self.tell(begun, jsonrpc.notification("notifications/initialized"))
         return begun
 
@@ -213,7 +212,7 @@ class Conversations:
 
     # What is no request -------------------------------------------------------------------------------------------
 
-    async def open_stream(self, conversation: Conversation, last_event_id: str = "") -> aiohttp.ClientResponse:
+    async def open_stream(self, conversation: Conversation, last_event_id: str = "") -> Response:
         """A GET: what the member says unasked, or the rest of a stream. Raises HttpStatusError where there is none."""
         headers = {**conversation.headers, "Accept": protocol.EVENT_STREAM}
         if last_event_id:

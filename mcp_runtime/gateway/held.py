@@ -12,10 +12,9 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
-
 from mcp_runtime import jsonrpc, protocol
 from mcp_runtime.errors import MethodError, ProtocolError
+from mcp_runtime.gateway.connections import Response
 from mcp_runtime.gateway.conversations import Conversation
 from mcp_runtime.gateway.messages import QUESTION_SECONDS, Request
 from mcp_runtime.jsonrpc import INVALID_PARAMS
@@ -32,7 +31,7 @@ class Source:
 
     conversation: Conversation
     asked_id: Any
-    response: aiohttp.ClientResponse
+    response: Response
     events: protocol.EventStream
     parts: AsyncGenerator[bytes]
     is_over: bool = False

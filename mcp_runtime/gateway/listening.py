@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import aiohttp
 from django.db import Error
 
 from mcp_runtime import jsonrpc, protocol
 from mcp_runtime.access import Principal
 from mcp_runtime.errors import AccessError, ClientError, HttpStatusError
+from mcp_runtime.gateway.connections import Response
 from mcp_runtime.gateway.conversations import Conversation, Conversations
 from mcp_runtime.gateway.endpoints import Place
 from mcp_runtime.gateway.messages import Event, Stream
@@ -291,7 +291,7 @@ class Listening:
 
     async def _tell_of(
         self,
-        response: aiohttp.ClientResponse,
+        response: Response,
         conversation: Conversation,
         session: CallerSession | None,
         streams: set[OpenStream],

@@ -8,12 +8,11 @@ from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any
 
-import aiohttp
-
 from mcp_runtime import jsonrpc, protocol
 from mcp_runtime.client import CLIENT_NAME, CLIENT_VERSION
 from mcp_runtime.errors import ConnectError, HttpStatusError, ProtocolError
 from mcp_runtime.gateway import eras, held
+from mcp_runtime.gateway.connections import Response
 from mcp_runtime.gateway.conversations import Conversation, Conversations
 from mcp_runtime.gateway.held import Held, Source, StillWaitingError
 from mcp_runtime.gateway.messages import Answer, Event, Reply, Request, Stream
@@ -133,7 +132,7 @@ class Relay:
             told = self._with.tell_cancelled(source.conversation, source.asked_id, "nobody waits for it any more")
             self._with.later(told)
 
-    def _whole(self, response: aiohttp.ClientResponse, data: bytes, request: Request, asked_id: Any) -> Answer:
+    def _whole(self, response: Response, data: bytes, request: Request, asked_id: Any) -> Answer:
         """An answer in one piece, from a member with sessions."""
         if response.content_type != protocol.JSON or (response.status != 200 and not is_error(data)):
             raise no_answer(response, data)
@@ -152,7 +151,7 @@ class Relay:
         code = told["error"].get("code", 0) if isinstance(told.get("error"), dict) else 0
         return Answer(jsonrpc.encode(told), eras.http_status(code) if code else 200)
 
-    def _source(self, response: aiohttp.ClientResponse, conversation: Conversation, asked_id: Any) -> Source:
+    def _source(self, response: Response, conversation: Conversation, asked_id: Any) -> Source:
         events = protocol.EventStream()
         return Source(conversation, asked_id, response, events, self._wire.events(response, events))
 
@@ -318,7 +317,7 @@ class Relay:
                 data = jsonrpc.encode(message)
         return Answer(data, response.status)
 
-    async def _modern_events(self, response: aiohttp.ClientResponse, request: Request) -> AsyncGenerator[Event]:
+    async def _modern_events(self, response: Response, request: Request) -> AsyncGenerator[Event]:
         async with contextlib.aclosing(self._wire.events(response, protocol.EventStream())) as parts:
             async for data in parts:
                 message = decoded(data) if data else {}
@@ -379,7 +378,7 @@ class Relay:
     # What comes unasked -------------------------------------------------------------------------------------------
 
     async def hear(
-        self, response: aiohttp.ClientResponse, conversation: Conversation, session: CallerSession | None
+        self, response: Response, conversation: Conversation, session: CallerSession | None
     ) -> AsyncGenerator[Event]:
         """What comes on such a stream, as the caller gets it."""
         prefix, events = f"{conversation.route.live.name}/", protocol.EventStream()

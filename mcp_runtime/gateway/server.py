@@ -263,7 +263,7 @@ class Gateway:
             await self._server.serve(sockets=self._sockets)
         finally:
             keeping.cancel()
-            await self._wire.close()
+            self._wire.close()
 
     def _shut_down(self) -> None:
         self._listening.close()

@@ -1,4 +1,4 @@
-"""HTTP to members: connections that are kept, whole answers and events as bytes, foreign errors as ours."""
+"""The ways to members: who may be in one at a time, whole answers and events as bytes, and why one did not answer."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ import collections
 import contextlib
 import json
 import re
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import aiohttp
-
-from mcp_runtime import jsonrpc, protocol, remote, transport
+from mcp_runtime import jsonrpc, protocol
 from mcp_runtime.client import CLIENT_NAME, CLIENT_VERSION
 from mcp_runtime.database import unit_of_work
 from mcp_runtime.errors import ClientError, ConnectError, HttpStatusError, ProtocolError, RemoteError, describe_exit
+from mcp_runtime.gateway.connections import Address, Connections, Response
 from mcp_runtime.lifecycle import EXIT_GRACE, Lifecycle, LiveMember
 
-READ_BYTES = 65_536
 LARGE_ID_SEARCH = 4_096
 
 
@@ -67,10 +65,12 @@ class Route:
 
     live: LiveMember
     places: Places
+    address: Address = field(init=False)
     headers: dict[str, str] = field(init=False, repr=False)
     known: object = field(default=None, init=False, repr=False)  # of the member, by who speaks with it
 
     def __post_init__(self) -> None:
+        self.address = Address.of(self.live.client.url)
         self.headers = {
             **self.live.client.headers.values,
             "Accept": f"{protocol.JSON}, {protocol.EVENT_STREAM}",
@@ -78,10 +78,6 @@ class Route:
             "Content-Type": protocol.JSON,
             "User-Agent": f"{CLIENT_NAME}/{CLIENT_VERSION}",
         }
-
-    @property
-    def url(self) -> str:
-        return self.live.client.url
 
 
 class Wire:
@@ -92,19 +88,10 @@ class Wire:
         self._max_bytes = max_bytes
         self._routes: dict[int, Route] = {}
         # One for all: most of what rivals lose, they lose by making a client, a session or a TLS context per call.
-        self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=0, keepalive_timeout=transport.IDLE_SECONDS, ssl=transport.tls_context(), use_dns_cache=True
-            ),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=transport.CONNECT_TIMEOUT),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            trust_env=False,
-            read_bufsize=READ_BYTES,
-        )
+        self._connections = Connections()
 
-    async def close(self) -> None:
-        await self._http.close()
+    def close(self) -> None:
+        self._connections.close()
 
     def route_to(self, live: LiveMember, places: int | None = None) -> Route:
         """The way to the process; `places` None: who asks takes none."""
@@ -115,45 +102,31 @@ class Wire:
             route.places.allow(places)
         return route
 
-    async def send(
-        self, route: Route, verb: str, headers: Mapping[str, str], body: bytes | None
-    ) -> aiohttp.ClientResponse:
-        with translated(route.live.client.headers.secrets):
-            return await self._http.request(
-                verb, route.url, data=body, headers=headers, allow_redirects=False, skip_auto_headers=("User-Agent",)
-            )
+    async def send(self, route: Route, verb: str, headers: Mapping[str, str], body: bytes | None) -> Response:
+        secrets = route.live.client.headers.secrets
+        return await self._connections.request(route.address, verb, headers, body, secrets)
 
-    async def read(self, response: aiohttp.ClientResponse) -> bytes:
-        with translated():
-            if (response.content_length or self._max_bytes + 1) <= self._max_bytes:
-                return await response.read()
-            data = bytearray()
-            async for chunk in response.content.iter_any():
-                data += chunk
-                if len(data) > self._max_bytes:
-                    response.close()
-                    raise ProtocolError(f"the answer is larger than {self._max_bytes:,} bytes")
-            return bytes(data)
+    async def read(self, response: Response) -> bytes:
+        return await response.whole(self._max_bytes)
 
     async def events(
-        self, response: aiohttp.ClientResponse, events: protocol.EventStream, *, bounded: bool = True
+        self, response: Response, events: protocol.EventStream, *, bounded: bool = True
     ) -> AsyncGenerator[bytes]:
         """The data of each event; empty for one that only says where it may be resumed, or when."""
         taken = 0
         told = (events.last_event_id, events.retry_ms)
-        with translated():
-            async for chunk in response.content.iter_any():
-                taken = taken + len(chunk) if bounded else len(chunk)
-                if taken > self._max_bytes:
-                    raise ProtocolError(f"the answer is larger than {self._max_bytes:,} bytes")
-                if events.held > self._max_bytes:
-                    raise ProtocolError(f"an event is larger than {self._max_bytes:,} bytes")
-                for data in events.feed(chunk):
-                    told = (events.last_event_id, events.retry_ms)
-                    yield data
-                if told != (events.last_event_id, events.retry_ms):
-                    told = (events.last_event_id, events.retry_ms)
-                    yield b""
+        async for chunk in response.chunks():
+            taken = taken + len(chunk) if bounded else len(chunk)
+            if taken > self._max_bytes:
+                raise ProtocolError(f"the answer is larger than {self._max_bytes:,} bytes")
+            if events.held > self._max_bytes:
+                raise ProtocolError(f"an event is larger than {self._max_bytes:,} bytes")
+            for data in events.feed(chunk):
+                told = (events.last_event_id, events.retry_ms)
+                yield data
+            if told != (events.last_event_id, events.retry_ms):
+                told = (events.last_event_id, events.retry_ms)
+                yield b""
 
     async def explained(self, live: LiveMember, error: ConnectError) -> ClientError:
         """A failed connection is often the first sign of an exit, which explains more; else the member is at fault."""
@@ -173,24 +146,6 @@ class Wire:
         when = "before it took the call" if is_refusal else "during the call"
         text = f"the member exited {when}, with {describe_exit(live.process.exit_code or 0)}"
         return ConnectError(text, is_refusal=is_refusal)
-
-
-@contextlib.contextmanager
-def translated(secrets: Collection[str] = ()) -> Iterator[None]:
-    """What aiohttp raises, as our errors: the one place that knows them. `secrets` are kept out of their texts."""
-    try:
-        yield
-    except aiohttp.ClientConnectorError as error:
-        refused = isinstance(error.os_error, ConnectionRefusedError)
-        text = "connection refused" if refused else f"no connection: {error.os_error}"
-        raise ConnectError(remote.masked(text, secrets), is_refusal=refused) from error
-    except (aiohttp.ServerConnectionError, aiohttp.ClientOSError, aiohttp.ClientPayloadError, OSError) as error:
-        if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ServerTimeoutError):
-            raise
-        raise ConnectError(transport.CLOSED_EARLY) from error
-    except (aiohttp.ClientError, ValueError) as error:
-        text = f"did not answer in HTTP: {type(error).__name__}"
-        raise ProtocolError(remote.masked(text, secrets)) from error
 
 
 def decoded(data: bytes) -> dict[str, Any]:
@@ -221,7 +176,7 @@ def mentions(data: bytes, asked_id: Any) -> bool:
     return bool(wanted.search(data[:LARGE_ID_SEARCH]) or wanted.search(data[-LARGE_ID_SEARCH:]))
 
 
-def no_answer(response: aiohttp.ClientResponse, data: bytes) -> ClientError:
+def no_answer(response: Response, data: bytes) -> ClientError:
     if response.status != 200:
         with contextlib.suppress(ProtocolError):
             try:

@@ -155,6 +155,6 @@ def test_nothing_is_kept_of_a_process_that_is_gone(world: World) -> None:
         await asyncio.sleep(0)
         gc.collect()
         assert [one() is None for one in kept] == [True, True, False]
-        await wire.close()
+        wire.close()
 
     asyncio.run(talk())

@@ -1,0 +1,320 @@
+"""HTTP/1.1 to members, on the gateway's loop: connections that are kept, and answers as they come.
+
+Small on purpose: a call is one request with a short body, and whatever stands here is paid for by each of them. The
+parser is httptools, that of the gateway's own server. Redirects, cookies, proxies and compression are none of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import ssl
+from collections.abc import AsyncGenerator, Collection, Mapping
+from dataclasses import dataclass
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from mcp_runtime import remote, transport
+from mcp_runtime.errors import ClientError, ConnectError, ProtocolError
+
+BUFFERED = 262_144  # bytes of an answer that nobody has read yet; then its sender waits
+DISCARDED = 65_536  # bytes of an answer nobody wants, for which a connection is kept
+DISCARD_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a member is asked, as a connection and as a request need it."""
+
+    host: str
+    port: int
+    is_tls: bool
+    authority: str  # for the header
+    target: str  # path and query
+
+    @classmethod
+    def of(cls, url: str) -> Address:
+        parts = urlsplit(url)
+        is_tls = parts.scheme == "https"
+        target = parts._replace(scheme="", netloc="", fragment="").geturl()
+        authority = parts.netloc.rpartition("@")[2]
+        return cls(parts.hostname or "", parts.port or (443 if is_tls else 80), is_tls, authority, target or "/")
+
+
+class Response:
+    """An answer whose head has come. Its body is read with `chunks` or `whole`, let go with `release` or `close`."""
+
+    def __init__(self, connection: _Connection, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        self._headers = headers
+        self._connection = connection
+        self._parts: collections.deque[bytes] = collections.deque()
+        self._unread = 0
+        self._is_complete = False
+        self._is_unwanted = False
+        self._error: ClientError | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self.content_type = (self.header("content-type") or "").partition(";")[0].strip().lower()
+
+    def header(self, name: str) -> str | None:
+        """The value of a header; its name in small letters or large."""
+        wanted = name.lower().encode()
+        return next((value.decode("latin-1") for key, value in self._headers if key == wanted), None)
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        """The body, as it comes. Raises ConnectError and ProtocolError where it breaks off."""
+        while True:
+            while self._parts:
+                part = self._parts.popleft()
+                self._unread -= len(part)
+                yield part
+            if self._error is not None:
+                raise self._error
+            if self._is_complete:
+                return
+            self._connection.resume()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+
+    async def whole(self, max_bytes: int) -> bytes:
+        """The body in one piece. Raises ProtocolError when it is longer than `max_bytes`."""
+        if self._is_complete and self._error is None and len(self._parts) <= 1 and self._unread <= max_bytes:
+            return self._parts.popleft() if self._parts else b""
+        data = bytearray()
+        try:
+            async for chunk in self.chunks():
+                data += chunk
+                if len(data) > max_bytes:
+                    raise ProtocolError(f"the answer is larger than {max_bytes:,} bytes")
+        finally:
+            self.close()
+        return bytes(data)
+
+    def release(self) -> None:
+        """Nobody wants the body. The connection is kept if there is little of it."""
+        self._is_unwanted = True
+        self._parts.clear()
+        if not self._is_complete:
+            asyncio.get_running_loop().call_later(DISCARD_SECONDS, self.close)
+
+    def close(self) -> None:
+        """Whoever reads it hears that it broke off; the connection goes with it."""
+        if not self._is_complete:
+            self._connection.fail(ConnectError(transport.CLOSED_EARLY))
+
+    # From the connection
+
+    def take(self, part: bytes) -> bool:
+        """One more part of the body. False: no more of it for now."""
+        self._unread += len(part)
+        if self._is_unwanted:
+            if self._unread > DISCARDED:
+                self.close()
+            return True
+        self._parts.append(part)
+        self._wake()
+        return self._unread < BUFFERED
+
+    def end(self, error: ClientError | None = None) -> None:
+        self._is_complete, self._error = True, error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+
+class _Connection(asyncio.Protocol):
+    """One connection, one exchange at a time."""
+
+    _transport: asyncio.Transport
+
+    def __init__(self, kept: list[_Connection], all_open: set[_Connection]) -> None:
+        self._kept = kept  # those of its address that wait for the next request
+        self._open = all_open
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpResponseParser(self)
+        self._answer: asyncio.Future[Response] | None = None
+        self._response: Response | None = None
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._head_bytes = 0
+        self._ends_with_connection = False
+        self._is_paused = False
+        self.idle_since = 0.0
+
+    async def ask(self, request: bytes) -> Response:
+        """Raises ConnectError and ProtocolError. Whoever gives up waiting gives up the connection."""
+        self._answer = self._loop.create_future()
+        self._head_bytes = 0
+        self._transport.write(request)
+        try:
+            return await self._answer
+        except asyncio.CancelledError:
+            self.fail(ConnectError(transport.CLOSED_EARLY))
+            raise
+
+    def resume(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def fail(self, error: ClientError) -> None:
+        """The end of it, and of what is under way on it."""
+        answer, response = self._answer, self._response
+        self._answer = self._response = None
+        if answer is not None and not answer.done():
+            answer.set_exception(error)
+        if response is not None:
+            response.end(error)
+        self._transport.abort()
+
+    @property
+    def is_open(self) -> bool:
+        return not self._transport.is_closing()
+
+    # From the loop
+
+    def connection_made(self, made: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, made)
+        self._open.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._answer is None and self._response is None:
+            self._transport.abort()  # nobody asked
+            return
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self.fail(ProtocolError(f"did not answer in HTTP: {type(error).__name__}"))
+            return
+        if self._answer is not None and not self._answer.done():
+            self._head_bytes += len(data)
+            if self._head_bytes > transport.HEAD_BYTES:
+                self.fail(ProtocolError(f"the headers are longer than {transport.HEAD_BYTES:,} bytes"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._open.discard(self)
+        if self in self._kept:
+            self._kept.remove(self)
+        if self._response is not None and self._ends_with_connection and error is None:
+            self._response.end()
+            self._response = None
+        self.fail(ConnectError(transport.CLOSED_EARLY))
+
+    # From the parser
+
+    def on_message_begin(self) -> None:
+        self._headers = []
+        if self._answer is None or self._answer.done():
+            self._transport.abort()  # a second answer to one question
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200 or self._answer is None or self._answer.done():
+            return  # "100 Continue" and the like: the answer comes after it
+        self._response = Response(self, status, self._headers)
+        self._ends_with_connection = not any(
+            name in (b"content-length", b"transfer-encoding") for name, _ in self._headers
+        )
+        self._answer.set_result(self._response)
+
+    def on_body(self, body: bytes) -> None:
+        if self._response is not None and not self._response.take(body) and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        response = self._response
+        if response is None:
+            return
+        self._answer = self._response = None
+        response.end()
+        self.resume()
+        if self._parser.should_keep_alive() and self.is_open:
+            self.idle_since = self._loop.time()
+            self._kept.append(self)
+        else:
+            self._transport.close()
+
+
+class Connections:
+    """All connections to members."""
+
+    def __init__(self) -> None:
+        self._tls = transport.tls_context()
+        self._kept: dict[tuple[str, int, bool], list[_Connection]] = {}
+        self._open: set[_Connection] = set()
+        self._sweep: asyncio.TimerHandle | None = None
+
+    def close(self) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for connection in list(self._open):
+            connection.fail(ConnectError(transport.CLOSED_EARLY))
+
+    async def request(
+        self, address: Address, verb: str, headers: Mapping[str, str], body: bytes | None, secrets: Collection[str] = ()
+    ) -> Response:
+        """The answer, as soon as its head is there. Raises ConnectError and ProtocolError, without `secrets`."""
+        request = _written(address, verb, headers, body)
+        kept = self._kept.setdefault((address.host, address.port, address.is_tls), [])
+        connection = self._taken(kept) or await self._connect(address, kept, secrets)
+        return await connection.ask(request)
+
+    def _taken(self, kept: list[_Connection]) -> _Connection | None:
+        """One that was in use a moment ago: servers close those that idle, and may just be about to."""
+        latest = asyncio.get_running_loop().time() - transport.IDLE_SECONDS
+        while kept:
+            connection = kept.pop()
+            if connection.is_open and connection.idle_since > latest:
+                return connection
+            connection.fail(ConnectError(transport.CLOSED_EARLY))
+        return None
+
+    async def _connect(self, address: Address, kept: list[_Connection], secrets: Collection[str]) -> _Connection:
+        if self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(transport.IDLE_SECONDS, self._close_idle)
+        try:
+            async with asyncio.timeout(transport.CONNECT_TIMEOUT):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: _Connection(kept, self._open),
+                    address.host,
+                    address.port,
+                    ssl=self._tls if address.is_tls else None,
+                )
+        except TimeoutError as error:
+            raise ConnectError(f"no connection within {transport.CONNECT_TIMEOUT:g} s") from error
+        except ssl.SSLError as error:
+            text = f"no connection: {error}"
+            raise ConnectError(remote.masked(text, secrets)) from error
+        except (OSError, UnicodeError) as error:
+            is_refusal = isinstance(error, ConnectionRefusedError)
+            text = "connection refused" if is_refusal else f"no connection: {error}"
+            raise ConnectError(remote.masked(text, secrets), is_refusal=is_refusal) from error
+        return connection
+
+    def _close_idle(self) -> None:
+        self._sweep = None
+        now = asyncio.get_running_loop().time()
+        for kept in self._kept.values():
+            for connection in [one for one in kept if now - one.idle_since > transport.IDLE_SECONDS]:
+                connection.fail(ConnectError(transport.CLOSED_EARLY))
+        if self._open:
+            self._sweep = asyncio.get_running_loop().call_later(transport.IDLE_SECONDS, self._close_idle)
+
+
+def _written(address: Address, verb: str, headers: Mapping[str, str], body: bytes | None) -> bytes:
+    lines = [f"{verb} {address.target} HTTP/1.1", f"Host: {address.authority}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    if body is not None:
+        lines.append(f"Content-Length: {len(body)}")
+    head = "\r\n".join(lines)
+    # Some values came from callers and members: none may become a header of its own.
+    if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1 or "\0" in head:
+        raise ProtocolError("a header would hold a line break")
+    return f"{head}\r\n\r\n".encode() + (body or b"")
