@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +16,14 @@ from mcp_runtime import transport
 from mcp_runtime.errors import ConnectError, ProtocolError
 from mcp_runtime.gateway import connections
 from mcp_runtime.gateway.connections import Address, Connections, Response
+from tests.certificates import Authority
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 JSON = {"Content-Type": "application/json"}
 
 Answer = Callable[["Talk"], Awaitable[None]]
+Conversation = Callable[["World"], Awaitable[None]]
 
 
 class Talk:
@@ -104,9 +108,9 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def world_of(*answers: bytes | Answer) -> AsyncIterator[World]:
+async def world_of(*answers: bytes | Answer, tls: ssl.SSLContext | None = None) -> AsyncIterator[World]:
     server = Server(*answers)
-    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
     world = World(server, listening.sockets[0].getsockname()[1])
     try:
         yield world
@@ -116,12 +120,12 @@ async def world_of(*answers: bytes | Answer) -> AsyncIterator[World]:
         await server.end()
 
 
-def run(*answers: bytes | Answer) -> Callable[[Callable[[World], Awaitable[None]]], None]:
+def run(*answers: bytes | Answer, tls: ssl.SSLContext | None = None) -> Callable[[Conversation], None]:
     """Run a conversation with a server that answers so, on the loop that the gateway has."""
 
-    def go(conversation: Callable[[World], Awaitable[None]]) -> None:
+    def go(conversation: Conversation) -> None:
         async def within() -> None:
-            async with world_of(*answers) as world:
+            async with world_of(*answers, tls=tls) as world:
                 await conversation(world)
 
         uvloop.run(within())
@@ -427,6 +431,46 @@ def test_closing_all_ends_what_is_under_way() -> None:
         world.connections.close()
         with pytest.raises(ConnectError):
             await asking
+
+
+# TLS --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+def trusted(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
+
+
+def test_over_tls_a_connection_is_kept_as_well(authority: Authority, trusted: None) -> None:
+    large = b"x" * 900_000
+
+    @run(OK, b"HTTP/1.1 200 OK\r\nContent-Length: 900000\r\n\r\n" + large, tls=authority.context())
+    async def _(world: World) -> None:
+        world.address = Address.of(f"https://127.0.0.1:{world.address.port}/mcp")
+        assert await world.text() == b"{}"
+        assert await (await world.ask(large)).whole(1_000_000) == large
+        assert world.server.heard[1].body == large
+        assert world.server.connections == 1
+
+
+@pytest.mark.parametrize("name", ["DNS:mcp.example.com", "IP:127.0.0.1"])
+def test_a_server_whose_certificate_is_not_good_gets_no_request(
+    name: str, authority: Authority, request: pytest.FixtureRequest
+) -> None:
+    if name.startswith("DNS"):
+        request.getfixturevalue("trusted")  # so that the name alone is wrong
+
+    @run(OK, tls=authority.context(name))
+    async def _(world: World) -> None:
+        world.address = Address.of(f"https://127.0.0.1:{world.address.port}/mcp")
+        with pytest.raises(ConnectError, match="certificate"):
+            await world.ask()
+        assert world.server.heard == []
 
 
 # No connection ----------------------------------------------------------------------------------------------------
