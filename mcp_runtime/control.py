@@ -327,6 +327,34 @@ def shown_arguments(invocation: Invocation) -> dict[str, Any]:
     return schemas.mask(invocation.arguments, invocation.secret_paths)
 
 
+def without_secrets(tool: Tool, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What of `arguments` may be kept or passed on, and the places of the secrets that were left out ("login.key")."""
+    paths = schemas.secret_paths(tool.input_schema, arguments)
+    return schemas.without(arguments, paths), [".".join(str(part) for part in path) for path in paths]
+
+
+def masked_secrets(tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
+    """`arguments` as they may be shown: where the tool's schema marks a secret there is a mask."""
+    return schemas.mask(arguments, schemas.secret_paths(tool.input_schema, arguments))
+
+
+def unmasked_arguments(invocation: Invocation) -> tuple[dict[str, Any], list[str]]:
+    """The arguments of an earlier call without its secrets, and where those were."""
+    paths = invocation.secret_paths
+    return schemas.without(invocation.arguments, paths), [".".join(str(part) for part in path) for path in paths]
+
+
+def output_misfit(output_schema: dict[str, Any], value: Any) -> str:
+    """Why the structured content of a result does not fit its tool's output schema; empty when it does."""
+    try:
+        schemas.validate(output_schema, value)
+    except schemas.ArgumentsError as error:
+        return str(error).replace("the tool's input schema", "the output schema")
+    except schemas.BrokenSchemaError as error:
+        return str(error).replace("the input schema", "the output schema")
+    return ""
+
+
 def log_tail(row: GuildMember, lines: int) -> list[str]:
     """The last `lines` lines that the member wrote, oldest first."""
     return logs.tail(logs.path_of(settings.GUILD_HALL_DATA_DIR, row.name), lines)

@@ -34,6 +34,7 @@ McpRuntimeError
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 REDIRECTS = (301, 302, 303, 307, 308)
@@ -252,12 +253,18 @@ class ToolDisabledError(RequestRefusedError):
 
 
 class InvalidArgumentsError(RequestRefusedError):
-    """Arguments that do not fit the tool's input schema. `path` is their place ("items.0.name"), `reason` why."""
+    """Arguments that do not fit the tool's input schema. `path` is their place ("items.0.name"), `reason` why.
 
-    def __init__(self, message: str, path: str, reason: str) -> None:
+    `misfits` are all places that are known not to fit, this one among them, each with its reason.
+    """
+
+    def __init__(
+        self, message: str, path: str, reason: str, misfits: Sequence[tuple[tuple[str | int, ...], str]] = ()
+    ) -> None:
         super().__init__(message)
         self.path = path
         self.reason = reason
+        self.misfits = tuple(misfits) or (((), f"{path}: {reason}" if path else reason),)
 
 
 class IdempotencyConflictError(RequestRefusedError):

@@ -172,7 +172,8 @@ def _check_arguments(member: GuildMember, tool: Tool, arguments: Any) -> None:
     try:
         schemas.validate(tool.input_schema, arguments)
     except schemas.ArgumentsError as error:
-        raise InvalidArgumentsError(f"{place}: {error}", error.path, error.reason) from error
+        misfits = [(misfit.path, misfit.reason) for misfit in error.misfits]
+        raise InvalidArgumentsError(f"{place}: {error}", error.path, error.reason, misfits) from error
     except schemas.BrokenSchemaError as error:
         # It passed the check at tools/list and broke in use: from now on this tool is not validated, and says so.
         logger.warning("tool %r of member %r: %s; its arguments are not validated", tool.name, member.name, error)

@@ -7,8 +7,9 @@ ever, and whatever a schema breaks is reported as a fault of that schema.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -26,6 +27,9 @@ MAX_SCHEMA_CHARACTERS = 200_000
 MAX_STEPS = 200_000
 # Characters times instructions of a pattern that cost as much as a step, at worst.
 PATTERN_WORK_PER_STEP = 1000
+# So many misfits are told at once, the most telling first.
+MAX_MISFITS = 20
+MAX_REASON = 500
 
 Path = tuple[str | int, ...]
 
@@ -34,13 +38,25 @@ class BrokenSchemaError(Exception):
     """The schema itself cannot be used; the message says why."""
 
 
-class ArgumentsError(Exception):
-    """Arguments do not fit. `path` is their place ("items.0.name", empty for the whole), `reason` why."""
+@dataclass(frozen=True)
+class Misfit:
+    """One place that does not fit, and why. A property that is missing is its own place."""
 
-    def __init__(self, path: str, reason: str) -> None:
+    path: Path
+    reason: str
+
+
+class ArgumentsError(Exception):
+    """Arguments do not fit. `path` is their place ("items.0.name", empty for the whole), `reason` why.
+
+    `misfits` are all that were found, MAX_MISFITS at most, this one among them.
+    """
+
+    def __init__(self, path: str, reason: str, misfits: Sequence[Misfit] = ()) -> None:
         super().__init__(f"{path}: {reason}" if path else reason)
         self.path = path
         self.reason = reason
+        self.misfits = tuple(misfits) or (Misfit((), str(self)),)
 
 
 def check_schema(schema: Any) -> str:
@@ -53,25 +69,38 @@ def check_schema(schema: Any) -> str:
 
 
 def validate(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
-    """Raise ArgumentsError for the first and most telling misfit, BrokenSchemaError when the schema fails in use."""
+    """Raise ArgumentsError for the most telling misfit, BrokenSchemaError when the schema fails in use."""
     validator = _validator(schema)
     try:
-        error = _best_error(validator, arguments)
+        errors = _errors(validator, arguments)
     except _TooMuchWorkError:
         raise ArgumentsError("", "checking them against the tool's input schema takes too long") from None
     except Exception as fault:  # a schema may break the library anyhow
         raise BrokenSchemaError(f"the input schema cannot be applied: {type(fault).__name__}: {fault}"[:500]) from fault
-    if error is not None:
-        raise ArgumentsError(".".join(str(part) for part in error.absolute_path), error.message[:500])
+    if errors:
+        first = errors[0]
+        place = ".".join(str(part) for part in first.absolute_path)
+        raise ArgumentsError(place, first.message[:MAX_REASON], [_misfit(error) for error in errors])
 
 
-def _best_error(validator: Validator, instance: Any) -> jsonschema.ValidationError | None:
+def _errors(validator: Validator, instance: Any) -> list[jsonschema.ValidationError]:
+    """What does not fit, the most telling first; of alternatives what is wrong with the nearest one."""
     token = _work.set(_Work())
     try:
-        error: jsonschema.ValidationError | None = jsonschema.exceptions.best_match(validator.iter_errors(instance))
+        # `best_match` goes by relevance too, and takes the greatest.
+        found = sorted(validator.iter_errors(instance), key=jsonschema.exceptions.relevance, reverse=True)
     finally:
         _work.reset(token)
-    return error
+    return [jsonschema.exceptions.best_match([error]) or error for error in found[:MAX_MISFITS]]
+
+
+def _misfit(error: jsonschema.ValidationError) -> Misfit:
+    path = tuple(error.absolute_path)
+    if error.validator == "required" and isinstance(error.instance, dict):
+        # One error for each property that is missing, named in the message alone.
+        missing = [name for name in _list(error.validator_value) if error.message.startswith(f"{name!r} ")]
+        path += tuple(name for name in missing[:1] if name not in error.instance)
+    return Misfit(path, error.message[:MAX_REASON])
 
 
 def _validator(schema: Any) -> Validator:
@@ -92,14 +121,14 @@ def _checked_validator(text: str) -> Validator:
     schema = json.loads(text)
     try:
         cls = _guarded(validator_for(schema, default=jsonschema.Draft202012Validator), '"patternProperties"' in text)
-        error = _best_error(cls(cls.META_SCHEMA, registry=Registry()), schema)
+        errors = _errors(cls(cls.META_SCHEMA, registry=Registry()), schema)
     except _TooMuchWorkError:
         raise BrokenSchemaError("the input schema takes too long to check") from None
     except Exception as fault:  # as above
         raise BrokenSchemaError(f"the input schema cannot be read: {type(fault).__name__}: {fault}"[:500]) from fault
-    if error is not None:
-        place = ".".join(str(part) for part in error.absolute_path)
-        raise BrokenSchemaError(f"the input schema is broken at {place or 'its root'}: {error.message}"[:500])
+    if errors:
+        place = ".".join(str(part) for part in errors[0].absolute_path)
+        raise BrokenSchemaError(f"the input schema is broken at {place or 'its root'}: {errors[0].message}"[:500])
     # An explicit empty registry: without one the library would fetch a remote $ref over the network.
     validator: Validator = cls(schema, registry=Registry())
     return validator
@@ -342,6 +371,25 @@ def mask(arguments: dict[str, Any], paths: list[list[str | int]]) -> dict[str, A
     for path in paths:
         masked = _masked(masked, path)
     return dict(masked)
+
+
+def without(arguments: dict[str, Any], paths: list[list[str | int]]) -> dict[str, Any]:
+    """A copy of `arguments` with nothing at `paths`: a property is gone, an item of a list is null."""
+    left: Any = arguments
+    for path in paths:
+        left = _without(left, path)
+    return dict(left)
+
+
+def _without(value: Any, path: list[str | int]) -> Any:
+    key, rest = path[0], path[1:]
+    if isinstance(value, dict) and key in value:
+        if not rest:
+            return {name: item for name, item in value.items() if name != key}
+        return {**value, key: _without(value[key], rest)}
+    if isinstance(value, list) and isinstance(key, int) and key < len(value):
+        return [*value[:key], _without(value[key], rest) if rest else None, *value[key + 1 :]]
+    return value
 
 
 def _masked(value: Any, path: list[str | int]) -> Any:
