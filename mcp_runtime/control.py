@@ -19,7 +19,18 @@ from django.db import transaction
 from django.db.models import Count, Q, QuerySet
 from django.utils import timezone
 
-from mcp_runtime import access, agent_setup, discovery, invocations, lease, logs, schemas, sessions, waiting
+from mcp_runtime import (
+    access,
+    agent_setup,
+    discovery,
+    invocations,
+    lease,
+    logs,
+    schemas,
+    sessions,
+    statistics,
+    waiting,
+)
 from mcp_runtime.errors import (
     AgentUnavailableError,
     MemberDisabledError,
@@ -366,6 +377,22 @@ def log_tail(row: GuildMember, lines: int) -> list[str]:
 def call_counts() -> dict[tuple[str, str], int]:
     """Finished calls since the hall exists, by member name and outcome (succeeded, cancelled, or the error kind)."""
     return invocations.call_counts()
+
+
+def call_series(
+    span: str, *, member: GuildMember | None = None, tool_name: str = "", without: Iterable[str] = ()
+) -> statistics.Series:
+    """How many calls ended and failed, and how long they took, over the last `hour`, `day` or `week`.
+
+    Of a member's tool, of a member, or of all members but those of the names `without`. KeyError for another span.
+    """
+    member_id = None if member is None else member.pk
+    return statistics.series(statistics.SPANS[span], member_id=member_id, tool_name=tool_name, without=[*without])
+
+
+def calls_of_last_hour() -> dict[int, list[tuple[int, int]]]:
+    """(calls, failed) of twelve times five minutes, oldest first, by member id; a member without calls is not there."""
+    return statistics.last_hour()
 
 
 def queue_depth() -> dict[str, int]:

@@ -21,7 +21,7 @@ from django.db.models import Count, F, JSONField, TextField, Value
 from django.db.models.functions import Cast
 from django.utils import timezone
 
-from mcp_runtime import access, jsonrpc, schemas
+from mcp_runtime import access, jsonrpc, schemas, statistics
 from mcp_runtime.access import OPERATOR, Principal
 from mcp_runtime.changes import CALL_ENDED, notify
 from mcp_runtime.errors import (
@@ -342,7 +342,8 @@ PRUNE_BATCH = 500
 def prune(*, days: int, keep: int) -> int:
     """Delete finished calls older than `days`, and the oldest beyond the newest `keep`; how many went.
 
-    In small batches, so that writers never wait long. What goes is added to CallTotal first: /metrics counts on.
+    In small batches, so that writers never wait long. What goes is added to CallTotal first, so that /metrics counts
+    on, and is in the sums that plots are made of.
     """
     pruned = 0
     finished = Invocation.objects.filter(status__in=Invocation.FINISHED)
@@ -351,6 +352,7 @@ def prune(*, days: int, keep: int) -> int:
     surplus = finished.filter(id__lte=newest_surplus) if newest_surplus else finished.none()
     for rows in (old, surplus):
         while ids := list(rows.order_by("id").values_list("id", flat=True)[:PRUNE_BATCH]):
+            statistics.cover(ids)
             pruned += _prune_batch(ids)
     return pruned
 

@@ -171,23 +171,35 @@ class Runtime:
         connection.close()
 
     def _keep_house(self) -> None:
-        """Once an hour: what is older than the settings keep goes."""
-        from django.conf import settings
+        """Every quarter of a minute the calls that ended are summed; once an hour what is older than kept goes."""
         from django.db import Error, connection
 
-        from mcp_runtime import invocations, sessions
+        from mcp_runtime import statistics
+
+        next_prune = time.monotonic() + PRUNE_SECONDS
+        while not self._stop_asked.wait(statistics.SUM_SECONDS):
+            try:
+                statistics.sum_up(keep_going=lambda: not self._stop_asked.is_set())
+                if time.monotonic() >= next_prune:
+                    next_prune += PRUNE_SECONDS
+                    self._prune()
+            except Error as error:
+                logger.warning("cannot keep house (%s); trying again", str(error).strip())
+            connection.close()
+
+    @staticmethod
+    def _prune() -> None:
+        from django.conf import settings
+
+        from mcp_runtime import invocations, sessions, statistics
 
         days, keep = settings.GUILD_HALL_KEEP_INVOCATIONS_DAYS, settings.GUILD_HALL_KEEP_INVOCATIONS
-        while not self._stop_asked.wait(PRUNE_SECONDS):
-            try:
-                pruned = invocations.prune(days=days, keep=keep)
-                invocations.prune_status_changes(days=days)
-                sessions.prune(days=days)
-                if pruned:
-                    logger.info("pruned %d finished invocations", pruned)
-            except Error as error:
-                logger.warning("cannot prune (%s); trying again in an hour", str(error).strip())
-            connection.close()
+        pruned = invocations.prune(days=days, keep=keep)
+        invocations.prune_status_changes(days=days)
+        sessions.prune(days=days)
+        statistics.forget()
+        if pruned:
+            logger.info("pruned %d finished invocations", pruned)
 
     # Stop ---------------------------------------------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ class Hall(models.Model):
     agent_problem = models.TextField(
         blank=True, help_text="What the runtime lacks to run agents, if it lacks anything."
     )
+    summed_until = models.DateTimeField(null=True, help_text="Calls that ended before are in the sums (CallSum).")
 
     class Meta:
         constraints = [models.CheckConstraint(condition=Q(id=1), name="one_hall_per_database")]
@@ -393,6 +394,30 @@ class CallTotal(models.Model):
 
     def __str__(self) -> str:
         return f"{self.outcome}: {self.count}"
+
+
+class CallSum(models.Model):
+    """So many calls ended within so many seconds and took about that long. Written by `mcp_runtime.statistics`."""
+
+    member = models.ForeignKey(GuildMember, on_delete=models.CASCADE, db_index=False)
+    tool_name = models.CharField(max_length=255, help_text="Empty: all tools of the member together.")
+    seconds = models.PositiveIntegerField(help_text="For how long it stands: a minute, a quarter, an hour.")
+    begins = models.PositiveBigIntegerField(help_text="Unix time, a multiple of `seconds`.")
+    slot = models.SmallIntegerField(help_text="How long the calls took, as a place on a logarithmic scale.")
+    calls = models.PositiveBigIntegerField()
+    failed = models.PositiveBigIntegerField()
+    took = models.FloatField(help_text="Seconds, of all the calls together.")
+
+    class Meta:
+        constraints = [
+            # In this order it is the one index that readers and the deletion of old sums need.
+            models.UniqueConstraint(
+                fields=["seconds", "begins", "tool_name", "member", "slot"], name="one_sum_per_time_tool_and_slot"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.calls} calls of {self.tool_name or 'all tools'}"
 
 
 class ApiToken(models.Model):

@@ -18,7 +18,7 @@ LAYERS = (
         *("database", "changes", "manifest", "ports", "process", "client", "transport", "schemas", "limits"),
         *("agent", "agent_host"),
     },
-    {"control", "access", "invocations", "sessions", "discovery", "lease", "waiting", "tools"},
+    {"control", "access", "invocations", "sessions", "statistics", "discovery", "lease", "waiting", "tools"},
     {
         *("worker", "tasks", "dispatcher", "supervisor", "lifecycle", "availability", "gateway"),
         "session_runner",
@@ -30,10 +30,11 @@ BESIDE = {
     "client": {"transport"},
     "remote": {"errors"},
     "agent": {"process"},
-    "control": {"access", "invocations", "sessions", "discovery", "lease", "waiting"},
+    "control": {"access", "invocations", "sessions", "statistics", "discovery", "lease", "waiting"},
     "sessions": {"invocations", "lease"},
     "waiting": {"invocations"},
-    "invocations": {"access", "lease"},
+    "invocations": {"access", "lease", "statistics"},
+    "statistics": {"lease"},
     "worker": {"tasks", "dispatcher", "supervisor", "lifecycle", "gateway", "session_runner"},
     "gateway": {"availability", "lifecycle"},
     "availability": {"lifecycle"},
@@ -59,6 +60,8 @@ OPEN_TO_INTERFACES = {
     "mcp_runtime.manifest",
     "mcp_runtime.remote",
     "mcp_runtime.schemas.mask",
+    "mcp_runtime.statistics.Point",
+    "mcp_runtime.statistics.Series",
 }
 RUNTIME_SIDE = LAYERS[3] | {"process", "client", "transport", "ports", "agent", "agent_host"}
 
@@ -121,7 +124,8 @@ def test_a_module_of_the_runtime_knows_of_the_web_no_more_than_its_rows(module: 
     } <= {
         f"roster.models.{name}"
         for name in (
-            *("AgentEvent", "AgentMessage", "AgentSession", "ApiToken", "CallTotal", "GuildMember", "Hall"),
+            *("AgentEvent", "AgentMessage", "AgentSession", "ApiToken", "CallSum", "CallTotal"),
+            *("GuildMember", "Hall"),
             *("Invocation", "PortAllocation", "StatusChange", "Tool"),
         )
     }
