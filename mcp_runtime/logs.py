@@ -1,4 +1,4 @@
-"""A member's log file: find it, read its end, follow it. No Django.
+"""A member's log file: find it, read its end, follow it, in one go or in parts. No Django.
 
 Its writer rotates it (`name.log` becomes `name.log.1`) whenever it likes, and what a member writes may be anything.
 """
@@ -6,9 +6,11 @@ Its writer rotates it (`name.log` becomes `name.log.1`) whenever it likes, and w
 from __future__ import annotations
 
 import os
+import re
 import time
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
@@ -17,7 +19,16 @@ MAX_BYTES = 1_000_000
 # A line without an end is given out in parts of about this size, so that memory stays bounded.
 MAX_LINE_BYTES = 64_000
 FOLLOW_INTERVAL = 0.2
+BACKUPS = 2  # rotated files that are kept
+# Of one part: more than that has been written since, and its end is given alone.
+PART_BYTES = 256_000
+FINGERPRINT_BYTES = 64
+DOWNLOAD_BYTES = 65_536
 CUT = "…"
+
+_COLOURS_AND_SUCH = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|[ -/]*[0-~])"
+)
 
 
 def path_of(data_dir: Path, name: str) -> Path:
@@ -25,9 +36,19 @@ def path_of(data_dir: Path, name: str) -> Path:
     return data_dir / "logs" / f"{name}.log"
 
 
-def rotated(path: Path) -> Path:
-    """Where `path` goes when it is full."""
-    return path.with_name(f"{path.name}.1")
+def rotated(path: Path, times: int = 1) -> Path:
+    """Where `path` goes when it is full, and from there so many times on."""
+    return path.with_name(f"{path.name}.{times}")
+
+
+def plain(text: str) -> str:
+    """`text` without a terminal's colours and titles; what else is not to be seen becomes replacement characters."""
+    text = _COLOURS_AND_SUCH.sub("", text) if "\x1b" in text else text
+    return text if text.isprintable() else "".join(map(_harmless, text))
+
+
+def _harmless(char: str) -> str:
+    return char if char.isprintable() or char == "\t" else "\N{REPLACEMENT CHARACTER}"
 
 
 # The end ----------------------------------------------------------------------------------------------------------
@@ -158,3 +179,90 @@ class _Follower:
             return os.path.samestat(self._path.stat(), os.fstat(file.fileno()))
         except OSError:
             return False
+
+
+# In parts, for who asks again and again --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some complete lines, and the cursor to ask for those behind them."""
+
+    lines: list[str]
+    cursor: str = ""
+    is_gap: bool = False
+    """Whether something between the cursor that was given and `lines` was left out, or is gone."""
+
+
+def part_after(path: Path, cursor: str = "", *, lines: int) -> Part:
+    """The lines behind the cursor of an earlier part; without one, or when they are too many, the last `lines` lines.
+
+    Nothing is kept between two parts, and the cost is that of what is new: the cursor says in which file the reader was
+    and where, and finds it again under whatever name it has by now. A cursor of nonsense is one of a file that is gone.
+    """
+    with ExitStack() as stack:
+        files = [stack.enter_context(closing(file)) for file in _generations(path)]
+        if not files:
+            return Part([])
+        sizes = [os.fstat(file.fileno()).st_size for file in files]
+        place = _place_of(cursor, files, sizes) if cursor else None
+        if place is None or sum(sizes[: place[0] + 1]) - place[1] > PART_BYTES:
+            return _last_part(path, files[0], lines, is_gap=bool(cursor))
+        index, offset = place
+        files[index].seek(offset)
+        older = b"".join(file.read(PART_BYTES) for file in files[index:0:-1])
+        newest, begin = files[0], 0 if index else offset
+        complete, newline, _ = newest.read(sizes[0] - begin).rpartition(b"\n")
+        data = older + complete + newline
+        return Part(_split(data) if data else [], _cursor_at(newest, begin + len(complete + newline)))
+
+
+def whole(path: Path) -> Iterator[bytes]:
+    """All that is kept of the log, oldest first, as it is now: what is written meanwhile is left out."""
+    with ExitStack() as stack:
+        files = [stack.enter_context(closing(file)) for file in _generations(path)]
+        for file in reversed(files):
+            left = os.fstat(file.fileno()).st_size
+            while left > 0 and (chunk := file.read(min(left, DOWNLOAD_BYTES))):
+                left -= len(chunk)
+                yield chunk
+
+
+def _generations(path: Path) -> list[FileIO]:
+    """The file and those rotated before it, newest first, each once: one may be rotated between two opens."""
+    found: dict[tuple[int, int], FileIO] = {}
+    for name in [path, *(rotated(path, times) for times in range(1, BACKUPS + 1))]:
+        file = _open(name)
+        if file is None:
+            continue
+        status = os.fstat(file.fileno())
+        if found.setdefault((status.st_dev, status.st_ino), file) is not file:
+            file.close()
+    return list(found.values())
+
+
+def _last_part(path: Path, newest: FileIO, lines: int, *, is_gap: bool) -> Part:
+    end = _read_end(newest, PART_BYTES)
+    begin = newest.tell() - len(end.data)
+    complete, newline, _ = end.data.rpartition(b"\n")
+    end = replace(end, data=complete + newline)
+    return Part(_last_lines(path, end, lines, PART_BYTES), _cursor_at(newest, begin + len(end.data)), is_gap)
+
+
+def _cursor_at(file: FileIO, offset: int) -> str:
+    """The inode alone does not tell a file, for that of a deleted one is given again: what was read last counts too."""
+    begin = max(0, offset - FINGERPRINT_BYTES)
+    seen = os.pread(file.fileno(), offset - begin, begin)
+    return f"{os.fstat(file.fileno()).st_ino}-{offset}-{zlib.crc32(seen)}"
+
+
+def _place_of(cursor: str, files: list[FileIO], sizes: list[int]) -> tuple[int, int] | None:
+    """Which of the files the cursor is in, and where; None when it is in none of them."""
+    match = re.fullmatch(r"[0-9]{1,20}-([0-9]{1,15})-[0-9]{1,10}", cursor)
+    if match is None:
+        return None
+    offset = int(match[1])
+    for index, file in enumerate(files):
+        if offset <= sizes[index] and _cursor_at(file, offset) == cursor:
+            return index, offset
+    return None

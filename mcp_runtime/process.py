@@ -23,6 +23,7 @@ from typing import IO
 
 import psutil
 
+from mcp_runtime import logs
 from mcp_runtime.errors import SpawnError
 
 MARK_VARIABLE = "GUILD_HALL_MEMBER"
@@ -43,7 +44,6 @@ DRAIN_AFTER_EXIT = 2.0
 TAIL_LINES = 20
 MAX_LINE = 4000
 LOG_BYTES = 1_000_000
-LOG_BACKUPS = 2
 READ_BYTES = 65_536
 # A flood is slowed at its source: beyond this the member waits in its own write(). Each line costs as much as so many
 # bytes: empty ones are dear too.
@@ -60,7 +60,7 @@ class MemberLog:
         self._name = name
         self._console = logging.getLogger(f"guildhall.member.{name}")
         self._file = logging.handlers.RotatingFileHandler(
-            path, maxBytes=LOG_BYTES, backupCount=LOG_BACKUPS, encoding="utf-8", errors="replace", delay=True
+            path, maxBytes=LOG_BYTES, backupCount=logs.BACKUPS, encoding="utf-8", errors="replace", delay=True
         )
         self._file.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         self._tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
@@ -68,7 +68,7 @@ class MemberLog:
         self._shown = 0
 
     def write(self, text: str) -> None:
-        clean = text if text.isprintable() else "".join(map(_harmless, text))
+        clean = logs.plain(text)
         self._tail.append(clean)
         self._file.handle(logging.makeLogRecord({"msg": clean}))
         self._show(clean)
@@ -92,10 +92,6 @@ class MemberLog:
 
     def close(self) -> None:
         self._file.close()
-
-
-def _harmless(char: str) -> str:
-    return char if char.isprintable() or char == "\t" else "\N{REPLACEMENT CHARACTER}"
 
 
 def child_environment(own: Mapping[str, str], mark: str) -> dict[str, str]:

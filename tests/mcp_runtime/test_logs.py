@@ -3,12 +3,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mcp_runtime import logs
-from mcp_runtime.logs import follow, rotated, tail
+from mcp_runtime.logs import follow, part_after, rotated, tail
 
 
 @pytest.fixture
@@ -29,6 +30,13 @@ def write(path: Path, *lines: str) -> None:
 
 def rotate(path: Path) -> None:
     path.rename(rotated(path))
+
+
+def rotate_all(path: Path) -> None:
+    """As the writer does."""
+    for older, newer in ((rotated(path, 2), rotated(path)), (rotated(path), path)):
+        if newer.exists():
+            newer.replace(older)
 
 
 def test_a_member_has_its_log_under_its_name(tmp_path: Path) -> None:
@@ -212,3 +220,139 @@ def test_follow_closes_its_file_when_it_is_stopped(path: Path) -> None:
     assert next(lines) == "one"
     lines.close()  # type: ignore[attr-defined]
     # A file left open would be a ResourceWarning, and warnings are errors here.
+
+
+# In parts ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_first_part_is_the_last_lines_and_the_next_what_came_since(path: Path) -> None:
+    write(path, "one", "two", "three")
+
+    first = part_after(path, lines=2)
+    write(path, "four")
+    second = part_after(path, first.cursor, lines=2)
+    third = part_after(path, second.cursor, lines=2)
+
+    assert (first.lines, first.is_gap) == (["two", "three"], False)
+    assert (second.lines, second.is_gap) == (["four"], False)
+    assert (third.lines, third.cursor) == ([], second.cursor)
+
+
+def test_a_part_holds_complete_lines_alone(path: Path) -> None:
+    append(path, "one\ntw")
+    first = part_after(path, lines=9)
+    append(path, "o\n")
+
+    assert first.lines == ["one"]
+    assert part_after(path, first.cursor, lines=9).lines == ["two"]
+
+
+def test_parts_of_no_file_and_of_an_empty_file_are_empty_and_go_on(path: Path) -> None:
+    nothing = part_after(path, lines=9)
+    path.touch()
+    empty = part_after(path, nothing.cursor, lines=9)
+    write(path, "one")
+
+    assert (nothing.lines, empty.lines) == ([], [])
+    assert part_after(path, empty.cursor, lines=9) == part_after(path, nothing.cursor, lines=9)
+    assert part_after(path, empty.cursor, lines=9).lines == ["one"]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_parts_go_on_after_rotations_with_the_end_of_each_file(path: Path, times: int) -> None:
+    write(path, "one")
+    cursor = part_after(path, lines=9).cursor
+    expected = []
+    for number in range(times):
+        write(path, f"end of {number}")
+        rotate_all(path)
+        write(path, f"begin of {number + 1}")
+        expected += [f"end of {number}", f"begin of {number + 1}"]
+
+    part = part_after(path, cursor, lines=9)
+
+    assert (part.lines, part.is_gap) == (expected, False)
+    assert part_after(path, part.cursor, lines=9).lines == []
+
+
+def test_parts_go_on_between_the_two_steps_of_a_rotation(path: Path) -> None:
+    write(path, "one")
+    cursor = part_after(path, lines=9).cursor
+    write(path, "two")
+    rotate_all(path)
+
+    between = part_after(path, cursor, lines=9)
+    write(path, "three")
+
+    assert between.lines == ["two"]
+    assert part_after(path, between.cursor, lines=9).lines == ["three"]
+
+
+def test_a_part_behind_a_file_that_is_gone_says_that_there_is_a_gap(path: Path) -> None:
+    write(path, "one")
+    cursor = part_after(path, lines=9).cursor
+    path.unlink()
+    write(path, "another", "file", "of", "its", "name")  # most file systems give it the inode of the first one
+
+    part = part_after(path, cursor, lines=2)
+
+    assert (part.lines, part.is_gap) == (["its", "name"], True)
+
+
+def test_a_part_after_a_flood_is_its_end_alone(path: Path) -> None:
+    write(path, "one")
+    cursor = part_after(path, lines=9).cursor
+    write(path, *(f"{number:0100}" for number in range(10_000)))
+
+    part = part_after(path, cursor, lines=5)
+
+    assert [int(line) for line in part.lines] == [9995, 9996, 9997, 9998, 9999]
+    assert part.is_gap
+
+
+@pytest.mark.parametrize("cursor", ["x", "1-2", "1-2-3", "-1--2--3", "1-99999999999999-3", "٣-1-1", "1-1-1\n"])
+def test_a_cursor_of_nonsense_gives_the_end(path: Path, cursor: str) -> None:
+    write(path, "one", "two")
+
+    assert part_after(path, cursor, lines=1) == replace(part_after(path, lines=1), is_gap=True)
+
+
+def test_the_whole_log_is_all_files_oldest_first(path: Path) -> None:
+    for text in ("oldest", "older", "newest"):
+        rotate_all(path)
+        write(path, text)
+
+    assert b"".join(logs.whole(path)) == b"oldest\nolder\nnewest\n"
+
+
+def test_the_whole_log_ends_though_it_grows(path: Path) -> None:
+    write(path, "one")
+    parts = logs.whole(path)
+    first = next(parts)
+    write(path, "two")
+
+    assert [first, *parts] == [b"one\n"]
+
+
+def test_the_whole_of_no_log_is_nothing(path: Path) -> None:
+    assert list(logs.whole(path)) == []
+
+
+# What is shown ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("just text\tas it is — ✓", "just text\tas it is — ✓"),
+        ("\x1b[31;1mred\x1b[0m and \x1b[38;5;12mblue\x1b[m", "red and blue"),
+        ("\x1b]0;a title\x07text", "text"),
+        ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("\x1b(Bplain\x1b7", "plain"),
+        ("bell\x07 null\x00 del\x7f", "bell� null� del�"),
+        ("right to left \u202egnp.exe", "right to left �gnp.exe"),
+        ("cut \x1b", "cut �"),
+    ],
+)
+def test_colours_are_taken_out_and_control_characters_replaced(text: str, shown: str) -> None:
+    assert logs.plain(text) == shown
