@@ -1,0 +1,179 @@
+"""Figures of calls as SVG made here: nothing to load, nothing to run, and it prints.
+
+The picture stretches with the page while its words do not: shapes are paths in boxes of their own scale, words stand at
+percentages. Colours are classes of static/roster/plots.css.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.template.loader import render_to_string
+from django.utils.safestring import SafeString
+
+from mcp_runtime.statistics import Series
+from roster.admin import present
+
+SPARK_POINTS = 12
+# A bar of one call among thousands is still there to be seen; of 100.
+LEAST_BAR = 4.0
+GAP = 0.15  # between bars, as a part of each
+
+# How each span tells its times, and how many points apart its labels stand.
+_CLOCK = {"hour": ("%H:%M", 10), "day": ("%H:%M", 16), "week": ("%a %-d", 24)}
+_SPAN_NAMES = {"hour": "last hour", "day": "last day", "week": "last week"}
+_STEPS = {"hour": "minute", "day": "quarter of an hour", "week": "hour"}
+
+
+@dataclass(frozen=True)
+class Label:
+    """A word of an axis, at this percentage of the width or height."""
+
+    place: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A point in words, for tooltips and the table."""
+
+    place: str
+    width: str
+    time: str
+    calls: int
+    failed: int
+    p50: str
+    p95: str
+
+
+def spark(points: Sequence[tuple[int, int]] | None) -> SafeString:
+    """The last hour as small bars: (calls, failed) of five minutes each, oldest first; None: no calls."""
+    found = points or [(0, 0)] * SPARK_POINTS
+    calls, failed = sum(point[0] for point in found), sum(point[1] for point in found)
+    top = max(1, *(point[0] for point in found))
+    context = {
+        "said": f"Last hour: {_count(calls, 'call')}, {failed:,} failed" if calls else "Last hour: no calls",
+        "width": len(found),
+        "calls": _bars((count for count, _ in found), top),
+        "failed": _bars((count for _, count in found), top),
+    }
+    return SafeString(render_to_string("roster/spark.html", context))
+
+
+def plot(series: Series) -> dict[str, object]:
+    """The context of roster/plot.html."""
+    points, total = series.points, series.total
+    top_calls = _nice(max(point.calls for point in points))
+    slowest = max((point.p95 or 0.0 for point in points), default=0.0)
+    top_seconds = _nice(slowest * 1000) / 1000 if slowest else 0.0
+    return {
+        "span": series.span.name,
+        "span_name": _SPAN_NAMES[series.span.name],
+        "step": _STEPS[series.span.name],
+        "total": total,
+        "calls_said": f"{total.calls:,}",
+        "failed_said": f"{total.failed:,}",
+        "failed_part": _part(total.failed, total.calls),
+        "p50": seconds(total.p50),
+        "p95": seconds(total.p95),
+        "width": len(points),
+        "calls": _bars((point.calls for point in points), top_calls),
+        "failed": _bars((point.failed for point in points), top_calls),
+        "p50_line": _line([point.p50 for point in points], top_seconds),
+        "p95_line": _line([point.p95 for point in points], top_seconds),
+        "top_calls": f"{top_calls:,.0f}",
+        "top_seconds": seconds(top_seconds),
+        "times": _times(series),
+        "rows": _rows(series),
+    }
+
+
+def seconds(length: float | None) -> str:
+    """`35 ms`, `2.1 s`, `12 min`."""
+    if length is None:
+        return present.NOTHING
+    if length < 0.0095:
+        return f"{1000 * length:.1f} ms"
+    if length < 0.9995:
+        return f"{1000 * length:.0f} ms"
+    return f"{length:.1f} s" if length < 99.95 else f"{length / 60:.0f} min"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}" + ("" if number == 1 else "s")
+
+
+def _part(failed: int, calls: int) -> str:
+    if not failed:
+        return "0 %"
+    part = 100 * failed / calls
+    return "under 1 %" if part < 1 else f"{part:.0f} %"
+
+
+def _nice(value: float) -> float:
+    """The next 1, 2 or 5 times a power of ten, and 1 at least."""
+    if value <= 1:
+        return 1
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 5, 10) if step * power >= value * 0.9999)
+
+
+# Shapes, in boxes as wide as there are points, 100 high -----------------------------------------------------------
+
+
+def _bars(values: Iterable[float], top: float) -> str:
+    """The path of a bar for each value above nothing."""
+    heights = ((number, max(LEAST_BAR, 100 * value / top)) for number, value in enumerate(values) if value)
+    return "".join(f"M{number + GAP / 2:g} 100v-{height:.4g}h{1 - GAP:g}v{height:.4g}z" for number, height in heights)
+
+
+def _line(values: Sequence[float | None], top: float) -> str:
+    """A path through the middles of the points; it breaks where nothing was called, and one alone is a dot."""
+    path, drawing = [], False
+    for number, value in enumerate(values):
+        if value is None or not top:
+            drawing = False
+            continue
+        path.append(f"{'L' if drawing else 'M'}{number + 0.5:g} {100 - 100 * min(1.0, value / top):.4g}")
+        path.append("" if drawing else "h0")
+        drawing = True
+    return "".join(path)
+
+
+# Words ------------------------------------------------------------------------------------------------------------
+
+
+def _times(series: Series) -> list[Label]:
+    """Round times under the points that begin then."""
+    form, apart = _CLOCK[series.span.name]
+    every = series.span.seconds * apart
+    count = len(series.points)
+    return [
+        Label(f"{100 * (number + 0.5) / count:.2f}%", point.begins_at.strftime(form))
+        for number, point in enumerate(series.points)
+        if int(point.begins_at.timestamp()) % every == 0 and 0.03 < number / count < 0.97
+    ]
+
+
+def _rows(series: Series) -> list[Row]:
+    width = 100 / len(series.points)
+    return [
+        Row(
+            place=f"{number * width:.2f}%",
+            width=f"{width:.2f}%",
+            time=_moment(point.begins_at, series),
+            calls=point.calls,
+            failed=point.failed,
+            p50=seconds(point.p50),
+            p95=seconds(point.p95),
+        )
+        for number, point in enumerate(series.points)
+        if point.calls
+    ]
+
+
+def _moment(begins_at: datetime, series: Series) -> str:
+    return begins_at.strftime("%H:%M" if series.span.name == "hour" else "%a %-d %b, %H:%M")
