@@ -1,4 +1,4 @@
-"""Origin, on every web path: a page from elsewhere must not reach a hall on localhost (REQ-MCP-HTTP-31)."""
+"""On every web path: what pages may load, and that one from elsewhere does not reach a hall on localhost."""
 
 from __future__ import annotations
 
@@ -10,8 +10,24 @@ from django.core.exceptions import DisallowedHost
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 
 
+class ContentSecurityPolicyMiddleware:
+    """What browsers may load and run for any answer of the web: settings.SECURE_CSP, a directive with its sources each.
+
+    Members' words are shown as text; should that ever fail, no script of theirs runs.
+    """
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+        self.policy = "; ".join(f"{name} {' '.join(sources)}" for name, sources in settings.SECURE_CSP.items())
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        response = self.get_response(request)
+        response.headers["Content-Security-Policy"] = self.policy
+        return response
+
+
 class OriginMiddleware:
-    """403 for a Host that is not ours, and for an Origin that is not the page's own host or a trusted one.
+    """403 for a Host that is not ours, and for an Origin that is not the page's own host or trusted (REQ-MCP-HTTP-31).
 
     A request without Origin is no page's doing, a link that somebody followed, or what a page of another site loads
     as an image or a script. Browsers tell the last by Sec-Fetch-*; it gets 403, all else passes.

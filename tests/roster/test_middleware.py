@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -119,3 +120,51 @@ def test_a_trusted_origin_passes_though_it_is_another_site(settings: Any) -> Non
     settings.CSRF_TRUSTED_ORIGINS = ["https://hall.example.com"]
     headers = {"Host": HOST, "Origin": "https://hall.example.com", "Sec-Fetch-Site": "cross-site"}
     assert Client().get("/healthz", headers=headers).status_code == 200
+
+
+POLICY = {
+    "default-src 'none'",
+    "script-src 'self'",
+    "style-src 'self'",
+    "img-src 'self' data:",
+    "media-src 'self' data:",
+    "connect-src 'self'",
+    "font-src 'self'",
+    "form-action 'self'",
+    "frame-ancestors 'none'",
+    "base-uri 'none'",
+}
+
+
+@pytest.mark.parametrize("address", [*ADDRESSES, "/api/docs/", "/admin/nowhere/"])
+@pytest.mark.parametrize("logged_in", [True, False])
+def test_every_answer_says_what_a_page_may_load(address: str, logged_in: bool) -> None:
+    client = Client()
+    if logged_in:
+        client.force_login(User.objects.create_superuser("alice"))
+    response = client.get(address, headers={"Host": HOST})
+    assert set(response.headers["Content-Security-Policy"].split("; ")) == POLICY
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/admin/login/",
+        "/admin/",
+        "/admin/lists/",
+        "/admin/roster/invocation/",  # with a filter by date, and actions
+        "/admin/roster/apitoken/add/",
+        "/admin/auth/user/",
+        "/admin/auth/user/add/",
+        "/admin/auth/group/add/",  # with a filtered choice of many
+        "/admin/password_change/",
+        "/api/docs/",
+    ],
+)
+def test_no_page_needs_more_than_the_policy_allows(address: str) -> None:
+    client = Client()
+    if "login" not in address:
+        client.force_login(User.objects.create_superuser("alice"))
+    page = client.get(address).content.decode()
+    assert "<html" in page
+    assert not re.findall(r"<script(?![^>]*\bsrc=)[^>]*>|<style|\sstyle=|\son\w+=|javascript:", page)

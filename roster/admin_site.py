@@ -1,0 +1,29 @@
+"""The admin site of a hall: its first page is the roster; Django's list of everything is a page of its own.
+
+Not in roster.admin: importing that registers its screens, at the site that would be under construction.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.admin import AdminSite
+from django.http import HttpRequest
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, URLResolver, path
+
+
+class HallAdminSite(AdminSite):
+    site_header = "Guild Hall"
+    site_title = "Guild Hall"
+    index_title = "All lists"
+    site_url = None
+    # The lists are one click from each page; the tables need the width.
+    enable_nav_sidebar = False
+
+    def get_urls(self) -> list[URLResolver | URLPattern]:
+        return [path("lists/", self.admin_view(self.lists), name="lists"), *super().get_urls()]
+
+    def lists(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> TemplateResponse:
+        """All that can be listed, and what the user did last: Django's own index."""
+        return super().index(request, extra_context)
