@@ -25,7 +25,7 @@ from django.views.decorators.http import require_POST
 from mcp_runtime import control
 from mcp_runtime.errors import RequestRefusedError, describe_exit
 from mcp_runtime.schemas import mask
-from roster.admin import present
+from roster.admin import live, present
 from roster.admin.rows import RuntimeRowAdmin
 from roster.admin.tools import ToolInline
 from roster.models import GuildMember, Tool
@@ -230,11 +230,18 @@ class MemberAdmin(RuntimeRowAdmin):
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view
         return [
+            path("runtime/", view(self.runtime_view), name="roster_runtime"),
             path("sync/", view(self.sync_view), name="roster_guildmember_sync"),
             path("<int:member_id>/groups/", view(self.groups_view), name="roster_guildmember_groups"),
             path("<int:member_id>/wish/<slug:verb>/", view(self.wish_view), name="roster_guildmember_wish"),
             *super().get_urls(),
         ]
+
+    @staticmethod
+    def runtime_view(request: HttpRequest) -> HttpResponse:
+        """The part of each page that says when no runtime is alive."""
+        alive = present.runtime_is_alive(request)
+        return live.part(request, "roster/runtime.html", lambda: {"alive": alive}, tag=live.etag("runtime", alive))
 
     # Wishes
 
@@ -255,7 +262,7 @@ class MemberAdmin(RuntimeRowAdmin):
         present.report(request, verb.done, done, refusals)
 
     @method_decorator(require_POST)
-    def wish_view(self, request: HttpRequest, member_id: int, verb: str) -> HttpResponse:
+    def wish_view(self, request: HttpRequest, member_id: int, verb: str) -> HttpResponseBase:
         if not self.has_control_permission(request):
             raise PermissionDenied
         member = self.existing(request, str(member_id))
@@ -263,7 +270,7 @@ class MemberAdmin(RuntimeRowAdmin):
         if known is None:
             raise Http404(f"members know no {verb!r}")
         self.wish(request, known, [member])
-        return self.page_of(member)
+        return live.done(request, self.page_of(member))
 
     @method_decorator(require_POST)
     def sync_view(self, request: HttpRequest) -> HttpResponse:

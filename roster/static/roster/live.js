@@ -1,0 +1,177 @@
+"use strict";
+
+/* Parts of a page that stay true by themselves.
+
+   <section data-live="URL">...</section> is asked for at URL each second (data-live-every="5": each five seconds) and
+   what comes is morphed into it, so that focus, open <details> and typed text survive. data-live-etag may hold the ETag
+   of what the page came with. The server (roster/admin/live.py) answers 304 while nothing changed, and
+   `X-Live: done` when nothing will.
+
+   A part may be given another URL at any time. For scripts: dispatch "live:refresh" on a part to have it asked at once;
+   it dispatches "live:updated" (bubbling) after each morph. Elements with data-live-keep are left as they are. */
+(() => {
+  const PERIOD = 800; // from one question to the next: what changed is shown within the second
+  const FIRST_RETRY = 1000;
+  const LAST_RETRY = 5000;
+  const DEADLINE = 10000;
+
+  const parts = new Set();
+
+  class Failure extends Error {}
+
+  class Part {
+    #section;
+    #url;
+    #etag;
+    #timer = 0;
+    #request = null; // the AbortController of what is under way
+    #failures = 0;
+    #done = false;
+    problem = "";
+
+    constructor(section) {
+      this.#section = section;
+      this.#url = section.dataset.live;
+      this.#etag = section.dataset.liveEtag ?? "";
+      section.addEventListener("live:refresh", () => this.askNow());
+      this.#askIn(this.#etag ? this.#period : 0);
+    }
+
+    get #period() {
+      return Math.max(1000 * (Number(this.#section.dataset.liveEvery) || 0), PERIOD);
+    }
+
+    /* Whatever is under way is not waited for: it may have been answered before the change that we are told of. */
+    askNow() {
+      this.#request?.abort();
+      this.#request = null;
+      this.#done = false;
+      this.#askIn(0);
+    }
+
+    pause() {
+      clearTimeout(this.#timer);
+    }
+
+    resume() {
+      if (!this.#done && !this.#request) this.#askIn(0);
+    }
+
+    #askIn(delay) {
+      clearTimeout(this.#timer);
+      if (document.hidden || this.#done) return;
+      this.#timer = setTimeout(() => this.#ask(), delay);
+    }
+
+    async #ask() {
+      if (!this.#section.isConnected) {
+        parts.delete(this);
+        showProblem();
+        return;
+      }
+      const asked = performance.now();
+      const request = new AbortController();
+      this.#request = request;
+      const deadline = setTimeout(() => request.abort(), DEADLINE);
+      let problem = "";
+      try {
+        await this.#take(request.signal);
+      } catch (error) {
+        problem = error instanceof Failure ? error.message : "the hall does not answer.";
+      } finally {
+        clearTimeout(deadline);
+      }
+      if (this.#request !== request) return; // asked anew meanwhile
+      this.#request = null;
+      this.#failures = problem ? this.#failures + 1 : 0;
+      this.problem = problem;
+      showProblem();
+      const retry = Math.min(FIRST_RETRY * 2 ** (this.#failures - 1), LAST_RETRY);
+      this.#askIn(problem ? retry : Math.max(0, asked + this.#period - performance.now()));
+    }
+
+    async #take(signal) {
+      if (this.#section.dataset.live !== this.#url) {
+        this.#url = this.#section.dataset.live;
+        this.#etag = "";
+      }
+      const headers = { "X-Live": "part", ...(this.#etag && { "If-None-Match": this.#etag }) };
+      const response = await fetch(this.#url, { headers, signal, redirect: "manual", cache: "no-store" });
+      if (response.status !== 304) {
+        const html = await this.#textOf(response);
+        if (signal.aborted) return;
+        this.#etag = response.headers.get("ETag") ?? "";
+        morph(this.#section, html);
+      }
+      this.#done = response.headers.get("X-Live") === "done";
+    }
+
+    async #textOf(response) {
+      if (response.type === "opaqueredirect" || response.status === 401) {
+        throw new Failure("you are logged out. Reload the page to log in.");
+      }
+      if (response.status === 403) throw new Failure("you may not see this any more.");
+      if (response.status === 404) throw new Failure("this is not there any more.");
+      if (!response.ok) throw new Failure(`the hall answers with an error (${response.status}).`);
+      // Whatever else answers at this address, a proxy's page for one, is not to be put into ours.
+      if (!response.headers.has("X-Live")) throw new Failure("something else answers in the place of the hall.");
+      return response.text();
+    }
+  }
+
+  function morph(section, html) {
+    Idiomorph.morph(section, html, {
+      morphStyle: "innerHTML",
+      ignoreActiveValue: true,
+      callbacks: {
+        beforeNodeMorphed: (old) => old === section || !isLeftAlone(old),
+        // Who opened something decides when it closes.
+        beforeAttributeUpdated: (name, element) => !(name === "open" && element.matches("details, dialog")),
+      },
+    });
+    adopt(section);
+    section.dispatchEvent(new CustomEvent("live:updated", { bubbles: true }));
+  }
+
+  function isLeftAlone(node) {
+    return node instanceof Element && (node.matches("[data-live-keep], [data-live]") || isEdited(node));
+  }
+
+  /* Whether somebody typed or chose something here. */
+  function isEdited(node) {
+    if (node instanceof HTMLSelectElement) {
+      const options = [...node.options];
+      if (node.multiple) return options.some((option) => option.selected !== option.defaultSelected);
+      return node.selectedIndex !== Math.max(0, options.findLastIndex((option) => option.defaultSelected));
+    }
+    if (node instanceof HTMLInputElement && ["checkbox", "radio"].includes(node.type)) {
+      return node.checked !== node.defaultChecked;
+    }
+    const isText = node instanceof HTMLInputElement || node instanceof HTMLTextAreaElement;
+    return isText && node.value !== node.defaultValue;
+  }
+
+  /* One quiet line for the whole page. */
+  function showProblem() {
+    const problem = [...parts].map((part) => part.problem).find(Boolean) ?? "";
+    const line = document.getElementById("not-live");
+    const text = problem ? `Not live: ${problem}` : "";
+    if (line && line.textContent !== text) line.textContent = text;
+  }
+
+  const known = new WeakSet();
+
+  function adopt(root) {
+    for (const section of root.querySelectorAll("[data-live]")) {
+      if (known.has(section)) continue;
+      known.add(section);
+      parts.add(new Part(section));
+    }
+  }
+
+  document.addEventListener("visibilitychange", () => {
+    for (const part of parts) document.hidden ? part.pause() : part.resume();
+  });
+  window.addEventListener("online", () => parts.forEach((part) => part.resume()));
+  adopt(document);
+})();

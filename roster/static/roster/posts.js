@@ -1,0 +1,56 @@
+"use strict";
+
+/* Buttons that wish something, without losing the place on the page.
+
+   <form method="post" data-live-form> is sent by fetch (so is a button of it with a formaction of its own); the server
+   (roster/admin/live.py, `done`) answers with Django's messages as JSON, which are shown at the foot of the page, and all live
+   parts are asked at once. Without scripts it is the form it is. */
+(() => {
+  const SHOWN_FOR = 6000;
+  const DEADLINE = 30000;
+
+  document.addEventListener("submit", (event) => {
+    const form = event.target;
+    if (!form.matches("form[data-live-form]") || event.defaultPrevented) return;
+    event.preventDefault();
+    send(form, event.submitter);
+  });
+
+  async function send(form, button) {
+    if (button?.getAttribute("aria-busy") === "true") return; // pressed twice
+    button?.setAttribute("aria-busy", "true");
+    try {
+      const messages = await answerOf(form, button);
+      messages.forEach(show);
+    } catch {
+      show({ level: "error", text: "That did not work: the hall did not answer as it should. Reload the page and try again." });
+    } finally {
+      button?.removeAttribute("aria-busy");
+      document.querySelectorAll("[data-live]").forEach((part) => part.dispatchEvent(new CustomEvent("live:refresh")));
+    }
+  }
+
+  async function answerOf(form, button) {
+    const address = button?.getAttribute("formaction") ?? form.getAttribute("action");
+    const response = await fetch(address, {
+      method: "POST",
+      body: new FormData(form, button),
+      headers: { "X-Live": "form" },
+      redirect: "manual",
+      signal: AbortSignal.timeout(DEADLINE),
+    });
+    if (response.type === "opaqueredirect") location.reload(); // logged out: the way in is shown
+    if (response.status === 403) return [{ level: "error", text: "Refused: you may not do that, or this page is too old. Reload it." }];
+    if (response.status === 404) return [{ level: "error", text: "That is not there any more." }];
+    return (await response.json()).messages;
+  }
+
+  function show({ level, text }) {
+    const shelf = document.getElementById("live-messages");
+    const line = document.createElement("p");
+    line.className = level;
+    line.textContent = text;
+    shelf.append(line);
+    setTimeout(() => line.remove(), SHOWN_FOR);
+  }
+})();

@@ -1,0 +1,29 @@
+"use strict";
+
+/* <time datetime="..." data-ago> says how long ago that is, and goes on saying it. The exact time is in its title. */
+(() => {
+  const STEPS = [
+    [60, 1, "s"],
+    [3600, 60, "min"],
+    [48 * 3600, 3600, "h"],
+    [Infinity, 86400, "days"],
+  ];
+
+  function inWords(seconds) {
+    const [, unit, word] = STEPS.find(([limit]) => seconds < limit);
+    return `${Math.floor(seconds / unit)} ${word}`;
+  }
+
+  function tell() {
+    if (document.hidden) return;
+    for (const time of document.querySelectorAll("time[data-ago]")) {
+      const text = inWords(Math.max(0, (Date.now() - Date.parse(time.dateTime)) / 1000));
+      if (time.textContent !== text) time.textContent = text;
+    }
+  }
+
+  document.addEventListener("live:updated", tell);
+  document.addEventListener("visibilitychange", tell);
+  setInterval(tell, 1000);
+  tell();
+})();
