@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.urls import path, re_path
 
 from mcp_runtime import control
-from roster.api import session_views, views
+from roster.api import session_views, statistics, views
 
 urlpatterns = [
     path("", views.IndexView.as_view(), name="api"),
@@ -18,6 +18,7 @@ urlpatterns = [
     ),
     path("members/<str:name>/logs/", views.MemberLogsView.as_view(), name="member-logs"),
     path("members/<str:name>/status-changes/", views.MemberStatusChangesView.as_view(), name="member-status-changes"),
+    path("members/<str:name>/statistics/", statistics.MemberStatisticsView.as_view(), name="member-statistics"),
     path("members/<str:name>/tools/", views.ToolsView.as_view(), name="member-tools"),
     path("members/<str:name>/tools/<path:tool>/invoke/", views.InvokeView.as_view(), name="tool-invoke"),
     *(

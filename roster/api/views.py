@@ -124,7 +124,7 @@ def _is_id(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 18
 
 
-def _query(serializer: type[Serializer[Any]], request: Request) -> dict[str, Any]:
+def query_of(serializer: type[Serializer[Any]], request: Request) -> dict[str, Any]:
     """The query parameters as `serializer` reads them. Raises ValidationError."""
     values = serializer(data=request.query_params)
     values.is_valid(raise_exception=True)
@@ -202,7 +202,9 @@ class MemberVerbView(HallView):
     )
     def post(self, request: Request, name: str) -> Response:
         row = controlled_member(request, name)
-        force = {"force": True} if _query(VerbOptions, request)["force"] and self.verb in control.FORCIBLE_VERBS else {}
+        force = (
+            {"force": True} if query_of(VerbOptions, request)["force"] and self.verb in control.FORCIBLE_VERBS else {}
+        )
         control.MEMBER_VERBS[self.verb](row, **force)
         return Response(_member_detail(row), status=status.HTTP_202_ACCEPTED)
 
@@ -214,7 +216,7 @@ class MemberLogsView(HallView):
         row = reached_member(request, name)
         if principal_of(request).tools is not None:
             raise NotAllowedError("This token is for some tools alone, and a log is their whole member's.")
-        return Response({"lines": control.log_tail(row, _query(LogFilters, request)["lines"])})
+        return Response({"lines": control.log_tail(row, query_of(LogFilters, request)["lines"])})
 
 
 class MemberStatusChangesView(HallView, ListAPIView[StatusChange]):
@@ -238,7 +240,7 @@ class ToolsView(HallView):
     def get(self, request: Request, name: str) -> Response:
         """The tools of the member that you may call (or switch), in its own order."""
         row, who = reached_member(request, name), principal_of(request)
-        shown = Q(listed=True) if _query(ToolFilters, request)["switched_off"] else control.visible_tools()
+        shown = Q(listed=True) if query_of(ToolFilters, request)["switched_off"] else control.visible_tools()
         rows = row.tools.filter(shown).select_related("member").order_by("position")
         tools = [tool for tool in rows if who.may_list(name, tool.name)]
         return Response({"tools": ToolSerializer(tools, many=True).data})
@@ -384,7 +386,7 @@ class InvocationsView(HallView, ListAPIView[Invocation]):
         return super().get(request, *args, **kwargs)
 
     def get_queryset(self) -> QuerySet[Invocation]:
-        wanted = _query(InvocationFilters, self.request)
+        wanted = query_of(InvocationFilters, self.request)
         # A filter by several words is an empty set where none was given.
         filters = {self.LOOKUPS[name]: value for name, value in wanted.items() if value}
         return _invocations(self.request).defer("arguments", "result", "error_data").filter(**filters)
@@ -476,7 +478,7 @@ class AgentConfigView(HallView):
     @extend_schema(parameters=[AgentConfigFilters], responses={200: AgentConfigSerializer, 404: REFUSED, 409: REFUSED})
     def get(self, request: Request) -> Response:
         """The configuration with a placeholder where its token stands: a GET makes nothing. POST makes one."""
-        return Response(self._config(request, _query(AgentConfigFilters, request), None, agent_config.PLACEHOLDER))
+        return Response(self._config(request, query_of(AgentConfigFilters, request), None, agent_config.PLACEHOLDER))
 
     @extend_schema(
         request=AgentConfigWish,

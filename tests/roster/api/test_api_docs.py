@@ -39,6 +39,7 @@ def test_every_address_is_documented_with_its_verbs(document: dict[str, Any]) ->
         **{f"{member}{verb}/": {"post"} for verb in control.MEMBER_VERBS},
         f"{member}logs/": {"get"},
         f"{member}status-changes/": {"get"},
+        f"{member}statistics/": {"get"},
         f"{member}tools/": {"get"},
         f"{member}tools/{{tool}}/": {"get"},
         f"{member}tools/{{tool}}/invoke/": {"post"},

@@ -1,0 +1,62 @@
+"""Figures of a member's calls over REST: the same that its plots show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from mcp_runtime import control
+from mcp_runtime.errors import NotAllowedError
+from roster.api.permissions import principal_of, reached_member
+from roster.api.views import REFUSED, HallView, query_of
+
+
+class StatisticsFilters(serializers.Serializer[Any]):
+    span = serializers.ChoiceField(
+        choices=["hour", "day", "week"],
+        default="hour",
+        help_text="60 points of a minute, 96 of a quarter of an hour, or 168 of an hour; the last is not over.",
+    )
+    tool = serializers.CharField(
+        required=False, default="", max_length=255, help_text="Of this tool alone; without, of all of the member."
+    )
+
+
+class PointSerializer(serializers.Serializer[Any]):
+    """Calls that ended. Times are seconds, from being claimed to the end; null: no call was started."""
+
+    begins_at = serializers.DateTimeField()
+    calls = serializers.IntegerField()
+    failed = serializers.IntegerField()
+    p50 = serializers.FloatField(allow_null=True, help_text="Half of the calls took so long at most, to a fifth.")
+    p95 = serializers.FloatField(allow_null=True, help_text="95 of 100 took so long at most, to a fifth.")
+    mean = serializers.FloatField(allow_null=True)
+
+
+class StatisticsSerializer(serializers.Serializer[Any]):
+    span = serializers.CharField()
+    seconds = serializers.IntegerField(help_text="That each point stands for.")
+    total = PointSerializer(help_text="All of them together.")
+    points = PointSerializer(many=True, help_text="Oldest first, those without calls too.")
+
+
+class MemberStatisticsView(HallView):
+    @extend_schema(parameters=[StatisticsFilters], responses={200: StatisticsSerializer, 403: REFUSED, 404: REFUSED})
+    def get(self, request: Request, name: str) -> Response:
+        """How many calls of the member ended and failed, through every door, and how long they took."""
+        row, who = reached_member(request, name), principal_of(request)
+        wanted = query_of(StatisticsFilters, request)
+        if who.tools is not None and (name, wanted["tool"]) not in who.tools:
+            raise NotAllowedError("This token is for some tools alone: name one of them with ?tool=.")
+        series = control.call_series(wanted["span"], member=row, tool_name=wanted["tool"])
+        found = {
+            "span": series.span.name,
+            "seconds": series.span.seconds,
+            "total": series.total,
+            "points": series.points,
+        }
+        return Response(StatisticsSerializer(found).data)
