@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 from celery import Celery, current_app
@@ -368,7 +369,21 @@ def output_misfit(output_schema: dict[str, Any], value: Any) -> str:
 
 def log_tail(row: GuildMember, lines: int) -> list[str]:
     """The last `lines` lines that the member wrote, oldest first."""
-    return logs.tail(logs.path_of(settings.GUILD_HALL_DATA_DIR, row.name), lines)
+    return logs.tail(_log_of(row), lines)
+
+
+def log_after(row: GuildMember, cursor: str, lines: int) -> logs.Part:
+    """The lines behind the cursor of an earlier part of its log; without one, or behind a flood, the last `lines`."""
+    return logs.part_after(_log_of(row), cursor, lines=lines)
+
+
+def whole_log(row: GuildMember) -> Iterator[bytes]:
+    """All that is kept of its log, oldest first."""
+    return logs.whole(_log_of(row))
+
+
+def _log_of(row: GuildMember) -> Path:
+    return logs.path_of(settings.GUILD_HALL_DATA_DIR, row.name)
 
 
 # Figures ----------------------------------------------------------------------------------------------------------

@@ -18,16 +18,13 @@ from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils.decorators import method_decorator
-from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
 from mcp_runtime import control
-from mcp_runtime.errors import RequestRefusedError, describe_exit
-from mcp_runtime.schemas import mask
-from roster.admin import live, present
+from mcp_runtime.errors import RequestRefusedError
+from roster.admin import live, member_page, present
 from roster.admin.rows import RuntimeRowAdmin
-from roster.admin.tools import ToolInline
 from roster.models import GuildMember, Tool
 
 if TYPE_CHECKING:
@@ -41,8 +38,6 @@ if TYPE_CHECKING:
 
 Status = GuildMember.Status
 NOBODY = "none, so it is open to everybody who may call tools"
-SHOWN_CHANGES = 20
-SHOWN_LOG_LINES = 200
 
 
 # Verbs ------------------------------------------------------------------------------------------------------------
@@ -179,45 +174,9 @@ class MemberAdmin(RuntimeRowAdmin):
     list_filter = [ShownStatusFilter, "enabled", "wanted", FolderFilter]
     search_fields = ["name", "display_name", "description"]
     actions = [*(_action(verb) for verb in VERBS), "delete_selected"]
-    inlines = [ToolInline]
     change_list_template = "admin/roster/guildmember/change_list.html"
     change_form_template = "admin/roster/guildmember/change_form.html"
-    fieldsets = [
-        (
-            None,
-            {
-                "fields": [
-                    "title",
-                    "description",
-                    "status_word",
-                    "full_error",
-                    "all_warnings",
-                    "enabled",
-                    "wanted",
-                    "reserved_for",
-                ]
-            },
-        ),
-        (
-            "Process",
-            {
-                "fields": [
-                    "endpoint",
-                    "process",
-                    "last_exit",
-                    "status_changed",
-                    "tries",
-                    "restarts_total",
-                    "next_restart",
-                    "restart_requested",
-                    "refresh_requested",
-                    "last_port",
-                ]
-            },
-        ),
-        ("MCP", {"fields": ["protocol_version", "server", "server_capabilities", "server_instructions"]}),
-        ("Folder", {"fields": ["directory", "version", "removed", "manifest_as_read"]}),
-    ]
+    fields = ["name"]  # its page shows the rest in its own way
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         tools = Tool.objects.filter(control.visible_tools(), member=OuterRef("pk")).order_by().values("member")
@@ -234,6 +193,9 @@ class MemberAdmin(RuntimeRowAdmin):
             path("sync/", view(self.sync_view), name="roster_guildmember_sync"),
             path("<int:member_id>/groups/", view(self.groups_view), name="roster_guildmember_groups"),
             path("<int:member_id>/wish/<slug:verb>/", view(self.wish_view), name="roster_guildmember_wish"),
+            path("<int:member_id>/parts/<slug:part>/", view(self.part_view), name="roster_guildmember_part"),
+            path("<int:member_id>/log/", view(self.log_view), name="roster_guildmember_log"),
+            path("<int:member_id>/log/file/", view(self.log_file_view), name="roster_guildmember_log_file"),
             *super().get_urls(),
         ]
 
@@ -317,18 +279,57 @@ class MemberAdmin(RuntimeRowAdmin):
         context = {**(extra_context or {}), **self._page(request, object_id)}
         return super().change_view(request, object_id, form_url, context)
 
+    # Its page
+
     def _page(self, request: HttpRequest, object_id: str) -> dict[str, Any]:
-        """What the member's page shows beside its columns."""
+        """What the member's page shows: parts that stay true by themselves, and the rest as it is now."""
         member = self.get_object(request, object_id)
         if member is None or not self.has_view_permission(request, member):
             return {}
-        may_control = self.has_control_permission(request)
         return {
             "may_reserve": self.has_reserve_permission(request),
-            "verbs": [verb for verb in VERBS if may_control and not obstacle(verb.name, member)],
-            "changes": member.status_changes.all()[:SHOWN_CHANGES],
-            "log_lines": control.log_tail(member, SHOWN_LOG_LINES),
+            "may_list_calls": request.user.has_perm("roster.view_invocation"),
+            **self._head(request, member),
+            **member_page.tools(request, member),
+            **member_page.activity(request, member),
+            **member_page.still(member),
+            "log": member_page.log(member),
         }
+
+    def _head(self, request: HttpRequest, member: Any) -> dict[str, Any]:
+        may_control = self.has_control_permission(request)
+        verbs = [verb for verb in VERBS if may_control and not obstacle(verb.name, member)]
+        return member_page.head(member, shown_status(member), shown_progress(member), verbs)
+
+    def part_view(self, request: HttpRequest, member_id: int, part: str) -> HttpResponse:
+        """One of the parts of its page that stay true by themselves."""
+        member = self._shown(request, member_id)
+        match part:
+            case "head":
+                return live.part(request, "roster/member/head.html", lambda: self._head(request, member))
+            case "tools":
+                tag = member_page.tools_tag(request, member)
+                return live.part(
+                    request, "roster/member/tools.html", lambda: member_page.tools(request, member), tag=tag
+                )
+            case "activity":
+                return live.part(request, "roster/member/activity.html", lambda: member_page.activity(request, member))
+            case _:
+                raise Http404(f"a member's page has no part {part!r}")
+
+    def log_view(self, request: HttpRequest, member_id: int) -> HttpResponse:
+        """The lines behind `after`, the cursor of the answer before, as JSON."""
+        return member_page.log_answer(self._shown(request, member_id), request.GET.get("after", ""))
+
+    def log_file_view(self, request: HttpRequest, member_id: int) -> HttpResponseBase:
+        return member_page.log_file(self._shown(request, member_id))
+
+    def _shown(self, request: HttpRequest, member_id: int) -> Any:
+        """The member whose page this is part of."""
+        member = self.existing(request, str(member_id))
+        if not self.has_view_permission(request, member):
+            raise PermissionDenied
+        return member
 
     # Deleting: only what is gone from disk and has no process
 
@@ -356,11 +357,6 @@ class MemberAdmin(RuntimeRowAdmin):
 
     # Columns
 
-    status_changed = present.moment_column("status_changed_at")
-    restart_requested = present.moment_column("restart_requested_at")
-    refresh_requested = present.moment_column("refresh_requested_at")
-    removed = present.moment_column("removed_at")
-
     @admin.display(description="title", ordering="display_name")
     def title(self, member: Member) -> str:
         return present.one_line(member.title, 60)
@@ -373,19 +369,6 @@ class MemberAdmin(RuntimeRowAdmin):
     def short_error(self, member: Member) -> str:
         return present.one_line(shown_error(member) or shown_progress(member), 80) or present.NOTHING
 
-    @admin.display(description="error or progress")
-    def full_error(self, member: Member) -> str:
-        return present.text_block(shown_error(member) or shown_progress(member))
-
-    @admin.display(description="reserved for groups")
-    def reserved_for(self, member: Member) -> str:
-        return _names_of(member)
-
-    @admin.display(description="warnings")
-    def all_warnings(self, member: Member) -> SafeString | str:
-        texts = member.all_warnings if member.runtime_is_alive else member.manifest_warnings
-        return format_html_join("", '<p class="warning">{}</p>', ((text,) for text in texts)) or present.NOTHING
-
     @admin.display(description="endpoint", ordering="port_allocation__port")
     def endpoint(self, member: Member) -> str:
         return (member.endpoint if member.runtime_is_alive else None) or present.NOTHING
@@ -393,38 +376,3 @@ class MemberAdmin(RuntimeRowAdmin):
     @admin.display(description="tools", ordering="tool_count")
     def tool_count(self, member: Member) -> int:
         return member.tool_count
-
-    @admin.display(description="process")
-    def process(self, member: Member) -> str:
-        if member.pid is None or not member.runtime_is_alive:
-            return present.NOTHING
-        return f"{member.pid}, since {present.when(member.started_at)}"
-
-    @admin.display(description="next restart at")
-    def next_restart(self, member: Member) -> str:
-        return present.when(member.next_restart_at if member.runtime_is_alive else None)
-
-    @admin.display(description="last exit")
-    def last_exit(self, member: Member) -> str:
-        return present.NOTHING if member.exit_code is None else describe_exit(member.exit_code)
-
-    @admin.display(description="restarts in a row")
-    def tries(self, member: Member) -> int:
-        return member.restarts
-
-    @admin.display(description="server info")
-    def server(self, member: Member) -> str:
-        return present.json_block(member.server_info)
-
-    @admin.display(description="capabilities")
-    def server_capabilities(self, member: Member) -> str:
-        return present.json_block(member.capabilities)
-
-    @admin.display(description="instructions")
-    def server_instructions(self, member: Member) -> str:
-        return present.text_block(member.instructions)
-
-    @admin.display(description="manifest")
-    def manifest_as_read(self, member: Member) -> str:
-        # People keep API keys in `env`; the file has them, a screen need not.
-        return present.json_block(mask(member.manifest, [["env", key] for key in member.manifest.get("env", {})]))

@@ -40,6 +40,10 @@ def one_line(text: str, length: int = 120) -> str:
     return f"{line[: length - 1]}…" if len(line) > length else line
 
 
+def bounded(text: str, length: int) -> str:
+    return f"{text[: length - 1]}…" if len(text) > length else text
+
+
 def text_block(text: str) -> SafeString | str:
     if not text:
         return NOTHING

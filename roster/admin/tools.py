@@ -9,8 +9,8 @@ from typing import Any
 from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
-from django.db.models import Model, QuerySet
-from django.http import Http404, HttpRequest, HttpResponse
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
@@ -23,7 +23,7 @@ from mcp_runtime import control
 from mcp_runtime.errors import AccessError, InvalidArgumentsError, RequestRefusedError
 from mcp_runtime.invocations import Caller
 from roster import calls
-from roster.admin import present
+from roster.admin import live, present
 from roster.admin.rows import ReachedMembers, RuntimeRowAdmin
 from roster.models import Invocation, Tool
 
@@ -53,7 +53,7 @@ class CallForm(forms.Form):
 
 
 class ToolColumns:
-    """What the list, the page and the member's page say of a tool."""
+    """What the list and the page say of a tool."""
 
     @admin.display(description="title")
     def title(self, tool: Tool) -> str:
@@ -63,37 +63,9 @@ class ToolColumns:
     def short_description(self, tool: Tool) -> str:
         return present.one_line(tool.description) or present.NOTHING
 
-    @admin.display(description="name")
-    def page(self, tool: Tool) -> SafeString:
-        return present.link(tool)
-
     @admin.display(description="call")
     def call(self, tool: Tool) -> str:
         return call_link(tool)
-
-
-INLINE_FIELDS = ("page", "title", "short_description", "listed", "enabled", "call")
-
-
-class ToolInline(ToolColumns, admin.TabularInline):  # type: ignore[type-arg]  # as for ModelAdmin
-    """A member's tools on its page."""
-
-    model = Tool
-    fields = INLINE_FIELDS
-    readonly_fields = INLINE_FIELDS
-    ordering = ["position"]
-    extra = 0
-    can_delete = False
-
-    def has_add_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        return False
-
-    def get_fields(self, request: HttpRequest, obj: Model | None = None) -> Any:
-        may_call = request.user.has_perm("roster.invoke_tool")
-        return [name for name in INLINE_FIELDS if may_call or name != "call"]
 
 
 @admin.register(Tool)
@@ -148,14 +120,14 @@ class ToolAdmin(ToolColumns, RuntimeRowAdmin):
         present.report(request, f"Switched {word}", [tool.name for tool in turned], left)
 
     @method_decorator(require_POST)
-    def switch_view(self, request: HttpRequest, tool_id: int, position: str) -> HttpResponse:
+    def switch_view(self, request: HttpRequest, tool_id: int, position: str) -> HttpResponseBase:
         if not self.has_control_permission(request):
             raise PermissionDenied
         tool = self.existing(request, str(tool_id))
         if position not in ("on", "off"):
             raise Http404(f"tools know no {position!r}")
         self.switch(request, [tool], on=position == "on")
-        return self.page_of(tool)
+        return live.done(request, self.page_of(tool))
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
