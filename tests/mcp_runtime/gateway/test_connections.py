@@ -334,7 +334,7 @@ def test_a_connection_that_idled_is_closed_and_not_trusted_with_a_call(monkeypat
     async def _(world: World) -> None:
         assert await world.text() == b"{}"
         await world.eventually(lambda: not world.connections._open)
-        assert world.server.lost.is_set()
+        await asyncio.wait_for(world.server.lost.wait(), 5)
 
 
 def test_a_connection_that_the_server_closed_is_not_used_again() -> None:
