@@ -43,7 +43,7 @@ def new_hall(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iter
 @pytest.fixture(scope="module")
 def hall(new_hall: BrowserHall) -> BrowserHall:
     """One good member; modules that want others have a `hall` of their own."""
-    new_hall.add("good", display_name="Good", description="Does as it is told.")
+    new_hall.add("good", displayName="Good", description="Does as it is told.")
     new_hall.bring_up("good")
     return new_hall
 

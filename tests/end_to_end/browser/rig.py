@@ -7,6 +7,7 @@ in the thread of the tests, where Django's ORM refuses to work.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import shutil
@@ -24,6 +25,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, P
 from tests.conftest import ROOT, eventually
 from tests.end_to_end.conftest import Hall
 
+STAGE = ROOT / "tests" / "servers" / "stage.py"
 FAILURES = ROOT / "tests" / "end_to_end" / "browser" / "failures"
 PASSWORD = "open sesame"
 PATIENCE_SECONDS = 15.0  # of expect(): machines that run tests are slow at times
@@ -56,6 +58,13 @@ class BrowserHall(Hall):
         own = {"DATABASE_URL": "", "REDIS_URL": "", "GUILD_HALL_ADMIN_PASSWORD": PASSWORD}
         return super().environment(**own, **more)
 
+    def add_stage(self, name: str, stage: dict[str, Any], **manifest: Any) -> Path:
+        """A member that plays what `stage` says, see tests/servers/stage.py."""
+        folder = self.add(name, args=["stage.py", "${PORT}"], **manifest)
+        shutil.copy(STAGE, folder / "stage.py")
+        (folder / "stage.json").write_text(json.dumps(stage))
+        return folder
+
     def bring_up(self, *names: str, **environment: str) -> None:
         """The web answers, and these members are connected."""
         process = self.up(**environment)
@@ -84,14 +93,16 @@ class BrowserHall(Hall):
         return found
 
     def wait_for_status(self, name: str, *statuses: str) -> dict[str, Any]:
-        def is_so() -> bool:
-            return name in self._names() and self.member(name)["status"] in statuses
-
-        eventually(is_so, within=60, what=f"{name} is {' or '.join(statuses)}; so far:\n{self.output()[-5000:]}")
+        deadline = time.monotonic() + 60
+        while (found := self.statuses()).get(name) not in statuses:
+            assert time.monotonic() < deadline, (
+                f"{name} is {' or '.join(statuses)}: no; {found}\n{self.output()[-5000:]}"
+            )
+            time.sleep(0.1)
         return self.member(name)
 
-    def _names(self) -> set[str]:
-        return {member["name"] for member in self.api("roster/")["members"]}
+    def statuses(self) -> dict[str, str]:
+        return {member["name"]: member["status"] for member in self.api("roster/")["members"]}
 
     def call(self, name: str, tool: str, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
         """Call a tool and wait for the end, however it ends."""
