@@ -170,6 +170,7 @@ class Endpoints:
         if tool is not None:
             request.schema = object_of(tool.definition.get("inputSchema"))
         own_name = tool.name if tool else str(name)
+        size = len(request.body or b"")
         # Written anew: what was judged here is what the member reads, however it takes keys that come twice.
         request.params, request.body = {**request.params, "name": own_name}, None
         if any(key != known and key.lower() == known for key in request.params for known in ("name", "arguments")):
@@ -187,6 +188,7 @@ class Endpoints:
             may_hold_secrets=tool is None or tool.may_hold_secrets,
             principal=request.caller.principal,
             timeout=request.deadline.seconds,
+            size=size,
         )
         try:
             reply = await self._ask(member, request)

@@ -1,14 +1,15 @@
 """Calls through the gateway, written down like any other invocation: in batches, in a thread that no call waits for.
 
-They are recorded, not queued: what ends in the last moment before a SIGKILL is not written.
+They are recorded, not queued: what ends in the last moment before a SIGKILL is not written. While the database cannot
+take them they are kept and tried again; when too many wait, the oldest go, and the log says how many.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import json
 import logging
+import math
 import re
 import threading
 import time
@@ -17,11 +18,11 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from django.db import Error, IntegrityError, connection, transaction
+from django.db import Error, IntegrityError, InterfaceError, OperationalError, connection, transaction
 
 from mcp_runtime import access, jsonrpc, protocol, schemas
 from mcp_runtime.access import Principal
-from mcp_runtime.database import give_connection_back, persistently
+from mcp_runtime.database import give_connection_back
 from mcp_runtime.errors import ClientError, MethodError, ProtocolError, RemoteError, ToolError
 from mcp_runtime.invocations import Outcome
 from roster.models import Invocation
@@ -33,10 +34,13 @@ Status = Invocation.Status
 ErrorKind = Invocation.ErrorKind
 
 WRITE_SECONDS = 0.25
-STOP_SECONDS = 1.0
+AGAIN_SECONDS = 0.2  # before calls are tried again that the database did not take
+KEEP_SECONDS = 600.0  # that the same calls are tried again: something may be wrong with them, and others wait
+LOCK_SECONDS = 0.4  # for SQLite's write lock at a time, so that a stop is noticed
+STOP_SECONDS = 1.0  # for all that is left; tries that fail in its second half are the last
 BATCH = 500
 MAX_WAITING = 20_000
-MAX_WAITING_BYTES = 64_000_000
+MAX_WAITING_BYTES = 64_000_000  # of messages that were sent and answered
 READ_WHOLE = 65_536  # bytes: longer answers are not taken apart
 CUT = f"{protocol.HALL_NAME}/cut"
 _COLUMNS = (
@@ -46,6 +50,7 @@ _COLUMNS = (
 )
 _TABLE = Invocation._meta.db_table
 _SQL = f"INSERT INTO {_TABLE} ({', '.join(_COLUMNS)}) VALUES ({', '.join(['%s'] * len(_COLUMNS))})"  # noqa: S608
+_KEY = ("finished_at", "started_at", "member_id", "tool_name")
 _IS_ERROR = re.compile(rb'"isError"\s*:\s*true')
 
 
@@ -62,6 +67,7 @@ class Call:
     may_hold_secrets: bool
     principal: Principal
     timeout: float
+    size: int = 0  # bytes of the request
     started_at: float = field(default_factory=time.time)
     finished_at: float = 0.0
     body: bytes = b""
@@ -101,10 +107,13 @@ class Recorder:
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._ended: collections.deque[Call] = collections.deque()
-        self._bytes = 0  # of answers that are not written yet
+        self._bytes = 0  # of those
+        self._in_hand = 0  # calls that the thread has taken, and not written yet
         self._lock = threading.Lock()
         self._lost = 0
         self._stopping = threading.Event()
+        self._last_try_at = math.inf
+        self._has_given_up = False
         self._thread = threading.Thread(target=self._run, name="gateway-records", daemon=True)
 
     def start(self) -> None:
@@ -112,42 +121,74 @@ class Recorder:
 
     def stop(self) -> None:
         """Write what is left, but do not wait for a database that is away: a stop has its own bound."""
+        self._last_try_at = time.monotonic() + STOP_SECONDS / 2
         self._stopping.set()
         self._thread.join(STOP_SECONDS)
+        if left := len(self._ended) + self._in_hand + self._lost:
+            logger.error("%d calls of the gateway were not written down: the runtime stops", left)
 
     def put(self, call: Call) -> None:
-        """From any thread. When the database is away for long, the newest are lost, and that is said."""
-        if len(self._ended) < MAX_WAITING and self._bytes < MAX_WAITING_BYTES:
+        """From any thread. Of too many that wait the oldest are lost, and that is said."""
+        with self._lock:
             self._ended.append(call)
-            with self._lock:
-                self._bytes += len(call.body)
-        else:
-            self._lost += 1
+            self._bytes += call.size + len(call.body)
+            while len(self._ended) > MAX_WAITING or self._bytes > MAX_WAITING_BYTES:
+                self._take()
+                self._lost += 1
+
+    def _take(self) -> Call:
+        """The one that waits longest."""
+        call = self._ended.popleft()
+        self._bytes -= call.size + len(call.body)
+        return call
 
     def _run(self) -> None:
-        while not self._stopping.wait(WRITE_SECONDS) or self._ended:
-            while calls := self._next_batch():
-                self._write_down(calls)
-                with self._lock:
-                    self._bytes -= sum(len(call.body) for call in calls)
+        is_last = False
+        while not is_last:
+            is_last = self._stopping.wait(WRITE_SECONDS)
+            while self._ended and not self._has_given_up:
+                calls = self._next_batch()
+                self._write_down(calls, [row for call in calls if (row := self._row_or_none(call)) is not None])
                 give_connection_back()
-            if self._lost:
-                logger.error("%d calls of the gateway were not written down: the database is too slow", self._lost)
-                self._lost = 0
+            self._say_lost()
         connection.close()
 
     def _next_batch(self) -> list[Call]:
-        """Taken out one by one: the loop's thread adds more meanwhile, which no iteration outlives."""
-        return [self._ended.popleft() for _ in range(min(BATCH, len(self._ended)))]
+        with self._lock:
+            calls = [self._take() for _ in range(min(BATCH, len(self._ended)))]
+            self._in_hand = len(calls)
+        return calls
 
-    def _write_down(self, calls: list[Call]) -> None:
-        try:
-            rows = [row for call in calls if (row := self._row_or_none(call)) is not None]
-            persistently(lambda: _insert(rows))
-            access.touch(*{call.principal.token_id for call in calls if call.principal.token_id is not None})
-        except Error as error:
-            logger.error("%d calls of the gateway could not be written down (%s)", len(calls), str(error).strip())
+    def _say_lost(self) -> None:
+        with self._lock:
+            lost, self._lost = self._lost, 0
+        if lost:
+            logger.error("%d calls of the gateway were not written down: the database is too slow", lost)
+
+    def _write_down(self, calls: list[Call], rows: list[Row]) -> None:
+        """Until the database takes them, or for so long that it is not the database, or the stop has its bound."""
+        tokens = {call.principal.token_id for call in calls if call.principal.token_id is not None}
+        keep_until, is_repeated = time.monotonic() + KEEP_SECONDS, False
+        while True:
+            try:
+                _wait_briefly_for_locks()
+                _insert(_not_written(rows) if is_repeated else rows)
+                access.touch(*tokens)
+                break
+            except Error as error:
+                reason = str(error).strip()
             connection.close()
+            if time.monotonic() > self._last_try_at:
+                self._has_given_up = True
+                return
+            if time.monotonic() > keep_until:
+                logger.error("%d calls of the gateway could not be written down (%s)", len(calls), reason)
+                break
+            if not is_repeated:
+                logger.warning("calls of the gateway cannot be written down (%s); trying again", reason)
+            is_repeated = True
+            time.sleep(AGAIN_SECONDS)
+        self._in_hand = 0
 
     def _row_or_none(self, call: Call) -> Row | None:
         """A call that cannot be put into words must not cost the others, nor this thread."""
@@ -231,20 +272,49 @@ class Recorder:
         return jsonrpc.encode({CUT: {"bytes": len(encoded), "beginning": beginning}}).decode()
 
 
+def _wait_briefly_for_locks() -> None:
+    if connection.vendor == "sqlite":
+        with connection.cursor() as cursor:
+            cursor.execute(f"PRAGMA busy_timeout = {LOCK_SECONDS * 1000:.0f}")
+
+
+def _not_written(rows: list[Row]) -> list[Row]:
+    """What an earlier try did not bring in: it may have failed behind its commit, or between two of single rows.
+
+    Records have no id of their own; no two calls of a tool begin and end in the same microseconds.
+    """
+    ends = Invocation.objects.filter(finished_at__in=[row["finished_at"] for row in rows], door=Invocation.Door.GATEWAY)
+    written = set(ends.values_list(*_KEY))
+    return [row for row in rows if tuple(row[column] for column in _KEY) not in written]
+
+
 def _insert(rows: list[Row]) -> None:
     try:
         with transaction.atomic():
             _execute(rows)
-    except IntegrityError:
+    except (OperationalError, InterfaceError):  # the database is away, or locked: no row's fault
+        raise
+    except Exception:  # noqa: BLE001 - said of the row that is at fault
         for row in rows:
-            _insert_what_is_left(row)
+            _insert_alone(row)
 
 
-def _insert_what_is_left(row: Row) -> None:
-    """Without what is gone meanwhile: an agent's token goes with its run, and users go. (Members take all along.)"""
+def _insert_alone(row: Row) -> None:
+    """Without what is gone meanwhile: an agent's token goes with its run, and users go. (Members take all along.)
+
+    A row that the database cannot hold must not cost the others.
+    """
     for gone in ({}, {"token_id": None}, {"token_id": None, "requested_by_id": None}):
-        with contextlib.suppress(IntegrityError), transaction.atomic():
-            _execute([{**row, **gone}])
+        try:
+            with transaction.atomic():
+                _execute([{**row, **gone}])
+            return
+        except IntegrityError:
+            continue
+        except (OperationalError, InterfaceError):
+            raise
+        except Exception:
+            logger.exception("a call of tool %r cannot be written down", row["tool_name"])
             return
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.db import OperationalError
+from django.db import InterfaceError, InternalError, OperationalError, connection, transaction
 
 from mcp_runtime import jsonrpc
 from mcp_runtime.access import OPERATOR, Principal
@@ -156,30 +157,118 @@ def test_calls_outlive_the_token_and_the_user_they_came_with(recorder: Recorder,
     assert token.last_used_at is not None
 
 
-def test_the_newest_calls_are_lost_when_the_database_is_too_slow_and_that_is_said(
-    recorder: Recorder, call: Callable[..., Call], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("bound", "most"), [("MAX_WAITING", 2), ("MAX_WAITING_BYTES", 2_100)])
+def test_the_oldest_calls_are_lost_when_the_database_is_too_slow_and_that_is_said(
+    recorder: Recorder,
+    call: Callable[..., Call],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    bound: str,
+    most: int,
 ) -> None:
-    monkeypatch.setattr(records, "MAX_WAITING", 2)
+    monkeypatch.setattr(records, bound, most)
     for number in range(5):
-        call(tool=f"t{number}").answered(answer())
-    assert [row.tool_name for row in written(recorder)] == ["t0", "t1"]
+        call(tool=f"t{number}", size=1_000).answered(answer())
+    assert [row.tool_name for row in written(recorder)] == ["t3", "t4"]
     assert "3 calls of the gateway were not written down" in caplog.text
 
 
-def test_a_database_that_is_away_costs_calls_and_not_the_thread(
+def failing(monkeypatch: pytest.MonkeyPatch, name: str, error: Exception, *, times: int, after: bool = False) -> None:
+    """That function of `records` raises so often, `after` its work if need be, and then works."""
+    work, left = getattr(records, name), [times]
+
+    def attempt(*args: Any) -> Any:
+        done = work(*args) if after and left[0] else None
+        if left[0]:
+            left[0] -= 1
+            raise error
+        return done or work(*args)
+
+    monkeypatch.setattr(records, name, attempt)
+
+
+@pytest.mark.parametrize("error", [OperationalError("away"), InterfaceError("away"), InternalError("away")])
+def test_a_database_that_is_away_for_a_while_costs_no_call(
+    recorder: Recorder,
+    call: Callable[..., Call],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    failing(monkeypatch, "_insert", error, times=3)
+    call(tool="first").answered(answer())
+    recorder.start()
+    eventually(lambda: "calls of the gateway cannot be written down (away); trying again" in caplog.text)
+    call(tool="second").answered(answer())
+    eventually(lambda: Invocation.objects.count() == 2)
+    assert [row.tool_name for row in Invocation.objects.order_by("id")] == ["first", "second"]
+
+
+@pytest.mark.parametrize("name", ["_insert", "_insert_alone"])
+def test_an_error_behind_the_commit_writes_no_call_twice(
+    recorder: Recorder, call: Callable[..., Call], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    failing(monkeypatch, name, OperationalError("the connection broke"), times=1, after=True)
+    gone = {"member_id": 0} if name == "_insert_alone" else {}  # so that they are written one by one
+    call(tool="a").answered(answer())
+    call(tool="b", **gone).answered(answer())
+    call(tool="c").answered(answer())
+    recorder.start()
+    eventually(lambda: Invocation.objects.filter(tool_name="c").exists())
+    recorder.stop()
+    kept = [row.tool_name for row in Invocation.objects.order_by("id")]
+    assert kept == (["a", "c"] if gone else ["a", "b", "c"])
+
+
+def test_a_call_that_the_database_cannot_hold_costs_no_other(
+    recorder: Recorder, call: Callable[..., Call], caplog: pytest.LogCaptureFixture
+) -> None:
+    for tool, timeout in (("a", 1.0), ("bad", object()), ("c", 1.0)):
+        call(tool=tool, timeout=timeout).answered(answer())
+    assert [row.tool_name for row in written(recorder)] == ["a", "c"]
+    assert "a call of tool 'bad' cannot be written down" in caplog.text
+
+
+def test_calls_that_the_database_refuses_for_long_make_room_for_others(
     recorder: Recorder, call: Callable[..., Call], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(work: Any) -> None:
-        raise OperationalError("away")
+    monkeypatch.setattr(records, "KEEP_SECONDS", 0.0)
+    failing(monkeypatch, "_insert", OperationalError("too deep"), times=1)
+    call(tool="bad").answered(answer())
+    recorder.start()
+    eventually(lambda: "1 calls of the gateway could not be written down (too deep)" in caplog.text)
+    call(tool="good").answered(answer())
+    eventually(lambda: [row.tool_name for row in Invocation.objects.all()] == ["good"])
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records, "persistently", fail)
-        call(tool="lost").answered(answer())
-        recorder.start()
-        eventually(lambda: "1 calls of the gateway could not be written down (away)" in caplog.text)
-    call(tool="kept").answered(answer())
+
+def test_a_stop_waits_for_no_database_and_says_what_it_lost(
+    recorder: Recorder, call: Callable[..., Call], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing(monkeypatch, "_insert", OperationalError("away"), times=1_000)
+    recorder.start()
+    for _ in range(3):
+        call().answered(answer())
+    began = time.monotonic()
     recorder.stop()
-    assert [row.tool_name for row in Invocation.objects.all()] == ["kept"]
+    assert time.monotonic() - began < records.STOP_SECONDS + 0.5
+    assert not recorder._thread.is_alive()
+    assert "3 calls of the gateway were not written down: the runtime stops" in caplog.text
+
+
+def test_a_stop_has_its_bound_while_sqlite_is_locked(
+    recorder: Recorder, call: Callable[..., Call], caplog: pytest.LogCaptureFixture
+) -> None:
+    if connection.vendor != "sqlite":
+        pytest.skip("SQLite has one lock for all who write")
+    call().answered(answer())
+    with transaction.atomic():
+        recorder.start()
+        eventually(lambda: "(database is locked); trying again" in caplog.text)
+        began = time.monotonic()
+        recorder.stop()
+        assert time.monotonic() - began < records.STOP_SECONDS + 0.5
+        assert not recorder._thread.is_alive()
+    assert "1 calls of the gateway were not written down: the runtime stops" in caplog.text
 
 
 def test_calls_that_end_while_others_are_written_down_are_all_there(
@@ -188,7 +277,8 @@ def test_calls_that_end_while_others_are_written_down_are_all_there(
     """Threads change places as often as they can, as they do by chance on a busy machine."""
     monkeypatch.setattr(records, "WRITE_SECONDS", 0.0)
     seen: list[Call] = []
-    monkeypatch.setattr(recorder, "_write_down", seen.extend)
+    monkeypatch.setattr(recorder, "_row_or_none", lambda call: None)
+    monkeypatch.setattr(recorder, "_write_down", lambda calls, rows: seen.extend(calls))
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     one = call()
