@@ -12,6 +12,7 @@ import logging
 import math
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
@@ -59,6 +60,28 @@ UNAUTHORIZED = 40100
 NOTHING_HERE = "Nothing is here: the gateway is at /mcp, each member at /mcp/<member>."
 NO_OAUTH = "Guild Hall has no OAuth. Send a token, Authorization: Bearer gh_...; manage.py create_token USER makes one."
 _PATH = re.compile(r"/mcp(?:/(?P<member>[^/]+))?/?|/sessions/(?P<session>[^/]+)/mcp/?")
+
+
+@dataclass(frozen=True, slots=True)
+class Post:
+    """One POST as it came, from a caller who may come in. `message` is what `body` says."""
+
+    place: Place
+    principal: Principal
+    headers: dict[bytes, bytes]
+    body: bytes
+    message: Any
+    receive: Receive
+    send: Send
+
+    @property
+    def takes_stream(self) -> bool:
+        accept = self.headers.get(b"accept", b"*/*")
+        return b"text/event-stream" in accept or b"*/*" in accept or b"text/*" in accept
+
+    def caller(self, session: CallerSession) -> Caller:
+        authorization = self.headers.get(b"authorization")
+        return Caller(self.principal, session, session.capabilities, session.log_level, authorization)
 
 
 class App:
@@ -187,7 +210,7 @@ class App:
         except ProtocolError as error:
             raise Refusal(400, MethodError(PARSE_ERROR, str(error))) from error
         with self._counted(principal, message):
-            await self._message(place, principal, headers, body, message, receive, send)
+            await self._message(Post(place, principal, headers, body, message, receive, send))
 
     @contextlib.contextmanager
     def _counted(self, principal: Principal, message: Any) -> Iterator[None]:
@@ -207,38 +230,30 @@ class App:
             if is_call:
                 self._limiter.leave(key)
 
-    async def _message(
-        self,
-        place: Place,
-        principal: Principal,
-        headers: dict[bytes, bytes],
-        body: bytes,
-        message: Any,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        version = eras.text_of(headers, protocol.VERSION_HEADER) or ""
-        session_id = eras.text_of(headers, protocol.SESSION_HEADER)
-        session = self._sessions.find(session_id, principal, place.path) if session_id else None
+    async def _message(self, post: Post) -> None:
+        message = post.message
+        version = eras.text_of(post.headers, protocol.VERSION_HEADER) or ""
+        session_id = eras.text_of(post.headers, protocol.SESSION_HEADER)
+        session = self._sessions.find(session_id, post.principal, post.place.path) if session_id else None
         if session is None and eras.is_modern(message, version):
-            await self._modern(place, principal, headers, body, message, receive, send)
+            await self._modern(post)
         elif session is None and isinstance(message, dict) and message.get("method") == "initialize":
-            await self._initialize(place, principal, message, send)
+            await self._initialize(post)
         elif session is None:
             text = "this session is over: begin a new one with initialize" if session_id else (
                 "no session: send initialize first and its Mcp-Session-Id from then on, "
                 f"or say in _meta that you speak {protocol.MODERN_VERSION}"
             )  # fmt: skip
             raise Refusal(404 if session_id else 400, MethodError(INVALID_REQUEST, text), _id_of(message))
+        elif version and version not in protocol.HANDSHAKE_VERSIONS:
+            raise Refusal(400, MethodError(INVALID_REQUEST, f"protocol version {version[:40]!r} has no sessions"))
+        elif isinstance(message, list):
+            await self._batch(post, session)
         else:
-            if version and version not in protocol.HANDSHAKE_VERSIONS:
-                raise Refusal(400, MethodError(INVALID_REQUEST, f"protocol version {version[:40]!r} has no sessions"))
-            caller = Caller(principal, session, session.capabilities, session.log_level, headers.get(b"authorization"))
-            await self._in_session(place, caller, session, headers, body, message, receive, send)
+            await self._in_session(post, session)
 
-    async def _initialize(self, place: Place, principal: Principal, message: dict[str, Any], send: Send) -> None:
-        message_id = _checked_id(message)
-        params = message.get("params")
+    async def _initialize(self, post: Post) -> None:
+        message_id, params = _checked_id(post.message), post.message.get("params")
         if not isinstance(params, dict) or message_id is None:
             raise Refusal(400, MethodError(INVALID_PARAMS, "initialize has an id, and params"), message_id)
         asked, capabilities = params.get("protocolVersion"), params.get("capabilities")
@@ -248,41 +263,25 @@ class App:
         if len(jsonrpc.encode(kept)) > MAX_CAPABILITIES:
             text = f"capabilities may have {MAX_CAPABILITIES:,} bytes"
             raise Refusal(400, MethodError(INVALID_PARAMS, text), message_id)
-        session = self._sessions.begin(principal, place.path, version, kept)
-        result = jsonrpc.result_response(message_id, self._endpoints.welcome(place, version))
+        session = self._sessions.begin(post.principal, post.place.path, version, kept)
+        result = jsonrpc.result_response(message_id, self._endpoints.welcome(post.place, version))
         told = [(protocol.SESSION_HEADER.lower().encode(), session.id.encode())]
-        await send_whole(send, 200, jsonrpc.encode(result), [*JSON_HEADERS, *told])
+        await send_whole(post.send, 200, jsonrpc.encode(result), [*JSON_HEADERS, *told])
 
-    async def _in_session(
-        self,
-        place: Place,
-        caller: Caller,
-        session: CallerSession,
-        headers: dict[bytes, bytes],
-        body: bytes,
-        message: Any,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        if isinstance(message, list):
-            await self._batch(place, caller, session, message, receive, send)
-            return
+    async def _in_session(self, post: Post, session: CallerSession) -> None:
+        place, message, caller = post.place, post.message, post.caller(session)
         if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
             raise Refusal(400, MethodError(INVALID_REQUEST, "this is no JSON-RPC 2.0 message"))
         if not isinstance(message.get("method"), str):
             await self._answered(session, message)
-            await send_whole(send, 202, b"", [])
+            await send_whole(post.send, 202, b"", [])
         elif "id" not in message:
             await self._notified(place, caller, session, message)
-            await send_whole(send, 202, b"", [])
+            await send_whole(post.send, 202, b"", [])
         else:
-            request = Request(_checked_id(message), message["method"], _params(message), caller, Deadline(), body)
-            session.running[request.id] = request
-            try:
-                await self._reply(place, request, _accepts_stream(headers), receive, send)
-            finally:
-                if session.running.get(request.id) is request:
-                    del session.running[request.id]
+            request = Request(_checked_id(message), message["method"], _params(message), caller, Deadline(), post.body)
+            with _running(session, request):
+                await self._reply(post, request)
             if request.method in ("resources/subscribe", "resources/unsubscribe"):
                 for member in [place.member] if place.member else list(session.subscriptions):
                     self._listening.subscriptions_changed(caller, member)
@@ -314,10 +313,9 @@ class App:
                 with contextlib.suppress(ClientError, TimeoutError):
                     await self._conversations.pass_on(conversation.route, caller, message)
 
-    async def _batch(
-        self, place: Place, caller: Caller, session: CallerSession, messages: list[Any], receive: Receive, send: Send
-    ) -> None:
+    async def _batch(self, post: Post, session: CallerSession) -> None:
         """Several messages at once, which 2025-03-26 alone allows; answered in one array, in their order."""
+        messages, caller = post.message, post.caller(session)
         if session.version != "2025-03-26":
             raise Refusal(400, MethodError(INVALID_REQUEST, f"{session.version} has no batches"))
         if not 0 < len(messages) <= MAX_BATCH:
@@ -330,39 +328,31 @@ class App:
                 if not isinstance(message.get("method"), str):
                     await self._answered(session, message)
                 elif "id" not in message:
-                    await self._notified(place, caller, session, message)
+                    await self._notified(post.place, caller, session, message)
                 else:
                     request = Request(_checked_id(message), message["method"], _params(message), caller, Deadline())
                     with self._counted(caller.principal, message):
-                        return (await self._final(place, request)).body
+                        return (await self._final(post.place, request)).body
             except Refusal as refusal:
                 error = refusal.error
                 return jsonrpc.encode(jsonrpc.error_response(refusal.message_id, error.code, str(error), error.data))
             return None
 
-        async with while_there(receive):
+        async with while_there(post.receive):
             answers = [answer for answer in await asyncio.gather(*map(one, messages)) if answer is not None]
-        await send_whole(
-            send, 200 if answers else 202, b"[" + b",".join(answers) + b"]" if answers else b"", JSON_HEADERS
-        )
+        body = b"[" + b",".join(answers) + b"]" if answers else b""
+        await send_whole(post.send, 200 if answers else 202, body, JSON_HEADERS)
 
-    async def _modern(
-        self,
-        place: Place,
-        principal: Principal,
-        headers: dict[bytes, bytes],
-        body: bytes,
-        message: Any,
-        receive: Receive,
-        send: Send,
-    ) -> None:
+    async def _modern(self, post: Post) -> None:
+        message, headers = post.message, post.headers
         is_request = (
             isinstance(message, dict) and message.get("jsonrpc") == "2.0" and isinstance(message.get("method"), str)
         )
         if not is_request or not isinstance(message.get("params", {}), dict):
             raise Refusal(400, MethodError(INVALID_REQUEST, "this is no JSON-RPC 2.0 request"))
         if "id" not in message:
-            await send_whole(send, 202, b"", [])  # a modern caller has nothing to notify: it closes what it cancels
+            # A modern caller has nothing to notify: it closes what it cancels.
+            await send_whole(post.send, 202, b"", [])
             return
         message_id = _checked_id(message)
         try:
@@ -372,31 +362,32 @@ class App:
         meta = eras.meta_of(message)
         capabilities = meta[f"{protocol.META}clientCapabilities"]
         level = str(meta.get(f"{protocol.META}logLevel") or "")
-        caller = Caller(principal, None, capabilities, level, headers.get(b"authorization"))
+        caller = Caller(post.principal, None, capabilities, level, headers.get(b"authorization"))
         told = {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in headers.items()
             if name.startswith(b"mcp-param-")
         }
-        request = Request(message_id, message["method"], _params(message), caller, Deadline(), body, told, headers)
+        request = Request(message_id, message["method"], _params(message), caller, Deadline(), post.body, told, headers)
         if request.method == LISTEN:
-            await self._listen(place, request, receive, send)
+            await self._listen(post, request)
         else:
-            await self._reply(place, request, _accepts_stream(headers), receive, send)
+            await self._reply(post, request)
 
     # Replies ------------------------------------------------------------------------------------------------------
 
-    async def _reply(self, place: Place, request: Request, streams: bool, receive: Receive, send: Send) -> None:
+    async def _reply(self, post: Post, request: Request) -> None:
         """Answer one request. A caller who goes away takes it along."""
-        if not streams:
-            async with while_there(receive):
-                answer = await self._final(place, request)
+        send = post.send
+        if not post.takes_stream:
+            async with while_there(post.receive):
+                answer = await self._final(post.place, request)
             await send_whole(send, answer.status, answer.body, JSON_HEADERS)
             return
         started = False
         try:
-            async with while_there(receive), request.deadline.timeout:
-                reply = await self._endpoints.answer(place, request)
+            async with while_there(post.receive), request.deadline.timeout:
+                reply = await self._endpoints.answer(post.place, request)
                 if isinstance(reply, Stream):
                     async with contextlib.aclosing(reply):
                         async for event in reply.events:
@@ -437,7 +428,7 @@ class App:
 
     # Streams ------------------------------------------------------------------------------------------------------
 
-    async def _listen(self, place: Place, request: Request, receive: Receive, send: Send) -> None:
+    async def _listen(self, post: Post, request: Request) -> None:
         """`subscriptions/listen` (26: basic/patterns/subscriptions)."""
         asked = request.params.get("notifications")
         if not isinstance(asked, dict):
@@ -447,9 +438,9 @@ class App:
         acknowledged = {"notifications": wanted, "_meta": tag}
         first = jsonrpc.notification("notifications/subscriptions/acknowledged", acknowledged)
         end = jsonrpc.result_response(request.id, {"resultType": "complete", "_meta": tag})
-        async with while_there(receive, at_once=True):
-            stream = await self._opened(place, request.caller, wanted, request.id)
-            await self._hold(stream, send, first=jsonrpc.encode(first), last=jsonrpc.encode(end))
+        async with while_there(post.receive, at_once=True):
+            stream = await self._opened(post.place, request.caller, wanted, request.id)
+            await self._hold(stream, post.send, first=jsonrpc.encode(first), last=jsonrpc.encode(end))
 
     async def _opened(self, place: Place, caller: Caller, *listen: Any) -> Stream:
         try:
@@ -524,6 +515,17 @@ class App:
             await send({"type": "http.response.body", "body": b""})
 
 
+@contextlib.contextmanager
+def _running(session: CallerSession, request: Request) -> Iterator[None]:
+    """Meanwhile the caller can cancel it by its id."""
+    session.running[request.id] = request
+    try:
+        yield
+    finally:
+        if session.running.get(request.id) is request:
+            del session.running[request.id]
+
+
 async def _nothing_here(path: str, send: Send) -> None:
     """404 in plain text: clients that look for OAuth after a 401 show these words to people."""
     text = NO_OAUTH if path.startswith("/.well-known/") or path == "/register" else NOTHING_HERE
@@ -578,11 +580,6 @@ def _params(message: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(params, dict):
         raise Refusal(400, MethodError(INVALID_REQUEST, "params must be an object"), message.get("id"))
     return params
-
-
-def _accepts_stream(headers: dict[bytes, bytes]) -> bool:
-    accept = headers.get(b"accept", b"*/*")
-    return b"text/event-stream" in accept or b"*/*" in accept or b"text/*" in accept
 
 
 def _error_reply(request: Request, error: MethodError | TimeoutError | ClientError) -> Answer:
