@@ -331,7 +331,7 @@ class App:
                     await self._notified(post.place, caller, session, message)
                 else:
                     request = Request(_checked_id(message), message["method"], _params(message), caller, Deadline())
-                    with self._counted(caller.principal, message):
+                    with self._counted(caller.principal, message), _running(session, request):
                         return (await self._final(post.place, request)).body
             except Refusal as refusal:
                 error = refusal.error

@@ -121,6 +121,28 @@ def test_batches_are_answered_in_their_order(world: World) -> None:
         assert agent.post([request(1, "ping")] * length).status_code == 400
 
 
+def test_a_call_of_a_batch_can_be_cancelled_alone(world: World) -> None:
+    def call(asked: Asked) -> None:
+        if asked.message["id"] == "slow":
+            asked.hang()
+        asked.result(text("quick"))
+
+    member = world.member(behaviours={"tools/call": call})
+    agent = world.agent().begin("2025-03-26")
+    other = Agent(world, None)  # type: ignore[arg-type]
+    other.http.headers.update(agent.http.headers)
+    batch = [request(name, "tools/call", name="notes__echo", arguments={}) for name in ("slow", "quick")]
+    with in_background(lambda: other.post(batch).json()) as ended:
+        eventually(lambda: len(member.heard("tools/call")) == 2)
+        assert agent.notify("notifications/cancelled", requestId="slow", reason="enough").status_code == 202
+    slow, quick = ended[0]
+    assert (slow["id"], slow["error"]["data"]["kind"]) == ("slow", "cancelled")
+    assert (quick["id"], quick["result"]) == ("quick", text("quick"))
+    (told,) = member.heard("notifications/cancelled")
+    assert told["params"] == {"requestId": "slow", "reason": "enough"}
+    assert sorted(row.status for row in world.calls(2)) == ["cancelled", "succeeded"]
+
+
 def test_limits_of_a_token_count_its_calls_alone(world: World) -> None:
     user = User.objects.create_superuser("ann")
     agent = world.agent(token=ApiToken.make(user=user, calls_per_minute=3, max_in_flight=1)[1]).begin()
