@@ -238,6 +238,17 @@ def require_use(principal: Principal, member: str) -> None:
         raise NotAllowedError(_sentences(_lacks(principal, INVOKE, principal.invokes, member, None)))
 
 
+def require_anything(principal: Principal) -> None:
+    """Raises NotAllowedError for who may use nothing, of whatever member that is there or may yet come."""
+    reasons = []
+    if not principal.invokes:
+        reasons.append(f"this needs the permission {INVOKE}, which user {principal.name!r} does not have")
+    if principal.members == frozenset() or principal.tools == frozenset():
+        reasons.append(f"{_token(principal)} is for members or tools that have all left the hall")
+    if reasons:
+        raise NotAllowedError(_sentences(reasons))
+
+
 def require_control(principal: Principal, member: str) -> None:
     """Raises NotAllowedError, which says what is missing."""
     if not principal.may_control(member):

@@ -1,4 +1,4 @@
-"""How much one token may do at a time: calls a minute, and calls under way. Counted in this process, in memory."""
+"""How much one token may do at a time: calls a minute, calls under way, what is kept for it. Counted in memory."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from contextlib import contextmanager
 from mcp_runtime.errors import TooManyCallsError
 
 MAX_KEPT = 10_000
+
+# What the gateway keeps for callers: in all, and of one user or token so much less that nobody takes the place of all.
+MAX_STREAMS = 1_000
+MAX_STREAMS_OF_USER = 128
+MAX_STREAMS_OF_TOKEN = 64
+MAX_SESSIONS = 2_000
+MAX_SESSIONS_OF_USER = 256
+MAX_SESSIONS_OF_TOKEN = 128
 
 
 class Limiter:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
 
-from mcp_runtime import jsonrpc, protocol
+from mcp_runtime import access, jsonrpc, protocol
 from mcp_runtime.access import Principal
 from mcp_runtime.database import unit_of_work
 from mcp_runtime.errors import AccessError, ClientError, MethodError, ProtocolError, TooManyCallsError
@@ -57,6 +57,8 @@ MAX_SESSIONS = 1_000  # of agents, whose members are kept in memory
 SESSION_SECONDS = 5.0
 # Of our own, in the range that JSON-RPC leaves to applications. Not 401: Claude's CLI takes that for the HTTP status.
 UNAUTHORIZED = 40100
+FORBIDDEN = 40300
+CLAUDE_CLI = b"claude-code/"
 NOTHING_HERE = "Nothing is here: the gateway is at /mcp, each member at /mcp/<member>."
 NO_OAUTH = "Guild Hall has no OAuth. Send a token, Authorization: Bearer gh_...; manage.py create_token USER makes one."
 _PATH = re.compile(r"/mcp(?:/(?P<member>[^/]+))?/?|/sessions/(?P<session>[^/]+)/mcp/?")
@@ -254,6 +256,11 @@ class App:
 
     async def _initialize(self, post: Post) -> None:
         message_id, params = _checked_id(post.message), post.message.get("params")
+        try:
+            access.require_anything(post.principal)
+        except AccessError as error:
+            is_cli = post.headers.get(b"user-agent", b"").startswith(CLAUDE_CLI)  # as with 401
+            raise Refusal(200 if is_cli else 403, MethodError(FORBIDDEN, str(error)), message_id) from error
         if not isinstance(params, dict) or message_id is None:
             raise Refusal(400, MethodError(INVALID_PARAMS, "initialize has an id, and params"), message_id)
         asked, capabilities = params.get("protocolVersion"), params.get("capabilities")
@@ -444,7 +451,10 @@ class App:
 
     async def _opened(self, place: Place, caller: Caller, *listen: Any) -> Stream:
         try:
+            access.require_anything(caller.principal)
             return await self._listening.open(place, caller, *listen)
+        except AccessError as error:
+            raise Refusal(403, MethodError(FORBIDDEN, str(error))) from error
         except TooManyStreamsError as error:
             full = MethodError(INTERNAL_ERROR, "too many streams are open here; close some")
             raise Refusal(503, full, headers=[(b"retry-after", b"10")]) from error
@@ -534,7 +544,7 @@ async def _nothing_here(path: str, send: Send) -> None:
 
 async def _unauthorized(error: AccessError, headers: dict[bytes, bytes], receive: Receive) -> Refusal:
     """401 with the reason. Claude's CLI throws away what comes with a 401: it is told in a JSON-RPC error."""
-    if headers.get(b"user-agent", b"").startswith(b"claude-code/"):
+    if headers.get(b"user-agent", b"").startswith(CLAUDE_CLI):
         with contextlib.suppress(Refusal, ProtocolError):
             message = jsonrpc.decode(await body_of(receive))
             if isinstance(message, dict) and "method" in message and "id" in message:

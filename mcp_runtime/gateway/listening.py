@@ -13,7 +13,7 @@ from typing import Any
 
 from django.db import Error
 
-from mcp_runtime import jsonrpc, protocol
+from mcp_runtime import jsonrpc, limits, protocol
 from mcp_runtime.access import Principal
 from mcp_runtime.errors import AccessError, ClientError, HttpStatusError
 from mcp_runtime.gateway.connections import Response
@@ -33,8 +33,6 @@ READY_SECONDS = 2.0  # for members to be listened to before a caller is told tha
 EAR_SECONDS = 5.0  # that a member is still listened to when nobody wants to hear
 EAR_LOOK = 0.5
 AGAIN_SECONDS = 1.0  # before a member's stream that ended is opened anew
-MAX_STREAMS = 1_000
-MAX_STREAMS_OF_CALLER = 200
 NO_STREAM = (404, 405, 501)  # a member that offers none
 
 # What a caller may want to hear of: the name in a modern filter, the kind of list, the notification.
@@ -82,7 +80,7 @@ class Ear:
 
 
 class TooManyStreamsError(Exception):
-    """More open streams than the gateway holds."""
+    """More open streams than the gateway holds, in all or for this caller."""
 
 
 class Listening:
@@ -114,10 +112,7 @@ class Listening:
 
         A modern caller takes the acknowledgement for a promise: members are heard too, or had their time.
         """
-        own = (caller.principal.user_id, caller.principal.token_id)
-        of_caller = sum((s.caller.principal.user_id, s.caller.principal.token_id) == own for s in self._open)
-        if len(self._open) >= MAX_STREAMS or of_caller >= MAX_STREAMS_OF_CALLER:
-            raise TooManyStreamsError
+        self._require_room(caller.principal)
         stream = OpenStream(place, caller, Outbox(), wanted, listen_id)
         self._note(stream)
         self._open.add(stream)
@@ -137,6 +132,16 @@ class Listening:
             await opened.aclose()
             raise
         return opened
+
+    def _require_room(self, principal: Principal) -> None:
+        of_user = [s.caller.principal for s in self._open if s.caller.principal.user_id == principal.user_id]
+        of_token = sum(one.token_id == principal.token_id for one in of_user)
+        if (
+            len(self._open) >= limits.MAX_STREAMS
+            or len(of_user) >= limits.MAX_STREAMS_OF_USER
+            or of_token >= limits.MAX_STREAMS_OF_TOKEN
+        ):
+            raise TooManyStreamsError
 
     @staticmethod
     async def _events(stream: OpenStream) -> AsyncGenerator[Event]:

@@ -12,21 +12,21 @@ import hashlib
 import json
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from django.core import signing
 
+from mcp_runtime import limits
 from mcp_runtime.access import Principal
 
 if TYPE_CHECKING:
     from mcp_runtime.gateway.conversations import Conversation
     from mcp_runtime.gateway.messages import Request
 
-MAX_SESSIONS = 2_000  # in memory; those used longest ago are made anew from their ids
-MAX_OWN = 200  # of one token; likewise
 MAX_ENDED = 10_000
 MAX_AGE = timedelta(days=7)
 MAX_REMEMBERED = 2_000  # characters of what an id carries; a session with more does not outlive the runtime
@@ -155,19 +155,22 @@ class Sessions:
 
     def _keep(self, session: CallerSession) -> None:
         self._sessions[session.id] = session
-        own = [one for one in self._sessions.values() if one.owner == session.owner]
-        if len(own) > MAX_OWN:
-            spare = next((one for one in own if not one.running and one.outbox is None), session)
+        of_user = [one for one in self._sessions.values() if one.owner[0] == session.owner[0]]
+        of_token = [one for one in of_user if one.owner == session.owner]
+        self._make_room(of_token, limits.MAX_SESSIONS_OF_TOKEN, session)
+        self._make_room(of_user, limits.MAX_SESSIONS_OF_USER, session)
+        self._make_room(self._sessions.values(), limits.MAX_SESSIONS, session)
+
+    def _make_room(self, among: Iterable[CallerSession], most: int, newest: CallerSession) -> None:
+        """Of too many those used longest ago leave the memory: they are made anew from their ids.
+
+        Not one whose stream is open, or that has something under way: of those others bound the number.
+        """
+        kept = [one for one in among if one.id in self._sessions]
+        idle = (one for one in kept if not one.running and one.outbox is None and one is not newest)
+        for spare in islice(idle, max(len(kept) - most, 0)):
             del self._sessions[spare.id]
             self._drop(spare)
-        while len(self._sessions) > MAX_SESSIONS:
-            # Not one whose stream is open, or that has something under way.
-            idle = (one for one in self._sessions.values() if not one.running and one.outbox is None)
-            oldest = next(idle, session)
-            if oldest is session:
-                return
-            del self._sessions[oldest.id]
-            self._drop(oldest)
 
     def _drop(self, session: CallerSession) -> None:
         if session.outbox is not None:

@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from mcp_runtime.gateway import app
-from roster.models import AgentSession, ApiToken
+from roster.models import AgentSession, ApiToken, Hall, Tool
 from tests.conftest import eventually
 from tests.end_to_end.agents import MODERN, Agent, make_token
 from tests.mcp_runtime.gateway.conftest import Asked, World, event, in_background, notification, request, result, text
@@ -259,6 +259,38 @@ def test_a_fault_of_our_own_is_a_500_and_in_the_log(
 
 def test_a_token_for_nothing_sees_nothing(world: World) -> None:
     world.member()
-    agent = world.agent(token=make_token(User.objects.create_user("nobody"))).begin()
-    assert agent.tools() == []
-    assert world.agent("/mcp/notes", token=agent.http.headers["Authorization"].split()[1]).send("x").status_code == 404
+    token = make_token(User.objects.create_user("nobody"))
+    agent = world.agent(token=token)
+    assert agent.modern("tools/list").json()["result"]["tools"] == []
+    assert world.agent("/mcp/notes", token=token).send("x").status_code == 404
+
+
+def test_who_may_use_nothing_is_given_no_session_and_no_stream(world: World) -> None:
+    member = world.member()
+    tool = Tool.objects.get(member=member.row)
+    left = {"scope": ApiToken.Scope.TOOLS, "tools": []}
+    for token, why in (
+        (make_token(User.objects.create_user("nobody")), "permission roster.invoke_tool"),
+        (make_token(**left), "have all left the hall"),
+    ):
+        agent = world.agent(token=token)
+        refused = agent.send("initialize", protocolVersion="2025-06-18", capabilities={})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, app.FORBIDDEN)
+        assert why in refused.json()["error"]["message"]
+        message, headers = agent.modern_message("subscriptions/listen", notifications={})
+        assert agent.post(message, **headers).status_code == 403
+        cli = agent.post(request(7, "initialize", capabilities={}), User_Agent="claude-code/2.0")
+        assert (cli.status_code, cli.json()["id"], cli.json()["error"]["code"]) == (200, 7, app.FORBIDDEN)
+    one = make_token(scope=ApiToken.Scope.TOOLS, tools=[tool])
+    assert world.agent(token=one).begin().tools() == ["notes__echo"]
+
+
+def test_a_session_whose_user_may_use_nothing_any_more_is_given_no_stream(world: World) -> None:
+    Hall.objects.create()
+    user = User.objects.create_superuser("ann")
+    world.member()
+    agent = world.agent(token=make_token(user)).begin()
+    User.objects.filter(pk=user.pk).update(is_superuser=False)
+    Hall.access_changed()
+    eventually(lambda: agent.tools() == [])
+    assert get(agent).status_code == 403

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 
+from mcp_runtime import limits
 from mcp_runtime.gateway import listening
 from roster.models import ApiToken, GuildMember, Hall, Tool
 from tests.conftest import eventually
@@ -147,7 +150,7 @@ def test_a_question_on_a_members_stream_is_asked_or_declined(world: World) -> No
 
 
 def test_more_streams_than_there_is_room_for_are_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "MAX_STREAMS", 1)
+    monkeypatch.setattr(limits, "MAX_STREAMS", 1)
     world.member()
     agent = world.agent().begin()
     with agent.listening():
@@ -156,6 +159,24 @@ def test_more_streams_than_there_is_room_for_are_refused(world: World, monkeypat
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
         message, headers = agent.modern_message("subscriptions/listen", notifications={})
         assert world.agent().post(message, **headers).status_code == 503
+
+
+@pytest.mark.parametrize("bound", ["MAX_STREAMS_OF_TOKEN", "MAX_STREAMS_OF_USER"])
+def test_one_caller_leaves_streams_for_others(world: World, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    monkeypatch.setattr(limits, bound, 1)
+    ann = User.objects.create_superuser("ann")
+    first, second, bob = make_token(ann), make_token(ann), make_token(User.objects.create_superuser("bob"))
+
+    def status(token: str) -> int:
+        agent = world.agent(token=token)
+        message, headers = agent.modern_message("subscriptions/listen", notifications={})
+        with contextlib.closing(agent.sent(message, **headers)) as connection:
+            return connection.getresponse().status
+
+    with listen(world.agent(token=first)):
+        assert status(first) == 503
+        assert status(second) == (503 if bound == "MAX_STREAMS_OF_USER" else 200)
+        assert status(bob) == 200
 
 
 # Subscriptions ----------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mcp_runtime import limits
 from mcp_runtime.access import Principal
 from mcp_runtime.gateway import sessions
 from mcp_runtime.gateway.sessions import CallerSession, Outbox, Sessions
@@ -76,7 +77,7 @@ def test_what_is_remembered_of_ended_sessions_is_bounded(kept: Sessions, monkeyp
 def test_of_too_many_sessions_the_idle_one_used_longest_ago_leaves_the_memory(
     kept: Sessions, dropped: list[CallerSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "MAX_SESSIONS", 3)
+    monkeypatch.setattr(limits, "MAX_SESSIONS", 3)
     streaming, used, unused = begin(kept), begin(kept), begin(kept)
     streaming.outbox = Outbox()
     assert kept.find(used.id, ANN, "/mcp") is used
@@ -89,10 +90,32 @@ def test_of_too_many_sessions_the_idle_one_used_longest_ago_leaves_the_memory(
     assert again is not unused
 
 
+def test_of_one_callers_sessions_fewer_are_kept_than_of_all(
+    kept: Sessions, dropped: list[CallerSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_SESSIONS_OF_TOKEN", 2)
+    monkeypatch.setattr(limits, "MAX_SESSIONS_OF_USER", 3)
+    bobs, laptop = begin(kept, BOB), Principal(1, "ann", token_id=11)
+    first, second, third = begin(kept), begin(kept), begin(kept)
+    assert dropped == [first]
+    others = [begin(kept, laptop), begin(kept, laptop)]
+    assert dropped == [first, second]
+    assert kept.all() == [bobs, third, *others]
+
+
+def test_a_session_beside_others_that_are_all_busy_is_kept_and_found(
+    kept: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_SESSIONS_OF_TOKEN", 1)
+    begin(kept).outbox = Outbox()
+    session = begin(kept)
+    assert kept.find(session.id, ANN, "/mcp") is session
+
+
 def test_sessions_with_something_under_way_are_kept_beyond_the_bound(
     kept: Sessions, dropped: list[CallerSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "MAX_SESSIONS", 1)
+    monkeypatch.setattr(limits, "MAX_SESSIONS", 1)
     first = begin(kept)
     first.running[1] = object()  # type: ignore[assignment]
     second = begin(kept)
