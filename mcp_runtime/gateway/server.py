@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import resource
 import socket
 import threading
 import time
@@ -49,6 +50,11 @@ logger = logging.getLogger("guildhall.gateway")
 BACKLOG = 1024
 MAX_HEAD = 65_536  # bytes of a request's headers
 HEAD_SECONDS = 30.0  # for the first of them
+MAX_CONNECTIONS = 4_096  # of callers
+FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 2\r\nconnection: close\r\n"
+    b"content-type: text/plain\r\ncontent-length: 31\r\n\r\nToo many connections are open.\n"
+)
 START_SECONDS = 10.0
 STOP_SECONDS = 1.0
 # How soon a change of who may do what is noticed: SQLite is asked whether anybody wrote at all, others for the version.
@@ -102,8 +108,17 @@ def _bound(host: str, port: int) -> socket.socket:
     return bound
 
 
+def connections_at_most() -> int:
+    """Of the files that the process may have open, members, database and logs need the other half."""
+    return min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+
+
 class BoundedProtocol(HttpToolsProtocol):
-    """HTTP whose headers end: the parser joins what comes for ever, and a connection that says nothing stays."""
+    """HTTP whose headers end: the parser joins what comes for ever, and a connection that says nothing stays.
+
+    So many connections, and no more; uvicorn's `limit_concurrency` would refuse the requests of those that are there,
+    and whoever opens enough of them and says nothing would shut out everybody.
+    """
 
     _is_in_body = False
     _head_is_complete = False  # within the piece that is read
@@ -111,8 +126,24 @@ class BoundedProtocol(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        is_full = len(self.connections) >= connections_at_most() and not self._closed_an_idle_one()
         super().connection_made(transport)
+        if is_full:
+            transport.write(FULL)
+            transport.close()
         self._head_timer = self.loop.call_later(HEAD_SECONDS, transport.close)
+
+    def _closed_an_idle_one(self) -> bool:
+        """Whether there was one: nobody waits for anything on it."""
+        for one in self.connections:
+            if isinstance(one, BoundedProtocol) and one.is_idle:
+                one.transport.close()
+                return True
+        return False
+
+    @property
+    def is_idle(self) -> bool:
+        return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()

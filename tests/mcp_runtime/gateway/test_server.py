@@ -267,3 +267,19 @@ def test_headers_without_end_are_cut_off_and_large_bodies_are_not_taken_for_them
         with contextlib.suppress(OSError):
             assert connection.recv(4096).startswith(b"HTTP/1.1 400")
     assert agent.send("ping").status_code == 200
+
+
+def test_more_connections_than_there_is_room_for_end_idle_ones_first(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents = [world.agent().begin() for _ in range(3)]
+    for agent in agents:
+        agent.http.close()
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 2)
+    with agents[0].listening(), socket.create_connection(("127.0.0.1", world.gateway_port)) as silent:
+        silent.settimeout(10)
+        with agents[1].listening():
+            assert silent.recv(1) == b""
+            refused = agents[2].send("ping")
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+        eventually(lambda: agents[2].send("ping").status_code == 200)
