@@ -17,7 +17,7 @@ from django.views.decorators.http import require_POST
 
 from mcp_runtime import control
 from mcp_runtime.errors import NotCancellableError
-from roster.admin import present
+from roster.admin import present, statistics
 from roster.admin.rows import ReachedMembers, RuntimeRowAdmin, principal_of
 from roster.calls import progress_text, texts_of
 from roster.models import Invocation, Tool
@@ -85,8 +85,12 @@ class InvocationAdmin(RuntimeRowAdmin):
         ]
 
     def get_urls(self) -> list[URLPattern]:
-        cancel = self.admin_site.admin_view(self.cancel_view)
-        return [path("<int:invocation_id>/cancel/", cancel, name="roster_invocation_cancel"), *super().get_urls()]
+        view = self.admin_site.admin_view
+        return [
+            path("statistics/", view(statistics.fragment), name="roster_statistics"),
+            path("<int:invocation_id>/cancel/", view(self.cancel_view), name="roster_invocation_cancel"),
+            *super().get_urls(),
+        ]
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None

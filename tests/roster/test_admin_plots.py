@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import urlencode
 from xml.etree import ElementTree
 
 import pytest
+from django.conf import settings
+from django.contrib.auth.models import Group, Permission, User
+from django.db import connection
 from django.template import Context, Template
 from django.template.loader import render_to_string
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils import timezone
 
+from mcp_runtime import control, lease
 from mcp_runtime.statistics import SPANS, Point, Series
 from roster.admin import plots
+from roster.models import GuildMember, Invocation, Tool
 
 MIDNIGHT = datetime(2026, 3, 4, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def _static_root() -> None:
+    # WhiteNoise warns about a folder that is not there, and here a warning is an error.
+    settings.STATIC_ROOT.mkdir(exist_ok=True)
 
 
 Figures = tuple[int, int, "float | None", "float | None"]  # calls, failed, p50, p95
@@ -111,3 +128,105 @@ def test_nothing_in_a_plot_needs_a_style_or_a_script() -> None:
 )
 def test_lengths_are_told_in_the_unit_that_suits_them(length: float | None, said: str) -> None:
     assert plots.seconds(length) == said
+
+
+# The section of a page --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alice() -> User:
+    return User.objects.create_superuser("alice")
+
+
+@pytest.fixture
+def page(client: Client, alice: User) -> Client:
+    client.force_login(alice)
+    return client
+
+
+@pytest.fixture
+def echo() -> Tool:
+    """With two calls of a moment ago, one of them failed; and a call of another tool."""
+    lease.hall()
+    member = GuildMember.objects.create(name="anna", directory="anna", manifest={})
+    for name, status in (("echo", "succeeded"), ("echo", "failed"), ("other", "succeeded")):
+        Invocation.objects.create(
+            member=member, tool_name=name, timeout=1, door="rest", status=status, finished_at=timezone.now()
+        )
+    return Tool.objects.create(member=member, name="echo", definition={"name": "echo", "inputSchema": {}})
+
+
+def words(response: Any) -> str:
+    assert response.status_code == 200, response
+    return " ".join(re.sub(r"<[^>]+>", " ", response.content.decode()).split())
+
+
+def address(**asked: Any) -> str:
+    return f"{reverse('admin:roster_statistics')}?{urlencode(asked)}"
+
+
+@pytest.mark.django_db
+def test_the_page_of_a_tool_holds_its_plots_and_they_stay_true(page: Client, echo: Tool) -> None:
+    html = page.get(reverse("admin:roster_tool_change", args=[echo.pk])).content.decode()
+    (part,) = re.findall(
+        r'class="statistics"[^>]* data-live="([^"]+)" data-live-every="10" data-live-etag="([^"]+)"', html
+    )
+    assert "<strong>2</strong> calls" in html
+    asked = part[0].replace("&amp;", "&")
+    etag = part[1].replace("&quot;", '"')
+    assert page.get(asked, headers={"If-None-Match": etag}).status_code == 304
+    Invocation.objects.create(
+        member=echo.member, tool_name="echo", timeout=1, door="rest", status="succeeded", finished_at=timezone.now()
+    )
+    assert "3 calls" in words(page.get(asked, headers={"If-None-Match": etag}))
+
+
+@pytest.mark.django_db
+def test_the_address_of_the_page_says_the_span(page: Client, echo: Tool) -> None:
+    html = page.get(reverse("admin:roster_tool_change", args=[echo.pk]), {"span": "week"}).content.decode()
+    assert 'span=week" aria-current="true">Last week</a>' in html
+
+
+@pytest.mark.django_db
+def test_a_part_tells_of_a_tool_a_member_or_the_hall(page: Client, echo: Tool) -> None:
+    assert "2 calls" in words(page.get(address(member=echo.member_id, tool="echo")))
+    assert "3 calls" in words(page.get(address(member=echo.member_id, span="day")))
+    assert "3 calls" in words(page.get(address(span="week")))
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("asked", [{"span": "year"}, {"member": "0"}, {"member": "x"}, {"member": "9" * 30}])
+def test_what_there_is_not_is_not_found(page: Client, asked: dict[str, str]) -> None:
+    assert page.get(address(**asked)).status_code == 404
+
+
+@pytest.mark.django_db
+def test_figures_of_reserved_members_are_for_their_groups(client: Client, echo: Tool) -> None:
+    bob = User.objects.create_user("bob", is_staff=True)
+    client.force_login(bob)
+    assert client.get(address()).status_code == 403
+    bob.user_permissions.add(Permission.objects.get(codename="view_invocation"))
+    assert "3 calls" in words(client.get(address()))
+    control.reserve(echo.member, [Group.objects.create(name="others")])
+    assert "No calls in the last hour." in words(client.get(address()))
+    assert client.get(address(member=echo.member_id)).status_code == 404
+
+
+@pytest.mark.django_db
+def test_names_from_members_are_text_in_addresses_too(page: Client, echo: Tool) -> None:
+    evil = '"><script>alert(1)</script>&span=week'
+    Tool.objects.filter(pk=echo.pk).update(name=evil)
+    html = page.get(reverse("admin:roster_tool_change", args=[echo.pk])).content.decode()
+    assert "<script>alert" not in html
+    assert "No calls in the last hour." in " ".join(html.split())
+
+
+@pytest.mark.django_db
+def test_plots_cost_one_query(page: Client, echo: Tool) -> None:
+    def queries(asked: str) -> int:
+        with CaptureQueriesContext(connection) as captured:
+            page.get(asked)
+        return len(captured)
+
+    queries(address(span="hour"))
+    assert queries(address(span="week")) == queries(address(span="hour")) == 4  # session, user, access, figures

@@ -1,0 +1,66 @@
+"""Plots of calls as a part of pages: the section that a page holds, and what it asks for while it is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse
+from django.template.loader import render_to_string
+from django.urls import reverse
+from django.utils.safestring import SafeString
+
+from mcp_runtime import control
+from roster.admin import live, plots
+from roster.admin.rows import principal_of
+from roster.models import GuildMember
+
+SPANS = ("hour", "day", "week")
+PART = "roster/statistics_part.html"
+# A page that shows any of these shows figures too.
+PERMISSIONS = ("roster.view_guildmember", "roster.view_tool", "roster.view_invocation")
+
+
+def section(request: HttpRequest, member: GuildMember | None, tool_name: str = "") -> dict[str, Any]:
+    """The context of roster/statistics.html, which holds the plots of that span that the page's address names."""
+    asked = request.GET.get("span", "")
+    span = asked if asked in SPANS else SPANS[0]
+    drawn = render_to_string(PART, _context(request, member, tool_name, span), request)
+    return {"address": _address(member, tool_name, span), "drawn": SafeString(drawn), "etag": live.etag(drawn)}
+
+
+def fragment(request: HttpRequest) -> HttpResponse:
+    """What the section asks for: `?member=ID&tool=NAME&span=day`, each of them optional."""
+    if not any(request.user.has_perm(permission) for permission in PERMISSIONS):
+        raise PermissionDenied
+    member, span = _member(request), request.GET.get("span", SPANS[0])
+    if span not in SPANS:
+        raise Http404(f"plots know no span {span!r}")
+    tool_name = request.GET.get("tool", "") if member else ""
+    return live.part(request, PART, lambda: _context(request, member, tool_name, span))
+
+
+def _member(request: HttpRequest) -> GuildMember | None:
+    """The member that the address names, if it is there for who asks."""
+    asked = request.GET.get("member", "")
+    if not asked:
+        return None
+    found = GuildMember.objects.filter(pk=int(asked)).first() if asked.isdecimal() and len(asked) < 18 else None
+    if found is None or not principal_of(request).reaches(found.name):
+        raise Http404(f"no member {asked[:20]}")
+    return found
+
+
+def _context(request: HttpRequest, member: GuildMember | None, tool_name: str, span: str) -> dict[str, Any]:
+    closed = principal_of(request).closed_members
+    series = control.call_series(span, member=member, tool_name=tool_name, without=closed)
+    return {
+        **plots.plot(series),
+        "spans": [(name, _address(member, tool_name, name), name == span) for name in SPANS],
+    }
+
+
+def _address(member: GuildMember | None, tool_name: str, span: str) -> str:
+    asked = {"member": member.pk if member else "", "tool": tool_name, "span": span}
+    return f"{reverse('admin:roster_statistics')}?{urlencode({key: value for key, value in asked.items() if value})}"

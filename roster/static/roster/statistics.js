@@ -1,0 +1,14 @@
+"use strict";
+
+/* The links of a plot to other spans: the section shows another one, and the page stays where it is. */
+document.addEventListener("click", (event) => {
+  const link = event.target.closest(".plot-spans a[data-part]");
+  if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  const section = link.closest("[data-live]");
+  event.preventDefault();
+  section.dataset.live = link.dataset.part;
+  section.dispatchEvent(new CustomEvent("live:refresh"));
+  const here = new URL(location.href);
+  here.searchParams.set("span", new URL(link.href).searchParams.get("span"));
+  history.replaceState(null, "", here);
+});
