@@ -412,7 +412,7 @@ def calls_of_last_hour() -> dict[int, list[tuple[int, int]]]:
 
 def queue_depth() -> dict[str, int]:
     """How many calls wait and how many run, by status; a status without any is there as 0."""
-    active = Invocation.objects.filter(status__in=Invocation.ACTIVE).order_by()
+    active = invocations.under_way().order_by()
     counts = dict(active.values_list("status").annotate(count=Count("id")))
     return {status.value: counts.get(status.value, 0) for status in Invocation.ACTIVE}
 

@@ -90,9 +90,9 @@ class Dispatcher:
         self._swept_at = 0.0
         self._worked_at = 0.0
         self._wishes = unfulfilled()
-        self._due = Invocation.objects.filter(status=Status.QUEUED)
-        self._cancellations = Invocation.objects.filter(
-            status=Status.RUNNING, lease_id=lease_id, cancel_requested_at__isnull=False
+        self._due = invocations.under_way(Status.QUEUED)
+        self._cancellations = invocations.under_way(Status.RUNNING).filter(
+            lease_id=lease_id, cancel_requested_at__isnull=False
         )
         self._loop = threading.Thread(target=self._run, name="dispatcher", daemon=True)
 
@@ -209,7 +209,7 @@ class Dispatcher:
 
     def _queued(self) -> QuerySet[Invocation]:
         return (
-            Invocation.objects.filter(status=Status.QUEUED)
+            invocations.under_way(Status.QUEUED)
             .exclude(member_id__in={*self._full, *self._down})
             .select_related("member")
             .only("tool_name", "arguments", "timeout", "secret_paths", "member__name", "member__manifest")
@@ -399,7 +399,7 @@ class Dispatcher:
 
     def _serve_those_who_wait_for(self, member: GuildMember) -> bool:
         """Whether anybody waits for it. Its oldest calls only: one member's thousands must not delay the others'."""
-        waiting = Invocation.objects.filter(status=Status.QUEUED, member=member).order_by("id")
+        waiting = invocations.under_way(Status.QUEUED).filter(member=member).order_by("id")
         down_since = self._down_since.setdefault(member.pk, timezone.now())
         rows = list(waiting[:WAITING_BATCH])
         hopeless = []

@@ -672,6 +672,23 @@ def test_old_status_changes_go_and_young_ones_stay(anna: GuildMember) -> None:
     assert StatusChange.objects.count() == 1
 
 
+# Which are under way ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("statuses", [[], [Status.QUEUED], [Status.RUNNING]])
+def test_work_is_found_without_reading_what_is_over(echo: Tool, lease_id: uuid.UUID, statuses: list[Status]) -> None:
+    finished(3)
+    under_way = [queued(), running(lease_id)]
+    rows = invocations.under_way(*statuses).order_by("id")
+    assert [row.pk for row in rows] == [row.pk for row in under_way if not statuses or row.status in statuses]
+    if connection.vendor == "sqlite":
+        # With its parameters bound, as it is asked: QuerySet.explain writes them into the text.
+        sql, parameters = rows.query.sql_with_params()
+        with connection.cursor() as cursor:
+            cursor.execute(f"EXPLAIN QUERY PLAN {sql}", parameters)
+            assert "INDEX invocation_active" in str(cursor.fetchall())
+
+
 # Which are over ---------------------------------------------------------------------------------------------------
 
 
