@@ -40,7 +40,7 @@ from mcp_runtime.errors import (
     UnknownToolError,
 )
 from mcp_runtime.invocations import Caller
-from roster.models import AgentEvent, AgentMessage, AgentSession, GuildMember, Hall, Invocation, Tool
+from roster.models import AgentEvent, AgentMessage, AgentSession, ApiToken, GuildMember, Hall, Invocation, Tool
 
 logger = logging.getLogger("guildhall.control")
 
@@ -230,6 +230,17 @@ def cancel_call(invocation: Invocation) -> Invocation:
 def wait_for(invocation_id: int, timeout: float) -> bool:
     """Wait until the call is over, at most `timeout` seconds; whether it is."""
     return waiting.calls.wait(invocation_id, timeout)
+
+
+# Tokens -----------------------------------------------------------------------------------------------------------
+
+
+def revoke_token(row: ApiToken) -> None:
+    """It opens nothing any more, nor do tokens that were made with it; agents that they asked are stopped."""
+    with transaction.atomic():
+        stopped = sessions.stop_asked_with(row.revoke())
+    if stopped:
+        ring(wishes=True)
 
 
 # Agents' sessions -------------------------------------------------------------------------------------------------

@@ -117,6 +117,7 @@ def queue(session: AgentSession, prompt: Any, *, timeout: float, caller: Caller)
         door=caller.door,
         requested_by=caller.user,
         requester=caller.name,
+        asked_with_id=caller.principal.token_id if caller.principal else None,
     )
 
 
@@ -288,6 +289,12 @@ def cancel(message: AgentMessage) -> AgentMessage:
         running.update(cancel_requested_at=timezone.now())
     message.refresh_from_db()
     return message
+
+
+def stop_asked_with(token_ids: Iterable[int]) -> list[AgentMessage]:
+    """Cancel or stop, as `cancel` does, what was asked with these tokens and is under way."""
+    asked = AgentMessage.objects.filter(status__in=AgentMessage.ACTIVE, asked_with__in=token_ids)
+    return [cancel(message) for message in asked.order_by("-id")]
 
 
 # Read -------------------------------------------------------------------------------------------------------------

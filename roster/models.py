@@ -442,6 +442,15 @@ class ApiToken(models.Model):
     expires_at = models.DateTimeField(null=True, blank=True, help_text="From then on it opens nothing; empty: never.")
     revoked_at = models.DateTimeField(null=True, blank=True, editable=False)
     last_used_at = models.DateTimeField(null=True, blank=True, editable=False, help_text="To the minute.")
+    made_with = models.ForeignKey(
+        "self",
+        on_delete=models.CASCADE,
+        null=True,
+        blank=True,
+        editable=False,
+        related_name="made_tokens",
+        help_text="The token that it was made with, if with any: it ends with that one.",
+    )
     scope = models.CharField(max_length=10, choices=Scope.choices, default=Scope.ALL)
     members = models.ManyToManyField(GuildMember, blank=True, related_name="api_tokens")
     tools = models.ManyToManyField(Tool, blank=True, related_name="api_tokens")
@@ -488,6 +497,7 @@ class ApiToken(models.Model):
         tools: Iterable[Tool] = (),
         calls_per_minute: int | None = None,
         max_in_flight: int | None = None,
+        made_with_id: int | None = None,
     ) -> tuple[ApiToken, str]:
         """A new row and the token itself, which is not kept anywhere: show it once."""
         token = cls.PREFIX + secrets.token_urlsafe(32)
@@ -501,15 +511,48 @@ class ApiToken(models.Model):
                 scope=scope,
                 calls_per_minute=calls_per_minute,
                 max_in_flight=max_in_flight,
+                made_with_id=made_with_id,
             )
             row.members.set(members)
             row.tools.set(tools)
         return row, token
 
-    def revoke(self) -> None:
-        """From now on it opens nothing. The row stays, for the calls that were made with it."""
+    def revoke(self) -> list[int]:
+        """From now on it opens nothing, nor does any token that was made with it, or with one of those; all their ids.
+
+        The rows stay, for the calls that were made with them.
+        """
         self.revoked_at = self.revoked_at or timezone.now()
-        self.save(update_fields=["revoked_at"])
+        ended, next_ones = [self.pk], [self.pk]
+        with transaction.atomic():
+            self.save(update_fields=["revoked_at"])
+            while next_ones := list(ApiToken.objects.filter(made_with__in=next_ones).values_list("pk", flat=True)):
+                ApiToken.objects.filter(pk__in=next_ones, revoked_at=None).update(revoked_at=self.revoked_at)
+                ended += next_ones
+        return ended
+
+
+class TokenClient(models.Model):
+    """A program that came to the gateway with a token, as it calls itself: nobody checks what it says.
+
+    Written by `mcp_runtime.gateway.clients`, at most once a minute for each.
+    """
+
+    token = models.ForeignKey(ApiToken, on_delete=models.CASCADE, related_name="clients")
+    name = models.CharField(max_length=100)
+    version = models.CharField(max_length=50, blank=True)
+    first_seen_at = models.DateTimeField()
+    last_seen_at = models.DateTimeField()
+    calls = models.PositiveBigIntegerField(default=0)
+
+    class Meta:
+        ordering = ["-last_seen_at"]
+        constraints = [
+            models.UniqueConstraint(fields=["token", "name", "version"], name="client_is_unique_of_its_token")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}".strip()
 
 
 class AgentSession(models.Model):
@@ -573,6 +616,14 @@ class AgentMessage(models.Model):
     door = models.CharField(max_length=10, choices=Invocation.Door.choices)
     requested_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True)
     requester = models.CharField(max_length=200, blank=True, help_text="Who asked, in words, as of then.")
+    asked_with = models.ForeignKey(
+        "ApiToken",
+        on_delete=models.SET_NULL,
+        null=True,
+        blank=True,
+        related_name="asked_messages",
+        help_text="The token of who asked, if with any: revoked, it stops the run.",
+    )
 
     status = models.CharField(max_length=20, choices=Status.choices, default=Status.QUEUED)
     queued_at = models.DateTimeField(default=timezone.now)

@@ -60,6 +60,7 @@ def make(user: User, wish: TokenWish, *, maker: Principal) -> tuple[ApiToken, st
         max_in_flight=_limit(
             "calls at the same time", wish.max_in_flight, maker.max_in_flight, settings.GUILD_HALL_MAX_IN_FLIGHT
         ),
+        made_with_id=maker.token_id,
     )
 
 

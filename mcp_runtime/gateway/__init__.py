@@ -16,5 +16,6 @@ A request goes from the outside in, and a module imports only those further in:
     connections             HTTP
     offers                  the roster in memory
     messages > sessions     a request on its way, and its replies; callers' sessions
+    clients                 which programs came with which token
     eras                    between the two eras of MCP
 """

@@ -37,6 +37,7 @@ from mcp_runtime.gateway.asgi import (
     while_there,
 )
 from mcp_runtime.gateway.callers import Callers, Origins
+from mcp_runtime.gateway.clients import ClientName, Clients
 from mcp_runtime.gateway.conversations import Conversations
 from mcp_runtime.gateway.endpoints import Endpoints, Place
 from mcp_runtime.gateway.listening import Listening, TooManyStreamsError
@@ -82,8 +83,7 @@ class Post:
         return b"text/event-stream" in accept or b"*/*" in accept or b"text/*" in accept
 
     def caller(self, session: CallerSession) -> Caller:
-        authorization = self.headers.get(b"authorization")
-        return Caller(self.principal, session, session.capabilities, session.log_level, authorization)
+        return _caller_in(session, self.principal, self.headers)
 
 
 class App:
@@ -96,6 +96,7 @@ class App:
         origins: Origins,
         limiter: Limiter,
         sessions: Sessions,
+        clients: Clients,
         endpoints: Endpoints,
         listening: Listening,
         conversations: Conversations,
@@ -109,6 +110,7 @@ class App:
         self._origins = origins
         self._limiter = limiter
         self._sessions = sessions
+        self._clients = clients
         self._endpoints = endpoints
         self._listening = listening
         self._conversations = conversations
@@ -270,7 +272,9 @@ class App:
         if len(jsonrpc.encode(kept)) > MAX_CAPABILITIES:
             text = f"capabilities may have {MAX_CAPABILITIES:,} bytes"
             raise Refusal(400, MethodError(INVALID_PARAMS, text), message_id)
-        session = self._sessions.begin(post.principal, post.place.path, version, kept)
+        client = ClientName.told(params.get("clientInfo"))
+        self._clients.saw(post.principal.token_id, client)
+        session = self._sessions.begin(post.principal, post.place.path, version, kept, client)
         result = jsonrpc.result_response(message_id, self._endpoints.welcome(post.place, version))
         told = [(protocol.SESSION_HEADER.lower().encode(), session.id.encode())]
         await send_whole(post.send, 200, jsonrpc.encode(result), [*JSON_HEADERS, *told])
@@ -369,7 +373,9 @@ class App:
         meta = eras.meta_of(message)
         capabilities = meta[f"{protocol.META}clientCapabilities"]
         level = str(meta.get(f"{protocol.META}logLevel") or "")
-        caller = Caller(post.principal, None, capabilities, level, headers.get(b"authorization"))
+        client = ClientName.told(meta.get(f"{protocol.META}clientInfo"))
+        self._clients.saw(post.principal.token_id, client)
+        caller = Caller(post.principal, None, capabilities, level, headers.get(b"authorization"), client)
         told = {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in headers.items()
@@ -464,7 +470,7 @@ class App:
     ) -> None:
         """What is said unasked; or with Last-Event-ID the rest of a stream."""
         session = self._session(place, principal, headers, "GET")
-        caller = Caller(principal, session, session.capabilities, session.log_level, headers.get(b"authorization"))
+        caller = _caller_in(session, principal, headers)
         last_event_id = eras.text_of(headers, protocol.LAST_EVENT_HEADER)
         async with while_there(receive, at_once=True):
             rest = await self._rest(session, caller, last_event_id) if last_event_id else None
@@ -553,6 +559,11 @@ async def _unauthorized(error: AccessError, headers: dict[bytes, bytes], receive
     fault = b', error="invalid_token", error_description="%b"' % said if b"authorization" in headers else b""
     challenge = [(b"www-authenticate", b'Bearer realm="Guild Hall"' + fault)]
     return Refusal(401, MethodError(UNAUTHORIZED, str(error)), headers=challenge)
+
+
+def _caller_in(session: CallerSession, principal: Principal, headers: dict[bytes, bytes]) -> Caller:
+    authorization = headers.get(b"authorization")
+    return Caller(principal, session, session.capabilities, session.log_level, authorization, session.client)
 
 
 def _asked(query: str) -> dict[str, list[str]]:

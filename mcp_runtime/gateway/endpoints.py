@@ -189,6 +189,7 @@ class Endpoints:
             principal=request.caller.principal,
             timeout=request.deadline.seconds,
             size=size,
+            client=request.caller.client,
         )
         try:
             reply = await self._ask(member, request)

@@ -24,6 +24,7 @@ from mcp_runtime import access, jsonrpc, protocol, schemas
 from mcp_runtime.access import Principal
 from mcp_runtime.database import give_connection_back
 from mcp_runtime.errors import ClientError, MethodError, ProtocolError, RemoteError, ToolError
+from mcp_runtime.gateway.clients import NAMELESS, ClientName, Clients
 from mcp_runtime.invocations import Outcome
 from roster.models import Invocation
 
@@ -68,6 +69,7 @@ class Call:
     principal: Principal
     timeout: float
     size: int = 0  # bytes of the request
+    client: ClientName = NAMELESS
     started_at: float = field(default_factory=time.time)
     finished_at: float = 0.0
     body: bytes = b""
@@ -102,9 +104,10 @@ class Call:
 
 
 class Recorder:
-    """Writes calls down. `max_bytes` of arguments and of results are kept; 0: neither."""
+    """Writes calls down, and who made them. `max_bytes` of arguments and of results are kept; 0: neither."""
 
     def __init__(self, *, max_bytes: int) -> None:
+        self.clients = Clients()
         self._max_bytes = max_bytes
         self._ended: collections.deque[Call] = collections.deque()
         self._bytes = 0  # of those
@@ -129,6 +132,7 @@ class Recorder:
 
     def put(self, call: Call) -> None:
         """From any thread. Of too many that wait the oldest are lost, and that is said."""
+        self.clients.saw(call.principal.token_id, call.client, calls=1)
         with self._lock:
             self._ended.append(call)
             self._bytes += call.size + len(call.body)
@@ -150,6 +154,7 @@ class Recorder:
                 calls = self._next_batch()
                 self._write_down(calls, [row for call in calls if (row := self._row_or_none(call)) is not None])
                 give_connection_back()
+            self.clients.write(at_once=is_last)
             self._say_lost()
         connection.close()
 

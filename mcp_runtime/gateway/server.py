@@ -256,6 +256,7 @@ class Gateway:
             origins=Origins(self._options.allowed_hosts, self._options.trusted_origins),
             limiter=Limiter(),
             sessions=Sessions(conversations.say_goodbye),
+            clients=self._recorder.clients,
             endpoints=Endpoints(
                 self._wire,
                 conversations,

@@ -13,7 +13,7 @@ import json
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import timedelta
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from django.core import signing
 
 from mcp_runtime import limits
 from mcp_runtime.access import Principal
+from mcp_runtime.gateway.clients import NAMELESS, ClientName
 
 if TYPE_CHECKING:
     from mcp_runtime.gateway.conversations import Conversation
@@ -76,6 +77,7 @@ class CallerSession:
     path: str
     version: str
     capabilities: dict[str, Any]
+    client: ClientName = NAMELESS
     log_level: str = ""
     conversations: dict[int, asyncio.Future[Conversation]] = field(default_factory=dict)
     questions: dict[str, Question] = field(default_factory=dict)
@@ -98,6 +100,7 @@ class Caller:
     capabilities: dict[str, Any]
     log_level: str = ""
     authorization: bytes | None = None  # for streams, which may outlive what it stands for
+    client: ClientName = NAMELESS
 
     @property
     def is_modern(self) -> bool:
@@ -112,14 +115,22 @@ class Sessions:
         self._ended: OrderedDict[bytes, None] = OrderedDict()
         self._on_drop = on_drop
 
-    def begin(self, principal: Principal, path: str, version: str, capabilities: dict[str, Any]) -> CallerSession:
+    def begin(
+        self,
+        principal: Principal,
+        path: str,
+        version: str,
+        capabilities: dict[str, Any],
+        client: ClientName = NAMELESS,
+    ) -> CallerSession:
         owner = (principal.user_id, principal.token_id)
-        told = {"o": owner, "p": path, "v": version, "c": capabilities, "n": secrets.token_urlsafe(12)}
+        told = {"o": owner, "p": path, "v": version, "c": capabilities, "i": astuple(client)}
+        told["n"] = secrets.token_urlsafe(12)
         if len(json.dumps(told)) <= MAX_REMEMBERED:
             session_id = signing.dumps(told, salt=SALT, compress=True)
         else:
             session_id = secrets.token_urlsafe(32)
-        session = CallerSession(session_id, owner, path, version, capabilities)
+        session = CallerSession(session_id, owner, path, version, capabilities, client)
         self._keep(session)
         return session
 
@@ -149,7 +160,8 @@ class Sessions:
             told = signing.loads(session_id, salt=SALT, max_age=MAX_AGE)
         except signing.BadSignature:
             return None
-        session = CallerSession(session_id, tuple(told["o"]), told["p"], told["v"], told["c"])
+        client = ClientName(*told.get("i", ()))  # ids of earlier versions have none
+        session = CallerSession(session_id, tuple(told["o"]), told["p"], told["v"], told["c"], client)
         self._keep(session)
         return session
 

@@ -17,6 +17,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
+from mcp_runtime import control
 from roster.admin import present
 from roster.admin.rows import principal_of
 from roster.models import ApiToken, GuildMember, Tool
@@ -146,7 +147,7 @@ class ApiTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's cla
     def _revoke(self, request: HttpRequest, tokens: list[ApiToken]) -> None:
         good = [token for token in tokens if token.revoked_at is None]
         for token in good:
-            token.revoke()
+            control.revoke_token(token)
             self.log_change(request, token, "Revoked.")
         left = [f"{token}: it was revoked already" for token in tokens if token not in good]
         present.report(request, "Revoked", [str(token) for token in good], left)

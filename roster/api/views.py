@@ -464,9 +464,12 @@ class TokenView(HallView):
 class TokenRevokeView(HallView):
     @extend_schema(request=None, responses={200: TokenSerializer, 404: REFUSED})
     def post(self, request: Request, pk: int) -> Response:
-        """From now on it opens nothing. Its row stays, for the calls that were made with it."""
+        """From now on it opens nothing, nor do tokens made with it; agents that were asked with it are stopped.
+
+        Its row stays, for the calls that were made with it.
+        """
         row = _own_token(request, pk)
-        row.revoke()
+        control.revoke_token(row)
         return Response(TokenSerializer(row).data)
 
 

@@ -126,7 +126,7 @@ def test_a_module_of_the_runtime_knows_of_the_web_no_more_than_its_rows(module: 
         for name in (
             *("AgentEvent", "AgentMessage", "AgentSession", "ApiToken", "CallSum", "CallTotal"),
             *("GuildMember", "Hall"),
-            *("Invocation", "PortAllocation", "StatusChange", "Tool"),
+            *("Invocation", "PortAllocation", "StatusChange", "TokenClient", "Tool"),
         )
     }
 

@@ -9,11 +9,12 @@ import pytest
 from django.contrib.auth.models import Group, User
 from django.utils import timezone
 
-from mcp_runtime import access, control
+from mcp_runtime import access, control, lease, sessions
 from mcp_runtime.access import OPERATOR, Principal
 from mcp_runtime.errors import NotAllowedError, RequestRefusedError, UnknownMemberError, UnknownToolError
+from mcp_runtime.invocations import Caller
 from roster import tokens
-from roster.models import ApiToken, GuildMember, Tool
+from roster.models import ApiToken, GuildMember, Invocation, Tool
 from roster.tokens import TokenWish
 
 pytestmark = pytest.mark.django_db
@@ -160,3 +161,53 @@ def test_a_tools_name_may_hold_slashes() -> None:
 def test_a_tool_is_named_with_its_member(text: str) -> None:
     with pytest.raises(ValueError, match="MEMBER/TOOL"):
         tokens.parse_tool(text)
+
+
+def test_a_token_that_was_made_with_another_ends_with_it(alice: User) -> None:
+    first = make(alice)
+    second = make(alice, access.principal_of_row(first), members=["notes"])
+    third = make(alice, access.principal_of_row(second))
+    other = make(alice)
+
+    control.revoke_token(first)
+
+    for row in (first, second, third, other):
+        row.refresh_from_db()
+    assert [row.state for row in (first, second, third, other)] == ["revoked", "revoked", "revoked", "good"]
+
+
+def test_a_token_that_was_made_with_one_that_is_deleted_goes_with_it(alice: User) -> None:
+    first = make(alice)
+    make(alice, access.principal_of_row(first))
+    first.delete()
+    assert not ApiToken.objects.exists()
+
+
+def test_revoking_again_keeps_when_it_was_revoked(alice: User) -> None:
+    first = make(alice)
+    second = make(alice, access.principal_of_row(first))
+    control.revoke_token(second)
+    earlier = second.revoked_at
+    control.revoke_token(first)
+    second.refresh_from_db()
+    assert second.revoked_at == earlier
+
+
+def test_an_agent_that_was_asked_with_a_token_ends_with_it(alice: User) -> None:
+    lease_id = lease.take()
+    first, other = make(alice), make(alice)
+    second = make(alice, access.principal_of_row(first))
+    talk = control.create_session(["notes"], caller=Caller(Invocation.Door.REST, alice))
+    rows = []
+    for token in (second, first, other, None):
+        who = access.principal_of_row(token) if token else None
+        rows.append(control.queue_message(talk, "look", caller=Caller(Invocation.Door.REST, alice, who)))
+    assert sessions.claim(rows[0], lease_id)
+
+    control.revoke_token(first)
+
+    for row in rows:
+        row.refresh_from_db()
+    assert [row.status for row in rows] == ["running", "cancelled", "queued", "queued"]
+    assert list(sessions.stop_requests(lease_id)) == [rows[0]]
+    lease.release(lease_id)

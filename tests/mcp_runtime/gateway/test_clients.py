@@ -1,0 +1,166 @@
+"""Which programs came with which token: what they say is bounded, and rows are written now and then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import OperationalError
+
+from mcp_runtime.gateway import clients
+from mcp_runtime.gateway.clients import ClientName, Clients
+from roster.models import ApiToken, TokenClient
+from tests.conftest import eventually
+from tests.mcp_runtime.gateway.conftest import World
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+CLAUDE = ClientName("claude-code", "2.1")
+
+
+class Clock:
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def noted(clock: Clock) -> Clients:
+    return Clients(clock)
+
+
+@pytest.fixture
+def token() -> ApiToken:
+    return ApiToken.make(user=User.objects.create_user("bob"))[0]
+
+
+def rows() -> list[tuple[str, str, int]]:
+    return [(row.name, row.version, row.calls) for row in TokenClient.objects.order_by("name", "version")]
+
+
+@pytest.mark.parametrize(
+    ("info", "client"),
+    [
+        ({"name": "claude-code", "version": "2.1", "title": "Claude"}, CLAUDE),
+        ({"name": "cursor"}, ClientName("cursor")),
+        ({"name": " a \x1b[31mred\x1b[0m\n\x00b ", "version": 3}, ClientName("a red��b")),
+        ({"name": "n" * 10_000, "version": "v" * 10_000}, ClientName("n" * 100, "v" * 50)),
+        *(({"name": name}, ClientName()) for name in (None, 7, [], {}, "", "  ")),
+        *((info, ClientName()) for info in (None, "claude", [], 7)),
+    ],
+)
+def test_a_client_is_what_it_calls_itself_within_bounds(info: Any, client: ClientName) -> None:
+    assert ClientName.told(info) == client
+
+
+def test_a_client_is_noted_at_once_and_then_once_a_minute(noted: Clients, token: ApiToken, clock: Clock) -> None:
+    noted.saw(token.pk, CLAUDE)
+    noted.write()
+    assert rows() == [("claude-code", "2.1", 0)]
+    noted.saw(token.pk, CLAUDE, calls=1)
+    noted.saw(token.pk, CLAUDE, calls=1)
+    noted.write()
+    assert rows() == [("claude-code", "2.1", 0)]
+    clock.now += 60
+    noted.write()
+    row = TokenClient.objects.get()
+    assert row.calls == 2
+    assert row.first_seen_at.timestamp() == row.last_seen_at.timestamp() == clock.now - 60
+
+
+def test_the_last_write_takes_all_that_is_left(noted: Clients, token: ApiToken) -> None:
+    noted.saw(token.pk, CLAUDE)
+    noted.write()
+    noted.saw(token.pk, CLAUDE, calls=3)
+    noted.write(at_once=True)
+    assert rows() == [("claude-code", "2.1", 3)]
+
+
+def test_nothing_new_costs_no_query(
+    noted: Clients, token: ApiToken, clock: Clock, django_assert_num_queries: Any
+) -> None:
+    noted.saw(token.pk, CLAUDE)
+    noted.write()
+    clock.now += 3600
+    with django_assert_num_queries(0):
+        noted.write()
+
+
+def test_of_one_token_the_clients_seen_last_are_kept(noted: Clients, token: ApiToken, clock: Clock) -> None:
+    other = ApiToken.make(user=token.user)[0]
+    noted.saw(other.pk, CLAUDE)
+    for number in range(clients.MAX_OF_TOKEN + 5):
+        clock.now += 1
+        noted.saw(token.pk, ClientName("shifty", f"{number:03}"))
+        noted.write()
+    kept = [row.version for row in TokenClient.objects.filter(token=token)]
+    assert kept == [f"{number:03}" for number in range(clients.MAX_OF_TOKEN + 4, 4, -1)]
+    assert TokenClient.objects.filter(token=other).count() == 1
+
+
+def test_a_flood_of_names_fills_neither_the_memory_nor_a_turn(
+    noted: Clients, token: ApiToken, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "MAX_KEPT", 100)
+    monkeypatch.setattr(clients, "MAX_AT_ONCE", 7)
+    for number in range(500):
+        noted.saw(token.pk, ClientName(f"c{number:03}"))
+    noted.write()
+    assert TokenClient.objects.count() == 7
+    for _ in range(20):
+        noted.write()
+    clock.now += clients.FORGET_SECONDS + 1
+    noted.write()
+    noted.saw(token.pk, CLAUDE)
+    noted.write()
+    assert TokenClient.objects.filter(name="claude-code").exists()
+
+
+def test_a_token_that_was_deleted_stops_nothing(noted: Clients, token: ApiToken) -> None:
+    gone = token.pk
+    left = ApiToken.make(user=token.user)[0]
+    token.delete()
+    noted.saw(gone, CLAUDE)
+    noted.saw(left.pk, CLAUDE)
+    noted.write()
+    assert [row.token for row in TokenClient.objects.all()] == [left]
+
+
+def test_what_could_not_be_written_is_written_later(
+    noted: Clients, token: ApiToken, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: Any) -> None:
+        raise OperationalError("the database is away")
+
+    noted.saw(token.pk, CLAUDE, calls=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(clients, "_note", away)
+        noted.write()
+    clock.now += 60
+    noted.write()
+    assert rows() == [("claude-code", "2.1", 2)]
+
+
+def test_without_a_token_or_a_name_nothing_is_noted(noted: Clients, token: ApiToken) -> None:
+    noted.saw(None, CLAUDE)
+    noted.saw(token.pk, ClientName())
+    noted.write(at_once=True)
+    assert rows() == []
+
+
+def test_the_gateway_notes_who_came_and_counts_their_calls(world: World) -> None:
+    world.member("notes")
+    agent = world.agent().begin()
+    eventually(lambda: rows() == [("a", "1", 0)])
+    assert "result" in agent.ask("tools/call", name="notes__echo", arguments={})
+    info = {"io.modelcontextprotocol/clientInfo": {"name": "modern", "version": "2"}}
+    assert world.agent().modern("tools/list", meta=info).status_code == 200
+    world.gateway.stop()
+    assert rows() == [("a", "1", 1), ("modern", "2", 0)]
