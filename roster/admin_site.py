@@ -5,12 +5,17 @@ Not in roster.admin: importing that registers its screens, at the site that woul
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from django.contrib.admin import AdminSite
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, URLResolver, path
+
+from roster.models import GuildMember
+
+if TYPE_CHECKING:
+    from roster.admin.cards import RosterScreen
 
 
 class HallAdminSite(AdminSite):
@@ -23,6 +28,10 @@ class HallAdminSite(AdminSite):
 
     def get_urls(self) -> list[URLResolver | URLPattern]:
         return [path("lists/", self.admin_view(self.lists), name="lists"), *super().get_urls()]
+
+    def index(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> TemplateResponse:
+        screen = cast("RosterScreen", self.get_model_admin(GuildMember))
+        return screen.roster_view(request, extra_context)
 
     def lists(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> TemplateResponse:
         """All that can be listed, and what the user did last: Django's own index."""

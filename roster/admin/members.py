@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.contrib import admin
@@ -24,76 +23,15 @@ from django.views.decorators.http import require_POST
 from mcp_runtime import control
 from mcp_runtime.errors import RequestRefusedError
 from roster.admin import live, member_page, present
-from roster.admin.rows import RuntimeRowAdmin
+from roster.admin.cards import RosterScreen
+from roster.admin.wishes import VERBS, Verb, obstacle, shown_error, shown_progress, shown_status
 from roster.models import GuildMember, Tool
 
 if TYPE_CHECKING:
-    from django_stubs_ext import WithAnnotations
-
-    class _Seen(TypedDict):
-        runtime_is_alive: bool
-        tool_count: int
-
-    Member = WithAnnotations[GuildMember, _Seen]
+    from roster.admin.wishes import Member
 
 Status = GuildMember.Status
 NOBODY = "none, so it is open to everybody who may call tools"
-
-
-# Verbs ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Verb:
-    """One of control.MEMBER_VERBS as a button and an action."""
-
-    name: str
-    label: str
-    done: str
-
-
-VERBS = [
-    Verb("start", "Start", "Asked to start"),
-    Verb("stop", "Stop", "Asked to stop"),
-    Verb("restart", "Restart", "Asked to restart"),
-    Verb("refresh", "Refresh tools", "Asked to list the tools anew"),
-    Verb("enable", "Enable", "Enabled"),
-    Verb("disable", "Disable", "Disabled"),
-]
-
-
-def shown_status(member: Member) -> str:
-    return control.shown_status(member, runtime_is_alive=member.runtime_is_alive)
-
-
-def shown_error(member: Member) -> str:
-    # What a dead runtime left on the row explains nothing that is true now; a faulty folder still is one.
-    return member.error if member.runtime_is_alive else member.manifest_error
-
-
-def shown_progress(member: Member) -> str:
-    return member.start_progress if member.runtime_is_alive else ""
-
-
-def obstacle(verb: str, member: Member) -> str:
-    """Why the verb does not apply to this member now; empty when it does."""
-    status = shown_status(member)
-    if member.removed_at:
-        return "its folder is gone"
-    if verb == "enable":
-        return "it is enabled already" if member.enabled else ""
-    if not member.enabled:
-        return "it is disabled"
-    if verb in ("start", "restart") and member.manifest_error:
-        return "its guild-member.json cannot be used"
-    is_wanted = member.wanted == GuildMember.Wanted.RUNNING
-    if verb == "start" and is_wanted and status in (Status.STARTING, Status.CONNECTED):
-        return f"it is {status} already"
-    if verb == "stop" and not is_wanted and status == Status.DISCONNECTED:
-        return "it is stopped already"
-    if verb == "refresh" and status != Status.CONNECTED:
-        return f"it is {status}"
-    return ""
 
 
 def _action(verb: Verb) -> Callable[..., None]:
@@ -168,7 +106,7 @@ def _names_of(member: Any) -> str:
 
 
 @admin.register(GuildMember)
-class MemberAdmin(RuntimeRowAdmin):
+class MemberAdmin(RosterScreen):
     member_name = "name"
     list_display = ["name", "title", "status_word", "endpoint", "tool_count", "enabled", "wanted", "short_error"]
     list_filter = [ShownStatusFilter, "enabled", "wanted", FolderFilter]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from django import template
 from django.contrib import admin
@@ -11,11 +12,18 @@ from django.db.models import Model
 from django.http import HttpRequest
 from django.template import Context
 from django.urls import reverse
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 
 from roster.admin import present
 from roster.models import AgentSession, ApiToken, GuildMember, Invocation, PortAllocation, StatusChange, Tool
 
 register = template.Library()
+
+
+# Below so many seconds it is told in this unit; as static/roster/times.js has it.
+_STEPS = [(60, 1, "s"), (3600, 60, "min"), (48 * 3600, 3600, "h"), (float("inf"), 86400, "days")]
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,24 @@ _MORE: list[tuple[str, str, type[Model] | None, tuple[str, ...]]] = [
 @register.simple_tag(takes_context=True)
 def runtime_is_alive(context: Context) -> bool:
     return present.runtime_is_alive(context["request"])
+
+
+@register.simple_tag
+def ago(moment: datetime) -> SafeString:
+    """How long ago that was; static/roster/times.js goes on saying it."""
+    return _time(moment, (timezone.now() - moment).total_seconds(), "ago")
+
+
+@register.simple_tag
+def until(moment: datetime) -> SafeString:
+    """How long it is until then, likewise."""
+    return _time(moment, (moment - timezone.now()).total_seconds(), "until")
+
+
+def _time(moment: datetime, seconds: float, direction: str) -> SafeString:
+    _, unit, word = next(step for step in _STEPS if seconds < step[0])
+    exact, text = f"{moment:%Y-%m-%d %H:%M:%S} UTC", f"{max(0, seconds) // unit:.0f} {word}"
+    return format_html('<time datetime="{}" title="{}" data-{}>{}</time>', moment.isoformat(), exact, direction, text)
 
 
 @register.simple_tag(takes_context=True)

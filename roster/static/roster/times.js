@@ -1,6 +1,7 @@
 "use strict";
 
-/* <time datetime="..." data-ago> says how long ago that is, and goes on saying it. The exact time is in its title. */
+/* <time datetime="..." data-ago> says how long ago that is (data-until: how long until then), and goes on saying it. The
+   exact time is in its title. Made by the tags `ago` and `until` of roster/templatetags/hall.py. */
 (() => {
   const STEPS = [
     [60, 1, "s"],
@@ -16,8 +17,9 @@
 
   function tell() {
     if (document.hidden) return;
-    for (const time of document.querySelectorAll("time[data-ago]")) {
-      const text = inWords(Math.max(0, (Date.now() - Date.parse(time.dateTime)) / 1000));
+    for (const time of document.querySelectorAll("time[data-ago], time[data-until]")) {
+      const passed = (Date.now() - Date.parse(time.dateTime)) / 1000;
+      const text = inWords(Math.max(0, time.hasAttribute("data-until") ? -passed : passed));
       if (time.textContent !== text) time.textContent = text;
     }
   }

@@ -1,0 +1,154 @@
+"""Why a member does not run, in one line, and what somebody can do about it. Pure: facts in, sentences out.
+
+What the runtime and members wrote is matched loosely: words that are not known lead to the general advice.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+
+from mcp_runtime.logs import plain
+from mcp_runtime.manifest import FILE_NAME
+
+TAIL_MARK = ". It wrote last:\n"  # of GuildMember.last_error, between the sentence and the member's last lines
+MAX_LINE = 300
+MENDED = "The hall reads the file again by itself, within a second"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a member, as far as it explains why it does not run."""
+
+    name: str
+    directory: str
+    status: str  # as it is shown: `connected`, `error`...
+    enabled: bool = True
+    is_wanted: bool = True
+    runtime_is_alive: bool = True
+    manifest_error: str = ""
+    last_error: str = ""
+    next_restart_at: datetime | None = None
+
+    @property
+    def file(self) -> str:
+        return f"{self.directory}/{FILE_NAME}"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One line each. `last_words` is what the member itself wrote last; its log has more when `log_helps`."""
+
+    cause: str
+    remedy: str
+    last_words: str = ""
+    log_helps: bool = False
+
+
+def diagnose(facts: Facts) -> Diagnosis | None:
+    """None when there is nothing to explain: it runs, or is about to."""
+    if facts.manifest_error:
+        return _of_manifest(facts)
+    if not facts.enabled:
+        return Diagnosis("Disabled: it does not run, and calls to it are refused.", "Enable it to have it started.")
+    if not facts.runtime_is_alive:
+        return None  # the banner says so, once for all of them
+    if facts.status == "error":
+        return _of_error(facts)
+    if facts.status == "disconnected" and not facts.is_wanted:
+        return Diagnosis("Stopped, as somebody asked.", "Start it, or call one of its tools: that starts it too.")
+    return None
+
+
+def _of_manifest(facts: Facts) -> Diagnosis:
+    fault = facts.manifest_error.removeprefix(f"{facts.file}: ")
+    key, colon, _ = fault.partition(": ")
+    is_key = bool(colon) and re.fullmatch(r"[\w.-]+", key) is not None
+    where = f"{key} in {facts.file}" if is_key else facts.file
+    cause = f"{FILE_NAME}: {key} {fault[len(key) + 2 :]}" if is_key else f"{FILE_NAME}: {fault}"
+    runs_on = " Until then it runs on as it was." if facts.status in ("connected", "starting") else ""
+    return Diagnosis(_ended(_line(cause)), _line(f"Mend {where}. {MENDED}.{runs_on}"))
+
+
+def _of_error(facts: Facts) -> Diagnosis:
+    sentence, _, tail = facts.last_error.partition(TAIL_MARK)
+    words = [line for text in tail.splitlines() if (line := _line(plain(text)))]
+    cause = re.sub(rf"^member '{re.escape(facts.name)}'(?: could not be started)?:? ", "", sentence)
+    return Diagnosis(
+        cause=_sentence(cause) or "It ended, and nothing is known of why.",
+        remedy=_remedy(facts, sentence, tail),
+        last_words=words[-1] if words else "",
+        log_helps=bool(words),
+    )
+
+
+# What is looked for in the runtime's sentence, and the advice: `{file}`, `{directory}` and groups of the match go in.
+_ADVICE = [
+    (r"command not found: '(?P<command>[^']*)'", "Install {command}, or give its full path as command in {file}."),
+    (r"permission denied: '(?P<command>[^']*)'", "Make it executable: chmod +x {command}"),
+    (r"its folder .* is gone", "Put the folder {directory} back."),
+    (r"no free port", "Stop some members, or widen GUILD_HALL_PORT_RANGE and start the runtime anew."),
+    (
+        r"did not complete .*nothing listened",
+        "It must listen on 127.0.0.1 at the port that ${{PORT}} in args or env of {file} tells it. "
+        "If it only needs longer, set start_timeout there.",
+    ),
+    (
+        r"did not complete",
+        "It listens, but does not answer initialize. If it only needs longer, set start_timeout in {file}.",
+    ),
+    (r"tools/list failed", "It shakes hands but cannot list its tools: mend its tools/list, then restart it."),
+    (r"headers\.[^:]+: ", "Put the secret where headers in {file} say it is, for the runtime to see."),
+    (r"HTTP status 40[13]", "The server refuses what the hall sends: look at headers in {file} and their secrets."),
+    (r"HTTP status 404", "Nothing is served at that path: look at url in {file}, or serve /mcp."),
+    (r"could not be reached|does not answer at http", "Look at url in {file}, and whether the server there runs."),
+    (r"signal SIGKILL", "It was killed from outside: by somebody, or by the system for want of memory."),
+    (r"exit code 0\b", "It ended by itself, but a server runs until it is stopped. Read its log."),
+    (r"its process is gone", "Restart it. Should it happen again, read the runtime's log."),
+    (r"does not answer on port", "It runs, but takes no connections any more: read its log, then restart it."),
+]
+# Likewise, in what the member wrote last: its own words name what is missing better than an exit code does.
+_ADVICE_BY_TAIL = [
+    (
+        r"No module named '(?P<module>[\w.-]{1,100})'",
+        "Install the Python module {module} for the Python that command in {file} names.",
+    ),
+    (
+        r"Cannot find (?:module|package) '(?P<module>[^'\n]{1,100})'",
+        "Install the package {module}, with npm install in {directory}.",
+    ),
+    (
+        r"(?i)address already in use|EADDRINUSE",
+        "It listens on a port that another program has: it must take the one it is given, ${{PORT}} in args or env.",
+    ),
+    (r"can't open file '(?P<path>[^'\n]{1,200})'", "Look at args in {file}: there is no {path}."),
+    (r"SyntaxError|IndentationError", "Mend the line that its log names, then restart it."),
+]
+
+
+def _remedy(facts: Facts, sentence: str, tail: str) -> str:
+    found = _first(_ADVICE_BY_TAIL, tail, facts) or _first(_ADVICE, sentence, facts)
+    advice = found or ("Read its log, mend it, then restart it." if tail else "Restart it.")
+    return _line(advice + ("" if facts.next_restart_at else " The hall tries no more until you start it."))
+
+
+def _first(advice: list[tuple[str, str]], text: str, facts: Facts) -> str:
+    for pattern, sentence in advice:
+        if match := re.search(pattern, text):
+            return sentence.format(name=facts.name, file=facts.file, directory=facts.directory, **match.groupdict())
+    return ""
+
+
+def _line(text: str) -> str:
+    line = " ".join(text[: 4 * MAX_LINE].split())
+    return f"{line[: MAX_LINE - 1]}…" if len(line) > MAX_LINE else line
+
+
+def _sentence(text: str) -> str:
+    line = _ended(_line(text))
+    return line[:1].upper() + line[1:]
+
+
+def _ended(line: str) -> str:
+    return line if not line or line[-1] in ".…" else f"{line}."

@@ -1,0 +1,42 @@
+"use strict";
+
+/* The roster: finds as one types, and narrows by status, without leaving the page. */
+(() => {
+  const PAUSE = 200; // after the last key
+
+  const form = document.getElementById("find");
+  const roster = document.getElementById("roster");
+  if (!form || !roster) return;
+  const words = form.elements.q;
+  let status = new URLSearchParams(location.search).get("status") ?? "";
+  let timer = 0;
+
+  function look() {
+    clearTimeout(timer);
+    const wish = new URLSearchParams();
+    if (words.value.trim()) wish.set("q", words.value.trim());
+    if (status) wish.set("status", status);
+    const address = `${roster.dataset.address}?${wish}`;
+    if (address === roster.dataset.live) return;
+    roster.dataset.live = address;
+    history.replaceState(null, "", wish.size ? `?${wish}` : location.pathname);
+    roster.dispatchEvent(new CustomEvent("live:refresh"));
+  }
+
+  words.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(look, PAUSE);
+  });
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    look();
+  });
+  roster.addEventListener("click", (event) => {
+    const chip = event.target.closest("a[data-status]");
+    if (!chip || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    status = chip.dataset.status;
+    if (chip.matches(".nothing a")) words.value = "";
+    look();
+  });
+})();
