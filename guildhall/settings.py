@@ -151,6 +151,10 @@ TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en-us"
 STATIC_URL = "static/"
 STATIC_ROOT = GUILD_HALL_DATA_DIR / "static"
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {"BACKEND": "guildhall.static_files.CompressedOnceStorage"},
+}
 LOGIN_URL = "admin:login"
 X_FRAME_OPTIONS = "DENY"
 # Nothing inline, nothing from elsewhere. Named and shaped as in Django 6, whose own middleware can take over then.
@@ -189,6 +193,7 @@ MIDDLEWARE = [
     "roster.middleware.ContentSecurityPolicyMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
+    "roster.middleware.PageCompressionMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from django.conf import settings
 from django.core.exceptions import DisallowedHost
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.middleware.gzip import GZipMiddleware
 
 
 class ContentSecurityPolicyMiddleware:
@@ -24,6 +25,14 @@ class ContentSecurityPolicyMiddleware:
         response = self.get_response(request)
         response.headers["Content-Security-Policy"] = self.policy
         return response
+
+
+class PageCompressionMiddleware(GZipMiddleware):
+    """Pages and their live parts, which are long and alike; not REST, whose calls would wait, and no stream."""
+
+    def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+        is_page = response.headers.get("Content-Type", "").startswith("text/html")
+        return super().process_response(request, response) if is_page and not response.streaming else response
 
 
 class OriginMiddleware:

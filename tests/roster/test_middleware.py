@@ -168,3 +168,13 @@ def test_no_page_needs_more_than_the_policy_allows(address: str) -> None:
     page = client.get(address).content.decode()
     assert "<html" in page
     assert not re.findall(r"<script(?![^>]*\bsrc=)[^>]*>|<style|\sstyle=|\son\w+=|javascript:", page)
+
+
+def test_pages_are_compressed_and_rest_is_not(client: Client) -> None:
+    client.force_login(User.objects.create_superuser("ada"))
+    accepts = {"Accept-Encoding": "gzip", "Host": HOST}
+    page = client.get("/admin/roster/guildmember/", headers=accepts)
+    assert page.headers["Content-Encoding"] == "gzip"
+    assert "Accept-Encoding" in page.headers["Vary"]
+    assert client.get("/api/schema/", headers=accepts).headers.get("Content-Encoding") is None
+    assert client.get("/admin/roster/guildmember/").headers.get("Content-Encoding") is None
