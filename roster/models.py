@@ -261,6 +261,27 @@ class Tool(models.Model):
         return schema if isinstance(schema, dict) else None
 
 
+class ArgumentSet(models.Model):
+    """Arguments that a user keeps to call a tool with again. Written by roster.argument_sets, without secrets."""
+
+    MAX_NAME = 100
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="argument_sets")
+    tool = models.ForeignKey(Tool, on_delete=models.CASCADE, related_name="argument_sets", db_index=False)
+    name = models.CharField(max_length=MAX_NAME)
+    arguments = models.JSONField(default=dict)
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [
+            models.UniqueConstraint(fields=["tool", "user", "name"], name="set_name_is_unique_for_user_and_tool")
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class Invocation(models.Model):
     """One tool call. The row is the queue: `queued -> running -> succeeded | failed | cancelled`."""
 

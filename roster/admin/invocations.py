@@ -8,7 +8,7 @@ from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db.models import Model, Q, QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponseBase
 from django.urls import URLPattern, path
 from django.utils import timezone
 from django.utils.decorators import method_decorator
@@ -17,7 +17,7 @@ from django.views.decorators.http import require_POST
 
 from mcp_runtime import control
 from mcp_runtime.errors import NotCancellableError
-from roster.admin import present, statistics
+from roster.admin import live, present, statistics
 from roster.admin.rows import ReachedMembers, RuntimeRowAdmin, principal_of
 from roster.calls import progress_text, texts_of
 from roster.models import Invocation, Tool
@@ -116,12 +116,12 @@ class InvocationAdmin(RuntimeRowAdmin):
         self._cancel(request, list(selected))
 
     @method_decorator(require_POST)
-    def cancel_view(self, request: HttpRequest, invocation_id: int) -> HttpResponse:
+    def cancel_view(self, request: HttpRequest, invocation_id: int) -> HttpResponseBase:
         invocation = self.existing(request, str(invocation_id))
         if not (self.has_invoke_permission(request) and self.has_view_permission(request, invocation)):
             raise PermissionDenied
         self._cancel(request, [invocation])
-        return self.page_of(invocation)
+        return live.done(request, self.page_of(invocation))
 
     def _cancel(self, request: HttpRequest, selected: list[Invocation]) -> None:
         cancelled: list[str] = []

@@ -126,7 +126,7 @@ def shown(invocation: Invocation, output_schema: dict[str, Any] | None = None) -
         left_out=max(0, len(content) - MAX_ITEMS),
         structured=structured,
         extras=json_tree(extras) if extras else None,
-        is_empty=not (items or structured or invocation.error_kind),
+        is_empty=invocation.status == Invocation.Status.SUCCEEDED and not (content or structured),
         whole=present.json_block(invocation.result),
     )
 

@@ -1,18 +1,13 @@
-"""Tools: switch them on and off, read their schemas, and call one with a plain form."""
+"""Tools: switch them on and off, and read their schemas; `runner` calls one."""
 
 from __future__ import annotations
 
-import json
-import uuid
 from typing import Any
 
-from django import forms
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import get_object_or_404, redirect
-from django.template.response import TemplateResponse
+from django.http import Http404, HttpRequest, HttpResponseBase
 from django.urls import URLPattern, path, reverse
 from django.utils.decorators import method_decorator
 from django.utils.html import format_html
@@ -20,36 +15,16 @@ from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
 from mcp_runtime import control
-from mcp_runtime.errors import AccessError, InvalidArgumentsError, RequestRefusedError
-from mcp_runtime.invocations import Caller
-from roster import calls
 from roster.admin import live, present
-from roster.admin.rows import ReachedMembers, RuntimeRowAdmin
-from roster.models import Invocation, Tool
-
-SENT_BEFORE = "This form was sent before, and this is its call. Open the form anew for another."
+from roster.admin.rows import ReachedMembers
+from roster.admin.runner import ToolRunner
+from roster.models import Tool
 
 
 def call_link(tool: Tool) -> SafeString | str:
     if not (tool.listed and tool.enabled):
         return present.NOTHING
     return format_html('<a href="{}">Call</a>', reverse("admin:roster_tool_call", args=[tool.pk]))
-
-
-class CallForm(forms.Form):
-    # Of the form as it was shown: pressing the button twice must not call twice.
-    call_key = forms.UUIDField(required=False)
-    arguments = forms.CharField(
-        required=False,
-        widget=forms.Textarea(attrs={"rows": 12, "cols": 80, "class": "vLargeTextField json", "spellcheck": "false"}),
-        help_text="A JSON object.",
-    )
-
-    def clean_arguments(self) -> Any:
-        try:
-            return calls.parse_arguments(self.cleaned_data["arguments"])
-        except ValueError as error:
-            raise forms.ValidationError(str(error)) from error
 
 
 class ToolColumns:
@@ -69,7 +44,7 @@ class ToolColumns:
 
 
 @admin.register(Tool)
-class ToolAdmin(ToolColumns, RuntimeRowAdmin):
+class ToolAdmin(ToolColumns, ToolRunner):
     list_display = ["name", "of_member", "title", "short_description", "listed", "enabled", "call"]
     list_select_related = ["member"]
     list_filter = ["enabled", "listed", ("member", ReachedMembers)]
@@ -95,8 +70,8 @@ class ToolAdmin(ToolColumns, RuntimeRowAdmin):
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view
         return [
-            path("<int:tool_id>/call/", view(self.call_view), name="roster_tool_call"),
             path("<int:tool_id>/switch/<slug:position>/", view(self.switch_view), name="roster_tool_switch"),
+            *self.runner_urls(),
             *super().get_urls(),
         ]
 
@@ -137,53 +112,6 @@ class ToolAdmin(ToolColumns, RuntimeRowAdmin):
             "may_invoke": self.has_invoke_permission(request),
         }
         return super().change_view(request, object_id, form_url, {**(extra_context or {}), **permissions})
-
-    # Calls
-
-    def call_view(self, request: HttpRequest, tool_id: int) -> HttpResponse:
-        if not request.user.is_authenticated or not self.has_invoke_permission(request):
-            raise PermissionDenied
-        tool = get_object_or_404(self.get_queryset(request).select_related("member"), pk=tool_id)
-        if request.method == "POST":
-            form = CallForm(request.POST)
-            caller = Caller(Invocation.Door.ADMIN, request.user)
-            if form.is_valid() and (invocation := self._queue(request, caller, tool, form)):
-                return redirect("admin:roster_invocation_change", invocation.pk)
-        else:
-            skeleton = calls.skeleton_of(tool.input_schema)
-            form = CallForm(initial={"arguments": json.dumps(skeleton, indent=2, ensure_ascii=False)})
-        context = {
-            **self.admin_site.each_context(request),
-            "title": f"Call {tool.name}",
-            "subtitle": tool.member.title,
-            "opts": self.opts,
-            "tool": tool,
-            "form": form,
-            "schema": present.json_block(tool.input_schema),
-            "call_key": uuid.uuid4(),
-        }
-        return TemplateResponse(request, "admin/roster/tool/call.html", context)
-
-    @staticmethod
-    def _queue(request: HttpRequest, caller: Caller, tool: Tool, form: CallForm) -> Invocation | None:
-        """The call's row; None when it was refused, and the form says why."""
-        try:
-            invocation, created = control.queue_call(
-                tool.member.name,
-                tool.name,
-                form.cleaned_data["arguments"],
-                caller=caller,
-                idempotency_key=str(form.cleaned_data["call_key"] or "") or None,
-            )
-        except InvalidArgumentsError as refusal:
-            form.add_error("arguments", f"{refusal.path}: {refusal.reason}" if refusal.path else refusal.reason)
-        except (AccessError, RequestRefusedError) as refusal:
-            form.add_error(None, str(refusal))
-        else:
-            if not created:
-                messages.info(request, SENT_BEFORE)
-            return invocation
-        return None
 
     # Columns
 

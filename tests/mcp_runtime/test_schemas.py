@@ -374,3 +374,42 @@ def test_masking_twice_is_masking_once() -> None:
     paths = schemas.secret_paths(schema, arguments)
     once = schemas.mask(arguments, paths)
     assert schemas.mask(once, paths) == once == {"login": MASK}
+
+
+# Several misfits --------------------------------------------------------------------------------------------------
+
+
+def misfits_of(schema: dict[str, Any], arguments: dict[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
+    with pytest.raises(schemas.ArgumentsError) as caught:
+        schemas.validate(schema, arguments)
+    return [(misfit.path, misfit.reason) for misfit in caught.value.misfits]
+
+
+def test_every_misfit_is_told_each_with_its_place() -> None:
+    item = {"type": "object", "required": ["id"], "properties": {"id": {"type": "integer"}}}
+    schema = {"properties": {"a": {"type": "string"}, "items": {"items": item}}, "required": ["a", "b.c"]}
+
+    told = misfits_of(schema, {"a": 1, "items": [{"id": 1}, {}, {"id": "x"}]})
+
+    assert {path for path, _ in told} == {("a",), ("b.c",), ("items", 1, "id"), ("items", 2, "id")}
+    assert (("b.c",), "'b.c' is a required property") in told
+
+
+def test_of_alternatives_the_nearest_one_is_told() -> None:
+    alternatives = [{"type": "string"}, {"type": "object", "properties": {"n": {"type": "integer"}}}]
+    assert [path for path, _ in misfits_of({"properties": {"a": {"anyOf": alternatives}}}, {"a": {"n": "x"}})] == [
+        ("a", "n")
+    ]
+
+
+def test_misfits_are_bounded_in_number_and_length() -> None:
+    told = misfits_of({"additionalProperties": {"type": "integer"}}, {str(n): "x" * 9999 for n in range(1000)})
+    assert len(told) == schemas.MAX_MISFITS
+    assert max(len(reason) for _, reason in told) <= schemas.MAX_REASON
+
+
+def test_without_takes_properties_away_and_keeps_the_places_of_items() -> None:
+    arguments = {"a": {"key": 1, "b": 2}, "list": [1, {"key": 2}], "c": 3}
+    paths: list[list[str | int]] = [["a", "key"], ["list", 0], ["list", 1, "key"], ["c"], ["gone", "x"], ["list", 9]]
+    assert schemas.without(arguments, paths) == {"a": {"b": 2}, "list": [None, {}]}
+    assert arguments == {"a": {"key": 1, "b": 2}, "list": [1, {"key": 2}], "c": 3}

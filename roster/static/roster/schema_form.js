@@ -1,0 +1,740 @@
+"use strict";
+
+/* A form made from a JSON Schema: `new SchemaForm(box, schema, changed)`.
+
+   The value is a plain JSON value, and the truth: fields read and write places of it. Schemas come from members, so
+   nothing here trusts them: texts become text nodes, references lead nowhere but into the schema, patterns are not
+   tried (one could hang the page; the server tries them safely), and fields, depth, choices and texts have bounds.
+   What has no field of its own (too deep, any JSON, a rule that fields cannot show) is edited as JSON in its place;
+   a schema that is too much altogether throws CannotShow. */
+(() => {
+  const MAX_FIELDS = 400;
+  const MAX_DEPTH = 8;
+  const MAX_CHOICES = 300;
+  const MAX_TEXT = 4000;
+  const MAX_SHORT_TEXT = 280;
+  const MAX_LABEL = 120;
+  const MAX_PARTS = 200; // of one allOf, references included
+  const MAX_HOPS = 20;
+  const SEVERAL = 12; // choices that are shown as boxes to tick
+
+  const FORMATS = {
+    date: { type: "date", pattern: /^\d{4}-\d{2}-\d{2}$/, hint: "a date: 2026-01-31" },
+    time: { type: "text", pattern: /^\d{2}:\d{2}:\d{2}(\.\d+)?(Z|[+-]\d{2}:\d{2})$/i, hint: "a time: 13:30:00Z" },
+    "date-time": {
+      type: "text",
+      pattern: /^\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(\.\d+)?(Z|[+-]\d{2}:\d{2})$/i,
+      hint: "a date and time: 2026-01-31T13:30:00Z",
+    },
+    email: { type: "email", pattern: /^[^\s@]+@[^\s@]+$/, hint: "an e-mail address: name@example.org" },
+    uri: { type: "url", pattern: /^[a-z][a-z0-9+.-]*:\S+$/i, hint: "an address: https://example.org/" },
+    url: { type: "url", pattern: /^[a-z][a-z0-9+.-]*:\S+$/i, hint: "an address: https://example.org/" },
+    uuid: { type: "text", pattern: /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i, hint: "a UUID" },
+    ipv4: { type: "text", pattern: /^\d{1,3}(\.\d{1,3}){3}$/, hint: "an address: 192.0.2.1" },
+    password: { type: "password", pattern: null, hint: "" },
+  };
+
+  class CannotShow extends Error {}
+
+  // Small things ----------------------------------------------------------------------------------------------------
+
+  const has = (object, key) => Object.prototype.hasOwnProperty.call(object, key);
+  const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+  const asObject = (value) => (isObject(value) ? value : {});
+  const asList = (value) => (Array.isArray(value) ? value : []);
+  const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
+  const copy = (value) => JSON.parse(JSON.stringify(value));
+
+  /* Assigning to "__proto__" would not make a property. */
+  function put(holder, key, value) {
+    if (Array.isArray(holder)) holder[key] = value;
+    else Object.defineProperty(holder, key, { value, writable: true, enumerable: true, configurable: true });
+  }
+
+  function shortened(value, length) {
+    const text = typeof value === "string" ? value : String(JSON.stringify(value));
+    return text.length > length ? `${text.slice(0, length - 1)}…` : text;
+  }
+
+  function element(tag, className, ...children) {
+    const made = document.createElement(tag);
+    if (className) made.className = className;
+    made.append(...children.filter((child) => child !== null && child !== ""));
+    return made;
+  }
+
+  function button(text, className, pressed, label) {
+    const made = element("button", className, text);
+    made.type = "button";
+    if (label) made.setAttribute("aria-label", label);
+    made.addEventListener("click", pressed);
+    return made;
+  }
+
+  // Schemas ---------------------------------------------------------------------------------------------------------
+
+  class Schemas {
+    constructor(root) {
+      this.root = root;
+    }
+
+    /* The schema with its references and allOf taken in; `unshowable` says what could not be. */
+    flat(schema) {
+      return this.#flat(schema, { parts: 0, hops: 0 });
+    }
+
+    #flat(schema, spent) {
+      spent.parts += 1;
+      if (schema === false) return { unshowable: "the schema allows nothing here" };
+      if (!isObject(schema)) return {};
+      if (spent.parts > MAX_PARTS || spent.hops > MAX_HOPS) return { unshowable: "its schema refers on and on" };
+      const { $ref: reference, allOf: parts, ...own } = schema;
+      let flat = {};
+      if (typeof reference === "string") {
+        const target = this.#target(reference);
+        if (target === undefined) return { ...own, unshowable: `its schema refers to ${shortened(reference, 60)}` };
+        flat = this.#flat(target, { parts: spent.parts, hops: spent.hops + 1 });
+      }
+      for (const part of asList(parts)) flat = merged(flat, this.#flat(part, spent));
+      return merged(flat, own);
+    }
+
+    #target(reference) {
+      if (reference === "#") return this.root;
+      if (!reference.startsWith("#/")) return undefined;
+      let place = this.root;
+      for (const part of reference.slice(2).split("/")) {
+        const key = unescaped(part);
+        if (key === undefined || typeof place !== "object" || place === null || !has(place, key)) return undefined;
+        place = place[key];
+      }
+      return place;
+    }
+
+    /* The alternatives of anyOf or oneOf, each with what holds for all of them; none: an empty list. */
+    alternatives(schema) {
+      const { anyOf, oneOf, ...base } = schema;
+      const several = asList(anyOf).length ? anyOf : asList(oneOf);
+      if (several.length) return several.slice(0, MAX_CHOICES).map((part) => merged(base, this.flat(part)));
+      const types = asList(schema.type).filter((type) => typeof type === "string");
+      return types.length > 1 ? types.map((type) => ({ ...schema, type })) : [];
+    }
+  }
+
+  function unescaped(part) {
+    try {
+      return decodeURIComponent(part).replaceAll("~1", "/").replaceAll("~0", "~");
+    } catch {
+      return undefined;
+    }
+  }
+
+  function merged(one, other) {
+    const properties = { ...asObject(one.properties), ...asObject(other.properties) };
+    const required = [...asList(one.required), ...asList(other.required)];
+    return {
+      ...one,
+      ...other,
+      ...(Object.keys(properties).length && { properties }),
+      ...(required.length && { required }),
+    };
+  }
+
+  function typeOf(schema) {
+    const types = asList(schema.type);
+    if (types.length) return types[0];
+    if (typeof schema.type === "string") return schema.type;
+    if (isObject(schema.properties) || isObject(schema.additionalProperties)) return "object";
+    if (schema.items !== undefined || Array.isArray(schema.prefixItems)) return "array";
+    return "";
+  }
+
+  const isOfType = {
+    object: isObject,
+    array: Array.isArray,
+    string: (value) => typeof value === "string",
+    number: (value) => typeof value === "number",
+    integer: Number.isInteger,
+    boolean: (value) => typeof value === "boolean",
+    null: (value) => value === null,
+  };
+
+  const isNull = (schema) => typeOf(schema) === "null" || (has(schema, "const") && schema.const === null);
+
+  /* A scalar's misfit in words; empty when the browser finds none. The server has the last word. */
+  function complaint(schema, value) {
+    if (typeof value === "number") {
+      if (typeOf(schema) === "integer" && !Number.isInteger(value)) return "must be a whole number";
+      if (value < schema.minimum) return `must be ${schema.minimum} or more`;
+      if (value > schema.maximum) return `must be ${schema.maximum} or less`;
+      if (value <= schema.exclusiveMinimum) return `must be more than ${schema.exclusiveMinimum}`;
+      if (value >= schema.exclusiveMaximum) return `must be less than ${schema.exclusiveMaximum}`;
+    }
+    if (typeof value === "string") {
+      const length = [...value].length;
+      if (length < schema.minLength) return `must have ${schema.minLength} characters or more`;
+      if (length > schema.maxLength) return `must have ${schema.maxLength} characters or less`;
+      const format = has(FORMATS, schema.format) ? FORMATS[schema.format] : null;
+      if (value && format?.pattern && value.length < 1000 && !format.pattern.test(value)) return `must be ${format.hint}`;
+    }
+    return "";
+  }
+
+  // The form --------------------------------------------------------------------------------------------------------
+
+  class SchemaForm {
+    #box;
+    #changed;
+    #schemas;
+    #root;
+    #places = new Map(); // of a path as JSON: what can say an error there
+    #fieldsLeft = MAX_FIELDS;
+    #number = 0;
+    value = {};
+
+    constructor(box, schema, changed) {
+      this.#box = box;
+      this.#changed = changed;
+      this.#schemas = new Schemas(schema);
+      this.#root = this.#schemas.flat(schema);
+      if (this.#root.unshowable) throw new CannotShow(this.#root.unshowable);
+      if (!["object", ""].includes(typeOf(this.#root))) throw new CannotShow("the schema is not that of an object");
+    }
+
+    /* Draw the form anew, for this value. Throws CannotShow. */
+    show(value) {
+      if (!isObject(value)) throw new CannotShow("the arguments are not a JSON object");
+      this.value = value;
+      this.#redraw();
+    }
+
+    /* Show each error at its field, or at the nearest one around it; those that found none come back. */
+    showErrors(errors) {
+      for (const place of this.#places.values()) place.say("");
+      const homeless = [];
+      let first = null;
+      for (const { path, reason } of errors) {
+        const place = this.#nearest(path);
+        if (!place) homeless.push({ path, reason });
+        else place.say([place.said, place.exact(path) ? reason : `${path.join(".")}: ${reason}`].filter(Boolean).join("; "));
+        first ??= place;
+      }
+      return { homeless, first };
+    }
+
+    /* The first field with something in it that is no value at all. */
+    get broken() {
+      return [...this.#places.values()].find((place) => place.isBroken) ?? null;
+    }
+
+    #nearest(path) {
+      for (let length = path.length; length > 0; length -= 1) {
+        const place = this.#places.get(JSON.stringify(path.slice(0, length)));
+        if (place) return place;
+      }
+      return null;
+    }
+
+    #redraw(focus) {
+      this.#places.clear();
+      this.#fieldsLeft = MAX_FIELDS;
+      this.#number = 0;
+      const drawn = this.#members({ schema: this.#root, path: [], depth: 0 });
+      this.#box.replaceChildren(...drawn);
+      if (focus) this.#focus(focus);
+    }
+
+    #focus(path) {
+      const place = this.#nearest(path);
+      if (!place) return;
+      const [first] = place.box.matches("button, input, select, textarea")
+        ? [place.box]
+        : place.box.querySelectorAll("input, select, textarea, button");
+      first?.focus();
+    }
+
+    /* Something was added or taken away: draw anew what is there, then go on where it happened. */
+    #rebuild(focus) {
+      try {
+        this.#redraw(focus);
+      } catch (error) {
+        if (!(error instanceof CannotShow)) throw error;
+        this.#changed(this.value, error.message);
+        return;
+      }
+      this.#changed(this.value);
+    }
+
+    // Places of the value
+
+    #at(path) {
+      return path.reduce((place, key) => (typeof place === "object" && place !== null && has(place, key) ? place[key] : undefined), this.value);
+    }
+
+    #put(path, value) {
+      const holder = this.#at(path.slice(0, -1));
+      if (typeof holder === "object" && holder !== null) put(holder, path.at(-1), value);
+    }
+
+    #drop(path) {
+      const holder = this.#at(path.slice(0, -1));
+      if (Array.isArray(holder)) holder.splice(path.at(-1), 1);
+      else if (isObject(holder)) delete holder[path.at(-1)];
+    }
+
+    /* What a new place begins with. */
+    #first(schema, depth = 0) {
+      const flat = this.#schemas.flat(schema);
+      for (const key of ["default", "const"]) if (has(flat, key)) return copy(flat[key]);
+      if (asList(flat.enum).length) return copy(flat.enum[0]);
+      const [alternative] = this.#schemas.alternatives(flat);
+      if (alternative && depth < MAX_DEPTH) return this.#first(alternative, depth + 1);
+      const type = typeOf(flat);
+      if (type === "object") return this.#firstObject(flat, depth);
+      if (type === "array") return [];
+      if (type === "number" || type === "integer") return typeof flat.minimum === "number" ? flat.minimum : 0;
+      return { string: "", boolean: false }[type] ?? null;
+    }
+
+    #firstObject(flat, depth) {
+      const made = {};
+      if (depth >= MAX_DEPTH) return made;
+      for (const [key, part] of Object.entries(asObject(flat.properties)).slice(0, MAX_CHOICES)) {
+        const isWanted = asList(flat.required).includes(key) || (isObject(part) && has(part, "default"));
+        if (isWanted) put(made, key, this.#first(part, depth + 1));
+      }
+      return made;
+    }
+
+    /* A list that somebody adds is meant to hold something. */
+    #firstGroup(schema) {
+      const first = this.#first(schema);
+      if (typeOf(schema) !== "array") return isObject(first) ? first : {};
+      if (Array.isArray(first) && (first.length || schema.maxItems === 0)) return first;
+      return [this.#first(this.#itemSchema(schema, 0))];
+    }
+
+    #itemSchema(schema, index) {
+      const prefix = Array.isArray(schema.prefixItems) ? schema.prefixItems : asList(schema.items);
+      const rest = Array.isArray(schema.items) ? schema.additionalItems : schema.items;
+      return this.#schemas.flat(index < prefix.length ? prefix[index] : (rest ?? {}));
+    }
+
+    #fits(schema, value, depth = 0) {
+      const flat = this.#schemas.flat(schema);
+      if (has(flat, "const") && !same(flat.const, value)) return false;
+      if (Array.isArray(flat.enum) && !flat.enum.some((choice) => same(choice, value))) return false;
+      const type = typeOf(flat);
+      if (has(isOfType, type) && !isOfType[type](value)) return false;
+      if (!isObject(value) || depth > 2) return true;
+      if (asList(flat.required).some((key) => !has(value, key))) return false;
+      const known = asObject(flat.properties);
+      if (flat.additionalProperties === false && Object.keys(value).some((key) => !has(known, key))) return false;
+      return Object.entries(known).every(([key, part]) => !has(value, key) || this.#fits(part, value[key], depth + 1));
+    }
+
+    // Drawing. A spot is { schema, path, label, required, depth, extra }: `schema` is flat.
+
+    #members(spot) {
+      const { schema, path, depth } = spot;
+      const known = asObject(schema.properties);
+      const required = asList(schema.required);
+      const others = isObject(schema.additionalProperties) ? schema.additionalProperties : {};
+      const drawn = [];
+      for (const [key, part] of Object.entries(known)) {
+        const spot = { schema: this.#schemas.flat(part), path: [...path, key], label: key, required: required.includes(key), depth: depth + 1 };
+        if (!this.#isSettled(spot)) drawn.push(this.#field(spot));
+      }
+      for (const key of Object.keys(asObject(this.#at(path)))) {
+        if (has(known, key)) continue;
+        drawn.push(this.#field({ schema: this.#schemas.flat(others), path: [...path, key], label: key, required: false, depth: depth + 1, extra: true }));
+      }
+      const takesMore = isObject(schema.additionalProperties) || (schema.additionalProperties !== false && !Object.keys(known).length);
+      if (takesMore) drawn.push(this.#adder(path, others));
+      return drawn;
+    }
+
+    /* There is nothing to choose: it must be there, must be this, and is. */
+    #isSettled({ schema, path, required }) {
+      return required && has(schema, "const") && same(schema.const, this.#at(path));
+    }
+
+    #adder(path, schema) {
+      const name = element("input", "sf-key");
+      name.type = "text";
+      name.placeholder = "name";
+      name.setAttribute("aria-label", "Name of the new entry");
+      const add = () => {
+        if (!name.value || has(asObject(this.#at(path)), name.value)) {
+          name.focus();
+          return;
+        }
+        const place = [...path, name.value];
+        this.#put(place, this.#first(schema));
+        this.#rebuild(place);
+      };
+      return element("div", "sf-adder", name, button("Add entry", "sf-button", add));
+    }
+
+    #field(spot) {
+      this.#fieldsLeft -= 1;
+      if (this.#fieldsLeft < 0) throw new CannotShow(`it would have more than ${MAX_FIELDS} fields`);
+      const { schema, depth, path } = spot;
+      const value = this.#at(path);
+      if (schema.unshowable) return this.#json(spot, `Not as a field: ${schema.unshowable}.`);
+      if (depth > MAX_DEPTH) return this.#json(spot, "Nested too deep for fields.");
+      if (has(schema, "const")) return this.#choice(spot, [schema.const]);
+      if (Array.isArray(schema.enum)) return this.#choice(spot, schema.enum);
+      const alternatives = this.#schemas.alternatives(schema);
+      if (alternatives.length) return this.#alternatives(spot, alternatives);
+      const type = typeOf(schema);
+      const mayBeShown = value === undefined || (value === null && spot.nullable) || !has(isOfType, type) || isOfType[type](value);
+      // An integer's field can hold 1.5 and say that it is wrong.
+      if (!mayBeShown && !(type === "integer" && typeof value === "number")) return this.#json(spot, `What is there is not of type ${type}.`);
+      switch (type) {
+        case "object":
+          return this.#isFree(schema) ? this.#json(spot) : this.#group(spot, () => this.#members(spot));
+        case "array":
+          return this.#isOfFew(schema) ? this.#boxes(spot) : this.#group(spot, () => this.#items(spot));
+        case "string":
+          return this.#text(spot);
+        case "number":
+        case "integer":
+          return this.#numeric(spot);
+        case "boolean":
+          return this.#choice(spot, [true, false]);
+        case "null":
+          return this.#choice(spot, [null]);
+        default:
+          return this.#json(spot);
+      }
+    }
+
+    #isFree(schema) {
+      return !Object.keys(asObject(schema.properties)).length && !isObject(schema.additionalProperties);
+    }
+
+    #isOfFew(schema) {
+      const choices = asList(this.#schemas.flat(schema.items).enum);
+      return schema.uniqueItems === true && choices.length > 0 && choices.length <= SEVERAL;
+    }
+
+    // Frames
+
+    #frame(spot, control, { says = control, note = "" } = {}) {
+      const id = this.#newId();
+      control.id = id;
+      const label = element("label", "sf-label", ...this.#labels(spot));
+      label.htmlFor = id;
+      return this.#framed(spot, "div", label, control, says, note);
+    }
+
+    #labels({ schema, label, required, extra, path }) {
+      const isItem = typeof path.at(-1) === "number";
+      const title = typeof schema.title === "string" && schema.title.trim() ? shortened(schema.title, MAX_LABEL) : "";
+      const name = shortened(label, MAX_LABEL);
+      return [
+        element("span", "sf-title", title || name),
+        title && title !== name ? element("code", "sf-name", name) : null,
+        required && !isItem ? element("span", "sf-required", "required") : null,
+        extra ? element("span", "sf-optional", "more") : null,
+        schema.deprecated === true ? element("span", "sf-optional", "deprecated") : null,
+      ].filter(Boolean);
+    }
+
+    #framed(spot, tag, head, body, says, note) {
+      const { schema, path, extra } = spot;
+      const id = this.#newId();
+      const help = this.#help(schema, note, id);
+      const error = element("p", "sf-error");
+      error.id = `${id}-error`;
+      error.hidden = true;
+      says.setAttribute("aria-describedby", [help && help.id, error.id].filter(Boolean).join(" "));
+      const frame = element(tag, tag === "div" ? "sf-field" : "sf-group", head, help, body, error);
+      if (extra) frame.append(this.#remover(path, "Remove"));
+      const place = {
+        box: says,
+        said: "",
+        isBroken: false,
+        exact: (asked) => asked.length === path.length,
+        say: (text) => {
+          place.said = text;
+          error.textContent = shortened(text, MAX_TEXT);
+          error.hidden = !text;
+          says.setAttribute("aria-invalid", String(Boolean(text)));
+          frame.classList.toggle("sf-wrong", Boolean(text));
+        },
+      };
+      this.#places.set(JSON.stringify(path), place);
+      says.place = place;
+      return frame;
+    }
+
+    #help(schema, note, id) {
+      const description = typeof schema.description === "string" ? schema.description.trim() : "";
+      if (!description && !note) return null;
+      const help = element("div", "sf-help");
+      help.id = `${id}-help`;
+      if (description.length > MAX_SHORT_TEXT) {
+        const more = element("details", "", element("summary", "", shortened(description, 160)), element("p", "", shortened(description, MAX_TEXT)));
+        help.append(more);
+      } else if (description) help.append(element("p", "", description));
+      if (note) help.append(element("p", "sf-note", note));
+      return help;
+    }
+
+    #newId() {
+      this.#number += 1;
+      return `sf-${this.#number}`;
+    }
+
+    #remover(path, text) {
+      return button(text, "sf-button sf-remove", () => {
+        this.#drop(path);
+        this.#rebuild(path.slice(0, -1));
+      }, `${text} ${shortened(path.at(-1), 60)}`);
+    }
+
+    // Scalars
+
+    /* The value changed by hand: keep it, judge it, tell. `undefined` takes it away. */
+    #set(spot, control, value) {
+      if (value !== undefined) this.#put(spot.path, value);
+      else if (typeof spot.path.at(-1) === "number") this.#put(spot.path, spot.nullable ? null : "");
+      else this.#drop(spot.path);
+      control.place.isBroken = false;
+      control.place.say(value === undefined ? "" : complaint(spot.schema, value));
+      this.#changed(this.value);
+    }
+
+    #nothing(spot) {
+      if (!spot.required && typeof spot.path.at(-1) !== "number") return undefined;
+      return spot.nullable ? null : undefined;
+    }
+
+    #placeholder(schema) {
+      if (has(schema, "default") && schema.default !== null && schema.default !== "") return `default: ${shortened(schema.default, 60)}`;
+      if (asList(schema.examples).length) return `such as ${shortened(schema.examples[0], 60)}`;
+      return "";
+    }
+
+    #text(spot) {
+      const { schema, path } = spot;
+      const value = this.#at(path) ?? "";
+      const isSecret = schema.writeOnly === true || schema.format === "password";
+      const format = isSecret ? FORMATS.password : has(FORMATS, schema.format) ? FORMATS[schema.format] : null;
+      const isDate = format?.type === "date" && (value === "" || format.pattern.test(value));
+      const control = element(format ? "input" : "textarea", "sf-text");
+      if (format) control.type = format.type === "date" && !isDate ? "text" : format.type;
+      else control.rows = value.includes("\n") ? Math.min(12, value.split("\n").length) : 1;
+      control.autocomplete = isSecret ? "new-password" : "off";
+      control.spellcheck = false;
+      control.value = value;
+      control.placeholder = this.#placeholder(schema) || (format && control.type === "text" ? format.hint : "");
+      control.addEventListener("input", () => this.#set(spot, control, control.value || (spot.required && !spot.nullable ? "" : this.#nothing(spot))));
+      return this.#frame(spot, control);
+    }
+
+    #numeric(spot) {
+      const { schema, path } = spot;
+      const control = element("input", "sf-number");
+      control.type = "number";
+      control.step = typeOf(schema) === "integer" ? "1" : "any";
+      for (const [attribute, keyword] of [["min", "minimum"], ["max", "maximum"]]) {
+        if (typeof schema[keyword] === "number") control[attribute] = String(schema[keyword]);
+      }
+      control.value = this.#at(path) ?? "";
+      control.placeholder = this.#placeholder(schema);
+      control.addEventListener("input", () => {
+        if (control.validity.badInput || (control.value && !Number.isFinite(control.valueAsNumber))) {
+          control.place.isBroken = true;
+          control.place.say("must be a number");
+          return;
+        }
+        this.#set(spot, control, control.value === "" ? this.#nothing(spot) : control.valueAsNumber);
+      });
+      return this.#frame(spot, control, { note: this.#bounds(schema) });
+    }
+
+    #bounds({ minimum, maximum, exclusiveMinimum, exclusiveMaximum }) {
+      const low = typeof minimum === "number" ? `from ${minimum}` : typeof exclusiveMinimum === "number" ? `more than ${exclusiveMinimum}` : "";
+      const high = typeof maximum === "number" ? `to ${maximum}` : typeof exclusiveMaximum === "number" ? `less than ${exclusiveMaximum}` : "";
+      return [low, high].filter(Boolean).join(low && high && low.startsWith("from") && high.startsWith("to") ? " " : ", ");
+    }
+
+    #choice(spot, values, titles = []) {
+      const { schema, path, required, nullable } = spot;
+      const current = this.#at(path);
+      const control = element("select", "sf-select");
+      const choices = values.slice(0, MAX_CHOICES);
+      const index = current === undefined ? -1 : choices.findIndex((choice) => same(choice, current));
+      const isOptional = !required && typeof path.at(-1) !== "number";
+      if (isOptional || index < 0 || nullable) {
+        const byDefault = has(schema, "default") && schema.default !== null ? ` (default: ${shortened(schema.default, 60)})` : "";
+        control.append(new Option(index < 0 && current !== undefined && current !== null ? shortened(current, MAX_LABEL) : `not sent${byDefault}`, ""));
+      }
+      choices.forEach((choice, position) => {
+        const word = choice === true ? "yes" : choice === false ? "no" : typeof choice === "string" && choice ? choice : JSON.stringify(choice);
+        control.append(new Option(titles[position] || shortened(word, MAX_LABEL), String(position), false, position === index));
+      });
+      control.addEventListener("change", () => this.#set(spot, control, control.value === "" ? this.#nothing(spot) : copy(choices[Number(control.value)])));
+      const note = values.length > choices.length ? `The first ${MAX_CHOICES} of ${values.length} choices; the others as JSON.` : "";
+      return this.#frame(spot, control, { note });
+    }
+
+    /* Any JSON, in its place. */
+    #json(spot, note = "") {
+      const { path } = spot;
+      const value = this.#at(path);
+      const control = element("textarea", "sf-json json");
+      control.spellcheck = false;
+      control.value = value === undefined ? "" : JSON.stringify(value, null, 2);
+      control.rows = Math.min(10, Math.max(2, control.value.split("\n").length));
+      control.placeholder = this.#placeholder(spot.schema) || "JSON";
+      control.addEventListener("input", () => {
+        try {
+          this.#set(spot, control, control.value.trim() ? JSON.parse(control.value) : this.#nothing(spot));
+        } catch {
+          control.place.isBroken = true;
+          control.place.say("is not JSON yet");
+        }
+      });
+      return this.#frame(spot, control, { note: note || "Any JSON value." });
+    }
+
+    // Groups
+
+    /* A fieldset; one that is optional and not there is a button that adds it. */
+    #group(spot, members) {
+      const { path, schema, required, label } = spot;
+      const legend = element("legend", "sf-legend", ...this.#labels(spot));
+      const isOptional = !required && typeof path.at(-1) !== "number" && !spot.extra;
+      const isThere = this.#at(path) !== undefined && this.#at(path) !== null;
+      if (!isThere) {
+        const name = typeof schema.title === "string" && schema.title.trim() ? schema.title : label;
+        const add = button(`Add ${shortened(name, 60)}`, "sf-button", () => {
+          this.#put(path, this.#firstGroup(schema));
+          this.#rebuild(path);
+        });
+        return this.#framed(spot, "fieldset", legend, element("div", "sf-members", add), add, "");
+      }
+      const body = element("div", "sf-members", ...members());
+      const frame = this.#framed(spot, "fieldset", legend, body, body, "");
+      if (isOptional) frame.append(this.#remover(path, "Take out"));
+      return frame;
+    }
+
+    #items({ schema, path, depth }) {
+      const items = asList(this.#at(path));
+      const drawn = items.map((_, index) => {
+        const spot = { schema: this.#itemSchema(schema, index), path: [...path, index], label: `${index + 1}`, required: true, depth: depth + 1 };
+        const tools = element("div", "sf-item-tools");
+        if (index > 0) tools.append(button("↑", "sf-button", () => this.#swap(path, index - 1), `Move ${index + 1} up`));
+        if (items.length > (Number(schema.minItems) || 0)) tools.append(this.#itemRemover(path, index));
+        return element("div", "sf-item", this.#field(spot), tools);
+      });
+      const isFull = items.length >= schema.maxItems || this.#itemSchema(schema, items.length).unshowable;
+      const add = button("Add an item", "sf-button", () => {
+        const place = [...path, items.length];
+        this.#put(place, this.#first(this.#itemSchema(schema, items.length)));
+        this.#rebuild(place);
+      });
+      return [...drawn, ...(isFull ? [] : [add])];
+    }
+
+    #itemRemover(path, index) {
+      return button("×", "sf-button", () => {
+        this.#drop([...path, index]);
+        this.#rebuild(path);
+      }, `Remove ${index + 1}`);
+    }
+
+    #swap(path, index) {
+      const items = this.#at(path);
+      [items[index], items[index + 1]] = [items[index + 1], items[index]];
+      this.#rebuild([...path, index]);
+    }
+
+    #boxes(spot) {
+      const { schema, path } = spot;
+      const choices = this.#schemas.flat(schema.items).enum;
+      const body = element("div", "sf-boxes");
+      for (const choice of choices) {
+        const box = element("input");
+        box.type = "checkbox";
+        box.checked = asList(this.#at(path)).some((item) => same(item, choice));
+        box.addEventListener("change", () => {
+          const boxes = [...body.querySelectorAll("input")];
+          const chosen = choices.filter((_, index) => boxes[index].checked);
+          this.#set(spot, body, chosen.length || spot.required ? chosen : undefined);
+        });
+        body.append(element("label", "sf-box", box, shortened(choice, MAX_LABEL)));
+      }
+      const legend = element("legend", "sf-legend", ...this.#labels(spot));
+      return this.#framed(spot, "fieldset", legend, body, body, "");
+    }
+
+    // anyOf, oneOf, several types
+
+    #alternatives(spot, alternatives) {
+      const others = alternatives.filter((part) => !isNull(part));
+      const nullable = others.length < alternatives.length;
+      if (alternatives.every((part) => has(part, "const"))) {
+        return this.#choice(spot, alternatives.map((part) => part.const), alternatives.map((part) => (typeof part.title === "string" ? shortened(part.title, MAX_LABEL) : "")));
+      }
+      if (others.length === 1) {
+        // "Something or null" is a field that may be empty. What was said beside it (its title) counts first.
+        const { anyOf, oneOf, type, ...around } = spot.schema;
+        return this.#field({ ...spot, schema: { ...others[0], ...around }, nullable });
+      }
+      return this.#branches(spot, alternatives);
+    }
+
+    #branches(spot, alternatives) {
+      const { path, depth, required, extra } = spot;
+      const value = this.#at(path);
+      const isThere = value !== undefined;
+      const isOptional = !required && typeof path.at(-1) !== "number" && !extra;
+      const chosen = isThere ? Math.max(0, alternatives.findIndex((part) => this.#fits(part, value))) : -1;
+      const control = element("select", "sf-select sf-branch");
+      control.setAttribute("aria-label", `Kind of ${shortened(spot.label, 60)}`);
+      if (isOptional || !isThere) control.append(new Option("not sent", ""));
+      alternatives.forEach((part, index) => control.append(new Option(branchName(part, index), String(index), false, index === chosen)));
+      control.addEventListener("change", () => {
+        if (control.value === "") this.#drop(path);
+        else this.#put(path, this.#first(alternatives[Number(control.value)]));
+        this.#rebuild(path);
+      });
+      const body = element("div", "sf-members", control);
+      const legend = element("legend", "sf-legend", ...this.#labels(spot));
+      const frame = this.#framed(spot, "fieldset", legend, body, control, "");
+      if (chosen >= 0) body.append(...this.#branch(spot, alternatives[chosen], depth));
+      return frame;
+    }
+
+    /* The members of an object stand in the fieldset itself, anything else is a field in it. */
+    #branch(spot, schema, depth) {
+      const value = this.#at(spot.path);
+      if (depth >= MAX_DEPTH || typeOf(schema) !== "object" || !isObject(value) || this.#isFree(schema)) {
+        const place = this.#places.get(JSON.stringify(spot.path));
+        const field = this.#field({ ...spot, schema: { ...schema, title: "Value", description: undefined }, required: true, extra: false, depth: depth + 1 });
+        if (isNull(schema)) this.#places.set(JSON.stringify(spot.path), place);
+        return isNull(schema) ? [] : [field];
+      }
+      const description = typeof schema.description === "string" && schema.description !== spot.schema.description;
+      return [...(description ? [element("p", "sf-note", shortened(schema.description, MAX_SHORT_TEXT))] : []), ...this.#members({ ...spot, schema, depth })];
+    }
+  }
+
+  function branchName(schema, index) {
+    if (typeof schema.title === "string" && schema.title.trim()) return shortened(schema.title, MAX_LABEL);
+    if (has(schema, "const")) return shortened(schema.const, MAX_LABEL);
+    const kind = Object.values(asObject(schema.properties)).find((part) => isObject(part) && has(part, "const"));
+    if (kind) return shortened(kind.const, MAX_LABEL);
+    const type = typeOf(schema);
+    return type ? `${index + 1}: ${shortened(schema.format ?? type, 40)}` : `choice ${index + 1}`;
+  }
+
+  window.SchemaForm = SchemaForm;
+  window.SchemaForm.CannotShow = CannotShow;
+})();

@@ -1,0 +1,127 @@
+"""Texts to copy do, when they are run, what the form would do. They are run here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from roster import snippets
+from roster.management.commands.invoke import Command
+from roster.models import GuildMember, Tool
+
+HARD = {
+    "quotes": 'it\'s "quoted" `date` $(id) $HOME \\ !x',
+    "lines": "one\ntwo\r\n\ttabs\x1b[31m",
+    "far": "é \u202egnp.exe 😀",
+    "@file": "@/etc/passwd",
+    "deep": [{"a": [None, True, False, 1.5, -3, 10**20]}],
+    "'; id; '": "]]>",
+    "": "",
+}
+HARD_NAMES = [
+    "plain",
+    "-leading",
+    "it's",
+    "a b",
+    "$(id)",
+    "`id`",
+    "new\nline",
+    "\x1b]0;evil\x07",
+    "ü\u202ex",
+    "a/b.c",
+    "{1..3}[a-z]",
+]
+
+
+class Recorder(BaseHTTPRequestHandler):
+    seen: list[dict[str, Any]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.seen.append({"path": self.path, "body": body, "headers": dict(self.headers)})
+        answer = b'{"status": "succeeded"}'
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hall() -> Iterator[str]:
+    Recorder.seen.clear()
+    server = HTTPServer(("127.0.0.1", 0), Recorder)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def tool(name: str = "echo") -> Tool:
+    return Tool(member=GuildMember(name="example"), name=name)
+
+
+def run(*argv: str) -> str:
+    environment = {"GUILD_HALL_TOKEN": "gh_secret", "PATH": "/usr/bin:/bin", "HOME": "/nowhere"}
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def words_of(command: str, program: str) -> list[str]:
+    """The words that bash hands to the program."""
+    said = run("bash", "-c", f"{program}() {{ printf '%s\\0' \"$@\"; }}\n{command}")
+    return said.split("\0")[:-1]
+
+
+def test_python_calls_the_tool_with_these_arguments(hall: str) -> None:
+    said = run(sys.executable, "-c", snippets.of_call(tool(), HARD, hall)["Python"])
+
+    (call,) = Recorder.seen
+    assert call["body"] == {"arguments": HARD}
+    assert (call["path"], call["headers"]["Authorization"]) == (
+        "/api/members/example/tools/echo/invoke/",
+        "Bearer gh_secret",
+    )
+    assert "succeeded" in said
+
+
+@pytest.mark.parametrize("name", HARD_NAMES)
+def test_curl_gets_each_word_as_it_is(name: str) -> None:
+    command = snippets.of_call(tool(name), HARD, "http://hall.example/")["curl"]
+
+    words = words_of(command, "curl")
+    assert json.loads(words[words.index("--data-raw") + 1]) == {"arguments": HARD}
+    assert "Authorization: Bearer gh_secret" in words
+    address = words[words.index("POST") + 1]
+    assert address.startswith("http://hall.example/api/members/example/tools/")
+    assert address.isascii()
+    assert not set(address) & set(" '\"`$\n?#")
+
+
+@pytest.mark.parametrize("name", HARD_NAMES)
+def test_the_command_line_is_understood_by_the_command(name: str) -> None:
+    line = snippets.of_call(tool(name), HARD, "http://hall.example/")["Command line"]
+
+    words = words_of(line, "python")
+    assert words[:2] == ["manage.py", "invoke"]
+    options = Command().create_parser("manage.py", "invoke").parse_args(words[2:])
+    assert (options.member, options.tool, json.loads(options.arguments)) == ("example", name, HARD)
+
+
+@pytest.mark.parametrize("name", HARD_NAMES)
+def test_what_is_pasted_is_printable_and_reads_one_way_only(name: str) -> None:
+    for text in snippets.of_call(tool(name), HARD, "http://hall.example/").values():
+        assert all(line.isascii() and line.isprintable() for line in text.splitlines()), text
