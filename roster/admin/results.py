@@ -159,6 +159,12 @@ def _repeats(part: Any, result: dict[str, Any], structured: str) -> bool:
     return isinstance(text, str) and len(text) <= 2 * len(structured) and _parsed(text) == result["structuredContent"]
 
 
+def items_of(content: Sequence[Any]) -> list[Item]:
+    """The things of a result's content, as `shown` has them."""
+    drawn = _Drawing()
+    return [drawn.item(part) for part in content[:MAX_ITEMS]]
+
+
 # Things of a result -----------------------------------------------------------------------------------------------
 
 
