@@ -67,18 +67,20 @@ class BrowserHall(Hall):
 
     def bring_up(self, *names: str, **environment: str) -> None:
         """The web answers, and these members are connected."""
-        process = self.up(**environment)
+        self.up(**environment)
+        self.wait_for_web()
+        for name in names:
+            self.wait_for_status(name, "connected")
 
+    def wait_for_web(self) -> None:
         def answers() -> bool:
-            assert process.poll() is None, self.output()
+            assert all(process.poll() is None for process in self.processes), self.output()
             try:
                 return requests.get(f"{self.url}/healthz", timeout=5).ok
             except requests.ConnectionError:
                 return False
 
         eventually(answers, within=60, what="the web answers")
-        for name in names:
-            self.wait_for_status(name, "connected")
 
     def api(self, path: str, *, method: str = "GET", **options: Any) -> Any:
         """What REST answers to `admin`, parsed."""
