@@ -140,8 +140,8 @@ class MemberAdmin(RosterScreen):
     @staticmethod
     def runtime_view(request: HttpRequest) -> HttpResponse:
         """The part of each page that says when no runtime is alive."""
-        alive = present.runtime_is_alive(request)
-        return live.part(request, "roster/runtime.html", lambda: {"alive": alive}, tag=live.etag("runtime", alive))
+        context = {"alive": present.runtime_is_alive(request)}
+        return live.part(request, "roster/runtime.html", lambda: context, tag=present.runtime_etag(request))
 
     # Wishes
 

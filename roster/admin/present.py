@@ -15,6 +15,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from mcp_runtime import control
+from roster.admin import live
 
 MAX_SHOWN = 200_000
 MAX_NAMED = 10
@@ -28,6 +29,11 @@ def runtime_is_alive(request: HttpRequest) -> bool:
     if not hasattr(request, _ALIVE):
         setattr(request, _ALIVE, control.live_runtime() is not None)
     return bool(getattr(request, _ALIVE))
+
+
+def runtime_etag(request: HttpRequest) -> str:
+    """Of the part of each page that says when no runtime is alive."""
+    return live.etag("runtime", runtime_is_alive(request))
 
 
 def badge(word: str) -> SafeString:

@@ -59,6 +59,12 @@ def runtime_is_alive(context: Context) -> bool:
     return present.runtime_is_alive(context["request"])
 
 
+@register.simple_tag(takes_context=True)
+def runtime_etag(context: Context) -> str:
+    """Of the part that says when no runtime is alive."""
+    return present.runtime_etag(context["request"])
+
+
 @register.simple_tag
 def ago(moment: datetime) -> SafeString:
     """How long ago that was; static/roster/times.js goes on saying it."""
