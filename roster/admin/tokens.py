@@ -8,7 +8,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db.models import ForeignKey, ManyToManyField, Model, QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect
 from django.urls import URLPattern, path
 from django.utils import timezone
@@ -18,7 +18,7 @@ from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
 from mcp_runtime import control
-from roster.admin import present
+from roster.admin import live, present, token_page
 from roster.admin.rows import principal_of
 from roster.models import ApiToken, GuildMember, Tool
 
@@ -126,11 +126,21 @@ class ApiTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's cla
             request, format_html('Copy the token now, it is not shown again: <code class="token">{}</code>', token)
         )
 
+    def response_post_save_add(self, request: HttpRequest, obj: ApiToken) -> HttpResponseRedirect:
+        """To its own page, where the token stands in what each client wants written down."""
+        if self.has_view_permission(request, obj):
+            return redirect("admin:roster_apitoken_change", obj.pk)
+        return super().response_post_save_add(request, obj)
+
     # Revoke
 
     def get_urls(self) -> list[URLPattern]:
-        revoke = self.admin_site.admin_view(self.revoke_view)
-        return [path("<int:token_id>/revoke/", revoke, name="roster_apitoken_revoke"), *super().get_urls()]
+        view = self.admin_site.admin_view
+        return [
+            path("<int:token_id>/revoke/", view(self.revoke_view), name="roster_apitoken_revoke"),
+            path("<int:token_id>/parts/<slug:part>/", view(self.part_view), name="roster_apitoken_part"),
+            *super().get_urls(),
+        ]
 
     @admin.action(description="Revoke selected tokens", permissions=["revoke"])
     def revoke(self, request: HttpRequest, selected: QuerySet[ApiToken]) -> None:
@@ -155,8 +165,29 @@ class ApiTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's cla
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> Any:
+        token = self.get_object(request, object_id)
         context = {**(extra_context or {}), "may_revoke": self.has_revoke_permission(request)}
+        if token is not None and self.has_view_permission(request, token):
+            context |= {**token_page.configuration(request, token), **token_page.use(request, token)}
         return super().change_view(request, object_id, form_url, context)
+
+    def part_view(self, request: HttpRequest, token_id: int, part: str) -> HttpResponse:
+        """One of the parts of its page that stay true by themselves."""
+        token = self.get_object(request, str(token_id))
+        if token is None or not self.has_view_permission(request, token):
+            raise PermissionDenied
+        match part:
+            case "configuration":  # it follows the choices, not the time
+                return live.part(
+                    request,
+                    "roster/token/configuration.html",
+                    lambda: token_page.configuration(request, token),
+                    done=True,
+                )
+            case "use":
+                return live.part(request, "roster/token/use.html", lambda: token_page.use(request, token))
+            case _:
+                raise Http404(f"a token's page has no part {part!r}")
 
     # Columns
 

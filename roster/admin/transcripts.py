@@ -14,6 +14,7 @@ from django.utils.safestring import SafeString
 
 from mcp_runtime import control
 from roster.admin import live, present, results
+from roster.agent_config import SERVER_NAME
 from roster.calls import texts_of
 from roster.models import AgentEvent, AgentMessage, AgentSession
 
@@ -128,7 +129,7 @@ def _call(event: AgentEvent) -> Step:
         event.pk,
         event.kind,
         html=results.json_tree(arguments),
-        server=str(data["server"]),
+        server="" if data["server"] == SERVER_NAME else str(data["server"]),  # its tools' names tell the member
         tool=str(data["tool"]),
         gist=present.one_line(json.dumps(arguments, ensure_ascii=False)[:1000], 100),
     )

@@ -1,0 +1,67 @@
+"use strict";
+
+/* A token's page: what is to be written down follows the choices; a token that was made just now stands in it. */
+(() => {
+  const PLACEHOLDER = "gh_PUT_A_TOKEN_HERE";
+
+  const part = document.getElementById("configuration");
+  const choices = document.getElementById("choices");
+  // Shown once, in the message of the page that comes after it was made. It is in this page alone, and sent nowhere.
+  const secret = document.querySelector(".messagelist code.token")?.textContent ?? "";
+
+  function fillIn() {
+    if (!secret) return;
+    for (const text of part.querySelectorAll("pre.block")) {
+      if (text.textContent.includes(PLACEHOLDER)) text.textContent = text.textContent.replaceAll(PLACEHOLDER, secret);
+    }
+  }
+
+  if (choices) {
+    choices.querySelector(".choices-row").hidden = true;
+    choices.addEventListener("change", () => {
+      const address = part.dataset.live.split("?")[0];
+      part.dataset.live = `${address}?${new URLSearchParams(new FormData(choices))}`;
+      part.dispatchEvent(new CustomEvent("live:refresh"));
+    });
+  }
+
+  part.addEventListener("live:updated", fillIn);
+  fillIn();
+
+  if (secret) {
+    document.getElementById("secret-note")?.remove();
+    const shown = document.querySelector(".messagelist code.token");
+    const copy = document.createElement("button");
+    copy.type = "button";
+    copy.className = "copy-token";
+    copy.textContent = "Copy";
+    copy.setAttribute("aria-label", "Copy the token");
+    shown.id = "new-token";
+    copy.dataset.copy = shown.id;
+    shown.after(" ", copy);
+  }
+
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("button[data-copy]");
+    if (!button) return;
+    const source = document.getElementById(button.dataset.copy);
+    const said = (await isCopied(source)) ? "Copied." : "Selected: press Ctrl+C to copy.";
+    document.getElementById("copied").textContent = said;
+    button.textContent = said.startsWith("Copied") ? "Copied" : "Selected";
+    setTimeout(() => (button.textContent = "Copy"), 2000);
+  });
+
+  /* Without a secure context there is no clipboard for scripts: then the text is selected. */
+  async function isCopied(source) {
+    try {
+      await navigator.clipboard.writeText(source.textContent);
+      return true;
+    } catch {
+      const range = document.createRange();
+      range.selectNodeContents(source);
+      getSelection().removeAllRanges();
+      getSelection().addRange(range);
+      return false;
+    }
+  }
+})();
