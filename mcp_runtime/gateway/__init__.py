@@ -12,6 +12,7 @@ A request goes from the outside in, and a module imports only those further in:
     listening               streams of what comes unasked
     endpoints > records     what is answered, by whom; each call written down
     relay > held            one request to one member; streams that wait for a caller's answers
+    owed                    streams that wait for a caller who lost them
     conversations > wire    sessions with members; the ways to them
     connections             HTTP
     offers                  the roster in memory

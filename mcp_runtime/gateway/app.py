@@ -27,6 +27,7 @@ from mcp_runtime.gateway.asgi import (
     STREAM_HEADERS,
     GoneError,
     Message,
+    Outgoing,
     Receive,
     Refusal,
     Send,
@@ -43,6 +44,7 @@ from mcp_runtime.gateway.endpoints import Endpoints, Place
 from mcp_runtime.gateway.listening import Listening, TooManyStreamsError
 from mcp_runtime.gateway.messages import Answer, Deadline, Event, Request, Stream
 from mcp_runtime.gateway.offers import Roster, Scope
+from mcp_runtime.gateway.owed import Owed, TakenOverError
 from mcp_runtime.gateway.relay import Relay
 from mcp_runtime.gateway.sessions import Caller, CallerSession, Sessions
 from mcp_runtime.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
@@ -101,6 +103,7 @@ class App:
         listening: Listening,
         conversations: Conversations,
         relay: Relay,
+        owed: Owed,
         roster: Callable[[], Roster],
         is_stopping: Callable[[], bool],
     ) -> None:
@@ -115,6 +118,7 @@ class App:
         self._listening = listening
         self._conversations = conversations
         self._relay = relay
+        self._owed = owed
         self._roster = roster
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -291,11 +295,21 @@ class App:
             await send_whole(post.send, 202, b"", [])
         else:
             request = Request(_checked_id(message), message["method"], _params(message), caller, Deadline(), post.body)
-            with _running(session, request):
+            with self._running(session, request):
                 await self._reply(post, request)
             if request.method in ("resources/subscribe", "resources/unsubscribe"):
                 for member in [place.member] if place.member else list(session.subscriptions):
                     self._listening.subscriptions_changed(caller, member)
+
+    @contextlib.contextmanager
+    def _running(self, session: CallerSession, request: Request) -> Iterator[None]:
+        """Meanwhile the caller can cancel it by its id; and later, while its answer is owed."""
+        session.running[request.id] = request
+        try:
+            yield
+        finally:
+            if session.running.get(request.id) is request and request not in self._owed:
+                del session.running[request.id]
 
     @staticmethod
     async def _answered(session: CallerSession, message: dict[str, Any]) -> None:
@@ -316,6 +330,7 @@ class App:
                 if running.tell_cancelled is not None:
                     with contextlib.suppress(ClientError, TimeoutError):
                         await running.tell_cancelled(str(params.get("reason") or "the caller cancelled it")[:500])
+                self._owed.give_up(running)
         elif method == "notifications/roots/list_changed" or (
             # Nothing else: a call without an id would be one that nobody judged.
             place.member and method.startswith("notifications/") and method != "notifications/initialized"
@@ -342,7 +357,7 @@ class App:
                     await self._notified(post.place, caller, session, message)
                 else:
                     request = Request(_checked_id(message), message["method"], _params(message), caller, Deadline())
-                    with self._counted(caller.principal, message), _running(session, request):
+                    with self._counted(caller.principal, message), self._running(session, request):
                         return (await self._final(post.place, request)).body
             except Refusal as refusal:
                 error = refusal.error
@@ -391,37 +406,29 @@ class App:
 
     async def _reply(self, post: Post, request: Request) -> None:
         """Answer one request. A caller who goes away takes it along."""
-        send = post.send
+        out, answer = Outgoing(post.send), None
         if not post.takes_stream:
             async with while_there(post.receive):
                 answer = await self._final(post.place, request)
-            await send_whole(send, answer.status, answer.body, JSON_HEADERS)
+            await out.end(answer)
             return
-        started = False
         try:
             async with while_there(post.receive), request.deadline.timeout:
                 reply = await self._endpoints.answer(post.place, request)
-                if isinstance(reply, Stream):
-                    async with contextlib.aclosing(reply):
-                        async for event in reply.events:
-                            if not started and event.is_last and not event.event_id:
-                                reply = Answer(event.data, event.status)  # it had nothing to say before
-                                break
-                            if not started:
-                                await start(send, 200, STREAM_HEADERS)
-                                started = True
-                            await send_event(send, event)
+                answer = await self._passed_on(reply, request, out) if isinstance(reply, Stream) else reply
         except (MethodError, TimeoutError, ClientError) as error:
-            reply = _error_reply(request, error)
-            if started:
-                await send_event(send, Event(reply.body))
-        if started:
-            await send({"type": "http.response.body", "body": b""})
-        elif isinstance(reply, Answer):
-            await send_whole(send, reply.status, reply.body, JSON_HEADERS)
-        else:  # a stream that ended before it said anything: to be resumed, or over
-            await start(send, 200, STREAM_HEADERS)
-            await send({"type": "http.response.body", "body": b""})
+            answer = _error_reply(request, error)
+        await out.end(answer)
+
+    async def _passed_on(self, stream: Stream, request: Request, out: Outgoing) -> Answer | None:
+        """The events of a stream; its answer, where there was nothing before. None: it was said, or is owed."""
+        with contextlib.suppress(TakenOverError):
+            async with self._owed.reading(request, stream):
+                async for event in stream.events:
+                    if event.is_last and not event.event_id and not out.is_started:
+                        return Answer(event.data, event.status)
+                    await out.put(event)
+        return None
 
     async def _final(self, place: Place, request: Request) -> Answer:
         """The response alone, for who cannot take a stream."""
@@ -473,8 +480,23 @@ class App:
         caller = _caller_in(session, principal, headers)
         last_event_id = eras.text_of(headers, protocol.LAST_EVENT_HEADER)
         async with while_there(receive, at_once=True):
+            if last_event_id and (owed := await self._owed.take(session, last_event_id)):
+                await self._go_on(*owed, last_event_id, send)
+                return
             rest = await self._rest(session, caller, last_event_id) if last_event_id else None
             await self._hold(rest or await self._opened(place, caller), send)
+
+    async def _go_on(self, request: Request, stream: Stream, event_id: str, send: Send) -> None:
+        """The rest of a reply, for who lost its stream."""
+        out = Outgoing(send)
+        await out.start()
+        try:
+            async with request.deadline.renewed():
+                stream.go_on(event_id)
+                answer = await self._passed_on(stream, request, out)
+        except (MethodError, TimeoutError, ClientError) as error:
+            answer = _error_reply(request, error)
+        await out.end(answer)
 
     async def _rest(self, session: CallerSession, caller: Caller, last_event_id: str) -> Stream | None:
         """Event ids are the member's own, behind its name: it is asked to go on."""
@@ -529,17 +551,6 @@ class App:
             if last:
                 await send_event(send, Event(last))
             await send({"type": "http.response.body", "body": b""})
-
-
-@contextlib.contextmanager
-def _running(session: CallerSession, request: Request) -> Iterator[None]:
-    """Meanwhile the caller can cancel it by its id."""
-    session.running[request.id] = request
-    try:
-        yield
-    finally:
-        if session.running.get(request.id) is request:
-            del session.running[request.id]
 
 
 async def _nothing_here(path: str, send: Send) -> None:

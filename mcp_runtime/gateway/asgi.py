@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from typing import Any
 
 from mcp_runtime.errors import MethodError
-from mcp_runtime.gateway.messages import Event
+from mcp_runtime.gateway.messages import Answer, Event
 from mcp_runtime.jsonrpc import INVALID_REQUEST
 
 Message = MutableMapping[str, Any]
@@ -103,6 +103,33 @@ async def send_whole(send: Send, status: int, body: bytes, headers: list[tuple[b
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
     await send({"type": "http.response.body", "body": body})
+
+
+class Outgoing:
+    """A reply that becomes a stream with its first event."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.is_started = False
+
+    async def start(self) -> None:
+        if not self.is_started:
+            self.is_started = True
+            await start(self._send, 200, STREAM_HEADERS)
+
+    async def put(self, event: Event) -> None:
+        await self.start()
+        await send_event(self._send, event)
+
+    async def end(self, answer: Answer | None) -> None:
+        """`answer` is its last word; without one the stream is over, or to be resumed."""
+        if answer is not None and not self.is_started:
+            await send_whole(self._send, answer.status, answer.body, JSON_HEADERS)
+            return
+        await self.start()
+        if answer is not None:
+            await send_event(self._send, Event(answer.body))
+        await self._send({"type": "http.response.body", "body": b""})
 
 
 async def send_event(send: Send, event: Event) -> None:

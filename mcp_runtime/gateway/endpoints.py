@@ -240,7 +240,7 @@ class Endpoints:
         def free() -> None:
             call.abandoned(timed_out=request.deadline.timeout.expired() and not request.deadline.is_cancelled)
 
-        return Stream(events(), free, inner=stream)
+        return Stream(events(), free, inner=stream, again=events)
 
     # One member ---------------------------------------------------------------------------------------------------
 

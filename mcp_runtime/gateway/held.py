@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from mcp_runtime.gateway.conversations import Conversation
 from mcp_runtime.gateway.messages import QUESTION_SECONDS, Request
 from mcp_runtime.jsonrpc import INVALID_PARAMS
 
+MAX_TOLD = 100
 MAX_HELD = 1_000
 MAX_HELD_OF_CALLER = 50
 # What a caller must have declared to be asked it.
@@ -36,6 +38,7 @@ class Source:
     parts: AsyncGenerator[bytes]
     is_over: bool = False
     is_held: bool = False
+    told: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_TOLD))  # ids of its last events, as passed on
 
     def answers(self, message: dict[str, Any]) -> bool:
         return bool(message) and "method" not in message and message.get("id") == self.asked_id

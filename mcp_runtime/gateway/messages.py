@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from mcp_runtime.client import REQUEST_TIMEOUT
 from mcp_runtime.gateway.sessions import Caller
@@ -34,18 +34,70 @@ class Event:
     status: int = 200  # that the response goes under, if nothing was sent before it
 
 
-class Stream:
-    """Events, the response last. `aclose` frees what they hold, also when nobody ever took one; `inner` is one of it.
+class Rest(Protocol):
+    """What may still come of a stream that nobody takes from."""
 
-    Freed before the caller has its answer: it may come back at once for what was kept.
+    @property
+    def is_owed(self) -> bool:
+        """The answer did not come, and there is a way to ask for it."""
+
+    def has_told(self, event_id: str) -> bool:
+        """Whether the event of that id was on the stream."""
+
+    def pause(self) -> None:
+        """Nobody listens to the member now."""
+
+    def behind(self, event_id: str) -> AsyncGenerator[Event]:
+        """What came, or comes, behind that event."""
+
+
+class Stream:
+    """Events, the response last. `aclose` frees what they hold, also when nobody ever took one.
+
+    Freed before the caller has its answer: it may come back at once for what was kept. `inner` is a stream that the
+    events are made of; `again` makes them once more of what is left of it.
     """
 
     def __init__(
-        self, events: AsyncGenerator[Event], on_close: Callable[[], None] | None = None, inner: Stream | None = None
+        self,
+        events: AsyncGenerator[Event],
+        on_close: Callable[[], None] | None = None,
+        inner: Stream | None = None,
+        *,
+        again: Callable[[], AsyncGenerator[Event]] | None = None,
+        rest: Rest | None = None,
     ) -> None:
         self.events = events
         self._on_close = [] if on_close is None else [on_close]
         self._inner = inner
+        self._again = again
+        self._rest = rest
+
+    @property
+    def is_owed(self) -> bool:
+        if self._inner is not None:
+            return self._again is not None and self._inner.is_owed
+        return self._rest is not None and self._rest.is_owed
+
+    def has_told(self, event_id: str) -> bool:
+        rest = self._rest or self._inner
+        return rest is not None and rest.has_told(event_id)
+
+    async def pause(self) -> None:
+        """Nobody takes from it for now: what it holds is kept."""
+        await self.events.aclose()
+        if self._inner is not None:
+            await self._inner.pause()
+        if self._rest is not None:
+            self._rest.pause()
+
+    def go_on(self, event_id: str) -> None:
+        """From here on `events` are those behind that one. For what is owed alone."""
+        if self._inner is not None and self._again is not None:
+            self._inner.go_on(event_id)
+            self.events = self._again()
+        elif self._rest is not None:
+            self.events = self._rest.behind(event_id)
 
     def on_close(self, free: Callable[[], None]) -> None:
         self._on_close.append(free)
@@ -72,8 +124,19 @@ class Deadline:
         self.member = ""
         self.timeout = asyncio.timeout(seconds)
         self.is_cancelled = False
+        self._at = self.timeout.when() or 0.0
         self._questions = 0
         self._left = 0.0
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self._at - asyncio.get_running_loop().time()
+
+    def renewed(self) -> asyncio.Timeout:
+        """For who goes on with the request; `timeout` can be waited in once."""
+        self.timeout = asyncio.timeout_at(self._at)
+        return self.timeout
 
     def set(self, seconds: float, about: str, member: str) -> None:
         self.seconds, self.about, self.member = seconds, about, member
@@ -81,7 +144,7 @@ class Deadline:
 
     def pause(self) -> None:
         if self._questions == 0:
-            self._left = (self.timeout.when() or 0.0) - asyncio.get_running_loop().time()
+            self._left = self.left
             self._reschedule(QUESTION_SECONDS)
         self._questions += 1
 
@@ -99,8 +162,9 @@ class Deadline:
     def _reschedule(self, seconds: float) -> None:
         if self.is_cancelled or self.timeout.expired():
             return
-        with contextlib.suppress(RuntimeError):  # it is over: the answer is on its way to the caller
-            self.timeout.reschedule(asyncio.get_running_loop().time() + seconds)
+        self._at = asyncio.get_running_loop().time() + seconds
+        with contextlib.suppress(RuntimeError):  # it is over: the answer is on its way to the caller, or owed
+            self.timeout.reschedule(self._at)
 
 
 @dataclass(eq=False, slots=True)

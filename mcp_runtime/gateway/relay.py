@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from mcp_runtime.lifecycle import LiveMember
 
 SMALL = 65_536  # bytes: what is so short is read as a whole before it is passed on
 MAX_ROUNDS = 10  # of input that one call may ask for
+MAX_RENAMED = 100  # ids of ours that the caller of a session would not know
 MAX_QUESTIONS = 100  # of members, that one caller has not answered yet
 RESUMES = 20
 STREAM_ENDED = "the event stream ended without the answer"
@@ -117,7 +119,8 @@ class Relay:
     def _stream(self, source: Source, request: Request) -> Stream:
         """A stream of a member with sessions, for a caller of either era."""
         events = self._events_for_modern if request.caller.is_modern else self._events
-        return Stream(events(source, request), partial(self._let_go, source, request))
+        rest = None if request.caller.is_modern else _Rest(self, source, request)
+        return Stream(events(source, request), partial(self._let_go, source, request), rest=rest)
 
     def _let_go(self, source: Source, request: Request) -> None:
         """The caller's side is over. What the member still owes is not wanted, unless the caller comes back for it."""
@@ -158,9 +161,12 @@ class Relay:
     async def _events(self, source: Source, request: Request) -> AsyncGenerator[Event]:
         """For a caller with a session, who resumes a stream that ends early itself: event ids are the member's own."""
         prefix, events = f"{source.conversation.route.live.name}/", source.events
+        retry_ms: int | None = None
         async with contextlib.aclosing(source.parts) as parts:
             async for data in parts:
                 event_id = prefix + events.last_event_id if events.last_event_id else ""
+                if event_id:
+                    self._note(event_id, source, request)
                 message = decoded(data) if data else {}
                 if source.answers(message):
                     source.is_over = True
@@ -169,10 +175,32 @@ class Relay:
                     return
                 passed = await self._taken_in(data, message, source.conversation, request) if data else b""
                 if passed is not None:
-                    yield Event(passed, event_id, events.retry_ms if not data else None)
+                    yield Event(passed, event_id, events.retry_ms if events.retry_ms != retry_ms else None)
+                    retry_ms = events.retry_ms
         if not events.last_event_id:
             raise _StreamEndedError(STREAM_ENDED)
-        source.is_over = True
+
+    @staticmethod
+    def _note(event_id: str, source: Source, request: Request) -> None:
+        """The caller may come back with it, and knows its own id alone."""
+        if not source.told or source.told[-1] != event_id:
+            source.told.append(event_id)
+        session = request.caller.session
+        if session is not None and source.asked_id != request.id:
+            session.renamed[source.asked_id] = request.id
+            while len(session.renamed) > MAX_RENAMED:
+                del session.renamed[next(iter(session.renamed))]
+
+    def behind(self, event_id: str, source: Source, request: Request) -> AsyncGenerator[Event]:
+        """What comes behind that event of a stream whose caller lost it."""
+        return self._explaining(self._events_behind(event_id, source, request), source.conversation.route.live)
+
+    async def _events_behind(self, event_id: str, source: Source, request: Request) -> AsyncGenerator[Event]:
+        source.events.last_event_id = event_id.partition("/")[2]
+        await self._reopen(source)
+        async with contextlib.aclosing(self._events(source, request)) as events:
+            async for event in events:
+                yield event
 
     async def _events_for_modern(self, source: Source, request: Request) -> AsyncGenerator[Event]:
         """For a caller without one: what ends early is gone on with here, and questions end the round."""
@@ -207,11 +235,14 @@ class Relay:
 
     async def _go_on(self, source: Source) -> None:
         """The rest of a stream that ended early, for a caller who cannot resume it (25-11: basic/transports)."""
-        events = source.events
-        await asyncio.sleep(0.5 if events.retry_ms is None else max(events.retry_ms / 1000, 0.1))
-        source.response = await self._with.open_stream(source.conversation, events.last_event_id)
-        events.go_on()
-        source.parts = self._wire.events(source.response, events)
+        retry_ms = source.events.retry_ms
+        await asyncio.sleep(0.5 if retry_ms is None else max(retry_ms / 1000, 0.1))
+        await self._reopen(source)
+
+    async def _reopen(self, source: Source) -> None:
+        source.response = await self._with.open_stream(source.conversation, source.events.last_event_id)
+        source.events.go_on()
+        source.parts = self._wire.events(source.response, source.events)
 
     async def _answered(self, request: Request) -> Reply:
         """A modern caller's next round with a member that has sessions: its answers, and what the member says then."""
@@ -392,6 +423,8 @@ class Relay:
                             await self._decline(conversation, message)
                             continue
                         data = self._asked(message, conversation, session, None)
+                    elif session is not None and "method" not in message and _hashable_id(message) in session.renamed:
+                        data = _renamed(message, session.renamed[message["id"]])
                     yield Event(data, event_id, events.retry_ms)
         finally:
             response.close()
@@ -434,6 +467,34 @@ class Relay:
         source.conversation.running.discard(source.asked_id)
         source.response.close()
         self._with.later(self._with.tell_cancelled(source.conversation, source.asked_id, "the caller did not answer"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """Of a stream of a member with sessions, for a caller with one."""
+
+    relay: Relay
+    source: Source
+    request: Request
+
+    @property
+    def is_owed(self) -> bool:
+        is_over = self.source.is_over or self.request.deadline.is_cancelled
+        return not is_over and bool(self.source.events.last_event_id)
+
+    def has_told(self, event_id: str) -> bool:
+        return event_id in self.source.told
+
+    def pause(self) -> None:
+        self.source.response.close()
+
+    def behind(self, event_id: str) -> AsyncGenerator[Event]:
+        return self.relay.behind(event_id, self.source, self.request)
+
+
+def _hashable_id(message: dict[str, Any]) -> Any:
+    message_id = message.get("id")
+    return message_id if isinstance(message_id, (str, int)) else None
 
 
 def _renamed(message: dict[str, Any], message_id: Any) -> bytes:

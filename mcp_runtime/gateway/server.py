@@ -36,9 +36,10 @@ from mcp_runtime.gateway.endpoints import LISTS, Endpoints
 from mcp_runtime.gateway.listening import Listening
 from mcp_runtime.gateway.messages import Answer, Deadline, Request
 from mcp_runtime.gateway.offers import Extras, OfferedMember, Roster
+from mcp_runtime.gateway.owed import Owed
 from mcp_runtime.gateway.records import Recorder
 from mcp_runtime.gateway.relay import Relay
-from mcp_runtime.gateway.sessions import Caller, Sessions
+from mcp_runtime.gateway.sessions import Caller, CallerSession, Sessions
 from mcp_runtime.gateway.wire import Wire
 from mcp_runtime.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND
 from mcp_runtime.lifecycle import Lifecycle, LiveMember
@@ -251,11 +252,17 @@ class Gateway:
         self._relay = relay = Relay(self._wire, conversations)
         self._callers = Callers()
         self._listening = Listening(self._wire, conversations, relay, lambda: self._roster, self._connected)
+        self._owed = owed = Owed()
+
+        def session_dropped(session: CallerSession) -> None:
+            owed.give_up_all(session)
+            conversations.say_goodbye(session)
+
         app = App(
             callers=self._callers,
             origins=Origins(self._options.allowed_hosts, self._options.trusted_origins),
             limiter=Limiter(),
-            sessions=Sessions(conversations.say_goodbye),
+            sessions=Sessions(session_dropped),
             clients=self._recorder.clients,
             endpoints=Endpoints(
                 self._wire,
@@ -270,6 +277,7 @@ class Gateway:
             listening=self._listening,
             conversations=conversations,
             relay=relay,
+            owed=owed,
             roster=lambda: self._roster,
             is_stopping=self._stopping.is_set,
         )
@@ -299,6 +307,7 @@ class Gateway:
 
     def _shut_down(self) -> None:
         self._listening.close()
+        self._owed.close()
         self._server.should_exit = True
 
     # The roster in memory -----------------------------------------------------------------------------------------

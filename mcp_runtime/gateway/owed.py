@@ -1,0 +1,150 @@
+"""Answers whose stream a caller with a session lost, and may come back for (25-11: basic/transports, Resumability).
+
+The caller's connection broke, or the member ended the stream early and says where to go on: the call is under way all
+the same, in the member, in its place there and in the records, until it is answered or its deadline passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any
+
+from mcp_runtime.gateway.messages import Request, Stream
+from mcp_runtime.gateway.sessions import CallerSession
+
+MAX_OWED = 1_000
+MAX_OWED_OF_CALLER = 50
+
+
+class TakenOverError(Exception):
+    """The caller came back for the stream by another connection."""
+
+
+@dataclass(eq=False)
+class _Reading:
+    """A stream that is being passed on, by this task."""
+
+    session: CallerSession
+    stream: Stream
+    task: asyncio.Task[Any] | None
+    is_taken_over: bool = False
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(eq=False)
+class _Debt:
+    session: CallerSession
+    request: Request
+    stream: Stream
+    paused: asyncio.Future[None]
+    timer: asyncio.TimerHandle | None = None
+
+
+class Owed:
+    """All of them. What nobody comes back for is given up, and then it is a call that was cancelled."""
+
+    def __init__(self) -> None:
+        self._readings: dict[Request, _Reading] = {}
+        self._debts: dict[Request, _Debt] = {}
+        self._endings: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    def __contains__(self, request: object) -> bool:
+        return request in self._debts
+
+    @contextlib.asynccontextmanager
+    async def reading(self, request: Request, stream: Stream) -> AsyncGenerator[None]:
+        """Around what passes the stream on. Closes it, or keeps it for a caller who went away before the answer.
+
+        Raises TakenOverError for a caller whose old connection only seems to be there.
+        """
+        session, may_come_back = request.caller.session, True
+        if session is not None:
+            self._readings[request] = _Reading(session, stream, asyncio.current_task())
+        try:
+            yield
+        except asyncio.CancelledError:
+            may_come_back = not request.deadline.timeout.expired()
+            reading = self._readings.get(request)
+            if reading is None or reading.task is None or not reading.is_taken_over:
+                raise
+            reading.task.uncancel()
+            raise TakenOverError from None
+        except BaseException:
+            may_come_back = False
+            raise
+        finally:
+            over = self._readings.pop(request, None)
+            if session is not None and may_come_back and stream.is_owed and self._has_room_for(session):
+                self._keep(session, request, stream)
+            else:
+                await stream.aclose()
+            if over is not None:
+                over.is_over.set()
+
+    def _keep(self, session: CallerSession, request: Request, stream: Stream) -> None:
+        debt = _Debt(session, request, stream, asyncio.ensure_future(stream.pause()))
+        self._debts[request] = debt
+        session.running[request.id] = request  # it can be cancelled, and the session is not idle
+        self._wait(debt)
+
+    def _has_room_for(self, session: CallerSession) -> bool:
+        if self._is_closed:
+            return False
+        of_caller = sum(debt.session.owner == session.owner for debt in self._debts.values())
+        return len(self._debts) < MAX_OWED and of_caller < MAX_OWED_OF_CALLER
+
+    def _wait(self, debt: _Debt) -> None:
+        """For its caller. The deadline may move meanwhile: the answer to a question comes by a way of its own."""
+        if (left := debt.request.deadline.left) > 0:
+            debt.timer = asyncio.get_running_loop().call_later(left, self._wait, debt)
+        else:
+            self.give_up(debt.request)
+
+    async def take(self, session: CallerSession, event_id: str) -> tuple[Request, Stream] | None:
+        """What goes on behind that event, for the caller who is back."""
+        for reading in list(self._readings.values()):
+            if reading.session is session and reading.task is not None and reading.stream.has_told(event_id):
+                reading.is_taken_over = True
+                reading.task.cancel()
+                await reading.is_over.wait()
+        for debt in self._debts.values():
+            if debt.session is session and debt.stream.has_told(event_id):
+                self._forget(debt)
+                await debt.paused
+                return debt.request, debt.stream
+        return None
+
+    def _forget(self, debt: _Debt) -> None:
+        del self._debts[debt.request]
+        if debt.timer is not None:
+            debt.timer.cancel()
+        if debt.session.running.get(debt.request.id) is debt.request:
+            del debt.session.running[debt.request.id]
+
+    def give_up(self, request: Request) -> None:
+        """Nobody will come back for it. Does nothing where nothing is owed."""
+        if (debt := self._debts.get(request)) is not None:
+            self._forget(debt)
+            task = asyncio.ensure_future(self._end(debt))
+            self._endings.add(task)
+            task.add_done_callback(self._endings.discard)
+
+    @staticmethod
+    async def _end(debt: _Debt) -> None:
+        await debt.paused
+        await debt.stream.aclose()
+
+    def give_up_all(self, session: CallerSession | None = None) -> None:
+        """Those of the session, which is over; None: of everybody."""
+        for debt in list(self._debts.values()):
+            if session is None or debt.session is session:
+                self.give_up(debt.request)
+
+    def close(self) -> None:
+        """From now on nothing is kept."""
+        self._is_closed = True
+        self.give_up_all()
