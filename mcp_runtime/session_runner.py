@@ -22,7 +22,7 @@ from mcp_runtime import agent, agent_setup, sessions
 from mcp_runtime.agent import AgentProcess, Job, tool_rule
 from mcp_runtime.changes import SqliteChanges
 from mcp_runtime.database import persistently, unit_of_work
-from mcp_runtime.errors import RequestRefusedError, SpawnError, describe_exit
+from mcp_runtime.errors import AccessError, RequestRefusedError, SpawnError, describe_exit
 from mcp_runtime.sessions import ErrorKind, Outcome, Status
 from roster.models import AgentMessage, GuildMember, Tool
 
@@ -206,7 +206,7 @@ class SessionRunner:
             job = unit_of_work(partial(self._job, run.message))
             mark = f"{self._mark}message-{run.message.pk}/agent"
             run.process = AgentProcess.spawn(job, directory=self._directory, mark=mark, environment=self._environment)
-        except (RequestRefusedError, SpawnError) as error:
+        except (RequestRefusedError, AccessError, SpawnError) as error:
             return Outcome.failed(ErrorKind.UNAVAILABLE, str(error))
         try:
             said, why = self._follow(run, run.process)
@@ -237,6 +237,7 @@ class SessionRunner:
                 )
 
     def _job(self, message: AgentMessage) -> Job:
+        sessions.require_allowed(message)
         session = message.session
         members = list(session.members.select_related("port_allocation").order_by("name"))
         allowed: list[str] = []

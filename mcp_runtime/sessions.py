@@ -22,12 +22,15 @@ from django.db import IntegrityError, transaction
 from django.db.models import Exists, OuterRef, QuerySet
 from django.utils import timezone
 
-from mcp_runtime import jsonrpc
+from mcp_runtime import access, jsonrpc
+from mcp_runtime.access import OPERATOR, Principal
 from mcp_runtime.errors import (
+    AccessError,
     MemberInUseError,
     NotCancellableError,
     ProtocolError,
     RequestRefusedError,
+    TokenError,
     UnknownSessionError,
 )
 from mcp_runtime.invocations import Caller
@@ -175,7 +178,8 @@ def note_sdk_session(message: AgentMessage, sdk_session_id: str) -> None:
 def make_token(message: AgentMessage) -> str:
     """The run's own key to the gateway: for the session's members, until the run must be over at the latest.
 
-    Revoked when the message ends, however it ends. Raises RequestRefusedError.
+    With the limits of the token that the message was asked with, and no longer than that. Revoked when the message
+    ends, however it ends. Raises RequestRefusedError, AccessError.
     """
     session = message.session
     user = session.created_by
@@ -183,16 +187,57 @@ def make_token(message: AgentMessage) -> str:
         user = User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
     if user is None or not user.is_active:
         raise RequestRefusedError("there is no active user whose rights the agent could have at the gateway")
+    asker = _principal_of_token(message)
+    over_at = timezone.now() + timedelta(seconds=message.timeout) + TOKEN_GRACE
     with transaction.atomic():
         row, token = ApiToken.make(
             user=user,
             name=f"agent session {session.name}"[:100],
-            expires_at=timezone.now() + timedelta(seconds=message.timeout) + TOKEN_GRACE,
+            expires_at=min(over_at, asker.expires_at) if asker and asker.expires_at else over_at,
             scope=ApiToken.Scope.MEMBERS,
             members=session.members.all(),
+            calls_per_minute=asker.calls_per_minute if asker else None,
+            max_in_flight=asker.max_in_flight if asker else None,
+            made_with_id=message.asked_with_id,
         )
         AgentMessage.objects.filter(pk=message.pk).update(token=row)
     return token
+
+
+def require_allowed(message: AgentMessage) -> None:
+    """Raises AccessError when who asked, or whose rights the agent has, may not use all of its members any more.
+
+    Asked as it starts: it may have waited for long, and a direct agent is asked nothing after that.
+    """
+    names = list(message.session.members.values_list("name", flat=True))
+    for who in (_asker(message), _maker(message)):
+        for name in names:
+            access.require_use(who, name)
+
+
+def _asker(message: AgentMessage) -> Principal:
+    if (with_token := _principal_of_token(message)) is not None:
+        return with_token
+    if message.requested_by is not None:
+        return access.principal_of_user(message.requested_by)
+    if message.door == Invocation.Door.COMMAND:
+        return OPERATOR
+    raise AccessError("The user who asked is gone.")
+
+
+def _maker(message: AgentMessage) -> Principal:
+    maker = message.session.created_by
+    return _asker(message) if maker is None else access.principal_of_user(maker)
+
+
+def _principal_of_token(message: AgentMessage) -> Principal | None:
+    """Who asked, with the token that they asked with; None where they had none. Raises TokenError."""
+    if message.asked_with_id is None:
+        return None
+    token = ApiToken.objects.select_related("user").filter(pk=message.asked_with_id).first()
+    if token is None:
+        raise TokenError("The token that the message was asked with is gone.")
+    return access.principal_of_row(token)
 
 
 def note_problem(problem: str, lease_id: uuid.UUID) -> None:

@@ -637,9 +637,11 @@ class AgentMessage(models.Model):
     door = models.CharField(max_length=10, choices=Invocation.Door.choices)
     requested_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True)
     requester = models.CharField(max_length=200, blank=True, help_text="Who asked, in words, as of then.")
+    # Its id stays when the token is deleted: what was asked with one never has more rights than that had.
     asked_with = models.ForeignKey(
         "ApiToken",
-        on_delete=models.SET_NULL,
+        on_delete=models.DO_NOTHING,
+        db_constraint=False,
         null=True,
         blank=True,
         related_name="asked_messages",

@@ -7,12 +7,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Group, Permission, User
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from mcp_runtime import control, lease, sessions
+from mcp_runtime import access, control, lease, sessions
 from mcp_runtime.errors import (
+    AccessError,
     AgentUnavailableError,
     MemberDisabledError,
     MemberInUseError,
@@ -44,6 +45,14 @@ def anna() -> GuildMember:
 @pytest.fixture
 def talk(anna: GuildMember, lease_id: uuid.UUID) -> AgentSession:
     return control.create_session(["anna"], caller=COMMAND_LINE, name="talk")
+
+
+@pytest.fixture
+def bobs(anna: GuildMember, lease_id: uuid.UUID) -> AgentSession:
+    """A session of a user who may call tools, and no more."""
+    bob = User.objects.create_user("bob")
+    bob.user_permissions.add(Permission.objects.get(codename="invoke_tool"))
+    return control.create_session(["anna"], caller=Caller(Invocation.Door.REST, bob), name="bobs")
 
 
 def queued(talk: AgentSession, prompt: str = "hello") -> AgentMessage:
@@ -194,6 +203,54 @@ def test_without_a_user_whose_rights_it_could_have_an_agent_gets_no_token(
 ) -> None:
     with pytest.raises(RequestRefusedError, match="no active user"):
         sessions.make_token(running(talk, lease_id))
+
+
+def asked_with(session: AgentSession, **limits: Any) -> tuple[AgentMessage, ApiToken]:
+    """A message that the session's maker queued with a token, and the token."""
+    row, text = ApiToken.make(user=session.created_by, **limits)
+    caller = Caller(Invocation.Door.REST, session.created_by, access.principal_of_token(text))
+    return control.queue_message(session, "hello", caller=caller), row
+
+
+def test_the_agents_token_has_the_limits_and_the_end_of_the_one_it_was_queued_with(bobs: AgentSession) -> None:
+    soon = timezone.now() + timedelta(seconds=60)
+    message, _ = asked_with(bobs, calls_per_minute=7, max_in_flight=3, expires_at=soon)
+    own = access.principal_of_token(sessions.make_token(message))
+    assert (own.calls_per_minute, own.max_in_flight, own.expires_at) == (7, 3, soon)
+    free = access.principal_of_token(sessions.make_token(queued(bobs)))
+    assert (free.calls_per_minute, free.max_in_flight) == (6000, 64)
+    assert free.expires_at is not None
+    assert free.expires_at > soon
+
+
+@pytest.mark.parametrize("taken", ["permission", "group", "active", "revoked", "deleted"])
+def test_what_was_taken_away_since_it_was_queued_keeps_a_message_from_running(
+    bobs: AgentSession, anna: GuildMember, taken: str
+) -> None:
+    message, token = asked_with(bobs)
+    sessions.require_allowed(message)
+    match taken:
+        case "permission":
+            bobs.created_by.user_permissions.clear()  # type: ignore[union-attr]
+        case "group":
+            control.reserve(anna, [Group.objects.create(name="others")])
+        case "active":
+            User.objects.filter(username="bob").update(is_active=False)
+        case "revoked":
+            token.revoke()
+        case "deleted":
+            token.delete()
+    with pytest.raises(AccessError):
+        sessions.require_allowed(AgentMessage.objects.get(pk=message.pk))
+
+
+def test_the_operator_may_let_agents_use_everything_and_nobody_nothing(talk: AgentSession) -> None:
+    sessions.require_allowed(queued(talk))
+    gone = control.queue_message(talk, "hello", caller=Caller(Invocation.Door.REST, User.objects.create_superuser("c")))
+    User.objects.all().delete()
+    gone.refresh_from_db()
+    with pytest.raises(AccessError, match="The user who asked is gone"):
+        sessions.require_allowed(gone)
 
 
 def test_what_a_dead_runtime_ran_ends_as_lost_and_what_waited_waits(talk: AgentSession, lease_id: uuid.UUID) -> None:

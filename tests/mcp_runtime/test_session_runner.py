@@ -1,0 +1,38 @@
+"""From a message to an agent: what keeps one from being started. No agent runs here; tests/end_to_end has real ones."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from django.contrib.auth.models import Permission, User
+
+from mcp_runtime import agent_setup, control, lease
+from mcp_runtime.agent import AgentProcess
+from mcp_runtime.invocations import Caller
+from mcp_runtime.session_runner import Run, SessionRunner
+from roster.models import GuildMember, Invocation
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_no_agent_is_started_for_who_may_not_use_the_members_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool
+) -> None:
+    monkeypatch.setattr(agent_setup, "problem", lambda environment: "")
+    monkeypatch.setattr(AgentProcess, "spawn", lambda *args, **options: pytest.fail("an agent was started"))
+    GuildMember.objects.create(name="anna", directory="anna", status="connected")
+    bob = User.objects.create_user("bob")
+    bob.user_permissions.add(Permission.objects.get(codename="invoke_tool"))
+    caller, lease_id = Caller(Invocation.Door.REST, bob), lease.take()
+    session = control.create_session(["anna"], caller=caller, direct=direct)
+    message = control.queue_message(session, "hello", caller=caller)
+    bob.user_permissions.clear()
+    runner = SessionRunner(
+        lease_id=lease_id, mark="m", directory=tmp_path, concurrency=1, gateway_port=1, has_broker=False
+    )
+    outcome = runner._outcome(Run(type(message).objects.get(pk=message.pk), time.monotonic() + 30))
+    assert (outcome.status, outcome.error_kind) == ("failed", "unavailable")
+    assert "permission roster.invoke_tool" in outcome.error_message
