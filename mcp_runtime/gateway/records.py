@@ -154,9 +154,18 @@ class Recorder:
                 calls = self._next_batch()
                 self._write_down(calls, [row for call in calls if (row := self._row_or_none(call)) is not None])
                 give_connection_back()
-            self.clients.write(at_once=is_last)
+            self._note_clients(at_once=is_last)
             self._say_lost()
         connection.close()
+
+    def _note_clients(self, *, at_once: bool) -> None:
+        if self._has_given_up:
+            return  # a stop has its bound
+        try:
+            _wait_briefly_for_locks()
+        except Error:
+            return
+        self.clients.write(at_once=at_once)
 
     def _next_batch(self) -> list[Call]:
         with self._lock:

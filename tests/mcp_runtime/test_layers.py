@@ -31,7 +31,7 @@ BESIDE = {
     "remote": {"errors"},
     "agent": {"process"},
     "control": {"access", "invocations", "sessions", "statistics", "discovery", "lease", "waiting"},
-    "sessions": {"invocations", "lease"},
+    "sessions": {"access", "invocations", "lease"},
     "waiting": {"invocations"},
     "invocations": {"access", "lease", "statistics"},
     "statistics": {"lease"},
