@@ -17,7 +17,7 @@ from celery import Celery, current_app
 from django.conf import settings
 from django.contrib.auth.models import Group
 from django.db import transaction
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Count, Q, QuerySet, Subquery
 from django.utils import timezone
 
 from mcp_runtime import (
@@ -27,6 +27,7 @@ from mcp_runtime import (
     invocations,
     lease,
     logs,
+    protocol,
     schemas,
     sessions,
     statistics,
@@ -43,6 +44,9 @@ from mcp_runtime.invocations import Caller
 from roster.models import AgentEvent, AgentMessage, AgentSession, ApiToken, GuildMember, Hall, Invocation, Tool
 
 logger = logging.getLogger("guildhall.control")
+
+# Calls under way that `calls_version` looks at.
+MAX_COMPARED = 1000
 
 DRAIN_TASK = "mcp_runtime.tasks.drain"
 
@@ -225,6 +229,25 @@ def cancel_call(invocation: Invocation) -> Invocation:
     cancelled = invocations.cancel(invocation)
     ring(wishes=True)
     return cancelled
+
+
+def why_not_again(invocation: Invocation) -> str:
+    """Why a call cannot be made again with the same arguments, which are not known any more; empty when it can."""
+    if invocation.secret_paths:
+        return "its arguments held secrets, which are masked"
+    if protocol.CUT in invocation.arguments:
+        return "its arguments were too long to be kept whole"
+    if invocation.door == Invocation.Door.GATEWAY and not settings.GUILD_HALL_RECORD_BYTES:
+        return "arguments of calls through the gateway are not kept here"
+    return ""
+
+
+def calls_version() -> tuple[Any, ...]:
+    """Another value whenever a call came, was started, asked to end, or ended. Costs the same for a million calls."""
+    ended = Invocation.objects.filter(finished_at__isnull=False).order_by("-finished_at").values("finished_at")[:1]
+    newest = Invocation.objects.order_by("-id").annotate(last_end=Subquery(ended)).values_list("id", "last_end").first()
+    active = invocations.under_way().order_by("status", "id").values_list("id", "status", "cancel_requested_at")
+    return newest, list(active[:MAX_COMPARED])
 
 
 def wait_for(invocation_id: int, timeout: float) -> bool:

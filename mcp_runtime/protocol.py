@@ -17,6 +17,8 @@ from typing import Any
 
 # Who we say we are, as a client and as a server.
 HALL_NAME = "guild-hall"
+# In a recorded result or arguments: they were longer than is kept, and this is their beginning.
+CUT = f"{HALL_NAME}/cut"
 HALL_VERSION = "0.1.0"
 
 # REQ-MCP-HTTP-24: asked for and sent from initialize on; another agreed version replaces it afterwards.

@@ -43,7 +43,7 @@ BATCH = 500
 MAX_WAITING = 20_000
 MAX_WAITING_BYTES = 64_000_000  # of messages that were sent and answered
 READ_WHOLE = 65_536  # bytes: longer answers are not taken apart
-CUT = f"{protocol.HALL_NAME}/cut"
+CUT = protocol.CUT
 _COLUMNS = (
     *("member_id", "tool_name", "arguments", "timeout", "door", "requested_by_id", "token_id", "requester"),
     *("secret_paths", "status", "queued_at", "started_at", "finished_at", "result", "error_kind", "error_message"),

@@ -2,70 +2,79 @@
 
 from __future__ import annotations
 
-from typing import Any
+import uuid
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import urlencode
 
-from django.contrib import admin
+from django.contrib import admin, messages
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
+from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.db.models import Model, Q, QuerySet
-from django.http import HttpRequest, HttpResponseBase
-from django.urls import URLPattern, path
-from django.utils import timezone
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, QueryDict
+from django.shortcuts import redirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
 from django.utils.decorators import method_decorator
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
 from mcp_runtime import control
-from mcp_runtime.errors import NotCancellableError
-from roster.admin import live, present, statistics
+from mcp_runtime.errors import AccessError, NotCancellableError, RequestRefusedError
+from mcp_runtime.invocations import Caller
+from roster.admin import call_compare, call_export, call_list, live, present, results, statistics
+from roster.admin.call_list import CallList, CallPaginator
 from roster.admin.rows import ReachedMembers, RuntimeRowAdmin, principal_of
-from roster.calls import progress_text, texts_of
-from roster.models import Invocation, Tool
+from roster.calls import progress_text
+from roster.models import GuildMember, Invocation, Tool
 
-# What a page says of how a call ended, and the column each of it needs.
-OUTCOME = {
-    "error_kind": "error_kind",
-    "full_error": "error_message",
-    "error_code": "error_code",
-    "error_details": "error_data",
-    "answer": "result",
-    "whole_result": "result",
-}
+LIST_PART = "admin/roster/invocation/list_part.html"
+PART = "admin/roster/invocation/part.html"
+SENT_BEFORE = "This button was pressed before, and this is its call."
 
 
-class LeanChangeList(ChangeList):
-    """The list never loads what only a page shows: a result may be megabytes."""
+@dataclass(frozen=True)
+class Row:
+    """A line of the list."""
 
-    def get_queryset(self, *args: Any, **kwargs: Any) -> QuerySet[Any]:
-        return super().get_queryset(*args, **kwargs).defer("arguments", "result", "error_data")
+    call: Invocation
+    badge: SafeString
+    error: str
+    who: str
+    took: str
+    is_running: bool
 
 
 @admin.register(Invocation)
 class InvocationAdmin(RuntimeRowAdmin):
-    list_display = [
-        "number",
-        "status_word",
-        "of_member",
-        "tool_name",
-        "error_kind",
-        "requester",
-        "door",
-        "queued",
-        "took",
+    list_display = ["number"]
+    list_filter = [
+        *("status", "error_kind", "door", ("member", ReachedMembers)),
+        *(call_list.ByTool, call_list.ByToken, call_list.Within, call_list.Since, call_list.Until, call_list.Before),
     ]
-    list_filter = ["status", "error_kind", "door", "queued_at", ("member", ReachedMembers)]
-    search_fields = ["tool_name"]
-    actions = ["cancel"]
+    search_fields = ["tool_name"]  # what is searched is said by call_list.search
+    sortable_by = ()
+    list_per_page = list_max_show_all = call_list.PER_PAGE
+    paginator = CallPaginator
+    actions = ["cancel", "compare"]
+    change_list_template = "admin/roster/invocation/change_list.html"
     change_form_template = "admin/roster/invocation/change_form.html"
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        return LeanChangeList
+        return CallList
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Invocation]:
         """Whoever made a call may see it, though its member was reserved for others since."""
         closed = principal_of(request).closed_members
         rows = admin.ModelAdmin.get_queryset(self, request).select_related("member", "token")
         return rows.filter(~Q(member__name__in=closed) | Q(requested_by=request.user.pk)) if closed else rows
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        return call_list.search(queryset, search_term), False
 
     def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
         """Whoever made a call may see what came of it."""
@@ -74,40 +83,142 @@ class InvocationAdmin(RuntimeRowAdmin):
         return super().has_view_permission(request, obj)
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        call = ["status_word", "of_member", "tool_name", "requester", "of_token", "door", "masked_arguments"]
-        if obj and obj.progress:
-            call.insert(1, "progress_said")
-        outcome = [name for name, column in OUTCOME.items() if obj and getattr(obj, column) not in (None, "")]
-        return [
-            (None, {"fields": call}),
-            *([("Outcome", {"fields": outcome})] if outcome else []),
-            ("Times", {"fields": ["queued", "started", "finished", "took", "timeout", "cancel_requested"]}),
-        ]
+        return []  # the page has a template of its own
 
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view
         return [
             path("statistics/", view(statistics.fragment), name="roster_statistics"),
+            path("export/<slug:form>/", view(self.export_view), name="roster_invocation_export"),
+            path("compare/", view(self.compare_view), name="roster_invocation_compare"),
+            path("<int:invocation_id>/part/", view(self.part_view), name="roster_invocation_part"),
             path("<int:invocation_id>/cancel/", view(self.cancel_view), name="roster_invocation_cancel"),
+            path("<int:invocation_id>/replay/", view(self.replay_view), name="roster_invocation_replay"),
+            path("<int:invocation_id>/previous/", view(self.previous_view), name="roster_invocation_previous"),
             *super().get_urls(),
         ]
+
+    def _visible(self, request: HttpRequest, invocation_id: object) -> Invocation:
+        """Raises Http404, PermissionDenied."""
+        invocation = cast(Invocation, self.existing(request, str(invocation_id)))
+        if not self.has_view_permission(request, invocation):
+            raise PermissionDenied
+        return invocation
+
+    # The list
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
+        if request.method == "GET" and "" in request.GET.values():
+            return redirect(f"{request.path}{_without_empty(request.GET)}")  # of a form that was sent as it was
+        if request.headers.get("X-Live") == "part":
+            return self._list_part(request)
+        etag = self._list_etag(request)  # before the rows are read: what changes meanwhile is asked for
+        response = super().changelist_view(request, {**(extra_context or {}), "title": "Calls", "etag": etag})
+        context = getattr(response, "context_data", None) or {}
+        if calls := context.get("cl"):
+            context.update(self._list_context(calls), **self._frame_context(request, calls))
+        return response
+
+    def _list_part(self, request: HttpRequest) -> HttpResponse:
+        """The rows alone, while they are followed."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        try:
+            return live.part(
+                request,
+                LIST_PART,
+                lambda: self._list_context(cast(CallList, self.get_changelist_instance(request))),
+                tag=self._list_etag(request),
+            )
+        except IncorrectLookupParameters as error:
+            raise Http404("the list knows no such filter") from error
+
+    @staticmethod
+    def _list_etag(request: HttpRequest) -> str:
+        """Another text when any call came, was started or ended: a search is not run each second for nothing."""
+        return live.etag(*control.calls_version(), sorted(principal_of(request).closed_members))
+
+    @staticmethod
+    def _list_context(calls: CallList) -> dict[str, Any]:
+        return {
+            "cl": calls,
+            "rows": [_row(invocation) for invocation in calls.result_list],
+            "scanned": f"{call_list.SCANNED:,}",
+        }
+
+    def _frame_context(self, request: HttpRequest, calls: CallList) -> dict[str, Any]:
+        member_id = calls.asked("member__id__exact")
+        return {
+            "form": call_list.form_of(request, calls),
+            "filter_query": calls.get_query_string(remove=["p", "span", "e"]),
+            "has_plots": "span" in request.GET,
+            "plots_query": calls.get_query_string({"span": statistics.SPANS[0]}, ["p", "e"]),
+            "follows": calls.page_num == 1 and not calls.asked("before") and not calls.asked("queued_at__lt"),
+            "plotted": GuildMember.objects.filter(pk=member_id).first() if member_id else None,
+            "may_invoke": self.has_invoke_permission(request),
+        }
+
+    def export_view(self, request: HttpRequest, form: str) -> HttpResponseBase:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        if form not in call_export.FORMATS:
+            raise Http404(f"calls are not written as {form!r}")
+        try:
+            calls = self.get_changelist_instance(request)
+        except IncorrectLookupParameters as error:
+            raise Http404("the list knows no such filter") from error
+        return call_export.exported(cast(CallList, calls).unbounded, form)
+
+    # A call
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> Any:
         invocation = self.get_object(request, object_id)
-        may_invoke = self.has_invoke_permission(request)
-        context = {
-            "is_active": invocation is not None and not invocation.is_finished,
-            "may_invoke": may_invoke,
-            "tool": self._tool_of(invocation) if invocation is not None and may_invoke else None,
-        }
+        context: dict[str, Any] = {}
+        if isinstance(invocation, Invocation) and self.has_view_permission(request, invocation):
+            title = {"title": f"Call {invocation.pk}", "etag": self._etag(invocation)}
+            context = {**self._page_context(request, invocation), **title}
         return super().change_view(request, object_id, form_url, {**(extra_context or {}), **context})
 
+    def part_view(self, request: HttpRequest, invocation_id: int) -> HttpResponse:
+        """The call while it is not over."""
+        invocation = self._visible(request, invocation_id)
+        return live.part(
+            request,
+            PART,
+            lambda: self._page_context(request, invocation),
+            tag=self._etag(invocation),
+            done=invocation.is_finished,
+        )
+
     @staticmethod
-    def _tool_of(invocation: Invocation) -> Tool | None:
-        tools = Tool.objects.filter(control.visible_tools(), member=invocation.member_id, name=invocation.tool_name)
-        return tools.only("pk").first()
+    def _etag(invocation: Invocation) -> str:
+        call = invocation
+        return live.etag("call", call.pk, call.status, call.progress, call.cancel_requested_at, call.finished_at)
+
+    def _page_context(self, request: HttpRequest, invocation: Invocation) -> dict[str, Any]:
+        member = invocation.member
+        tool = Tool.objects.filter(member=member, name=invocation.tool_name).first()
+        may_invoke = self.has_invoke_permission(request)
+        is_there = member.enabled and not member.removed_at and principal_of(request).reaches(member.name)
+        is_callable = tool is not None and tool.listed and tool.enabled and may_invoke and is_there
+        progress = invocation.progress or {}
+        return {
+            "call": invocation,
+            "is_active": not invocation.is_finished,
+            "may_invoke": may_invoke,
+            "tool": tool if is_callable else None,
+            "fault": control.why_not_again(invocation),
+            "call_key": uuid.uuid4(),
+            "said": progress_text(invocation.progress),
+            "progress_value": progress.get("progress"),
+            "progress_max": progress.get("total"),
+            "shown": results.shown(invocation, tool.output_schema if tool else None),
+            "arguments": present.json_block(control.shown_arguments(invocation)),
+            "took": present.seconds(invocation.duration),
+            "token": _token(invocation),
+        }
 
     # Cancel
 
@@ -138,56 +249,102 @@ class InvocationAdmin(RuntimeRowAdmin):
         present.report(request, "Cancelled", cancelled, [])
         present.report(request, "Running, asked to cancel", asked, refusals)
 
-    # Columns
+    # Again
 
-    queued = present.moment_column("queued_at")
-    started = present.moment_column("started_at")
-    finished = present.moment_column("finished_at")
-    cancel_requested = present.moment_column("cancel_requested_at")
+    @method_decorator(require_POST)
+    def replay_view(self, request: HttpRequest, invocation_id: int) -> HttpResponse:
+        """The same call once more. The page's key makes a second press lead to the call of the first."""
+        invocation = self._visible(request, invocation_id)
+        if not self.has_invoke_permission(request):
+            raise PermissionDenied
+        if fault := control.why_not_again(invocation):
+            messages.warning(request, f"Not called: {fault}.")
+            return self.page_of(invocation)
+        try:
+            again, is_new = control.queue_call(
+                invocation.member.name,
+                invocation.tool_name,
+                invocation.arguments,
+                caller=Caller(Invocation.Door.ADMIN, cast(User, request.user)),
+                idempotency_key=request.POST.get("call_key", "")[:255] or None,
+            )
+        except (AccessError, RequestRefusedError) as refusal:
+            messages.warning(request, f"Not called: {refusal}")
+            return self.page_of(invocation)
+        if not is_new:
+            messages.info(request, SENT_BEFORE)
+        return self.page_of(again)
 
-    @admin.display(description="call", ordering="id")
+    # Side by side
+
+    @admin.action(description="Compare two calls")
+    def compare(self, request: HttpRequest, selected: QuerySet[Invocation]) -> HttpResponse | None:
+        ids = sorted(selected.values_list("pk", flat=True)[:3])
+        if len(ids) != 2:
+            messages.warning(request, "Choose two calls to compare.")
+            return None
+        return redirect(_comparison(*ids))
+
+    def previous_view(self, request: HttpRequest, invocation_id: int) -> HttpResponse:
+        """To the comparison with the call of the same tool before this one."""
+        invocation = self._visible(request, invocation_id)
+        earlier = call_compare.previous_of(self.get_queryset(request), invocation)
+        if earlier is None:
+            messages.info(request, "There is no earlier call of this tool to compare with.")
+            return self.page_of(invocation)
+        return redirect(_comparison(earlier, invocation.pk))
+
+    def compare_view(self, request: HttpRequest) -> HttpResponse:
+        left, right = (self._visible(request, request.GET.get(name, "")[:18]) for name in ("left", "right"))
+        context = {
+            **self.admin_site.each_context(request),
+            "title": f"Calls {left.pk} and {right.pk}",
+            "opts": self.opts,
+            "calls": [left, right],
+            "facts": list(zip(_FACTS, _facts(left), _facts(right), strict=True)),
+            "parts": call_compare.compared(left, right),
+            "max_lines": f"{call_compare.MAX_LINES:,}",
+            "max_characters": f"{call_compare.MAX_CHARACTERS:,}",
+        }
+        return TemplateResponse(request, "admin/roster/invocation/compare.html", context)
+
+    @admin.display(description="call")
     def number(self, invocation: Invocation) -> int:
         return invocation.pk
 
-    @admin.display(description="status", ordering="status")
-    def status_word(self, invocation: Invocation) -> SafeString:
-        return present.badge(invocation.status)
 
-    @admin.display(description="member", ordering="member__name")
-    def of_member(self, invocation: Invocation) -> SafeString:
-        return present.link(invocation.member)
+# What pages say of a call -----------------------------------------------------------------------------------------
 
-    @admin.display(description="token")
-    def of_token(self, invocation: Invocation) -> str:
-        token = invocation.token
-        return f"{token.hint}…" + (f" ({token.name})" if token.name else "") if token else present.NOTHING
+_FACTS = ("Member", "Tool", "Status", "Took", "Asked by", "Through", "Queued (UTC)")
 
-    @admin.display(description="took")
-    def took(self, invocation: Invocation) -> str:
-        if invocation.status == Invocation.Status.RUNNING and invocation.started_at:
-            return f"{present.seconds(timezone.now() - invocation.started_at)} so far"
-        return present.seconds(invocation.duration)
 
-    @admin.display(description="progress")
-    def progress_said(self, invocation: Invocation) -> str:
-        return progress_text(invocation.progress)
+def _facts(call: Invocation) -> tuple[str, ...]:
+    status = f"{call.status} ({call.error_kind})" if call.error_kind else call.status
+    took, asked = present.seconds(call.duration), call.requester or present.NOTHING
+    door = Invocation.Door(call.door).label
+    return call.member.name, call.tool_name, status, took, asked, str(door), present.when(call.queued_at)
 
-    @admin.display(description="error")
-    def full_error(self, invocation: Invocation) -> str:
-        return present.text_block(invocation.error_message)
 
-    @admin.display(description="error data")
-    def error_details(self, invocation: Invocation) -> str:
-        return present.json_block(invocation.error_data)
+def _row(call: Invocation) -> Row:
+    return Row(
+        call=call,
+        badge=present.badge(call.status),
+        error=present.one_line(call.error_message, 160),
+        who=present.one_line(call.requester, 60) or present.NOTHING,
+        took=present.seconds(call.duration),
+        is_running=call.status == Invocation.Status.RUNNING,
+    )
 
-    @admin.display(description="arguments")
-    def masked_arguments(self, invocation: Invocation) -> str:
-        return present.json_block(control.shown_arguments(invocation))
 
-    @admin.display(description="answer")
-    def answer(self, invocation: Invocation) -> str:
-        return present.text_block("\n".join(texts_of(invocation.result)))
+def _token(call: Invocation) -> str:
+    token = call.token
+    return f"{token.hint}…" + (f" ({token.name})" if token.name else "") if token else present.NOTHING
 
-    @admin.display(description="whole result")
-    def whole_result(self, invocation: Invocation) -> str:
-        return present.json_block(invocation.result)
+
+def _comparison(left: int, right: int) -> str:
+    return f"{reverse('admin:roster_invocation_compare')}?{urlencode({'left': left, 'right': right})}"
+
+
+def _without_empty(asked: QueryDict) -> str:
+    kept = urlencode([(name, value) for name, value in asked.items() if value])
+    return f"?{kept}" if kept else ""

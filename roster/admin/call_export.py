@@ -1,0 +1,88 @@
+"""The filtered list of calls as a file: CSV for tables, JSON lines for programs. Streamed, MAX_EXPORTED at most."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from django.db.models import QuerySet
+from django.http import StreamingHttpResponse
+
+from mcp_runtime import control
+from roster.models import Invocation
+
+MAX_EXPORTED = 100_000
+BATCH = 500
+FORMATS = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"}
+COLUMNS = (
+    *("id", "member", "tool", "status", "error_kind", "error_code", "error_message", "door", "requester"),
+    *("queued_at", "started_at", "finished_at", "seconds"),
+)
+# A spreadsheet takes text that begins like this for a formula, and members and callers choose the text.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+class _Echo:
+    """What csv writes to, giving it back."""
+
+    def write(self, text: str) -> str:
+        return text
+
+
+def exported(calls: QuerySet[Invocation], form: str) -> StreamingHttpResponse:
+    """The calls, newest first, as an attachment of one of FORMATS."""
+    lines = _csv(calls) if form == "csv" else _json_lines(calls)
+    response = StreamingHttpResponse(lines, content_type=FORMATS[form])
+    response.headers["Content-Disposition"] = f'attachment; filename="calls.{form}"'
+    return response
+
+
+def _csv(calls: QuerySet[Invocation]) -> Iterator[str]:
+    writer = csv.writer(_Echo())
+    yield writer.writerow(COLUMNS)
+    for call in _newest(calls):
+        facts = _facts(call)
+        yield writer.writerow([_defused(facts[column]) for column in COLUMNS])
+
+
+def _json_lines(calls: QuerySet[Invocation]) -> Iterator[str]:
+    """With the arguments, secrets masked. Results are left to the API: one may be megabytes."""
+    for call in _newest(calls):
+        facts = {**_facts(call), "arguments": control.shown_arguments(call)}
+        yield json.dumps(facts, ensure_ascii=False) + "\n"
+
+
+def _newest(calls: QuerySet[Invocation]) -> Iterator[Invocation]:
+    """By id and in batches: no cursor stays open while a slow reader takes its time."""
+    rows = calls.defer("result", "error_data").order_by("-id")
+    left, before = MAX_EXPORTED, None
+    while left > 0:
+        batch = list((rows if before is None else rows.filter(pk__lt=before))[: min(BATCH, left)])
+        yield from batch
+        if len(batch) < BATCH:
+            return
+        left, before = left - len(batch), batch[-1].pk
+
+
+def _facts(call: Invocation) -> dict[str, Any]:
+    duration = call.duration
+    moments = {name: getattr(call, name) for name in ("queued_at", "started_at", "finished_at")}
+    return {
+        "id": call.pk,
+        "member": call.member.name,
+        "tool": call.tool_name,
+        "status": call.status,
+        "error_kind": call.error_kind,
+        "error_code": call.error_code,
+        "error_message": call.error_message,
+        "door": call.door,
+        "requester": call.requester,
+        **{name: moment and moment.isoformat() for name, moment in moments.items()},
+        "seconds": None if duration is None else duration.total_seconds(),
+    }
+
+
+def _defused(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
