@@ -6,8 +6,9 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin, messages
+from django.contrib.admin.widgets import AdminSplitDateTime
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.db.models import ForeignKey, ManyToManyField, Model, QuerySet
+from django.db.models import DateTimeField, ForeignKey, ManyToManyField, Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect
 from django.urls import URLPattern, path
@@ -30,6 +31,17 @@ Scope = ApiToken.Scope
 class ToolChoice(forms.ModelMultipleChoiceField):  # type: ignore[type-arg]  # as for ModelAdmin
     def label_from_instance(self, tool: Any) -> str:
         return f"{tool.member.name}/{tool.name}"
+
+
+class NamedDateTime(AdminSplitDateTime):
+    """Django shows what the two fields are, and does not tell who cannot see it."""
+
+    def get_context(self, name: str, value: Any, attrs: Any) -> dict[str, Any]:
+        context = super().get_context(name, value, attrs)
+        what = name.replace("_", " ").capitalize()
+        for part, word in zip(context["widget"]["subwidgets"], ("date", "time"), strict=True):
+            part["attrs"]["aria-label"] = f"{what}, {word}"
+        return context
 
 
 class TokenForm(forms.ModelForm):  # type: ignore[type-arg]  # as for ModelAdmin
@@ -66,6 +78,7 @@ class ApiTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's cla
     list_filter = ["scope", "created_at", "expires_at"]
     search_fields = ["name", "hint", "user__username"]
     filter_horizontal = ["members", "tools"]
+    formfield_overrides = {DateTimeField: {"widget": NamedDateTime}}
     actions = ["revoke"]
     change_form_template = "admin/roster/apitoken/change_form.html"
 

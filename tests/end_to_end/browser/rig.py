@@ -13,14 +13,14 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import requests
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Playwright, Request, expect
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Error, Page, Playwright, Request, expect
 
 from tests.conftest import ROOT, eventually
 from tests.end_to_end.conftest import Hall
@@ -77,7 +77,7 @@ class BrowserHall(Hall):
             assert all(process.poll() is None for process in self.processes), self.output()
             try:
                 return requests.get(f"{self.url}/healthz", timeout=5).ok
-            except requests.ConnectionError:
+            except requests.RequestException:
                 return False
 
         eventually(answers, within=60, what="the web answers")
@@ -180,14 +180,22 @@ class Visitor:
         self.contexts: list[BrowserContext] = []
 
     def window(
-        self, *, width: int = 1280, height: int = 900, scheme: str = "light", logged_in: bool = True, **options: Any
+        self,
+        *,
+        width: int = 1280,
+        height: int = 900,
+        scheme: str = "light",
+        logged_in: bool = True,
+        traced: bool = True,
+        **options: Any,
     ) -> Page:
-        """A page in a context that nobody used before; sizes in CSS pixels."""
+        """A page in a context that nobody used before; sizes in CSS pixels. A trace of many pages takes long."""
         context = self.browser.new_context(
             base_url=self.hall.url, viewport={"width": width, "height": height}, color_scheme=scheme, **options
         )
         context.set_default_timeout(PATIENCE_SECONDS * 1000)
-        context.tracing.start(screenshots=False, snapshots=True, sources=False)
+        if traced:
+            context.tracing.start(screenshots=False, snapshots=True, sources=False)
         self.faults.listen(context, self.hall.url)
         if logged_in:
             context.add_cookies(self.hall.login_cookies)
@@ -202,7 +210,8 @@ class Visitor:
         for number, context in enumerate(self.contexts):
             for page in context.pages:
                 page.screenshot(path=folder / f"{number}-{context.pages.index(page)}.png", timeout=5000)
-            context.tracing.stop(path=folder / f"{number}-trace.zip")
+            with suppress(Error):  # it was not traced
+                context.tracing.stop(path=folder / f"{number}-trace.zip")
         (folder / "hall.log").write_text(self.hall.output())
         return folder
 

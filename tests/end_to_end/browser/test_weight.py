@@ -27,7 +27,7 @@ def transferred(page: Page, path: str) -> int:
 
 def test_every_screen_weighs_less_than_300_kb(hall: BrowserHall, visitor: Visitor) -> None:
     hall.call("good", "echo", {"text": "hello"})
-    page = visitor.window()
+    page = visitor.window(traced=False)
     weights = {screen: transferred(page, screen) for screen in screens_of(hall)}
     assert min(weights.values()) > 10_000, weights
     assert {screen: weight for screen, weight in weights.items() if weight > MOST_BYTES} == {}
