@@ -130,7 +130,7 @@ _ADVICE_BY_TAIL = [
 def _remedy(facts: Facts, sentence: str, tail: str) -> str:
     found = _first(_ADVICE_BY_TAIL, tail, facts) or _first(_ADVICE, sentence, facts)
     advice = found or ("Read its log, mend it, then restart it." if tail else "Restart it.")
-    return _line(advice + ("" if facts.next_restart_at else " The hall tries no more until you start it."))
+    return _line(advice + ("" if facts.next_restart_at else " It is not tried again by itself."))
 
 
 def _first(advice: list[tuple[str, str]], text: str, facts: Facts) -> str:

@@ -16,6 +16,7 @@ from mcp_runtime.logs import plain
 from mcp_runtime.schemas import mask
 from roster.admin import live, present
 from roster.admin.rows import principal_of
+from roster.admin.wishes import diagnosis_of
 from roster.models import GuildMember, Invocation, StatusChange, Tool
 
 SHOWN_CHANGES = 20
@@ -43,23 +44,14 @@ class Fault:
 
 def fault_of(member: Any, status: str) -> Fault | None:
     """None when nothing is wrong. A manifest that cannot be used may be one of a member that still runs."""
-    if member.manifest_error:
-        where = f"guild-member.json in the folder {member.directory}"
-        return Fault(member.manifest_error, "", f"Correct {where}. It is read again as soon as it is saved.")
-    if status != Status.ERROR:
+    if not member.manifest_error and status != Status.ERROR:
         return None
-    change = changes_of(member).filter(new=Status.ERROR).first()
-    if change is None:
-        return Fault(present.bounded(member.last_error, SHOWN_MESSAGE), "", _remedy(member))
-    return Fault(change.said, change.last_lines, _remedy(member))
-
-
-def _remedy(member: Any) -> str:
-    if not member.enabled:
-        return "It is disabled. Enable it to have it started."
-    if member.next_restart_at is not None:
-        return "It is tried again by itself; Start tries at once."
-    return "It is not tried again by itself. When what is said above is mended, press Start."
+    found = diagnosis_of(member)
+    remedy = found.remedy if found else ""
+    change = None if member.manifest_error else changes_of(member).filter(new=Status.ERROR).first()
+    if change is not None:
+        return Fault(change.said, change.last_lines, remedy)
+    return Fault(present.bounded(member.manifest_error or member.last_error, SHOWN_MESSAGE), "", remedy)
 
 
 # Parts ------------------------------------------------------------------------------------------------------------

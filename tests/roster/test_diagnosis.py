@@ -103,8 +103,8 @@ def test_an_exit_that_nobody_asked_for_is_told_without_the_members_name() -> Non
 
 
 def test_whether_it_is_tried_again_is_said() -> None:
-    assert "tries no more" in certain("error", ExitedEarlyError(1)).remedy
-    assert "tries no more" not in certain("error", ExitedEarlyError(1), next_restart_at=SOON).remedy
+    assert "not tried again by itself" in certain("error", ExitedEarlyError(1)).remedy
+    assert "not tried again" not in certain("error", ExitedEarlyError(1), next_restart_at=SOON).remedy
 
 
 def test_a_disabled_and_a_stopped_member_say_how_to_have_them_back() -> None:
