@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django import forms
@@ -24,7 +25,7 @@ from roster.admin.rows import principal_of
 from roster.models import ApiToken, GuildMember, Tool
 
 ASKED = ["user", "name", "expires_at", "scope", "members", "tools", "calls_per_minute", "max_in_flight"]
-SHOWN = ["beginning", "status", "user", "name", "made", "expires", "used", "revoked", "opens", "limits"]
+SHOWN = ["beginning"]  # the rest is FACTS, in the way of its page
 Scope = ApiToken.Scope
 
 
@@ -85,10 +86,10 @@ class ApiTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's cla
     made = present.moment_column("created_at")
     expires = present.moment_column("expires_at")
     used = present.moment_column("last_used_at")
-    revoked = present.moment_column("revoked_at")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ApiToken]:
         tokens: QuerySet[ApiToken] = super().get_queryset(request).prefetch_related("members", "tools__member")
+        tokens = tokens.select_related("user", "made_with__user")
         return tokens if request.user.is_superuser else tokens.filter(user=request.user.pk)
 
     def get_fields(self, request: HttpRequest, obj: Model | None = None) -> Any:
@@ -181,6 +182,7 @@ class ApiTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's cla
         token = self.get_object(request, object_id)
         context = {**(extra_context or {}), "may_revoke": self.has_revoke_permission(request)}
         if token is not None and self.has_view_permission(request, token):
+            context |= {"facts": [(label, show(self, token)) for label, show in FACTS]}
             context |= {**token_page.configuration(request, token), **token_page.use(request, token)}
         return super().change_view(request, object_id, form_url, context)
 
@@ -226,3 +228,17 @@ class ApiTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's cla
         rate, flight = token.calls_per_minute, token.max_in_flight
         a_minute = "as set for all" if rate is None else "no limit" if rate == 0 else str(rate)
         return f"calls a minute: {a_minute}; at the same time: {'as set for all' if flight is None else flight}"
+
+
+# What the page of a token says of it.
+FACTS: list[tuple[str, Callable[[ApiTokenAdmin, ApiToken], Any]]] = [
+    ("State", ApiTokenAdmin.status),
+    ("User", lambda _, token: token.user.get_username()),
+    ("Opens", ApiTokenAdmin.opens),
+    ("Limits", ApiTokenAdmin.limits),
+    ("Made", ApiTokenAdmin.made),
+    ("Made with", lambda _, token: present.link(token.made_with) if token.made_with else "no other token"),
+    ("Ends", lambda _, token: present.when(token.expires_at) if token.expires_at else "never"),
+    ("Last used", lambda _, token: present.when(token.last_used_at) if token.last_used_at else "never"),
+    ("Revoked", lambda _, token: present.when(token.revoked_at) if token.revoked_at else "no"),
+]

@@ -1,10 +1,29 @@
 "use strict";
 
+/* The form of a new token: members and tools are there to be chosen when the scope looks at them. */
+(() => {
+  const scope = document.getElementById("id_scope");
+  if (!scope) return;
+
+  function show() {
+    for (const field of ["members", "tools"]) {
+      const row = document.querySelector(`.field-${field}`);
+      // What was chosen before another scope was stays in sight: the form refuses the two together.
+      const isChosen = document.querySelectorAll(`#id_${field}_to option, select#id_${field} option:checked`).length > 0;
+      row.hidden = scope.value !== field && !isChosen;
+    }
+  }
+
+  scope.addEventListener("change", show);
+  show();
+})();
+
 /* A token's page: what is to be written down follows the choices; a token that was made just now stands in it. */
 (() => {
   const PLACEHOLDER = "gh_PUT_A_TOKEN_HERE";
 
   const part = document.getElementById("configuration");
+  if (!part) return;
   const choices = document.getElementById("choices");
   // Shown once, in the message of the page that comes after it was made. It is in this page alone, and sent nowhere.
   const secret = document.querySelector(".messagelist code.token")?.textContent ?? "";
