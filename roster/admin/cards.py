@@ -135,7 +135,7 @@ class RosterScreen(RuntimeRowAdmin):
     def _cards(self, request: HttpRequest, wish: Wish) -> dict[str, Any]:
         """What roster/cards.html shows: what is broken first, then by name."""
         found = list(self._found(request, wish).only(*COLUMNS, "port_allocation__port"))
-        members = sorted(found, key=lambda member: (shown_status(member) != Status.ERROR, member.name.casefold()))
+        members = sorted(found, key=_order)
         counts = Counter(shown_status(member) for member in members)
         chosen = [member for member in members if not wish.status or shown_status(member) == wish.status]
         shown = chosen[:MAX_CARDS]
@@ -205,6 +205,10 @@ class Wish:
 
 def _says(word: str) -> Q:
     return Q(name__icontains=word) | Q(definition__title__icontains=word)
+
+
+def _order(member: Member) -> tuple[bool, str, str]:
+    return shown_status(member) != Status.ERROR, member.title.casefold(), member.name
 
 
 def _card(request: HttpRequest, member: Member, tools_found: list[Tool]) -> Card:

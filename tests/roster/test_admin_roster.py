@@ -136,13 +136,13 @@ def test_a_broken_member_says_why_what_it_wrote_last_and_what_to_do(page: Client
 
 
 @pytest.mark.usefixtures("runtime")
-def test_what_is_broken_comes_first_and_then_names(page: Client) -> None:
+def test_what_is_broken_comes_first_and_then_the_names_that_are_shown(page: Client) -> None:
     make_member("b")
     make_member("A")
     make_member("z", status="error")
     make_member("y", status="disconnected", manifest_error="y/guild-member.json: not JSON")
-    make_member("c", status="starting")
-    assert list(cards_of(roster(page))) == ["y", "z", "A", "b", "c"]
+    make_member("a-machine", display_name="C", status="starting")
+    assert list(cards_of(roster(page))) == ["y", "z", "A", "b", "C"]
 
 
 @pytest.mark.usefixtures("runtime")
