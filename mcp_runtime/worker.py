@@ -89,6 +89,7 @@ class Runtime:
             trusted_origins=settings.CSRF_TRUSTED_ORIGINS,
             max_bytes=settings.GUILD_HALL_MAX_RESULT_BYTES,
             record_bytes=settings.GUILD_HALL_RECORD_BYTES,
+            data_dir=settings.GUILD_HALL_DATA_DIR,
         )
         self._gateway = Gateway(
             lifecycle=self.lifecycle,

@@ -17,6 +17,7 @@ A request goes from the outside in, and a module imports only those further in:
     connections             HTTP
     offers                  the roster in memory
     messages > sessions     a request on its way, and its replies; callers' sessions
+    session_file            what sessions' ids do not carry, on disk
     clients                 which programs came with which token
     eras                    between the two eras of MCP
 """

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -28,7 +29,7 @@ from mcp_runtime.availability import Availability
 from mcp_runtime.changes import SqliteChanges
 from mcp_runtime.database import unit_of_work
 from mcp_runtime.errors import AddressTakenError, ClientError, MethodError, RemoteError
-from mcp_runtime.gateway import offers
+from mcp_runtime.gateway import offers, session_file
 from mcp_runtime.gateway.app import App
 from mcp_runtime.gateway.callers import Callers, Origins
 from mcp_runtime.gateway.conversations import Conversations
@@ -61,6 +62,7 @@ STOP_SECONDS = 1.0
 # How soon a change of who may do what is noticed: SQLite is asked whether anybody wrote at all, others for the version.
 ACCESS_LOOK = 0.1
 ACCESS_QUERY = 0.25
+SESSIONS_SECONDS = 5.0  # between two looks whether more is known of sessions than their ids say
 RELOAD_SECONDS = 10.0  # rows are the truth: looked at this often even when nobody told of a change
 SHORTEST_RELOAD = 0.05
 LOOK_AGAIN = 0.1  # between two looks because of a name that nobody knows
@@ -79,6 +81,7 @@ class Options:
     trusted_origins: list[str]
     max_bytes: int
     record_bytes: int
+    data_dir: Path
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
@@ -258,11 +261,13 @@ class Gateway:
             owed.give_up_all(session)
             conversations.say_goodbye(session)
 
+        self._sessions = sessions = Sessions(session_dropped)
+        self._recall_sessions()
         app = App(
             callers=self._callers,
             origins=Origins(self._options.allowed_hosts, self._options.trusted_origins),
             limiter=Limiter(),
-            sessions=Sessions(session_dropped),
+            sessions=sessions,
             clients=self._recorder.clients,
             endpoints=Endpoints(
                 self._wire,
@@ -297,18 +302,38 @@ class Gateway:
         )
         self._server = uvicorn.Server(config)
         await self._reload()
-        keeping = asyncio.ensure_future(self._keep_roster())
+        keeping = [asyncio.ensure_future(self._keep_roster()), asyncio.ensure_future(self._keep_sessions())]
         self._loop.call_soon(self._ready.set)
         try:
             await self._server.serve(sockets=self._sockets)
         finally:
-            keeping.cancel()
+            for task in keeping:
+                task.cancel()
+            session_file.save(self._options.data_dir, self._sessions.beyond_ids())
             self._wire.close()
 
     def _shut_down(self) -> None:
         self._listening.close()
         self._owed.close()
         self._server.should_exit = True
+
+    # Sessions that outlive the runtime ----------------------------------------------------------------------------
+
+    def _recall_sessions(self) -> None:
+        if known := session_file.load(self._options.data_dir):
+            try:
+                self._sessions.restore(known)
+            except (AttributeError, LookupError, TypeError, ValueError):
+                logger.warning("%s is not what was written: sessions go on without it", session_file.NAME)
+
+    async def _keep_sessions(self) -> None:
+        """Now and then, for a runtime that is killed."""
+        written = self._sessions.beyond_ids()
+        while True:
+            await asyncio.sleep(SESSIONS_SECONDS)
+            if (now := self._sessions.beyond_ids()) != written:
+                written = now
+                await self._loop.run_in_executor(None, session_file.save, self._options.data_dir, now)
 
     # The roster in memory -----------------------------------------------------------------------------------------
 

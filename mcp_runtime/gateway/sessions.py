@@ -1,7 +1,8 @@
 """Callers' sessions, which handshake versions have: who is there, and what they were told to expect.
 
 A session's id is its own memory, signed: version, capabilities, whose it is. So it outlives a restart of the runtime,
-which many clients would take for the end; what is kept here beside it can be made anew.
+which many clients would take for the end. What it does not carry, and clients say once, is told apart, by the digest of
+the id: which sessions were ended, log levels, subscriptions. All else that is kept here can be made anew.
 """
 
 from __future__ import annotations
@@ -86,6 +87,13 @@ class CallerSession:
     outbox: Outbox | None = None
     subscriptions: dict[str, set[str]] = field(default_factory=dict)  # member name -> URIs of its resources
 
+    def beyond_id(self) -> dict[str, Any]:
+        """What its id does not carry, as JSON, within bounds; empty where there is nothing."""
+        uris = {member: sorted(uris) for member, uris in self.subscriptions.items() if uris}
+        if sum(len(uri) for of_member in uris.values() for uri in of_member) > MAX_REMEMBERED:
+            uris = {}
+        return ({"level": self.log_level} if self.log_level else {}) | ({"uris": uris} if uris else {})
+
     def begun(self) -> list[Conversation]:
         """The sessions with members that are there."""
         ready = (one for one in self.conversations.values() if one.done() and not one.cancelled())
@@ -113,7 +121,8 @@ class Sessions:
 
     def __init__(self, on_drop: Callable[[CallerSession], None]) -> None:
         self._sessions: OrderedDict[str, CallerSession] = OrderedDict()
-        self._ended: OrderedDict[bytes, None] = OrderedDict()
+        self._ended: OrderedDict[str, None] = OrderedDict()  # by digest
+        self._told: OrderedDict[str, dict[str, Any]] = OrderedDict()  # of those not in memory, by digest
         self._on_drop = on_drop
 
     def begin(
@@ -150,12 +159,22 @@ class Sessions:
         while len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
 
-    def all(self) -> list[CallerSession]:
-        return list(self._sessions.values())
+    def beyond_ids(self) -> dict[str, Any]:
+        """For `restore` in the next runtime, as JSON."""
+        here = {_digest(one.id): told for one in self._sessions.values() if (told := one.beyond_id())}
+        return {"ended": list(self._ended), "told": {**self._told, **here}}
+
+    def restore(self, known: dict[str, Any]) -> None:
+        """Raises LookupError, TypeError, ValueError or AttributeError for what `beyond_ids` did not make."""
+        for digest, told in known["told"].items():
+            uris = {member: [str(uri) for uri in uris] for member, uris in told.get("uris", {}).items()}
+            self._told[digest] = {"level": str(told.get("level", "")), "uris": uris}
+        self._ended.update((str(digest), None) for digest in known["ended"])
 
     def _remembered(self, session_id: str) -> CallerSession | None:
         """A session from its id: it was begun before the runtime was started, or is not in memory any more."""
-        if _digest(session_id) in self._ended:
+        digest = _digest(session_id)
+        if digest in self._ended:
             return None
         try:
             told = signing.loads(session_id, salt=SALT, max_age=MAX_AGE)
@@ -163,6 +182,9 @@ class Sessions:
             return None
         client = ClientName(*told.get("i", ()))  # ids of earlier versions have none
         session = CallerSession(session_id, tuple(told["o"]), told["p"], told["v"], told["c"], client)
+        beyond = self._told.pop(digest, {})
+        session.log_level = beyond.get("level", "")
+        session.subscriptions = {member: set(uris) for member, uris in beyond.get("uris", {}).items()}
         self._keep(session)
         return session
 
@@ -184,6 +206,10 @@ class Sessions:
         for spare in islice(idle, max(len(kept) - most, 0)):
             del self._sessions[spare.id]
             self._drop(spare)
+            if told := spare.beyond_id():
+                self._told[_digest(spare.id)] = told
+                while len(self._told) > limits.MAX_SESSIONS:
+                    self._told.popitem(last=False)
 
     def _drop(self, session: CallerSession) -> None:
         if session.outbox is not None:
@@ -191,5 +217,5 @@ class Sessions:
         self._on_drop(session)
 
 
-def _digest(session_id: str) -> bytes:
-    return hashlib.sha256(session_id.encode()).digest()
+def _digest(session_id: str) -> str:
+    return hashlib.sha256(session_id.encode()).hexdigest()

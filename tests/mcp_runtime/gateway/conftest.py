@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,7 +108,8 @@ class Member:
 class World:
     """The gateway and all around it. It stands in for the lifecycle: who is there is what the test says."""
 
-    def __init__(self) -> None:
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
         self.live: dict[int, LiveMember] = {}
         self.failures: list[str] = []
         self.woken = 0
@@ -168,7 +170,8 @@ class World:
                 other.close()
             self._door = sockets[0]
             self.gateway_port = sockets[0].getsockname()[1]
-            options = Options(["127.0.0.1"], ["http://trusted.example"], self.max_bytes, self.record_bytes)
+            trusted = ["http://trusted.example"]
+            options = Options(["127.0.0.1"], trusted, self.max_bytes, self.record_bytes, self.data_dir)
             self._gateway = Gateway(
                 lifecycle=self,  # type: ignore[arg-type]
                 sockets=sockets[:1],
@@ -185,6 +188,11 @@ class World:
         self._opened.append(agent.http)
         return agent
 
+    def next_gateway(self) -> None:
+        """Another one, which knows what the first one left behind."""
+        self.close_gateway()
+        self._gateway = None
+
     def calls(self, count: int = 1) -> list[Invocation]:
         """The calls written down, oldest first, once there are so many."""
         eventually(lambda: Invocation.objects.count() >= count)
@@ -193,6 +201,9 @@ class World:
     def close(self) -> None:
         for opened in reversed(self._opened):
             opened.close()
+        self.close_gateway()
+
+    def close_gateway(self) -> None:
         if self._gateway is not None:
             self._gateway.stop()
             for thread in threading.enumerate():
@@ -203,8 +214,8 @@ class World:
 
 
 @pytest.fixture
-def world(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    made = World()
+def world(transactional_db: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
     try:
         yield made
     finally:

@@ -7,12 +7,13 @@ import contextlib
 import socket
 import threading
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from django.db import OperationalError
 
 from mcp_runtime.errors import AddressTakenError
-from mcp_runtime.gateway import offers, server
+from mcp_runtime.gateway import offers, server, session_file
 from roster.models import GuildMember, Tool
 from tests.conftest import eventually
 from tests.mcp_runtime.gateway.conftest import ALL, Asked, World, event, in_background, result, text
@@ -283,3 +284,45 @@ def test_more_connections_than_there_is_room_for_end_idle_ones_first(
             refused = agents[2].send("ping")
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
         eventually(lambda: agents[2].send("ping").status_code == 200)
+
+
+def test_what_sessions_were_told_once_holds_in_the_next_runtime(
+    world: World,
+) -> None:
+    asked: dict[str, Any] = {
+        "logging/setLevel": lambda asked: asked.result({}),
+        "resources/subscribe": lambda asked: asked.result({}),
+        "GET": lambda asked: asked.stream() or asked.hang(),
+    }
+    member = world.member(behaviours=asked, capabilities=ALL)
+    agent, ended = world.agent("/mcp/notes").begin(), world.agent().begin()
+    agent.ask("logging/setLevel", level="error")
+    agent.ask("resources/subscribe", uri="x:1")
+    assert ended.http.delete(ended.url, timeout=10).status_code == 204
+    world.next_gateway()
+    member.requests.clear()
+    for one in (agent, ended):
+        one.url = world.agent(urlsplit(one.url).path).url
+    with agent.listening():
+        eventually(lambda: member.heard("resources/subscribe"))
+    assert [told["params"] for told in member.heard("logging/setLevel")] == [{"level": "error"}]
+    assert [told["params"] for told in member.heard("resources/subscribe")] == [{"uri": "x:1"}]
+    assert ended.send("ping").status_code == 404
+
+
+def test_what_is_known_of_sessions_is_written_while_the_runtime_lives(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "SESSIONS_SECONDS", 0.01)
+    agent = world.agent().begin()
+    agent.http.delete(agent.url, timeout=10)
+    eventually(lambda: len(session_file.load(world.data_dir).get("ended", [])) == 1)
+
+
+@pytest.mark.parametrize("left", [b"{", b"[]", b'{"ended": 1}'])
+def test_a_file_of_sessions_that_cannot_be_read_keeps_nothing_from_starting(
+    world: World, caplog: pytest.LogCaptureFixture, left: bytes
+) -> None:
+    (world.data_dir / session_file.NAME).write_bytes(left)
+    assert world.agent().begin().tools() == []
+    assert ("sessions go on without it" in caplog.text) == (left != b"[]")

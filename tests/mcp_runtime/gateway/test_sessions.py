@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -66,6 +67,45 @@ def test_an_ended_session_stays_ended(kept: Sessions, dropped: list[CallerSessio
     assert dropped == [session]
 
 
+def restarted(kept: Sessions) -> Sessions:
+    """Those of the next runtime."""
+    after = Sessions(lambda _: None)
+    after.restore(json.loads(json.dumps(kept.beyond_ids())))
+    return after
+
+
+def test_a_session_outlives_the_runtime_with_what_it_was_told_once(kept: Sessions) -> None:
+    session, other = begin(kept), begin(kept)
+    session.log_level = "info"
+    session.subscriptions = {"notes": {"x:1", "x:2"}, "none": set()}
+    after = restarted(restarted(kept))  # a runtime in which nobody used it does not forget it
+    found = after.find(session.id, ANN, "/mcp")
+    assert found is not None
+    assert (found.log_level, found.subscriptions) == ("info", {"notes": {"x:1", "x:2"}})
+    plain = after.find(other.id, ANN, "/mcp")
+    assert plain is not None
+    assert (plain.log_level, plain.subscriptions) == ("", {})
+
+
+def test_an_ended_session_stays_ended_in_the_next_runtime(kept: Sessions) -> None:
+    session = begin(kept)
+    kept.end(session)
+    assert restarted(kept).find(session.id, ANN, "/mcp") is None
+
+
+def test_more_subscriptions_than_are_remembered_are_not(kept: Sessions) -> None:
+    session = begin(kept)
+    session.log_level = "info"
+    session.subscriptions = {"notes": {"x" * (sessions.MAX_REMEMBERED + 1)}}
+    assert list(kept.beyond_ids()["told"].values()) == [{"level": "info"}]
+
+
+@pytest.mark.parametrize("odd", [{}, {"ended": 1, "told": {}}, {"ended": [], "told": {"a": {"uris": 1}}}])
+def test_what_no_runtime_left_behind_is_not_taken(kept: Sessions, odd: Any) -> None:
+    with pytest.raises((LookupError, TypeError, ValueError, AttributeError)):
+        kept.restore(odd)
+
+
 def test_what_is_remembered_of_ended_sessions_is_bounded(kept: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "MAX_ENDED", 2)
     ended = [begin(kept) for _ in range(3)]
@@ -81,13 +121,15 @@ def test_of_too_many_sessions_the_idle_one_used_longest_ago_leaves_the_memory(
     streaming, used, unused = begin(kept), begin(kept), begin(kept)
     streaming.outbox = Outbox()
     assert kept.find(used.id, ANN, "/mcp") is used
+    unused.log_level = "info"
     newest = begin(kept)
     assert dropped == [unused]
-    assert kept.all() == [streaming, used, newest]
-    # It is made anew from its id, without what was kept beside it.
+    assert list(kept._sessions.values()) == [streaming, used, newest]
+    # It is made anew from its id, and what it was told once.
     again = kept.find(unused.id, ANN, "/mcp")
     assert again is not None
     assert again is not unused
+    assert again.log_level == "info"
 
 
 def test_of_one_callers_sessions_fewer_are_kept_than_of_all(
@@ -100,7 +142,7 @@ def test_of_one_callers_sessions_fewer_are_kept_than_of_all(
     assert dropped == [first]
     others = [begin(kept, laptop), begin(kept, laptop)]
     assert dropped == [first, second]
-    assert kept.all() == [bobs, third, *others]
+    assert list(kept._sessions.values()) == [bobs, third, *others]
 
 
 def test_a_session_beside_others_that_are_all_busy_is_kept_and_found(
@@ -119,7 +161,7 @@ def test_sessions_with_something_under_way_are_kept_beyond_the_bound(
     first = begin(kept)
     first.running[1] = object()  # type: ignore[assignment]
     second = begin(kept)
-    assert kept.all() == [first, second]
+    assert list(kept._sessions.values()) == [first, second]
     assert dropped == []
 
 
