@@ -45,5 +45,6 @@ def save(user: User, tool: Tool, name: str, arguments: Any) -> tuple[ArgumentSet
     known = of(user, tool)
     if known.exclude(name=name).count() >= MAX_SETS:
         raise SetRefusedError(f"there are {MAX_SETS} sets for this tool already; delete one first")
-    row, _ = ArgumentSet.objects.update_or_create(user=user, tool=tool, name=name, defaults={"arguments": kept})
+    columns = {"arguments": kept, "left_out": left_out}
+    row, _ = ArgumentSet.objects.update_or_create(user=user, tool=tool, name=name, defaults=columns)
     return row, left_out

@@ -270,6 +270,7 @@ class ArgumentSet(models.Model):
     tool = models.ForeignKey(Tool, on_delete=models.CASCADE, related_name="argument_sets", db_index=False)
     name = models.CharField(max_length=MAX_NAME)
     arguments = models.JSONField(default=dict)
+    left_out = models.JSONField(default=list, help_text="Where secrets were that it does not hold, in words.")
     updated_at = models.DateTimeField(auto_now=True)
 
     class Meta:

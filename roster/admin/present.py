@@ -55,7 +55,7 @@ def text_block(text: str) -> SafeString | str:
         return NOTHING
     if len(text) > MAX_SHOWN:
         text = f"{text[:MAX_SHOWN]}\n… and {len(text) - MAX_SHOWN} more characters, which the API gives."
-    return format_html('<pre class="block">{}</pre>', text)
+    return format_html('<pre class="block" tabindex="0">{}</pre>', text)
 
 
 def json_block(value: Any) -> SafeString | str:

@@ -278,7 +278,9 @@ def text_item(text: str, *, media_type: str = "", note: str = "") -> Item:
         return Item("JSON", json_tree(value), note=note, source=source)
     if not note and len(text) <= MAX_MARKDOWN and (media_type == "text/markdown" or looks_like_markdown(text)):
         return Item("Markdown", markdown(text), note=note, source=source)
-    return Item("text", format_html('<pre class="block result-text">{}</pre>', source), note=note, source=source)
+    return Item(
+        "text", format_html('<pre class="block result-text" tabindex="0">{}</pre>', source), note=note, source=source
+    )
 
 
 _MARKDOWN_SIGNS = re.compile(
@@ -310,7 +312,7 @@ def markdown(text: str) -> SafeString:
 
 _TAGS = {
     *("p", "br", "hr", "em", "strong", "s", "code", "pre", "blockquote", "ul", "ol", "li", "a"),
-    *("h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td"),
+    *("h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td"),
 }
 
 
@@ -332,7 +334,7 @@ class _Renderer(RendererHTML):
 
 
 def _lower_heading(tag: str) -> str:
-    return f"h{min(6, int(tag[1:]) + 3)}"
+    return f"h{min(6, int(tag[1:]) + 2)}"
 
 
 def _markdown_parser() -> MarkdownIt:

@@ -165,7 +165,7 @@ class ToolRunner(RuntimeRowAdmin):
         # The schema may mark as a secret now what it did not when the set was made.
         arguments, left_out = control.without_secrets(tool, row.arguments)
         beginning = Beginning(arguments, [f"These are the arguments of your set “{row.name}”."])
-        beginning.tell_left_out(left_out)
+        beginning.tell_left_out(list(dict.fromkeys([*row.left_out, *left_out])))
         return beginning
 
     def _of_call(self, request: HttpRequest, tool: Tool, invocation_id: int) -> Beginning:

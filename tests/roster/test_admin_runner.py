@@ -319,6 +319,7 @@ def test_secrets_are_never_stored_in_a_set(page: Client, echo: Tool) -> None:
 
     assert ArgumentSet.objects.get().arguments == {"text": "x", "login": {}, "keys": [None]}
     assert message["text"] == "Saved as “mine”. Without its secrets: keys.0, login.key."
+    assert "fill in again: keys.0, login.key." in begun(page, echo, set=ArgumentSet.objects.get().pk)[1]
 
 
 def test_what_became_a_secret_since_is_not_shown(page: Client, echo: Tool, alice: User) -> None:

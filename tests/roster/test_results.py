@@ -133,7 +133,7 @@ def test_links_of_markdown_open_beside_the_page_and_tell_nothing_of_it() -> None
 
 def test_markdown_is_laid_out_below_the_headings_of_the_page() -> None:
     html = of_text("# Title\n\n- one\n- two\n\n|a|b|\n|-|-|\n|1|2|\n\n```python\nx < 1\n```")
-    for piece in ("<h4>Title</h4>", "<li>one</li>", "<td>1</td>", "<pre><code>x &lt; 1\n</code></pre>"):
+    for piece in ("<h3>Title</h3>", "<li>one</li>", "<td>1</td>", "<pre><code>x &lt; 1\n</code></pre>"):
         assert piece in html
 
 

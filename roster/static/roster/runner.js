@@ -183,7 +183,9 @@
       complain([{ path: [], reason: error.message }]);
       return false;
     }
-    return true;
+    const missing = schemaForm?.missing ?? [];
+    if (missing.length) complain(missing);
+    return !missing.length;
   }
 
   async function call() {

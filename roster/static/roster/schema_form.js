@@ -59,7 +59,7 @@
   function element(tag, className, ...children) {
     const made = document.createElement(tag);
     if (className) made.className = className;
-    made.append(...children.filter((child) => child !== null && child !== ""));
+    made.append(...children.filter((child) => child !== null));
     return made;
   }
 
@@ -222,6 +222,11 @@
       return { homeless, first };
     }
 
+    /* Fields that must be filled in and are empty, where an empty text is certainly none of what they are for. */
+    get missing() {
+      return [...this.#places.values()].filter((place) => place.isMissing()).map((place) => ({ path: place.path, reason: "is required" }));
+    }
+
     /* The first field with something in it that is no value at all. */
     get broken() {
       return [...this.#places.values()].find((place) => place.isBroken) ?? null;
@@ -239,8 +244,12 @@
       this.#places.clear();
       this.#fieldsLeft = MAX_FIELDS;
       this.#number = 0;
-      const drawn = this.#members({ schema: this.#root, path: [], depth: 0 });
-      this.#box.replaceChildren(...drawn);
+      try {
+        this.#box.replaceChildren(...this.#members({ schema: this.#root, path: [], depth: 0 }));
+      } catch (error) {
+        this.#places.clear(); // of fields that nobody sees
+        throw error;
+      }
       if (focus) this.#focus(focus);
     }
 
@@ -388,7 +397,8 @@
       const alternatives = this.#schemas.alternatives(schema);
       if (alternatives.length) return this.#alternatives(spot, alternatives);
       const type = typeOf(schema);
-      const mayBeShown = value === undefined || (value === null && spot.nullable) || !has(isOfType, type) || isOfType[type](value);
+      const isEmpty = value === undefined || (value === null && (spot.nullable || type === "object" || type === "array"));
+      const mayBeShown = isEmpty || !has(isOfType, type) || isOfType[type](value);
       // An integer's field can hold 1.5 and say that it is wrong.
       if (!mayBeShown && !(type === "integer" && typeof value === "number")) return this.#json(spot, `What is there is not of type ${type}.`);
       switch (type) {
@@ -439,7 +449,9 @@
         required && !isItem ? element("span", "sf-required", "required") : null,
         extra ? element("span", "sf-optional", "more") : null,
         schema.deprecated === true ? element("span", "sf-optional", "deprecated") : null,
-      ].filter(Boolean);
+      ]
+        .filter(Boolean)
+        .flatMap((part) => [part, " "]); // read aloud, they are words of their own
     }
 
     #framed(spot, tag, head, body, says, note) {
@@ -455,7 +467,9 @@
       const place = {
         box: says,
         said: "",
+        path,
         isBroken: false,
+        isMissing: () => false,
         exact: (asked) => asked.length === path.length,
         say: (text) => {
           place.said = text;
@@ -532,7 +546,9 @@
       control.value = value;
       control.placeholder = this.#placeholder(schema) || (format && control.type === "text" ? format.hint : "");
       control.addEventListener("input", () => this.#set(spot, control, control.value || (spot.required && !spot.nullable ? "" : this.#nothing(spot))));
-      return this.#frame(spot, control);
+      const frame = this.#frame(spot, control);
+      control.place.isMissing = () => Boolean(spot.required && format?.pattern && this.#at(path) === "");
+      return frame;
     }
 
     #numeric(spot) {
