@@ -34,7 +34,7 @@ from roster.models import Invocation
 # What one page shows of one result; the API gives the whole.
 MAX_ITEMS = 50
 MAX_TEXT = 100_000
-MAX_MARKDOWN = 50_000
+MAX_MARKDOWN = 30_000
 MAX_MEDIA_CHARACTERS = 6_000_000  # base64, of all pictures and sounds of a result together
 MAX_TREE_NODES = 2_000
 MAX_TREE_DEPTH = 24
