@@ -35,6 +35,7 @@ from roster.models import Invocation
 MAX_ITEMS = 50
 MAX_TEXT = 100_000
 MAX_MARKDOWN = 30_000
+MAX_CELLS = 10_000
 MAX_MEDIA_CHARACTERS = 6_000_000  # base64, of all pictures and sounds of a result together
 MAX_TREE_NODES = 2_000
 MAX_TREE_DEPTH = 24
@@ -276,7 +277,8 @@ def text_item(text: str, *, media_type: str = "", note: str = "") -> Item:
     value = _parsed(text) if text[:1000].lstrip()[:1] in ("{", "[") else None
     if isinstance(value, (dict, list)) and value:
         return Item("JSON", json_tree(value), note=note, source=source)
-    if not note and len(text) <= MAX_MARKDOWN and (media_type == "text/markdown" or looks_like_markdown(text)):
+    is_markdown = media_type == "text/markdown" or looks_like_markdown(text)
+    if is_markdown and not note and len(text) <= MAX_MARKDOWN and _cells(text) <= MAX_CELLS:
         return Item("Markdown", markdown(text), note=note, source=source)
     return Item(
         "text", format_html('<pre class="block result-text" tabindex="0">{}</pre>', source), note=note, source=source
@@ -293,6 +295,12 @@ _MARKDOWN_SIGNS = re.compile(
 def looks_like_markdown(text: str) -> bool:
     """Whether there is a heading, a list, a table, a block of code, a link or something bold."""
     return _MARKDOWN_SIGNS.search(text[:5000]) is not None
+
+
+def _cells(text: str) -> int:
+    """How many cells its tables could have: short rows are filled up to the width of the head."""
+    rows = [line.count("|") for line in text.split("\n") if "|" in line]
+    return len(rows) * max(rows, default=0)
 
 
 def markdown(text: str) -> SafeString:

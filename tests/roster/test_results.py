@@ -255,8 +255,8 @@ HUGE = {
 
 @pytest.mark.parametrize("result", HUGE.values(), ids=HUGE.keys())
 def test_what_is_huge_or_twisted_is_shown_in_part_and_soon(result: Any) -> None:
-    began = time.monotonic()
+    began = time.thread_time()
     html = drawn(result)
-    assert time.monotonic() - began < 5
+    assert time.thread_time() - began < 3, "seconds of CPU"
     assert len(html) < 2_500_000
     assert_harmless(html)
