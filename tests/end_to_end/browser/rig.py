@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -71,6 +72,11 @@ class BrowserHall(Hall):
         self.wait_for_web()
         for name in names:
             self.wait_for_status(name, "connected")
+
+    def serve_web(self) -> None:
+        """The web alone, on a database that is prepared; no runtime."""
+        self.popen([sys.executable, "-m", "gunicorn", "--config", "python:guildhall.gunicorn"])
+        self.wait_for_web()
 
     def wait_for_web(self) -> None:
         def answers() -> bool:
@@ -169,6 +175,18 @@ def until(page: Page, condition: Callable[[], object], *, within: float = PATIEN
         if time.monotonic() > deadline:
             pytest.fail(f"not within {within} s: {what or condition}")
         page.wait_for_timeout(20)
+
+
+def transferred(page: Page, path: str) -> int:
+    """Bytes on the wire until the page and all it names are there, headers included, for who has nothing of it yet."""
+    weights: list[int] = []
+    session = page.context.new_cdp_session(page)
+    session.send("Network.enable")
+    session.send("Network.clearBrowserCache")
+    session.on("Network.loadingFinished", lambda event: weights.append(int(event["encodedDataLength"])))
+    page.goto(path, wait_until="load")
+    session.detach()
+    return sum(weights)
 
 
 class Visitor:

@@ -17,8 +17,7 @@ def hall(new_hall: BrowserHall) -> BrowserHall:
     """The web alone."""
     prepared = new_hall.manage("prepare")
     assert prepared.returncode == 0, prepared.stderr
-    new_hall.popen([sys.executable, "-m", "gunicorn", "--config", "python:guildhall.gunicorn"])
-    new_hall.wait_for_web()
+    new_hall.serve_web()
     return new_hall
 
 

@@ -1,28 +1,15 @@
-"""How heavy pages are on their way to a browser that has nothing of them yet, and how soon a large roster is drawn."""
+"""How heavy pages are on their way to a browser that has nothing of them yet."""
 
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Page
 
-from tests.end_to_end.browser.rig import BrowserHall, Visitor
+from tests.end_to_end.browser.rig import BrowserHall, Visitor, transferred
 from tests.end_to_end.browser.screens import screens_of
 
 pytestmark = [pytest.mark.browser, pytest.mark.processes, pytest.mark.timeout(180)]
 
 MOST_BYTES = 300_000
-
-
-def transferred(page: Page, path: str) -> int:
-    """Bytes on the wire until the page and all it names are there, headers included."""
-    weights: list[int] = []
-    session = page.context.new_cdp_session(page)
-    session.send("Network.enable")
-    session.send("Network.clearBrowserCache")
-    session.on("Network.loadingFinished", lambda event: weights.append(int(event["encodedDataLength"])))
-    page.goto(path, wait_until="load")
-    session.detach()
-    return sum(weights)
 
 
 def test_every_screen_weighs_less_than_300_kb(hall: BrowserHall, visitor: Visitor) -> None:
