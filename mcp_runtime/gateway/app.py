@@ -420,10 +420,14 @@ class App:
             answer = _error_reply(request, error)
         await out.end(answer)
 
-    async def _passed_on(self, stream: Stream, request: Request, out: Outgoing) -> Answer | None:
+    async def _passed_on(
+        self, stream: Stream, request: Request, out: Outgoing, *, starts_at_once: bool = False
+    ) -> Answer | None:
         """The events of a stream; its answer, where there was nothing before. None: it was said, or is owed."""
         with contextlib.suppress(TakenOverError):
             async with self._owed.reading(request, stream):
+                if starts_at_once:
+                    await out.start()
                 async for event in stream.events:
                     if event.is_last and not event.event_id and not out.is_started:
                         return Answer(event.data, event.status)
@@ -489,11 +493,10 @@ class App:
     async def _go_on(self, request: Request, stream: Stream, event_id: str, send: Send) -> None:
         """The rest of a reply, for who lost its stream."""
         out = Outgoing(send)
-        await out.start()
         try:
             async with request.deadline.renewed():
                 stream.go_on(event_id)
-                answer = await self._passed_on(stream, request, out)
+                answer = await self._passed_on(stream, request, out, starts_at_once=True)
         except (MethodError, TimeoutError, ClientError) as error:
             answer = _error_reply(request, error)
         await out.end(answer)

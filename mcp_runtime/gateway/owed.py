@@ -105,18 +105,20 @@ class Owed:
             self.give_up(debt.request)
 
     async def take(self, session: CallerSession, event_id: str) -> tuple[Request, Stream] | None:
-        """What goes on behind that event, for the caller who is back."""
+        """What goes on behind that event, for the caller who is back: to be read at once, for nobody else holds it."""
         for reading in list(self._readings.values()):
             if reading.session is session and reading.task is not None and reading.stream.has_told(event_id):
                 reading.is_taken_over = True
                 reading.task.cancel()
                 await reading.is_over.wait()
-        for debt in self._debts.values():
-            if debt.session is session and debt.stream.has_told(event_id):
-                self._forget(debt)
-                await debt.paused
-                return debt.request, debt.stream
-        return None
+        debt = next((d for d in self._debts.values() if d.session is session and d.stream.has_told(event_id)), None)
+        if debt is None:
+            return None
+        await asyncio.wait([debt.paused])  # who goes away meanwhile leaves it owed
+        if self._debts.get(debt.request) is not debt:
+            return None
+        self._forget(debt)
+        return debt.request, debt.stream
 
     def _forget(self, debt: _Debt) -> None:
         del self._debts[debt.request]
@@ -135,7 +137,7 @@ class Owed:
 
     @staticmethod
     async def _end(debt: _Debt) -> None:
-        await debt.paused
+        await asyncio.wait([debt.paused])
         await debt.stream.aclose()
 
     def give_up_all(self, session: CallerSession | None = None) -> None:

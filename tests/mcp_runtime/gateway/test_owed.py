@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
+from mcp_runtime.access import OPERATOR
 from mcp_runtime.gateway import owed
+from mcp_runtime.gateway.messages import Deadline, Event, Request, Stream
+from mcp_runtime.gateway.owed import Owed
+from mcp_runtime.gateway.sessions import Caller, CallerSession
 from roster.models import Invocation
 from tests.conftest import eventually
 from tests.end_to_end.agents import Agent, Heard, messages_of
@@ -213,6 +219,41 @@ def test_of_one_caller_so_many_are_owed_and_no_more(world: World, monkeypatch: p
     lost(agent, 9)
     assert [call.status for call in world.calls()] == ["cancelled"]
     eventually(lambda: [told["params"]["requestId"] for told in member.heard("notifications/cancelled")] == [9])
+
+
+def test_who_goes_away_while_coming_back_leaves_it_owed() -> None:
+    """A caller who tries again and again must not lose what another try would still get."""
+
+    async def run() -> bool:
+        session = CallerSession("s", (1, 1), "/mcp", "2025-06-18", {})
+        caller = Caller(OPERATOR, session, {})
+        pausing, asked = asyncio.Event(), Request(9, "tools/call", {}, caller, Deadline(30))
+
+        class Slow(Stream):
+            is_owed = True  # type: ignore[assignment]
+
+            def has_told(self, event_id: str) -> bool:
+                return True
+
+            async def pause(self) -> None:
+                await pausing.wait()
+
+        async def nothing() -> AsyncGenerator[Event]:
+            return
+            yield
+
+        stream, debts = Slow(nothing()), Owed()
+        async with debts.reading(asked, stream):
+            pass
+        back = asyncio.ensure_future(debts.take(session, "notes/1"))
+        await asyncio.sleep(0)
+        back.cancel()
+        await asyncio.wait([back])
+        still_owed = asked in debts
+        pausing.set()
+        return still_owed and await debts.take(session, "notes/1") == (asked, stream) and asked not in debts
+
+    assert asyncio.run(run())
 
 
 def test_a_stream_without_ids_is_lost_with_its_caller(world: World) -> None:
