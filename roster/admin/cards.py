@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 Status = GuildMember.Status
 
+VIEW_TOOLS = "roster.view_tool"
 MAX_CARDS = 300
 MAX_QUERY = 100
 MAX_TOOLS_FOUND = 6
@@ -67,6 +69,11 @@ class Card:
         return self.member.runtime_is_alive
 
     @property
+    def since(self) -> datetime | None:
+        """When its status became what it is, if that is known: a faulty manifest is an error of no certain age."""
+        return self.member.status_changed_at if self.is_alive and self.status == self.member.status else None
+
+    @property
     def progress(self) -> str:
         return self.member.progress if self.status == Status.STARTING else ""
 
@@ -77,7 +84,7 @@ class Card:
         return present.one_line(str(warnings[0]), 200) + more if warnings else ""
 
     @property
-    def next_try(self) -> Any:
+    def next_try(self) -> datetime | None:
         return self.member.next_restart_at if self.status == Status.ERROR and self.is_alive else None
 
     @property
@@ -107,46 +114,51 @@ class RosterScreen(RuntimeRowAdmin):
         """The page; staff without the permission to view members are told so."""
         context = {**self.admin_site.each_context(request), "title": "Roster", **(extra_context or {})}
         if self.has_view_permission(request):
-            wish = Wish.of(request)
-            tag = self._tag(request, wish)  # first: what changes meanwhile is asked for once more, never missed
-            part = f"{reverse('admin:roster_cards')}?{wish.as_query()}"
-            context |= {**self._cards(request, wish), "part": part, "etag": tag}
+            search = Search.of(request)
+            tag = self._tag(request, search)  # first: what changes meanwhile is asked for once more, never missed
+            part = f"{reverse('admin:roster_cards')}?{search.as_query()}"
+            context |= {**self._cards(request, search), "part": part, "etag": tag}
         return TemplateResponse(request, "roster/page.html", context)
 
     def cards_view(self, request: HttpRequest) -> HttpResponse:
         """The cards alone, for static/roster/live.js."""
         if not self.has_view_permission(request):
             return HttpResponse("You may not see members.", status=403, content_type="text/plain")
-        wish = Wish.of(request)
-        tag = self._tag(request, wish)
-        return live.part(request, "roster/cards.html", lambda: self._cards(request, wish), tag=tag)
+        search = Search.of(request)
+        tag = self._tag(request, search)
+        return live.part(request, "roster/cards.html", lambda: self._cards(request, search), tag=tag)
 
-    def _found(self, request: HttpRequest, wish: Wish) -> QuerySet[Any]:
+    def _found(self, request: HttpRequest, search: Search) -> QuerySet[Any]:
         """All that the query finds, whatever their status."""
-        return wish.narrowed(self.get_queryset(request).filter(removed_at=None))
+        members = self.get_queryset(request).filter(removed_at=None)
+        return search.narrowed(members, with_tools=_may_see_tools(request))
 
-    def _tag(self, request: HttpRequest, wish: Wish) -> str:
+    def _tag(self, request: HttpRequest, search: Search) -> str:
         """Of all that the cards show, without making them: values cost a third of what rows cost."""
         hour, who = last_hour.figures(), principal_of(request)
+        may = who.controls, who.invokes, who.views_calls, request.user.has_perm(VIEW_TOOLS)
         columns = (*COLUMNS, "port_allocation__port", "tool_count")
-        rows = [(*row, hour.get(row[0])) for row in self._found(request, wish).values_list(*columns)]
-        return live.etag(wish, who.controls, who.invokes, present.runtime_is_alive(request), rows)
+        rows = [(*row, hour.get(row[0])) for row in self._found(request, search).values_list(*columns)]
+        return live.etag(search, may, present.runtime_is_alive(request), rows)
 
-    def _cards(self, request: HttpRequest, wish: Wish) -> dict[str, Any]:
+    def _cards(self, request: HttpRequest, search: Search) -> dict[str, Any]:
         """What roster/cards.html shows: what is broken first, then by name."""
-        found = list(self._found(request, wish).only(*COLUMNS, "port_allocation__port"))
+        found = list(self._found(request, search).only(*COLUMNS, "port_allocation__port"))
         members = sorted(found, key=_order)
         counts = Counter(shown_status(member) for member in members)
-        chosen = [member for member in members if not wish.status or shown_status(member) == wish.status]
+        chosen = [member for member in members if not search.status or shown_status(member) == search.status]
         shown = chosen[:MAX_CARDS]
-        tools = _tools_found(wish, shown)
+        tools = _tools_found(search, shown) if _may_see_tools(request) else {}
+        who = principal_of(request)
         return {
             "cards": [_card(request, member, tools.get(member.pk, [])) for member in shown],
             "left_out": len(chosen) - len(shown),
-            "chips": _chips(wish, counts),
-            "wish": wish,
-            "may_invoke": principal_of(request).invokes,
-            "is_empty": not members and not wish.query,
+            "chips": _chips(search, counts),
+            "search": search,
+            "may_invoke": who.invokes,
+            "may_list_tools": request.user.has_perm(VIEW_TOOLS),
+            "may_list_calls": who.views_calls,
+            "is_empty": not members and not search.query,
         }
 
 
@@ -176,14 +188,14 @@ last_hour = LastHour()
 
 
 @dataclass(frozen=True)
-class Wish:
+class Search:
     """What somebody looks for in the roster."""
 
     query: str = ""
     status: str = ""
 
     @classmethod
-    def of(cls, request: HttpRequest) -> Wish:
+    def of(cls, request: HttpRequest) -> Search:
         status = request.GET.get("status", "")
         return cls(request.GET.get("q", "")[:MAX_QUERY].strip(), status if status in Status.values else "")
 
@@ -194,17 +206,25 @@ class Wish:
     def as_query(self) -> str:
         return urlencode({key: value for key, value in (("q", self.query), ("status", self.status)) if value})
 
-    def narrowed(self, members: QuerySet[Any]) -> QuerySet[Any]:
+    def narrowed(self, members: QuerySet[Any], *, with_tools: bool) -> QuerySet[Any]:
         """Those in which each word is in a text of the member, or in the name or title of one of its tools."""
         for word in self.words:
-            own = Q(name__icontains=word) | Q(display_name__icontains=word) | Q(description__icontains=word)
-            tools = Tool.objects.filter(_says(word), control.visible_tools(), member=OuterRef("pk"))
-            members = members.filter(own | Exists(tools))
+            said = Q(name__icontains=word) | Q(display_name__icontains=word) | Q(description__icontains=word)
+            if with_tools:
+                tools = Tool.objects.filter(_says(word), control.visible_tools(), member=OuterRef("pk"))
+                said |= Q(Exists(tools))
+            members = members.filter(said)
         return members
 
 
 def _says(word: str) -> Q:
     return Q(name__icontains=word) | Q(definition__title__icontains=word)
+
+
+def _may_see_tools(request: HttpRequest) -> bool:
+    """Whether names of tools are told: to who may list them, and to who may call or switch them."""
+    who = principal_of(request)
+    return who.invokes or who.controls or request.user.has_perm(VIEW_TOOLS)
 
 
 def _order(member: Member) -> tuple[bool, str, str]:
@@ -217,13 +237,13 @@ def _card(request: HttpRequest, member: Member, tools_found: list[Tool]) -> Card
     return Card(member, shown_status(member), diagnosis_of(member), verbs, tools_found, figures)
 
 
-def _tools_found(wish: Wish, members: list[Any]) -> dict[int, list[Tool]]:
+def _tools_found(search: Search, members: list[Any]) -> dict[int, list[Tool]]:
     """Of each member the first tools that the query names."""
     found: dict[int, list[Tool]] = {}
-    if not wish.words or not members:
+    if not search.words or not members:
         return found
     says = Q()
-    for word in wish.words:
+    for word in search.words:
         says |= _says(word)
     rows = Tool.objects.filter(says, control.visible_tools(), member__in=[member.pk for member in members])
     for tool in rows.only("name", "member_id").order_by("member_id", "position")[: MAX_CARDS * MAX_TOOLS_FOUND]:
@@ -233,13 +253,13 @@ def _tools_found(wish: Wish, members: list[Any]) -> dict[int, list[Tool]]:
     return found
 
 
-def _chips(wish: Wish, counts: Counter[str]) -> list[Chip]:
+def _chips(search: Search, counts: Counter[str]) -> list[Chip]:
     order = ["", Status.ERROR, Status.CONNECTED, Status.STARTING, Status.STOPPING, Status.DISCONNECTED]
     chips = []
     for status in map(str, order):
         count = counts[status] if status else counts.total()
-        if status and not count and status != wish.status:
+        if status and not count and status != search.status:
             continue
-        address = f"?{Wish(wish.query, status).as_query()}"
-        chips.append(Chip(status, status or "all", count, address, status == wish.status))
+        address = f"?{Search(search.query, status).as_query()}"
+        chips.append(Chip(status, status or "all", count, address, status == search.status))
     return chips

@@ -146,6 +146,12 @@ def test_what_is_broken_comes_first_and_then_the_names_that_are_shown(page: Clie
 
 
 @pytest.mark.usefixtures("runtime")
+def test_a_faulty_manifest_is_an_error_of_no_certain_age(page: Client) -> None:
+    make_member("broken", status="disconnected", manifest_error="not JSON")
+    assert " for " not in cards_of(roster(page))["broken"]
+
+
+@pytest.mark.usefixtures("runtime")
 def test_what_it_says_while_it_starts_is_shown(page: Client) -> None:
     make_member("slow", status="starting", progress="fetching 3 of 9")
     assert "fetching 3 of 9" in cards_of(roster(page))["slow"]
@@ -375,6 +381,32 @@ def test_members_reserved_for_others_are_neither_shown_nor_counted_nor_found(cli
 def test_who_may_only_look_has_no_buttons(client: Client) -> None:
     make_member("weather")
     assert buttons_of(roster(client), "weather") == []
+
+
+@pytest.mark.usefixtures("runtime")
+def test_nothing_leads_where_one_may_not_go_and_tools_are_named_to_who_may_see_them(client: Client, bob: User) -> None:
+    weather = make_member("weather")
+    make_tool(weather, "forecast")
+    now = timezone.now()
+    Invocation.objects.create(
+        member=weather, tool_name="x", timeout=1, door="rest", status="failed", started_at=now, finished_at=now
+    )
+    text = roster(client)
+    assert "tools 1 calls in 1 h 1, 1 failed" in cards_of(text)["weather"]
+    for name in ["tool", "invocation"]:
+        assert f"/{name}/" not in text
+    assert not cards_of(roster(client, q="forecast"))
+
+    bob.user_permissions.add(*Permission.objects.filter(codename__in=["view_tool", "view_invocation"]))
+    text = roster(client, q="forecast")
+    tool = Tool.objects.get()
+    for address in [
+        reverse("admin:roster_tool_change", args=[tool.pk]),
+        f"{reverse('admin:roster_tool_changelist')}?member__id__exact={weather.pk}",
+        f"{reverse('admin:roster_invocation_changelist')}?member__id__exact={weather.pk}",
+    ]:
+        assert address in text
+        assert client.get(address).status_code == 200
 
 
 def test_staff_without_permissions_are_told_what_is_missing(client: Client) -> None:

@@ -138,3 +138,17 @@ def test_a_chip_narrows_the_roster_and_the_address_says_so(page: Page) -> None:
     page.get_by_role("link", name="Show all").click()
     expect(page.locator(".card").first).to_be_visible()
     expect(page.get_by_role("searchbox")).to_have_value("")
+
+
+def test_the_menu_closes_with_escape_and_when_one_goes_on_elsewhere(page: Page) -> None:
+    page.goto("/")
+    menu, users = page.locator("#places summary"), page.get_by_role("link", name="Users", exact=True)
+    menu.press("Enter")
+    expect(users).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(users).not_to_be_visible()
+    expect(menu).to_be_focused()
+    menu.click()
+    expect(users).to_be_visible()
+    page.get_by_role("searchbox").focus()
+    expect(users).not_to_be_visible()

@@ -1,0 +1,18 @@
+"use strict";
+
+/* The menu of the way around closes as menus do: with Escape, and when one goes on elsewhere. */
+(() => {
+  const menu = document.querySelector("#places details");
+  if (!menu) return;
+
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !menu.open) return;
+    menu.open = false;
+    menu.querySelector("summary").focus();
+  });
+  for (const kind of ["click", "focusin"]) {
+    document.addEventListener(kind, (event) => {
+      if (!menu.contains(event.target)) menu.open = false;
+    });
+  }
+})();
