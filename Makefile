@@ -3,6 +3,7 @@
 # bench  the numbers of bench/README.md                       clean  forget the installation, keep the data
 # bench-peers  installs what `bench` measures beside the gateway (FastMCP, mcpo; with npm mcp-proxy, mcp-hub)
 # agent  install what agents' sessions need (docs/sessions.md)
+# screenshots  the README's pictures, made anew (needs Chromium)
 # conformance  what the MCP conformance suite finds in client and gateway; conformance-suite  installs it (needs npm)
 
 VENV ?= .venv
@@ -33,6 +34,9 @@ bench-peers: $(VENV)/.installed-dev
 
 conformance: $(VENV)/.installed-dev conformance-suite
 	$(BIN)/python -m tests.conformance
+
+screenshots: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.end_to_end.browser.screenshots
 
 agent: $(VENV)/.installed
 	$(PIP) install -r requirements-agent.txt
@@ -78,4 +82,4 @@ $(VENV)/.python:
 	echo "macOS: brew install python    Somewhere else: make run PYTHON=/path/to/python3"; \
 	exit 1
 
-.PHONY: run test check lint bench bench-peers agent conformance conformance-suite clean
+.PHONY: run test check lint bench bench-peers screenshots agent conformance conformance-suite clean
