@@ -18,7 +18,7 @@ from collections.abc import Callable
 import psutil
 import requests
 
-from bench import peers
+from bench import peers, plots
 from bench.figures import Figure, percentile
 from bench.gateway import gateway
 from bench.hall import EXAMPLE, ROOT, BenchHall, bench_hall, cpu_seconds, family, free_port, is_member, wait_until
@@ -268,6 +268,7 @@ SCENARIOS: dict[str, tuple[Callable[[int], list[Figure]], int]] = {
     "crash": (crash, 60),
     "invoke": (invoke, 1),
     "roster": (roster, 100),
+    "statistics": (plots.statistics, 200),
     "idle": (idle, 20),
     "client": (client, 500),
     "gateway": (gateway, 3),

@@ -1,7 +1,7 @@
 """How many calls ended when, how many failed, how long they took: sums that stay small however many calls there are.
 
-A sum is a row (`CallSum`): so many calls of a tool ended in this minute (quarter, hour) and took about that long, told
-by a slot of a logarithmic scale. Sums are only ever added to, so that a call is in them once: it is added in the
+A sum is a row (`CallSum`): so many calls of a tool ended in this minute (quarter, hour), so many of them failed, and so
+many took about that long, counted by slots of a logarithmic scale. A call is in the sums once: it is added in the
 transaction that moves `Hall.summed_until` past its end, by compare-and-set. What ended since is counted when asked.
 
 Calls that are written down later than GRACE_SECONDS after their end (the gateway's, while the database is away) are
@@ -10,10 +10,11 @@ missing here; /metrics has them.
 
 from __future__ import annotations
 
+import json
 import math
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
@@ -41,7 +42,7 @@ ALL_TOOLS = ""  # the name under which a member's tools are summed together
 
 SPARK_POINTS, SPARK_SECONDS = 12, 300
 
-Key: TypeAlias = "tuple[int, int, str, int, int]"  # seconds, begins, tool, member, slot
+Key: TypeAlias = "tuple[int, int, str, int]"  # seconds, begins, tool, member
 
 _CALLS, _SUMS, _HALL, _MEMBERS = (model._meta.db_table for model in (Invocation, CallSum, Hall, GuildMember))
 
@@ -113,8 +114,11 @@ def cover(invocation_ids: Iterable[int]) -> None:
 
 
 def _add(known: datetime | None, since: datetime, until: datetime) -> int:
-    """Move the hall's `summed_until` from `known` to `until` and add what ended between; 0 if somebody else did."""
-    # Read before the transaction: SQLite's writers wait for one another.
+    """Move the hall's `summed_until` from `known` to `until` and add what ended between; 0 if somebody else did.
+
+    All is read before the transaction, where SQLite's writers would wait for it: whoever changes a sum moves
+    `summed_until` too, so it is either as it was read or nothing is written.
+    """
     sql = f"""WITH ended AS MATERIALIZED ({_ended("finished_at >= %s AND finished_at < %s")})
         SELECT member_id, tool_name, moment - moment %% 60, {_SLOT}, COUNT(*), SUM(failed), COALESCE(SUM(took), 0)
         FROM ended GROUP BY 1, 2, 3, 4"""  # noqa: S608 - constants
@@ -125,26 +129,57 @@ def _add(known: datetime | None, since: datetime, until: datetime) -> int:
     with transaction.atomic():
         if not Hall.objects.filter(pk=1, summed_until=known).update(summed_until=until):
             return 0
-        with connection.cursor() as cursor:
-            cursor.executemany(_ADD, [(*key, *values) for key, values in sums.items()])
+        CallSum.objects.bulk_create(
+            sums,
+            update_conflicts=True,
+            unique_fields=["seconds", "begins", "tool_name", "member"],
+            update_fields=["calls", "failed", "took", "slots"],
+            batch_size=500,
+        )
     return sum(row[4] for row in rows)
 
 
-def _sums(rows: Iterable[tuple[Any, ...]]) -> dict[Key, list[float]]:
-    """What to add to which sums, of rows by minute."""
+def _sums(rows: Iterable[tuple[Any, ...]]) -> list[CallSum]:
+    """The sums as they will be, with what is in these rows by minute and slot."""
     oldest = {seconds: int((timezone.now() - kept).timestamp()) for seconds, kept in KEPT.items()}
-    sums: dict[Key, list[float]] = defaultdict(lambda: [0, 0, 0.0])
+    sums: dict[Key, CallSum] = {}
     for member_id, tool_name, minute, slot, calls, failed, took in rows:
         for seconds in KEPT:
             if minute < oldest[seconds]:
                 continue
             begins = minute - minute % seconds
             for name in {tool_name, ALL_TOOLS}:
-                values = sums[seconds, begins, name, member_id, slot]
-                values[0] += calls
-                values[1] += failed
-                values[2] += took
-    return sums
+                key = (seconds, begins, name, member_id)
+                if key not in sums:
+                    sums[key] = _empty(*key)
+                _increase(sums[key], calls, failed, took, {str(slot): calls})
+    for kept in _kept(sums):
+        key = (kept.seconds, kept.begins, kept.tool_name, kept.member_id)
+        if key in sums:
+            _increase(sums[key], kept.calls, kept.failed, kept.took, kept.slots)
+    return list(sums.values())
+
+
+def _kept(keys: Iterable[Key]) -> Iterator[CallSum]:
+    """The sums of the same times as these, as they are."""
+    times: dict[int, set[int]] = defaultdict(set)
+    for seconds, begins, *_ in keys:
+        times[seconds].add(begins)
+    for seconds, moments in times.items():
+        yield from CallSum.objects.filter(seconds=seconds, begins__in=moments)
+
+
+def _empty(seconds: int, begins: int, tool_name: str, member_id: int) -> CallSum:
+    key = {"seconds": seconds, "begins": begins, "tool_name": tool_name, "member_id": member_id}
+    return CallSum(**key, calls=0, failed=0, took=0.0, slots={})
+
+
+def _increase(row: CallSum, calls: int, failed: int, took: float, slots: Mapping[str, int]) -> None:
+    row.calls += calls
+    row.failed += failed
+    row.took += took
+    for slot, count in slots.items():
+        row.slots[slot] = row.slots.get(slot, 0) + count
 
 
 def forget() -> None:
@@ -169,23 +204,21 @@ def series(
     whose, names = _whose(member_id, without)
     of_tool = " AND tool_name = %s" if tool_name else ""
     sql = f"""WITH ended AS MATERIALIZED ({_ended(_LIVE_WHERE)})
-        SELECT begins, slot, SUM(calls), SUM(failed), SUM(took) FROM (
-            SELECT begins, slot, calls, failed, took FROM {_SUMS}
-            WHERE seconds = %s AND begins IN ({_places(begins)}) AND tool_name = %s {whose}
-            UNION ALL
-            SELECT moment - moment %% {span.seconds}, {_SLOT}, 1, failed, COALESCE(took, 0) FROM ended
-            WHERE moment >= %s {whose} {of_tool}
-        ) AS parts GROUP BY begins, slot"""  # noqa: S608 - constants and placeholders
+        SELECT begins, CAST(slots AS text), calls, failed, took FROM {_SUMS}
+        WHERE seconds = %s AND begins IN ({_places(begins)}) AND tool_name = %s {whose}
+        UNION ALL
+        SELECT moment - moment %% {span.seconds}, CAST({_SLOT} AS text), COUNT(*), SUM(failed), COALESCE(SUM(took), 0)
+        FROM ended WHERE moment >= %s {whose} {of_tool} GROUP BY 1, 2"""  # noqa: S608 - constants and placeholders
     tool = [tool_name] if tool_name else []
     parameters = [*_live_since(now), span.seconds, *begins, tool_name, *names, begins[0], *names, *tool]
     with connection.cursor() as cursor:
         cursor.execute(sql, parameters)
         rows = cursor.fetchall()
-    by_moment: dict[int, list[list[Any]]] = defaultdict(list)
-    for moment, *row in rows:
-        by_moment[moment].append(row)
-    points = [_point(moment, by_moment[moment]) for moment in begins]
-    shown = [row for moment in begins for row in by_moment[moment]]
+    parts: dict[int, list[_Part]] = defaultdict(list)
+    for moment, slots, calls, failed, took in rows:
+        parts[moment].append(_part(slots, int(calls), int(failed), float(took)))
+    points = [_point(moment, parts[moment]) for moment in begins]
+    shown = [part for moment in begins for part in parts[moment]]
     return Series(span, points, _point(begins[0], shown))
 
 
@@ -221,20 +254,35 @@ def _whose(member_id: int | None, without: Collection[str]) -> tuple[str, list[A
     return "", []
 
 
-def _point(begins: int, rows: list[list[Any]]) -> Point:
-    """Of rows (slot, calls, failed, took)."""
-    slots: dict[int, int] = defaultdict(int)
-    for slot, calls, *_ in rows:
-        slots[slot] += int(calls)
-    every = sum(slots.values())
-    started = every - slots.pop(NEVER_STARTED, 0)
+@dataclass(frozen=True)
+class _Part:
+    """A part of a point: a sum, or live calls of one slot."""
+
+    slots: dict[str, int]
+    calls: int
+    failed: int
+    took: float
+
+
+def _part(slots: str, calls: int, failed: int, took: float) -> _Part:
+    known = json.loads(slots)
+    return _Part(known if isinstance(known, dict) else {str(known): calls}, calls, failed, took)
+
+
+def _point(begins: int, parts: list[_Part]) -> Point:
+    slots: Counter[int] = Counter()
+    for part in parts:
+        for slot, count in part.slots.items():
+            slots[int(slot)] += count
+    calls = sum(part.calls for part in parts)
+    started = calls - slots.pop(NEVER_STARTED, 0)
     return Point(
         begins_at=datetime.fromtimestamp(begins, UTC),
-        calls=every,
-        failed=sum(int(row[2]) for row in rows),
+        calls=calls,
+        failed=sum(part.failed for part in parts),
         p50=quantile(slots, 0.5),
         p95=quantile(slots, 0.95),
-        mean=sum(float(row[3]) for row in rows) / started if started else None,
+        mean=sum(part.took for part in parts) / started if started else None,
     )
 
 
@@ -243,7 +291,7 @@ def slot_of(seconds: float) -> int:
     return bisect_right(SLOT_ENDS, seconds)
 
 
-def quantile(slots: dict[int, int], part: float) -> float | None:
+def quantile(slots: Mapping[int, int], part: float) -> float | None:
     """How long `part` of the calls took at most, in seconds; inside a slot by its scale, so a fifth off at worst."""
     wanted = part * sum(slots.values())
     below = 0
@@ -278,12 +326,6 @@ def _slot_between(lowest: int, highest: int) -> str:
 
 
 _SLOT = f"CASE WHEN took IS NULL THEN {NEVER_STARTED} ELSE {_slot_between(0, len(SLOT_ENDS))} END"
-
-_ADD = f"""INSERT INTO {_SUMS} (seconds, begins, tool_name, member_id, slot, calls, failed, took)
-    VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
-    ON CONFLICT (seconds, begins, tool_name, member_id, slot) DO UPDATE SET
-        calls = {_SUMS}.calls + excluded.calls, failed = {_SUMS}.failed + excluded.failed,
-        took = {_SUMS}.took + excluded.took"""  # noqa: S608 - constants
 
 # The text of a moment is `2026-11-21 15:43:15.123456`, or ends with its seconds; strftime would round to milliseconds.
 _SQLITE = """CAST(strftime('%%s', substr(finished_at, 1, 19)) AS INTEGER) AS moment,

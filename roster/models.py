@@ -419,22 +419,22 @@ class CallTotal(models.Model):
 
 
 class CallSum(models.Model):
-    """So many calls ended within so many seconds and took about that long. Written by `mcp_runtime.statistics`."""
+    """The calls of a tool, or of a member, that ended within so many seconds. Written by `mcp_runtime.statistics`."""
 
     member = models.ForeignKey(GuildMember, on_delete=models.CASCADE, db_index=False)
     tool_name = models.CharField(max_length=255, help_text="Empty: all tools of the member together.")
     seconds = models.PositiveIntegerField(help_text="For how long it stands: a minute, a quarter, an hour.")
     begins = models.PositiveBigIntegerField(help_text="Unix time, a multiple of `seconds`.")
-    slot = models.SmallIntegerField(help_text="How long the calls took, as a place on a logarithmic scale.")
     calls = models.PositiveBigIntegerField()
     failed = models.PositiveBigIntegerField()
     took = models.FloatField(help_text="Seconds, of all the calls together.")
+    slots = models.JSONField(help_text="How many took how long: counts by place on a logarithmic scale.")
 
     class Meta:
         constraints = [
             # In this order it is the one index that readers and the deletion of old sums need.
             models.UniqueConstraint(
-                fields=["seconds", "begins", "tool_name", "member", "slot"], name="one_sum_per_time_tool_and_slot"
+                fields=["seconds", "begins", "tool_name", "member"], name="one_sum_per_time_and_tool"
             )
         ]
 

@@ -24,10 +24,9 @@ from django.views.decorators.http import require_POST
 from mcp_runtime import control
 from mcp_runtime.errors import AccessError, NotCancellableError, RequestRefusedError
 from mcp_runtime.invocations import Caller
-from roster.admin import call_compare, call_export, call_list, live, present, results, statistics
+from roster.admin import call_compare, call_export, call_list, live, present, results, runner, statistics
 from roster.admin.call_list import CallList, CallPaginator
 from roster.admin.rows import ReachedMembers, RuntimeRowAdmin, principal_of
-from roster.calls import progress_text
 from roster.models import GuildMember, Invocation, Tool
 
 LIST_PART = "admin/roster/invocation/list_part.html"
@@ -203,7 +202,6 @@ class InvocationAdmin(RuntimeRowAdmin):
         may_invoke = self.has_invoke_permission(request)
         is_there = member.enabled and not member.removed_at and principal_of(request).reaches(member.name)
         is_callable = tool is not None and tool.listed and tool.enabled and may_invoke and is_there
-        progress = invocation.progress or {}
         return {
             "call": invocation,
             "is_active": not invocation.is_finished,
@@ -211,9 +209,7 @@ class InvocationAdmin(RuntimeRowAdmin):
             "tool": tool if is_callable else None,
             "fault": control.why_not_again(invocation),
             "call_key": uuid.uuid4(),
-            "said": progress_text(invocation.progress),
-            "progress_value": progress.get("progress"),
-            "progress_max": progress.get("total"),
+            "progress": runner.progress_of(invocation),
             "shown": results.shown(invocation, tool.output_schema if tool else None),
             "arguments": present.json_block(control.shown_arguments(invocation)),
             "took": present.seconds(invocation.duration),

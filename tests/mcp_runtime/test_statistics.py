@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -193,7 +194,7 @@ def test_the_index_on_the_end_is_what_a_step_reads(anna: GuildMember) -> None:
         connection,
     ) as queries:
         statistics.sum_up(timezone.now())
-    assert len(queries) < 10
+    assert len(queries) <= 11
     sums = next(query["sql"] for query in queries if "MATERIALIZED" in query["sql"])
     if connection.vendor == "sqlite":
         with connection.cursor() as cursor:
@@ -279,8 +280,10 @@ def test_database_and_python_know_the_same_slots(anna: GuildMember) -> None:
     for length in lengths:
         ended(anna, minutes(2), took=length)
     statistics.sum_up()
-    found = CallSum.objects.filter(seconds=60, tool_name="").values_list("slot", flat=True).order_by("slot")
-    assert list(found) == [statistics.slot_of(length) for length in lengths]
+    slots = Counter[int]()
+    for row in CallSum.objects.filter(seconds=60, tool_name=""):
+        slots.update({int(slot): count for slot, count in row.slots.items()})
+    assert sorted(slots.elements()) == [statistics.slot_of(length) for length in lengths]
 
 
 @pytest.mark.parametrize(

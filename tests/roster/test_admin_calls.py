@@ -322,7 +322,7 @@ def test_a_running_call_shows_progress_and_its_end_stops_the_asking(page: Client
     )
     text = html(page.get(at(call, "change")))
     assert f'data-live="{at(call, "part")}"' in text
-    assert '<progress aria-label="Progress of the call" value="2" max="5">' in text
+    assert '<progress aria-label="Progress of the call" value="40.0" max="100">' in text
     assert "2 of 5: fetching &lt;img" in text
     assert at(call, "cancel") in text
     part = page.get(at(call, "part"))
