@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from tests.end_to_end.browser.rig import BrowserHall, Visitor
 from tests.end_to_end.browser.screens import OVERFLOW, screens_of
@@ -138,6 +139,14 @@ def hall(new_hall: BrowserHall) -> BrowserHall:
     return new_hall
 
 
+CALL_PAGES = """
+import json
+from django.urls import reverse
+from roster.models import Tool
+print(json.dumps({tool.name: reverse("admin:roster_tool_call", args=[tool.pk]) for tool in Tool.objects.all()}))
+"""
+
+
 def rows_pages(hall: BrowserHall) -> list[str]:
     """The page of every row, where `screens_of` takes one of each kind."""
     script = """
@@ -179,3 +188,29 @@ def test_nothing_that_members_say_is_executed_or_breaks_a_page(hall: BrowserHall
         elif wrong := harm_on(page):
             harm[screen] = wrong
     assert not harm, "\n".join(f"{screen} {wrong}" for screen, wrong in harm.items())
+
+
+def test_the_runner_draws_and_calls_a_hostile_tool_and_shows_what_comes(hall: BrowserHall, visitor: Visitor) -> None:
+    page = visitor.window(traced=False)
+    addresses = json.loads(hall.run(CALL_PAGES))
+    for name in (TOOLS[0], *(name for name in ANSWERS if name != "step")):
+        page.goto(addresses[name])
+        page.get_by_role("button", name="Call", exact=True).click()
+        # What does not fit the schema is refused at its field, and that is shown as safely.
+        outcome = page.locator("#outcome-status:not(:empty), #call-errors .errornote")
+        expect(outcome.first).to_be_visible()
+        expect(page.locator("#outcome-status").filter(has_text=re.compile("queued|running"))).not_to_be_attached()
+        assert harm_on(page) == "", name
+
+
+def test_the_search_of_the_roster_takes_hostile_words(visitor: Visitor) -> None:
+    page = visitor.window()
+    page.goto("/")
+    for words in (OUTBREAK[:100], "%00%0a", "\u202e", "W" * 100):
+        with page.expect_response("**/cards/**"):
+            page.get_by_role("searchbox").fill(words)
+        assert harm_on(page) == "", words
+    page.get_by_role("searchbox").fill("' OR 1=1 --")
+    expect(page.get_by_text("No member and no tool says that.")).to_be_visible()
+    page.get_by_role("searchbox").fill("")
+    expect(page.locator("#roster .card")).to_have_count(5)
