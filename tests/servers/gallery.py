@@ -20,6 +20,13 @@ def of(properties, *required, **more):
     return {"type": "object", "properties": properties, "required": list(required), **more}
 
 
+def branch(number):
+    """Ten properties, each with ten ways to go on."""
+    ways = {"anyOf": [{"$ref": f"#/$defs/{number}"}] * 10}
+    names = [f"p{index}" for index in range(10)]
+    return of(dict.fromkeys(names, ways), *names)
+
+
 PERSON = of({"name": {**STRING, "minLength": 2}, "email": {**STRING, "format": "email"}}, "name", title="Person")
 CARD = of({"kind": {"const": "card"}, "number": {**STRING, "title": "Card number"}}, "kind", "number", title="By card")
 BANK = of({"kind": {"const": "bank"}, "iban": {**STRING, "title": "IBAN"}}, "kind", "iban", title="By bank")
@@ -110,6 +117,12 @@ SCHEMAS = {
     ),
     "recursive": of({"tree": {"$ref": "#/$defs/node"}}, "tree", **{"$defs": {"node": NODE}}),
     "exploding": of({"root": {"$ref": "#/$defs/n"}}, "root", **{"$defs": {"n": BINARY}}),
+    "endless": {**of({"a": STRING}), "allOf": [{"$ref": "#"}, {"$ref": "#"}]},
+    "branching": of(
+        {"a": {"$ref": "#/$defs/0"}},
+        "a",
+        **{"$defs": {**{str(n): branch(n + 1) for n in range(8)}, "8": STRING}},
+    ),
     "wide": of({f"field_{number}": STRING for number in range(2000)}),
     "numbers": of(
         {

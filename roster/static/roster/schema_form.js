@@ -16,6 +16,8 @@
   const MAX_LABEL = 120;
   const MAX_PARTS = 200; // of one allOf, references included
   const MAX_HOPS = 20;
+  const MAX_WORK = 20_000; // schemas looked at for one drawing
+  const MAX_FIRST = 300; // values that one new place begins with
   const SEVERAL = 12; // choices that are shown as boxes to tick
 
   const FORMATS = {
@@ -74,29 +76,57 @@
   // Schemas ---------------------------------------------------------------------------------------------------------
 
   class Schemas {
+    #flattened = new Map();
+    #work = 0;
+
     constructor(root) {
       this.root = root;
     }
 
-    /* The schema with its references and allOf taken in; `unshowable` says what could not be. */
-    flat(schema) {
-      return this.#flat(schema, { parts: 0, hops: 0 });
+    /* A drawing begins: what it may cost is counted anew. */
+    begin() {
+      this.#work = 0;
     }
 
-    #flat(schema, spent) {
+    /* Small schemas can branch without end: whatever walks through them pays here. Throws CannotShow. */
+    spend(steps = 1) {
+      this.#work += steps;
+      if (this.#work > MAX_WORK) throw new CannotShow("its schema branches too much");
+    }
+
+    /* The schema with its references and allOf taken in; `unshowable` says what could not be. */
+    flat(schema) {
+      this.spend();
+      if (!isObject(schema)) return this.#flat(schema, { parts: 0 }, 0);
+      if (!this.#flattened.has(schema)) this.#flattened.set(schema, this.#flat(schema, { parts: 0 }, 0));
+      return this.#flattened.get(schema);
+    }
+
+    /* `spent` is shared by all parts of one schema. */
+    #flat(schema, spent, hops) {
+      this.spend();
       spent.parts += 1;
       if (schema === false) return { unshowable: "the schema allows nothing here" };
       if (!isObject(schema)) return {};
-      if (spent.parts > MAX_PARTS || spent.hops > MAX_HOPS) return { unshowable: "its schema refers on and on" };
+      if (spent.parts > MAX_PARTS || hops > MAX_HOPS) return { unshowable: "its schema refers on and on" };
       const { $ref: reference, allOf: parts, ...own } = schema;
       let flat = {};
       if (typeof reference === "string") {
         const target = this.#target(reference);
         if (target === undefined) return { ...own, unshowable: `its schema refers to ${shortened(reference, 60)}` };
-        flat = this.#flat(target, { parts: spent.parts, hops: spent.hops + 1 });
+        flat = this.#flat(target, spent, hops + 1);
       }
-      for (const part of asList(parts)) flat = merged(flat, this.#flat(part, spent));
+      for (const part of asList(parts)) {
+        if (flat.unshowable) break;
+        flat = merged(flat, this.#flat(part, spent, hops + 1));
+      }
       return merged(flat, own);
+    }
+
+    /* Each has a cost of its own: what holds for all may be long. */
+    #joined(base, part) {
+      this.spend(1 + Object.keys(asObject(base.properties)).length / 10);
+      return merged(base, part);
     }
 
     #target(reference) {
@@ -115,7 +145,7 @@
     alternatives(schema) {
       const { anyOf, oneOf, ...base } = schema;
       const several = asList(anyOf).length ? anyOf : asList(oneOf);
-      if (several.length) return several.slice(0, MAX_CHOICES).map((part) => merged(base, this.flat(part)));
+      if (several.length) return several.slice(0, MAX_CHOICES).map((part) => this.#joined(base, this.flat(part)));
       const types = asList(schema.type).filter((type) => typeof type === "string");
       return types.length > 1 ? types.map((type) => ({ ...schema, type })) : [];
     }
@@ -241,6 +271,7 @@
     }
 
     #redraw(focus) {
+      this.#schemas.begin();
       this.#places.clear();
       this.#fieldsLeft = MAX_FIELDS;
       this.#number = 0;
@@ -262,9 +293,11 @@
       first?.focus();
     }
 
-    /* Something was added or taken away: draw anew what is there, then go on where it happened. */
-    #rebuild(focus) {
+    /* Add something or take it away, draw anew what is there, then go on where it happened. */
+    #rebuild(focus, change) {
       try {
+        this.#schemas.begin();
+        change();
         this.#redraw(focus);
       } catch (error) {
         if (!(error instanceof CannotShow)) throw error;
@@ -292,25 +325,26 @@
     }
 
     /* What a new place begins with. */
-    #first(schema, depth = 0) {
+    #first(schema, depth = 0, left = { values: MAX_FIRST }) {
+      left.values -= 1;
       const flat = this.#schemas.flat(schema);
       for (const key of ["default", "const"]) if (has(flat, key)) return copy(flat[key]);
       if (asList(flat.enum).length) return copy(flat.enum[0]);
       const [alternative] = this.#schemas.alternatives(flat);
-      if (alternative && depth < MAX_DEPTH) return this.#first(alternative, depth + 1);
+      if (alternative && depth < MAX_DEPTH) return this.#first(alternative, depth + 1, left);
       const type = typeOf(flat);
-      if (type === "object") return this.#firstObject(flat, depth);
+      if (type === "object") return this.#firstObject(flat, depth, left);
       if (type === "array") return [];
       if (type === "number" || type === "integer") return typeof flat.minimum === "number" ? flat.minimum : 0;
       return { string: "", boolean: false }[type] ?? null;
     }
 
-    #firstObject(flat, depth) {
+    #firstObject(flat, depth, left) {
       const made = {};
-      if (depth >= MAX_DEPTH) return made;
       for (const [key, part] of Object.entries(asObject(flat.properties)).slice(0, MAX_CHOICES)) {
         const isWanted = asList(flat.required).includes(key) || (isObject(part) && has(part, "default"));
-        if (isWanted) put(made, key, this.#first(part, depth + 1));
+        if (depth >= MAX_DEPTH || left.values <= 0) break;
+        if (isWanted) put(made, key, this.#first(part, depth + 1, left));
       }
       return made;
     }
@@ -379,8 +413,7 @@
           return;
         }
         const place = [...path, name.value];
-        this.#put(place, this.#first(schema));
-        this.#rebuild(place);
+        this.#rebuild(place, () => this.#put(place, this.#first(schema)));
       };
       return element("div", "sf-adder", name, button("Add entry", "sf-button", add));
     }
@@ -504,8 +537,7 @@
 
     #remover(path, text) {
       return button(text, "sf-button sf-remove", () => {
-        this.#drop(path);
-        this.#rebuild(path.slice(0, -1));
+        this.#rebuild(path.slice(0, -1), () => this.#drop(path));
       }, `${text} ${shortened(path.at(-1), 60)}`);
     }
 
@@ -629,8 +661,7 @@
       if (!isThere) {
         const name = typeof schema.title === "string" && schema.title.trim() ? schema.title : label;
         const add = button(`Add ${shortened(name, 60)}`, "sf-button", () => {
-          this.#put(path, this.#firstGroup(schema));
-          this.#rebuild(path);
+          this.#rebuild(path, () => this.#put(path, this.#firstGroup(schema)));
         });
         return this.#framed(spot, "fieldset", legend, element("div", "sf-members", add), add, "");
       }
@@ -652,23 +683,22 @@
       const isFull = items.length >= schema.maxItems || this.#itemSchema(schema, items.length).unshowable;
       const add = button("Add an item", "sf-button", () => {
         const place = [...path, items.length];
-        this.#put(place, this.#first(this.#itemSchema(schema, items.length)));
-        this.#rebuild(place);
+        this.#rebuild(place, () => this.#put(place, this.#first(this.#itemSchema(schema, items.length))));
       });
       return [...drawn, ...(isFull ? [] : [add])];
     }
 
     #itemRemover(path, index) {
       return button("×", "sf-button", () => {
-        this.#drop([...path, index]);
-        this.#rebuild(path);
+        this.#rebuild(path, () => this.#drop([...path, index]));
       }, `Remove ${index + 1}`);
     }
 
     #swap(path, index) {
       const items = this.#at(path);
-      [items[index], items[index + 1]] = [items[index + 1], items[index]];
-      this.#rebuild([...path, index]);
+      this.#rebuild([...path, index], () => {
+        [items[index], items[index + 1]] = [items[index + 1], items[index]];
+      });
     }
 
     #boxes(spot) {
@@ -717,9 +747,10 @@
       if (isOptional || !isThere) control.append(new Option("not sent", ""));
       alternatives.forEach((part, index) => control.append(new Option(branchName(part, index), String(index), false, index === chosen)));
       control.addEventListener("change", () => {
-        if (control.value === "") this.#drop(path);
-        else this.#put(path, this.#first(alternatives[Number(control.value)]));
-        this.#rebuild(path);
+        this.#rebuild(path, () => {
+          if (control.value === "") this.#drop(path);
+          else this.#put(path, this.#first(alternatives[Number(control.value)]));
+        });
       });
       const body = element("div", "sf-members", control);
       const legend = element("legend", "sf-legend", ...this.#labels(spot));

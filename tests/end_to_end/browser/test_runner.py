@@ -18,6 +18,17 @@ pytestmark = [pytest.mark.browser, pytest.mark.processes, pytest.mark.timeout(24
 
 GALLERY = ROOT / "tests" / "servers" / "gallery.py"
 AXE = ROOT / "tests" / "end_to_end" / "browser" / "axe.min.js"
+BLINK = """() => {
+  const schema = JSON.parse(document.getElementById("input-schema").textContent);
+  const value = JSON.parse(document.getElementById("id_arguments").value);
+  const began = performance.now();
+  try {
+    new SchemaForm(document.createElement("div"), schema, () => 0).show(value);
+  } catch (error) {
+    if (!(error instanceof SchemaForm.CannotShow)) throw error;
+  }
+  return performance.now() - began;
+}"""
 FINDINGS = """axe.run().then((report) =>
   report.violations.map((found) => [found.impact, found.id, found.nodes[0].html]))"""
 
@@ -193,6 +204,18 @@ def test_a_schema_without_end_is_cut_and_the_page_lives(runner: Runner) -> None:
     runner.open("exploding")
     expect(runner.page.get_by_role("button", name="Add left").first).to_be_visible()
     assert runner.page.locator("#fields fieldset").count() <= 400
+
+
+@pytest.mark.parametrize("tool", ["endless", "branching"])
+def test_a_schema_that_branches_without_end_costs_no_more_than_a_blink(runner: Runner, tool: str) -> None:
+    page = runner.open(tool).page
+    expect(page.locator("#form-note:visible, #fields button:visible, #fields select:visible").first).to_be_visible()
+    for _ in range(5):
+        for button in page.locator("#fields button:visible").all()[:1]:
+            button.click()
+        assert page.evaluate(BLINK) < 3000, "milliseconds to draw the form"
+    runner.write({"a": "x"})
+    expect(page.locator("#json-status")).to_be_empty()
 
 
 def test_too_many_fields_fall_back_to_json_and_the_page_says_so(runner: Runner) -> None:
