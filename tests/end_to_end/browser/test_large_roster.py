@@ -15,10 +15,11 @@ LOOKS = 8
 MOST_BYTES = 300_000
 # Rows as of a hall in use, and no 200 processes: the runtime of another host is said to be alive for an hour.
 FURNISH = f"""
-import time, uuid
+import uuid
 from datetime import timedelta
 from django.utils import timezone
-from roster.models import CallSum, GuildMember, Hall, Tool
+from mcp_runtime import statistics
+from roster.models import GuildMember, Hall, Invocation, Tool
 alive = timezone.now() + timedelta(hours=1)
 Hall.objects.update_or_create(pk=1, defaults=dict(lease_id=uuid.uuid4(), lease_host="far-away.invalid", lease_pid=1,
                                                   heartbeat_at=alive))
@@ -38,13 +39,13 @@ Tool.objects.bulk_create(
         "name": f"tool-{{number}}", "description": "Does one thing and does it well.", "inputSchema": schema}})
     for member in members for number in range({TOOLS})
 )
-minute = int(time.time()) // 60 * 60
-CallSum.objects.bulk_create(
-    CallSum(
-        member=member, tool_name="", seconds=60, begins=minute - 60 * ago, slot=3, calls=5, failed=ago % 2, took=1.0
-    )
-    for member in members for ago in range(60)
+ended = [timezone.now() - timedelta(minutes=5 * ago, seconds=30) for ago in range(12)]
+Invocation.objects.bulk_create(
+    Invocation(member=member, tool_name="tool-1", timeout=30, door="rest", status=status, queued_at=moment,
+               started_at=moment, finished_at=moment)
+    for moment in reversed(ended) for member in members for status in ("succeeded", "failed")
 )
+statistics.sum_up()
 """
 
 

@@ -16,7 +16,7 @@ def test_a_user_logs_in_through_the_form_and_sees_the_members(visitor: Visitor) 
     page.get_by_label("Username").fill("admin")
     page.get_by_label("Password").fill(PASSWORD)
     page.get_by_role("button", name="Log in").click()
-    expect(page.get_by_role("link", name="good")).to_be_visible()
+    expect(page.get_by_role("link", name="Good", exact=True)).to_be_visible()
 
 
 @pytest.mark.parametrize(
