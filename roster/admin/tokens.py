@@ -9,7 +9,8 @@ from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.widgets import AdminSplitDateTime
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.db.models import DateTimeField, ForeignKey, ManyToManyField, Model, QuerySet
+from django.db.models import DateTimeField, ForeignKey, ManyToManyField, Model, OuterRef, QuerySet, Subquery, Value
+from django.db.models.functions import Concat
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import redirect
 from django.urls import URLPattern, path
@@ -22,7 +23,7 @@ from django.views.decorators.http import require_POST
 from mcp_runtime import control
 from roster.admin import live, present, token_page
 from roster.admin.rows import principal_of
-from roster.models import ApiToken, GuildMember, Tool
+from roster.models import ApiToken, GuildMember, TokenClient, Tool
 
 ASKED = ["user", "name", "expires_at", "scope", "members", "tools", "calls_per_minute", "max_in_flight"]
 SHOWN = ["beginning"]  # the rest is FACTS, in the way of its page
@@ -74,7 +75,7 @@ class ApiTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's cla
     """Who may see everybody's tokens is the superuser; others see, make and revoke their own."""
 
     form = TokenForm
-    list_display = ["beginning", "status", "user", "name", "opens", "made", "expires", "used"]
+    list_display = ["beginning", "status", "user", "name", "opens", "made", "expires", "used", "last_client"]
     list_select_related = ["user"]
     list_filter = ["scope", "created_at", "expires_at"]
     search_fields = ["name", "hint", "user__username"]
@@ -89,7 +90,9 @@ class ApiTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's cla
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ApiToken]:
         tokens: QuerySet[ApiToken] = super().get_queryset(request).prefetch_related("members", "tools__member")
-        tokens = tokens.select_related("user", "made_with__user")
+        named = TokenClient.objects.filter(token=OuterRef("pk")).order_by("-last_seen_at", "-pk")
+        client = Subquery(named.values(words=Concat("name", Value(" "), "version"))[:1])
+        tokens = tokens.select_related("user", "made_with__user").annotate(client=client)
         return tokens if request.user.is_superuser else tokens.filter(user=request.user.pk)
 
     def get_fields(self, request: HttpRequest, obj: Model | None = None) -> Any:
@@ -222,6 +225,10 @@ class ApiTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's cla
         if token.scope == Scope.TOOLS:
             names = [f"{tool.member.name}/{tool.name}" for tool in token.tools.all()]
         return ", ".join(sorted(names)) or "nothing that is left"
+
+    @admin.display(description="last came")
+    def last_client(self, token: ApiToken) -> str:
+        return present.one_line(str(getattr(token, "client", None) or ""), 60) or present.NOTHING
 
     @admin.display(description="limits")
     def limits(self, token: ApiToken) -> str:

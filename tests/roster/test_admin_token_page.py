@@ -197,6 +197,14 @@ def test_who_came_and_what_was_called_is_told(
     assert len(page.get(link).context["cl"].result_list) == 2
 
 
+def test_the_list_says_which_program_came_last(page: Client, token: ApiToken) -> None:
+    seen(token, "cursor", "1.0")
+    seen(token, EVIL, "2.1")
+    listed = page.get(reverse("admin:roster_apitoken_changelist")).content.decode()
+    assert "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt; 2.1" in listed
+    assert "cursor" not in listed
+
+
 def test_use_is_told_anew_when_it_changed(page: Client, token: ApiToken) -> None:
     tag = page.get(part_of(token, "use"))["ETag"]
     assert page.get(part_of(token, "use"), headers={"If-None-Match": tag}).status_code == 304
