@@ -328,7 +328,7 @@ def _row(call: Invocation) -> Row:
         error=present.one_line(call.error_message, 160),
         who=present.one_line(call.requester, 60) or present.NOTHING,
         took=present.seconds(call.duration),
-        is_running=call.status == Invocation.Status.RUNNING,
+        is_running=call.status == Invocation.Status.RUNNING and call.started_at is not None,
     )
 
 
