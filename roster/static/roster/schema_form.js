@@ -536,9 +536,9 @@
     }
 
     #remover(path, text) {
-      return button(text, "sf-button sf-remove", () => {
+      return button(`${text} ${shortened(path.at(-1), 60)}`, "sf-button sf-remove", () => {
         this.#rebuild(path.slice(0, -1), () => this.#drop(path));
-      }, `${text} ${shortened(path.at(-1), 60)}`);
+      });
     }
 
     // Scalars
