@@ -6,11 +6,13 @@ import re
 import statistics as figures
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
+import psutil
 import requests
 
 from bench.figures import Figure, percentile
-from bench.hall import BenchHall, bench_hall
+from bench.hall import BenchHall, bench_hall, cpu_seconds, family
 
 CALLS = 1_000_000
 MEMBERS, TOOLS = 20, 20
@@ -74,22 +76,30 @@ def statistics(requests_made: int) -> list[Figure]:
         _fill(hall, BUSY_MINUTE, ago=100, seconds=60)
         minute = _sum(hall, BUSY_MINUTE, ago=5)
         _fill(hall, 600, ago=4, seconds=3)  # what a reader has to count by itself
-        hall.start_web()
-        plots, plots_api, lists, search = _reads(hall, requests_made)
+        api, parts, lists, search = _reads(hall, hall.start_web(), requests_made)
     return [
         Figure(f"summing a week of {CALLS:,} calls, after a stop", caught_up, "s"),
         Figure(f"summing a minute of {BUSY_MINUTE:,} calls", 1000 * minute, "ms", 1000),
-        *_read_figures("GET a member's statistics, hour, day and week in turn", plots_api, 100),
-        *_read_figures("plots of the whole hall as a part of a page, in turn", plots, 100),
+        *_read_figures("GET a member's statistics, hour, day and week in turn", api, 100),
+        *_read_figures("plots of the whole hall as a part of a page, in turn", parts, 250),
         *_read_figures("first page of the calls", lists, 150),
         *_read_figures("search among the calls that finds nothing", search, 500),
     ]
 
 
-def _read_figures(what: str, took: list[float], bound: float) -> list[Figure]:
+@dataclass(frozen=True)
+class Reads:
+    """Milliseconds of each answer, and of the web's CPU for one."""
+
+    took: list[float]
+    cpu: float
+
+
+def _read_figures(what: str, reads: Reads, bound: float) -> list[Figure]:
     return [
-        Figure(f"{what}, median", figures.median(took), "ms"),
-        Figure("  95th percentile", percentile(took, 0.95), "ms", bound),
+        Figure(f"{what}, median", figures.median(reads.took), "ms"),
+        Figure("  95th percentile", percentile(reads.took, 0.95), "ms", bound),
+        Figure("  CPU of the web for one", reads.cpu, "ms"),
     ]
 
 
@@ -105,7 +115,7 @@ def _sum(hall: BenchHall, calls: int, *, ago: int) -> float:
     return float(seconds)
 
 
-def _reads(hall: BenchHall, number: int) -> tuple[list[float], ...]:
+def _reads(hall: BenchHall, web: psutil.Process, number: int) -> tuple[Reads, ...]:
     base, token = f"http://127.0.0.1:{hall.port}", hall.token()
     program, person = requests.Session(), _logged_in(base)
     program.headers["Authorization"] = f"Bearer {token}"
@@ -119,22 +129,23 @@ def _reads(hall: BenchHall, number: int) -> tuple[list[float], ...]:
 
     calls = f"{base}/admin/roster/invocation/"
     return (
-        _timed(person, part, number),
-        _timed(program, api, number),
-        _timed(person, lambda _: calls, number),
-        _timed(person, lambda turn: f"{calls}?q=nothing{turn}", number // 4),
+        _timed(web, program, api, number),
+        _timed(web, person, part, number),
+        _timed(web, person, lambda _: calls, number),
+        _timed(web, person, lambda turn: f"{calls}?q=nothing{turn}", number // 4),
     )
 
 
-def _timed(session: requests.Session, address: Callable[[int], str], number: int) -> list[float]:
+def _timed(web: psutil.Process, session: requests.Session, address: Callable[[int], str], number: int) -> Reads:
     took = []
-    for turn in range(number + 5):
+    before = cpu_seconds(family(web))
+    for turn in range(number):
         began = time.monotonic()
         answer = session.get(address(turn), timeout=20)
         took.append((time.monotonic() - began) * 1000)
         if answer.status_code != 200 or answer.history:
             raise SystemExit(f"bench: {answer.status_code} for {address(turn)}")
-    return took[5:]
+    return Reads(took, (cpu_seconds(family(web)) - before) / number * 1000)
 
 
 def _logged_in(base: str) -> requests.Session:

@@ -84,6 +84,8 @@ def plot(series: Series) -> dict[str, object]:
         "failed": _bars((point.failed for point in points), top_calls),
         "p50_line": _line([point.p50 for point in points], top_seconds),
         "p95_line": _line([point.p95 for point in points], top_seconds),
+        "p50_dots": _dots([point.p50 for point in points], top_seconds),
+        "p95_dots": _dots([point.p95 for point in points], top_seconds),
         "top_calls": f"{top_calls:,.0f}",
         "top_seconds": seconds(top_seconds),
         "times": _times(series),
@@ -131,16 +133,29 @@ def _bars(values: Iterable[float], top: float) -> str:
 
 
 def _line(values: Sequence[float | None], top: float) -> str:
-    """A path through the middles of the points; it breaks where nothing was called, and one alone is a dot."""
+    """A path through the middles of the points; it breaks where nothing was called."""
     path, drawing = [], False
     for number, value in enumerate(values):
         if value is None or not top:
             drawing = False
             continue
-        path.append(f"{'L' if drawing else 'M'}{number + 0.5:g} {100 - 100 * min(1.0, value / top):.4g}")
-        path.append("" if drawing else "h0")
+        path.append(f"{'L' if drawing else 'M'}{number + 0.5:g} {_height(value, top)}")
         drawing = True
     return "".join(path)
+
+
+def _dots(values: Sequence[float | None], top: float) -> str:
+    """Points without neighbours, which no line shows."""
+    padded = [None, *values, None]
+    return "".join(
+        f"M{number + 0.5:g} {_height(value, top)}h0"
+        for number, value in enumerate(values)
+        if value is not None and top and padded[number] is None and padded[number + 2] is None
+    )
+
+
+def _height(value: float, top: float) -> str:
+    return f"{100 - 100 * min(1.0, value / top):.4g}"
 
 
 # Words ------------------------------------------------------------------------------------------------------------

@@ -98,7 +98,8 @@ def test_a_plot_without_calls_says_so_and_draws_nothing() -> None:
 
 def test_lines_break_where_nothing_was_called() -> None:
     html = drawn(series("hour", (1, 0, 0.5, 1.0), (1, 0, 0.5, 1.0), (0, 0, None, None), (1, 0, 1.0, 1.0)))
-    assert paths(html, "plot-p50") == "M56.5 50h0L57.5 50M59.5 0h0"
+    assert paths(html, "plot-p50") == "M56.5 50L57.5 50M59.5 0"
+    assert paths(html, "plot-p50 plot-dots") == "M59.5 0h0"
 
 
 @pytest.mark.parametrize(
