@@ -137,14 +137,16 @@ class Hall:
     def output(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
-    def manage(self, *argv: str, env: Mapping[str, str] = {}, **options: Any) -> subprocess.CompletedProcess[str]:
+    def manage(
+        self, *argv: str, env: Mapping[str, str] = {}, timeout: float = 40, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "manage.py", *argv],
             cwd=ROOT,
             env=self.environment(**env),
             capture_output=True,
             text=True,
-            timeout=40,
+            timeout=timeout,
             **options,
         )
 

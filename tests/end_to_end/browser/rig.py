@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -58,6 +59,10 @@ class BrowserHall(Hall):
     def environment(self, **more: str) -> dict[str, str]:
         own = {"DATABASE_URL": "", "REDIS_URL": "", "GUILD_HALL_ADMIN_PASSWORD": PASSWORD}
         return super().environment(**own, **more)
+
+    def manage(self, *argv: str, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Browsers leave little of a slow machine to others."""
+        return super().manage(*argv, timeout=timeout, **options)
 
     def add_stage(self, name: str, stage: dict[str, Any], **manifest: Any) -> Path:
         """A member that plays what `stage` says, see tests/servers/stage.py."""

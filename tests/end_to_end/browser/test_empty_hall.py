@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from tests.end_to_end.browser.rig import BrowserHall
 
-pytestmark = [pytest.mark.browser, pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.browser, pytest.mark.processes, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")

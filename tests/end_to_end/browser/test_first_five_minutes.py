@@ -10,7 +10,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.end_to_end.browser.rig import PASSWORD, BrowserHall, Visitor
 
-pytestmark = [pytest.mark.browser, pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.browser, pytest.mark.processes, pytest.mark.timeout(240)]
 
 MOST_SECONDS = 60.0
 TOOL = {

@@ -7,7 +7,7 @@ from playwright.sync_api import Page, expect
 
 from tests.end_to_end.browser.rig import PASSWORD, BrowserHall, Visitor
 
-pytestmark = [pytest.mark.browser, pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.browser, pytest.mark.processes, pytest.mark.timeout(240)]
 
 MOST_TABS = 150
 # What has the focus now: what it is called, and whether one sees that it has it.

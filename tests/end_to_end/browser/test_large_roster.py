@@ -7,7 +7,7 @@ from playwright.sync_api import Page, expect
 
 from tests.end_to_end.browser.rig import BrowserHall, Visitor, transferred
 
-pytestmark = [pytest.mark.browser, pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.browser, pytest.mark.processes, pytest.mark.timeout(240)]
 
 MEMBERS, TOOLS = 200, 20
 DRAWN_WITHIN_MS = 1000
