@@ -228,11 +228,13 @@ class CallList(ChangeList):
             self.get_query_string({"before": paginator.ids[paginator.count - 1]}, ["p"]) if paginator.has_more else ""
         )
 
-    @property
+    @cached_property
     def further_back(self) -> str:
         """The query of the same search among calls older than those that were looked through; empty at the end."""
         if not self.looked_back_to or self.older:
             return ""
+        if not Invocation.objects.filter(pk__lte=self.looked_back_to).exists():
+            return ""  # they were pruned
         return self.get_query_string({"before": self.looked_back_to + 1}, ["p"])
 
 
