@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 LIMIT = 1 << 20  # bytes of a request's head
 
@@ -24,25 +25,11 @@ class Relay:
     header: bytes
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+        # Closed whenever it ends: it is cancelled wherever it stands when the relay is over.
+        with contextlib.closing(writer), contextlib.suppress(OSError):
             from_hall, to_hall = await asyncio.open_connection("127.0.0.1", self.port)
-        except OSError:
-            writer.close()
-            return
-        ways = [
-            asyncio.create_task(self._requests(reader, to_hall)),
-            asyncio.create_task(self._answers(from_hall, writer)),
-        ]
-        try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
-            for end in (writer, to_hall):
-                end.close()
-                with contextlib.suppress(OSError):
-                    await end.wait_closed()
+            with contextlib.closing(to_hall):
+                await _first_of(self._requests(reader, to_hall), self._answers(from_hall, writer))
 
     async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
@@ -57,6 +44,17 @@ class Relay:
         while data := await reader.read(65_536):
             writer.write(data)
             await writer.drain()
+
+
+async def _first_of(*ways: Coroutine[Any, Any, None]) -> None:
+    """Until one of them ends; it takes the others along."""
+    tasks = [asyncio.create_task(way) for way in ways]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _content_length(headers: bytes) -> int:
