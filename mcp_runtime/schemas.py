@@ -269,14 +269,18 @@ def _compiled(pattern: str) -> Any:
 
 # Secrets ----------------------------------------------------------------------------------------------------------
 
-# A schema without any of these marks no secrets.
-SECRET_WORDS = (b'"writeOnly"', b'"password"')
+_SECRET_WORDS = (b'"writeOnly"', b'"password"')
 
 _IN_PLACE = ("if", "then", "else")
 _IN_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
 _IN_PLACE_MAPS = ("dependentSchemas", "dependencies")
 _OTHER_PROPERTIES = ("additionalProperties", "unevaluatedProperties")
 _OTHER_ITEMS = ("items", "additionalItems", "unevaluatedItems", "contains")
+
+
+def may_mark_secrets(encoded: bytes) -> bool:
+    """Whether a schema, as JSON, may mark anything as a secret: a quick look that errs on this side."""
+    return any(word in encoded for word in _SECRET_WORDS)
 
 
 def secret_paths(schema: dict[str, Any], arguments: dict[str, Any]) -> list[list[str | int]]:

@@ -18,13 +18,13 @@ from typing import Any
 
 from django.db import Error, connection
 
-from mcp_runtime import agent, agent_setup, sessions
+from mcp_runtime import agent, agent_setup, jsonrpc, protocol, schemas, sessions
 from mcp_runtime.agent import AgentProcess, Job, tool_rule
 from mcp_runtime.changes import SqliteChanges
 from mcp_runtime.database import persistently, unit_of_work
 from mcp_runtime.errors import AccessError, RequestRefusedError, SpawnError, describe_exit
 from mcp_runtime.sessions import ErrorKind, Outcome, Status
-from roster.models import AgentMessage, GuildMember, Tool
+from roster.models import AgentEvent, AgentMessage, GuildMember, Tool
 
 logger = logging.getLogger("guildhall.agent")
 
@@ -54,6 +54,7 @@ class Run:
     lost: threading.Event = field(default_factory=threading.Event)
     process: AgentProcess | None = None
     error: str = ""  # what its program said last of what went wrong
+    secretive: dict[str, dict[str, Any]] | None = None  # input schemas that mark secrets, by the agent's names
 
 
 class SessionRunner:
@@ -283,7 +284,7 @@ class SessionRunner:
             elif event and written + len(batch) < sessions.MAX_EVENTS:
                 run.error = event["data"]["text"] if event["kind"] == "error" else run.error
                 flush_at = flush_at if batch else now + EVENT_LOOK
-                batch.append((event["kind"], event["data"]))
+                batch.append((event["kind"], _without_secrets(run, event)))
             if batch and (now >= flush_at or len(batch) >= EVENT_BATCH or process.has_ended):
                 persistently(partial(unit_of_work, partial(sessions.write_events, run.message, batch)))
                 written, batch = written + len(batch), []
@@ -296,6 +297,34 @@ class SessionRunner:
             if why and now > kill_at + STOP_GRACE:
                 break  # somebody who left the group holds its output; the mark finds them
         return said, why
+
+
+def _without_secrets(run: Run, event: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of an event: of a call's arguments not what its tool's schema marks as a secret."""
+    data: dict[str, Any] = event["data"]
+    if event["kind"] != AgentEvent.Kind.TOOL_CALL:
+        return data
+    if run.secretive is None:
+        run.secretive = unit_of_work(partial(_secretive_schemas, run.message))
+    schema = run.secretive.get(tool_rule(str(data["server"]), str(data["tool"])))
+    if schema is None:
+        return data
+    arguments = data["arguments"]
+    if not isinstance(arguments, dict):  # they were cut, and where the secrets are cannot be told
+        return {**data, "arguments": schemas.MASK}
+    return {**data, "arguments": schemas.mask(arguments, schemas.secret_paths(schema, arguments))}
+
+
+def _secretive_schemas(message: AgentMessage) -> dict[str, dict[str, Any]]:
+    session = message.session
+    tools = Tool.objects.filter(member__in=session.members.all()).select_related("member")
+    found = {}
+    for tool in tools:
+        if schemas.may_mark_secrets(jsonrpc.encode(tool.input_schema)):
+            direct = tool_rule(tool.member.name, tool.name)
+            relayed = tool_rule(GATEWAY, protocol.qualified_name(tool.member.name, tool.name))
+            found[direct if session.direct else relayed] = tool.input_schema
+    return found
 
 
 def _missing_members(message: AgentMessage) -> list[GuildMember]:

@@ -189,8 +189,7 @@ def _tool(member: str, name: str, definition: dict[str, Any], *, has_schema: boo
     listed_as = protocol.qualified_name(member, name)
     listed = protocol.offered_definition(definition, listed_as, has_schema=has_schema)
     encoded = jsonrpc.encode(listed)
-    may_hold_secrets = any(word in encoded for word in schemas.SECRET_WORDS)
-    return OfferedTool(member, name, listed_as, definition, encoded, may_hold_secrets)
+    return OfferedTool(member, name, listed_as, definition, encoded, schemas.may_mark_secrets(encoded))
 
 
 def _member(row: GuildMember, tools: Mapping[str, OfferedTool], hidden: frozenset[str]) -> OfferedMember:

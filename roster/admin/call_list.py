@@ -28,6 +28,7 @@ PER_PAGE = 50
 MAX_COUNTED = 1000
 SCANNED = 100_000
 MAX_TOKENS = 100
+FIRST_YEAR, LAST_YEAR = 1970, 2999  # near the ends of the calendar no hour can be added
 # A call through the gateway is written down at its end, so its place in the list may be that much later than its time.
 LONGEST_CALL = timedelta(hours=1)
 
@@ -57,7 +58,7 @@ class TypedFilter(admin.SimpleListFilter):
         return True
 
     def queryset(self, request: HttpRequest, rows: QuerySet[Any]) -> QuerySet[Any]:
-        value = (self.value() or "").strip()
+        value = (self.value() or "").strip().replace("\0", "")
         return self.narrowed(rows, value) if value else rows
 
     def narrowed(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
@@ -141,7 +142,7 @@ def moment_in(value: str) -> datetime:
         moment = parse_datetime(value)
     except ValueError:
         moment = None
-    if moment is None:
+    if moment is None or not FIRST_YEAR <= moment.year <= LAST_YEAR:
         raise IncorrectLookupParameters
     return moment if timezone.is_aware(moment) else moment.replace(tzinfo=UTC)
 
@@ -260,13 +261,15 @@ def form_of(request: HttpRequest, calls: CallList) -> dict[str, Any]:
     """What the filters' form offers, and what of it is chosen."""
     closed = principal_of(request).closed_members
     members = control.roster().exclude(name__in=closed).order_by("name").values_list("pk", "name")
-    used = ApiToken.objects.exclude(last_used_at=None).select_related("user").order_by("-last_used_at")[:MAX_TOKENS]
+    used = ApiToken.objects.exclude(last_used_at=None).select_related("user").order_by("-last_used_at")
+    if not getattr(request.user, "is_superuser", False):  # others see no tokens but their own
+        used = used.filter(user=request.user.pk)
     choices = [
         _select("status__exact", "Status", Invocation.Status.choices, calls),
         _select("error_kind__exact", "Error", Invocation.ErrorKind.choices, calls),
         _select("member__id__exact", "Member", [(str(pk), name) for pk, name in members], calls),
         _select("door__exact", "Door", Invocation.Door.choices, calls),
-        _select("token", "Token", [(str(token.pk), _said(token)) for token in used], calls),
+        _select("token", "Token", [(str(token.pk), _said(token)) for token in used[:MAX_TOKENS]], calls),
         _select("within", "When", list(WITHIN.items()), calls),
     ]
     typed = {name: calls.asked(name) for name in ("tool_name", "queued_at__gte", "queued_at__lt")}

@@ -27,7 +27,7 @@ from mcp_runtime.invocations import Caller
 from roster.admin import call_compare, call_export, call_list, live, present, results, runner, statistics
 from roster.admin.call_list import CallList, CallPaginator
 from roster.admin.rows import ReachedMembers, RuntimeRowAdmin, principal_of
-from roster.models import GuildMember, Invocation, Tool
+from roster.models import Invocation, Tool
 
 LIST_PART = "admin/roster/invocation/list_part.html"
 PART = "admin/roster/invocation/part.html"
@@ -153,7 +153,7 @@ class InvocationAdmin(RuntimeRowAdmin):
             "has_plots": "span" in request.GET,
             "plots_query": calls.get_query_string({"span": statistics.SPANS[0]}, ["p", "e"]),
             "follows": calls.page_num == 1 and not calls.asked("before") and not calls.asked("queued_at__lt"),
-            "plotted": GuildMember.objects.filter(pk=member_id).first() if member_id else None,
+            "plotted": statistics.member_of(request, member_id),
             "may_invoke": self.has_invoke_permission(request),
         }
 
@@ -284,7 +284,10 @@ class InvocationAdmin(RuntimeRowAdmin):
     def previous_view(self, request: HttpRequest, invocation_id: int) -> HttpResponse:
         """To the comparison with the call of the same tool before this one."""
         invocation = self._visible(request, invocation_id)
-        earlier = call_compare.previous_of(self.get_queryset(request), invocation)
+        rows = self.get_queryset(request)
+        if not self.has_view_permission(request):
+            rows = rows.filter(requested_by=request.user.pk)
+        earlier = call_compare.previous_of(rows, invocation)
         if earlier is None:
             messages.info(request, "There is no earlier call of this tool to compare with.")
             return self.page_of(invocation)

@@ -34,7 +34,25 @@ class ReachedMembers(admin.RelatedFieldListFilter):
         )
 
 
-class RuntimeRowAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's class cannot be subscripted at run time
+class NarrowedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's class cannot be subscripted at run time
+    """Its list is narrowed by its own filters alone.
+
+    Django takes any column in the address: with `manifest__env__KEY__startswith` what pages mask could be guessed.
+    """
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
+        return any(lookup in _lookups_of(asked) for asked in self.list_filter)
+
+
+def _lookups_of(asked: Any) -> set[str]:
+    """What the filter puts into an address."""
+    if isinstance(asked, type):
+        return {asked.parameter_name}  # type: ignore[attr-defined]  # of SimpleListFilter
+    field = asked if isinstance(asked, str) else asked[0]
+    return {f"{field}__{kind}" for kind in ("exact", "isnull", "gte", "lt", "id__exact")}
+
+
+class RuntimeRowAdmin(NarrowedAdmin):
     """Read-only for everybody. What an operator may do is an action that goes through `mcp_runtime.control`."""
 
     show_full_result_count = False

@@ -151,10 +151,10 @@ class ToolRunner(RuntimeRowAdmin):
         return TemplateResponse(request, "admin/roster/tool/call.html", context)
 
     def _beginning(self, request: HttpRequest, tool: Tool) -> Beginning:
-        if (number := request.GET.get("set", "")).isdecimal():
-            return self._of_set(request, tool, int(number))
-        if (number := request.GET.get("from", "")).isdecimal():
-            return self._of_call(request, tool, int(number))
+        if number := _number(request.GET.get("set", "")):
+            return self._of_set(request, tool, number)
+        if number := _number(request.GET.get("from", "")):
+            return self._of_call(request, tool, number)
         return Beginning(calls.skeleton_of(tool.input_schema))
 
     @staticmethod
@@ -373,3 +373,8 @@ def _as_text(arguments: dict[str, Any]) -> str:
 
 def _home(request: HttpRequest) -> str:
     return request.build_absolute_uri("/")
+
+
+def _number(text: str) -> int:
+    """An id of the address; 0 for what is none."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else 0

@@ -26,6 +26,7 @@ def section(request: HttpRequest, member: GuildMember | None, tool_name: str = "
     """The context of roster/statistics.html, which holds the plots of that span that the page's address names."""
     asked = request.GET.get("span", "")
     span = asked if asked in SPANS else SPANS[0]
+    tool_name = tool_name if member else ""
     drawn = render_to_string(PART, _context(request, member, tool_name, span), request)
     return {"address": _address(member, tool_name, span), "drawn": SafeString(drawn), "etag": live.etag(drawn)}
 
@@ -34,19 +35,24 @@ def fragment(request: HttpRequest) -> HttpResponse:
     """What the section asks for: `?member=ID&tool=NAME&span=day`, each of them optional."""
     if not any(request.user.has_perm(permission) for permission in PERMISSIONS):
         raise PermissionDenied
-    member, span = _member(request), request.GET.get("span", SPANS[0])
+    member, span = member_of(request, request.GET.get("member", "")), request.GET.get("span", SPANS[0])
     if span not in SPANS:
         raise Http404(f"plots know no span {span!r}")
     tool_name = request.GET.get("tool", "") if member else ""
+    if tool_name and not (request.user.has_perm("roster.view_tool") or request.user.has_perm("roster.view_invocation")):
+        raise PermissionDenied
     return live.part(request, PART, lambda: _context(request, member, tool_name, span))
 
 
-def _member(request: HttpRequest) -> GuildMember | None:
-    """The member that the address names, if it is there for who asks."""
-    asked = request.GET.get("member", "")
+def member_of(request: HttpRequest, asked: str) -> GuildMember | None:
+    """The member of that id, if one is asked for. Raises Http404 where there is none for who asks."""
     if not asked:
         return None
-    found = GuildMember.objects.filter(pk=int(asked)).first() if asked.isdecimal() and len(asked) < 18 else None
+    found = (
+        GuildMember.objects.filter(pk=int(asked)).first()
+        if asked.isascii() and asked.isdecimal() and len(asked) < 18
+        else None
+    )
     if found is None or not principal_of(request).reaches(found.name):
         raise Http404(f"no member {asked[:20]}")
     return found

@@ -22,7 +22,7 @@ from django.views.decorators.http import require_POST
 
 from mcp_runtime import control
 from roster.admin import live, present, token_page
-from roster.admin.rows import principal_of
+from roster.admin.rows import NarrowedAdmin, principal_of
 from roster.models import ApiToken, GuildMember, TokenClient, Tool
 
 ASKED = ["user", "name", "expires_at", "scope", "members", "tools", "calls_per_minute", "max_in_flight"]
@@ -71,7 +71,7 @@ class TokenForm(forms.ModelForm):  # type: ignore[type-arg]  # as for ModelAdmin
 
 
 @admin.register(ApiToken)
-class ApiTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's class cannot be subscripted at run time
+class ApiTokenAdmin(NarrowedAdmin):
     """Who may see everybody's tokens is the superuser; others see, make and revoke their own."""
 
     form = TokenForm

@@ -91,7 +91,8 @@ def readable_calls(request: Request) -> Q:
 
 
 def readable_sessions(request: Request) -> Q:
-    """The agents' sessions that may be seen, and stopped: with VIEW_SESSIONS everybody's, else the own ones.
+    """The agents' sessions that may be seen, and stopped: the own ones, with VIEW_SESSIONS everybody's, but those with
+    members that are reserved for others.
 
     With a token that is for some members alone: those with no other member; with one for single tools: none.
     """
@@ -99,5 +100,7 @@ def readable_sessions(request: Request) -> Q:
     if who.tools is not None:
         return Q(pk__in=[])
     inside = Q() if who.members is None else ~Q(members__in=GuildMember.objects.exclude(name__in=who.members))
-    seen = Q() if request.user.has_perm(access.VIEW_SESSIONS) else Q(created_by=who.user_id)
+    seen = Q(created_by=who.user_id)
+    if request.user.has_perm(access.VIEW_SESSIONS):
+        seen |= ~Q(members__in=GuildMember.objects.filter(name__in=who.closed_members))
     return seen & inside

@@ -52,6 +52,8 @@ class MemberStatisticsView(HallView):
         wanted = query_of(StatisticsFilters, request)
         if who.tools is not None and (name, wanted["tool"]) not in who.tools:
             raise NotAllowedError("This token is for some tools alone: name one of them with ?tool=.")
+        if wanted["tool"] and not (who.may_list(name, wanted["tool"]) or who.views_calls):
+            raise NotAllowedError("Figures of single tools are for those who may call or switch them, or see calls.")
         series = control.call_series(wanted["span"], member=row, tool_name=wanted["tool"])
         found = {
             "span": series.span.name,

@@ -4,17 +4,43 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
 
-from mcp_runtime import agent_setup, control, lease
+from mcp_runtime import agent_setup, control, lease, protocol, session_runner, sessions
 from mcp_runtime.agent import AgentProcess
 from mcp_runtime.invocations import Caller
 from mcp_runtime.session_runner import Run, SessionRunner
-from roster.models import GuildMember, Invocation
+from roster.models import GuildMember, Invocation, Tool
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+SECRETIVE = {"type": "object", "properties": {"pass phrase": {"type": "string", "format": "password"}}}
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_what_a_schema_marks_as_a_secret_is_not_in_the_transcript(direct: bool) -> None:
+    anna = GuildMember.objects.create(name="anna", directory="anna", status="connected")
+    for name, schema in (("log in", SECRETIVE), ("echo", {"type": "object"})):
+        Tool.objects.create(member=anna, name=name, definition={"name": name, "inputSchema": schema})
+    server, tool = ("anna", "log_in") if direct else ("guild-hall", protocol.qualified_name("anna", "log in"))
+    caller = Caller(Invocation.Door.COMMAND)
+    session = control.create_session(["anna"], caller=caller, direct=direct)
+    run = Run(sessions.queue(session, "hello", timeout=30, caller=caller), 0.0)
+
+    def kept(tool: str, arguments: Any) -> Any:
+        data = {"id": "1", "server": server, "tool": tool, "arguments": arguments}
+        return session_runner._without_secrets(run, {"kind": "tool_call", "data": data})["arguments"]
+
+    assert kept(tool, {"pass phrase": "sesame", "user": "ali"}) == {"pass phrase": "********", "user": "ali"}
+    assert kept(tool, [{"type": "text", "text": '{"pass phrase": "ses…'}]) == "********"
+    echo = "echo" if direct else "anna__echo"
+    assert kept(echo, {"pass phrase": "sesame"}) == {"pass phrase": "sesame"}
+    said = {"text": "sesame"}
+    assert session_runner._without_secrets(run, {"kind": "text", "data": said}) is said
 
 
 @pytest.mark.parametrize("direct", [False, True])

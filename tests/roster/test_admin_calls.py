@@ -134,7 +134,15 @@ def test_percent_signs_and_underscores_are_no_wildcards(page: Client, anna: Guil
 
 @pytest.mark.parametrize(
     "asked",
-    [{"token": "x"}, {"before": "-1"}, {"within": "12"}, {"queued_at__gte": "soon"}, {"queued_at__lt": "2020-99-01"}],
+    [
+        {"token": "x"},
+        {"before": "-1"},
+        {"within": "12"},
+        {"queued_at__gte": "soon"},
+        {"queued_at__lt": "2020-99-01"},
+        {"queued_at__lt": "9999-12-31T23:30"},
+        {"queued_at__gte": "0001-01-01T00:00"},
+    ],
 )
 def test_a_filter_that_makes_no_sense_is_left_out_and_said(page: Client, anna: GuildMember, asked: Any) -> None:
     assert page.get(LIST, asked).headers["Location"] == f"{LIST}?e=1"
@@ -159,6 +167,46 @@ def test_the_filter_by_member_does_not_name_those_reserved_for_others(client: Cl
     assert ">anna</option>" in html(client.get(LIST))
     control.reserve(echo.member, [Group.objects.create(name="others")])
     assert ">anna</option>" not in html(client.get(LIST))
+
+
+def test_the_filter_by_token_names_those_of_others_to_superusers_alone(
+    client: Client, bob: User, alice: User, echo: Tool
+) -> None:
+    for user in (alice, bob):
+        token, _ = ApiToken.make(user=user, name=f"key of {user}")
+        ApiToken.objects.filter(pk=token.pk).update(last_used_at=timezone.now())
+    text = html(client.get(LIST))
+    assert "key of bob" in text
+    assert "key of alice" not in text
+    client.force_login(alice)
+    assert "key of bob" in html(client.get(LIST))
+
+
+@pytest.mark.parametrize(
+    ("address", "lookup"),
+    [
+        (LIST, "arguments__password__startswith"),
+        (LIST, "requested_by__password__startswith"),
+        ("/admin/roster/guildmember/", "manifest__env__API_KEY__startswith"),
+        ("/admin/roster/guildmember/", "api_tokens"),
+        ("/admin/roster/tool/", "member__manifest__env__API_KEY__startswith"),
+        ("/admin/roster/apitoken/", "digest__startswith"),
+        ("/admin/roster/agentsession/", "created_by__password__startswith"),
+    ],
+)
+def test_what_pages_mask_cannot_be_guessed_by_filters_of_ones_own(
+    page: Client, anna: GuildMember, address: str, lookup: str
+) -> None:
+    assert page.get(address, {lookup: "a"}).status_code == 400
+    if address == LIST:
+        assert page.get(f"{LIST}export/csv/", {lookup: "a"}).status_code == 400
+
+
+def test_plots_of_the_list_are_not_of_members_reserved_for_others(client: Client, bob: User, echo: Tool) -> None:
+    asked = {"member__id__exact": echo.member.pk, "span": "week"}
+    assert "anna" in html(client.get(LIST, asked))
+    control.reserve(echo.member, [Group.objects.create(name="others")])
+    assert client.get(LIST, asked).status_code == 404
 
 
 # Pages that never count a million ---------------------------------------------------------------------------------
@@ -469,6 +517,15 @@ def test_a_call_is_compared_with_the_one_before_it_of_the_same_tool(page: Client
     assert messages_of(page.get(at(first, "previous"), follow=True)) == [
         "There is no earlier call of this tool to compare with."
     ]
+
+
+def test_the_call_before_is_ones_own_for_who_may_see_no_others(client: Client, echo: Tool) -> None:
+    carol = User.objects.create_user("carol", is_staff=True)
+    carol.user_permissions.add(Permission.objects.get(codename="view_guildmember"))
+    client.force_login(carol)
+    first, _, latest = add(echo.member, requested_by=carol), add(echo.member), add(echo.member, requested_by=carol)
+    address = client.get(at(latest, "previous")).headers["Location"]
+    assert address.endswith(f"left={first.pk}&right={latest.pk}")
 
 
 def test_calls_that_are_not_there_for_one_cannot_be_compared(client: Client, bob: User, echo: Tool) -> None:

@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import Group, Permission, User
 from django.test import Client
 
-from mcp_runtime import lease, sessions
+from mcp_runtime import control, lease, sessions
 from mcp_runtime.sessions import Outcome
 from roster.api import requests, streams
 from roster.models import AgentMessage, AgentSession, GuildMember, Hall
@@ -180,6 +180,10 @@ def test_sessions_of_others_are_hidden_and_nobody_speaks_in_them(as_bob: Client,
     assert client.get(f"{made['url']}events/").status_code == 404
     charlie.user_permissions.add(Permission.objects.get(codename="view_agentsession"))
     assert client.get(made["url"]).status_code == 200
+    control.reserve(GuildMember.objects.get(name="example"), [Group.objects.create(name="others")])
+    assert client.get("/api/sessions/").json()["results"] == []
+    assert client.get(f"{made['url']}events/").status_code == 404
+    control.reserve(GuildMember.objects.get(name="example"), [])
     said = post(client, f"{made['url']}messages/", {"prompt": "hello"})
     assert said.status_code == 403
     assert "somebody else's" in said.json()["error"]

@@ -65,6 +65,12 @@ def test_one_tool_is_told_alone(as_bob: Client) -> None:
     assert body(as_bob, "?tool=nothing")["total"]["calls"] == 0
 
 
+@pytest.mark.usefixtures("calls")
+def test_figures_of_single_tools_are_for_those_who_may_see_the_tools(as_charlie: Client) -> None:
+    assert body(as_charlie)["total"]["calls"] == 2
+    assert as_charlie.get(f"{ADDRESS}?tool=echo").status_code == 403
+
+
 def test_other_spans_are_refused(as_bob: Client, example: GuildMember) -> None:
     assert as_bob.get(f"{ADDRESS}?span=year").status_code == 400
 
