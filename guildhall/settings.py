@@ -157,6 +157,8 @@ STORAGES = {
 }
 LOGIN_URL = "admin:login"
 X_FRAME_OPTIONS = "DENY"
+# Not in a cookie: a new token is among the messages, and to browsers all ports of a machine are one site.
+MESSAGE_STORAGE = "django.contrib.messages.storage.session.SessionStorage"
 # Nothing inline, nothing from elsewhere. Named and shaped as in Django 6, whose own middleware can take over then.
 SECURE_CSP = {
     "default-src": ["'none'"],

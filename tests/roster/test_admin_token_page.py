@@ -108,6 +108,12 @@ def test_a_new_token_leads_to_its_page_with_what_each_client_wants(
     assert '<code class="token">' not in text_of(page.get(page_of(made)))
 
 
+def test_a_new_token_travels_in_no_cookie(page: Client, bob: User) -> None:
+    made = page.post(reverse("admin:roster_apitoken_add"), {"user": bob.pk, "name": "x", "scope": "all"})
+    assert made.status_code == 302
+    assert "messages" not in made.cookies
+
+
 def test_who_may_make_tokens_and_not_see_them_is_still_told_the_new_one(page: Client, bob: User) -> None:
     bob.user_permissions.set(Permission.objects.filter(codename="add_apitoken"))
     response = page.post(reverse("admin:roster_apitoken_add"), {"user": bob.pk, "scope": "all"}, follow=True)
