@@ -305,7 +305,7 @@ def _without_secrets(run: Run, event: dict[str, Any]) -> dict[str, Any]:
     if event["kind"] != AgentEvent.Kind.TOOL_CALL:
         return data
     if run.secretive is None:
-        run.secretive = unit_of_work(partial(_secretive_schemas, run.message))
+        run.secretive = persistently(partial(unit_of_work, partial(_secretive_schemas, run.message)))
     schema = run.secretive.get(tool_rule(str(data["server"]), str(data["tool"])))
     if schema is None:
         return data

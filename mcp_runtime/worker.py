@@ -182,10 +182,12 @@ class Runtime:
             try:
                 statistics.sum_up(keep_going=lambda: not self._stop_asked.is_set())
                 if time.monotonic() >= next_prune:
-                    next_prune += PRUNE_SECONDS
                     self._prune()
+                    next_prune = time.monotonic() + PRUNE_SECONDS
             except Error as error:
                 logger.warning("cannot keep house (%s); trying again", str(error).strip())
+            except Exception:
+                logger.exception("cannot keep house; trying again")
             connection.close()
 
     @staticmethod

@@ -485,7 +485,9 @@ class App:
         last_event_id = eras.text_of(headers, protocol.LAST_EVENT_HEADER)
         async with while_there(receive, at_once=True):
             if last_event_id and (owed := await self._owed.take(session, last_event_id)):
-                await self._go_on(*owed, last_event_id, send)
+                request, stream = owed
+                with self._running(session, request):
+                    await self._go_on(request, stream, last_event_id, send)
                 return
             rest = await self._rest(session, caller, last_event_id) if last_event_id else None
             await self._hold(rest or await self._opened(place, caller), send)

@@ -100,13 +100,8 @@ class Conversations:
                 if response.status != 200:
                     response.close()
                     return False
-                if response.content_type == protocol.EVENT_STREAM:
-                    async with contextlib.aclosing(self._wire.events(response, protocol.EventStream())) as parts:
-                        data = await anext((part async for part in parts if part), b"{}")
-                    response.close()
-                else:
-                    data = await self._wire.read(response)
-            result = object_of(decoded(data).get("result"))
+                data = await self._first_message(response)
+            result = object_of(decoded(data or b"{}").get("result"))
             return protocol.MODERN_VERSION in (result.get("supportedVersions") or [])
         except (ClientError, TimeoutError, TypeError):
             known.probe_again_at = asyncio.get_running_loop().time() + PROBE_AGAIN_SECONDS
@@ -157,15 +152,9 @@ class Conversations:
     async def _shaken_hands(self, beginning: Conversation, params: dict[str, Any]) -> Conversation:
         message = jsonrpc.request(self.new_id(), "initialize", params)
         response = await self._wire.send(beginning.route, "POST", beginning.headers, jsonrpc.encode(message))
-        events = protocol.EventStream()
-        if response.status == 200 and response.content_type == protocol.EVENT_STREAM:
-            async with contextlib.aclosing(self._wire.events(response, events)) as parts:
-                data = await anext((part async for part in parts if part), b"")
-            response.close()
-        else:
-            data = await self._wire.read(response)
-            if response.status != 200:
-                raise no_answer(response, data)
+        data = await self._first_message(response)
+        if response.status != 200:
+            raise no_answer(response, data)
         result = jsonrpc.result_of(response_in(jsonrpc.decode(data), message["id"]))
         agreed = str(result.get("protocolVersion"))
         if agreed not in protocol.HANDSHAKE_VERSIONS:
@@ -173,6 +162,16 @@ class Conversations:
         begun = Conversation(beginning.route, agreed, response.header(protocol.SESSION_HEADER))
         await self.tell(begun, jsonrpc.notification("notifications/initialized"))
         return begun
+
+    async def _first_message(self, response: Response) -> bytes:
+        """Of an answer in one piece or on a stream, which is not heard further; empty where there is none."""
+        try:
+            if response.status != 200 or response.content_type != protocol.EVENT_STREAM:
+                return await self._wire.read(response)
+            async with contextlib.aclosing(self._wire.events(response, protocol.EventStream())) as parts:
+                return await anext((part async for part in parts if part), b"")
+        finally:
+            response.close()
 
     def forget(self, conversation: Conversation, caller: Caller) -> None:
         for held in (self._of(conversation.route).shared, caller.session.conversations if caller.session else {}):

@@ -17,6 +17,7 @@ from mcp_runtime.gateway.sessions import CallerSession
 
 MAX_OWED = 1_000
 MAX_OWED_OF_CALLER = 50
+LOOK_SECONDS = 1.0  # at deadlines: an answer to a question of the member makes one shorter
 
 
 class TakenOverError(Exception):
@@ -100,7 +101,7 @@ class Owed:
     def _wait(self, debt: _Debt) -> None:
         """For its caller. The deadline may move meanwhile: the answer to a question comes by a way of its own."""
         if (left := debt.request.deadline.left) > 0:
-            debt.timer = asyncio.get_running_loop().call_later(left, self._wait, debt)
+            debt.timer = asyncio.get_running_loop().call_later(min(left, LOOK_SECONDS), self._wait, debt)
         else:
             self.give_up(debt.request)
 

@@ -52,6 +52,7 @@ _COLUMNS = (
 _TABLE = Invocation._meta.db_table
 _SQL = f"INSERT INTO {_TABLE} ({', '.join(_COLUMNS)}) VALUES ({', '.join(['%s'] * len(_COLUMNS))})"  # noqa: S608
 _KEY = ("finished_at", "started_at", "member_id", "tool_name")
+_IS_ERROR_OBJECT = re.compile(rb'\s*\{(?:\s*"(?:jsonrpc|id)"\s*:\s*[^,{\[]{1,200},)*\s*"error"\s*:')
 _IS_ERROR = re.compile(rb'"isError"\s*:\s*true')
 
 
@@ -244,7 +245,7 @@ class Recorder:
 
     def _outcome(self, call: Call) -> tuple[Outcome, str | None, str | None]:
         """What a response says of the call; result and error data as JSON, as far as they are kept."""
-        if len(call.body) > READ_WHOLE:
+        if len(call.body) > READ_WHOLE and not _IS_ERROR_OBJECT.match(call.body):
             text = call.body[: self._max_bytes].decode("utf-8", "replace")
             is_error = bool(_IS_ERROR.search(call.body))
             return self._of_result(call, {}, self._cut(text, len(call.body), is_error), is_error=is_error)

@@ -203,6 +203,7 @@ class Gateway:
         self._learning: dict[int, asyncio.Task[None]] = {}
         self._learned: dict[int, LiveMember] = {}
         self._learn_again: set[int] = set()
+        self._learn_timers: dict[int, asyncio.TimerHandle] = {}
 
     # From the runtime's threads -----------------------------------------------------------------------------------
 
@@ -354,6 +355,9 @@ class Gateway:
         except Error as error:
             logger.warning("the roster cannot be read (%s); the one in memory serves", str(error).strip())
             return
+        except Exception:
+            logger.exception("the roster cannot be read; the one in memory serves")
+            return
         await self._listening.roster_changed()
 
     async def _look_again(self) -> None:
@@ -398,7 +402,10 @@ class Gateway:
                 }
         except (ClientError, TimeoutError) as error:
             logger.warning("member %r did not list its prompts and resources: %s", live.name, error)
-            self._loop.call_later(LEARN_AGAIN_SECONDS, self._learn_anew, live.member_id)
+            if (timer := self._learn_timers.get(live.member_id)) is not None:
+                timer.cancel()
+            again = self._loop.call_later(LEARN_AGAIN_SECONDS, self._learn_anew, live.member_id)
+            self._learn_timers[live.member_id] = again
             return
         extras = Extras(found.get("prompts", ()), found.get("resources", ()), found.get("resourceTemplates", ()))
         if extras != self._extras.get(live.name, Extras()):
@@ -469,11 +476,13 @@ class Gateway:
         changes = SqliteChanges(str(connection.settings_dict["NAME"])) if connection.vendor == "sqlite" else None
         known: str | None = None
         while not self._stopping.wait(ACCESS_QUERY if changes is None else ACCESS_LOOK):
-            if changes is not None and known is not None and not changes.look():
-                continue
             try:
+                if changes is not None and known is not None and not changes.look():
+                    continue
                 seen = unit_of_work(access.version)
-            except Error:
+            except Exception as error:
+                if not isinstance(error, Error):  # this thread must not end: it is what tells of revoked tokens
+                    logger.exception("the gateway's look at who may do what failed; the next one follows")
                 time.sleep(ACCESS_QUERY)
                 continue
             if seen != known:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 logger = logging.getLogger("guildhall.gateway")
 
 NAME = "gateway-sessions.json"
+_saving = threading.Lock()
 
 
 def load(directory: Path) -> dict[str, Any]:
@@ -26,10 +28,12 @@ def load(directory: Path) -> dict[str, Any]:
 
 
 def save(directory: Path, told: dict[str, Any]) -> None:
+    """From any thread, one after the other."""
     path, draft = directory / NAME, directory / f"{NAME}.new"
-    try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(told, file)
-        draft.replace(path)
-    except OSError as error:
-        logger.warning("%s cannot be written (%s)", NAME, error)
+    with _saving:
+        try:
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                json.dump(told, file)
+            draft.replace(path)
+        except OSError as error:
+            logger.warning("%s cannot be written (%s)", NAME, error)

@@ -181,6 +181,20 @@ def test_a_call_that_is_owed_can_be_cancelled(world: World) -> None:
     assert told["params"] == {"requestId": 9, "reason": "enough"}
 
 
+def test_a_call_that_its_caller_came_back_for_can_be_cancelled(world: World) -> None:
+    member = Patient().member(world)
+    agent = world.agent().begin()
+    lost(agent)
+    eventually(lambda: is_kept(world))
+    agent.http.headers["Last-Event-ID"] = "notes/1-1"
+    with agent.listening() as heard:
+        assert heard.next()["params"]["progress"] == 2
+        del agent.http.headers["Last-Event-ID"]
+        assert agent.notify("notifications/cancelled", requestId=9, reason="enough").status_code == 202
+        assert [call.status for call in world.calls()] == ["cancelled"]
+    assert [told["params"]["requestId"] for told in member.heard("notifications/cancelled")] == [9]
+
+
 def test_the_end_of_a_session_ends_what_is_owed_to_it(world: World) -> None:
     Patient().member(world)
     agent = world.agent().begin()

@@ -111,7 +111,8 @@ def test_what_is_too_long_is_cut_and_said_to_be(recorder: Recorder, call: Callab
     call().answered(answer(isError=True, **content("z" * 70_000)))
     call().answered(answer(**content("z" * 70_000)))
     call().answered(jsonrpc.encode(jsonrpc.error_response(1, -1, "no", {"x": "y" * 300})))
-    cut, error, large, data = written(recorder)
+    call().answered(jsonrpc.encode(jsonrpc.error_response("a", -2, "no", {"x": "y" * 70_000})))
+    cut, error, large, data, large_error = written(recorder)
     assert cut.arguments[CUT]["bytes"] == 308
     assert cut.arguments[CUT]["beginning"].startswith('{"a":"xxx')
     assert cut.result["content"] == [{"type": "text", "text": "y" * 200}]
@@ -120,6 +121,7 @@ def test_what_is_too_long_is_cut_and_said_to_be(recorder: Recorder, call: Callab
     assert (large.status, large.result["_meta"][CUT]["bytes"]) == ("succeeded", len(answer(**content("z" * 70_000))))
     assert large.result["content"][0]["text"].startswith('{"jsonrpc":"2.0"')
     assert (data.error_code, data.error_data) == (-1, None)
+    assert (large_error.status, large_error.error_code, large_error.result) == ("failed", -2, None)
 
 
 def test_nothing_of_arguments_and_results_is_kept_where_the_operator_says_so(call: Callable[..., Call]) -> None:

@@ -588,6 +588,7 @@ def test_a_member_that_refuses_the_session_fails_the_call_and_is_asked_again_wit
         "with protocol version '1999'": lambda asked: asked.result({"protocolVersion": "1999"}),
         "the answer is not JSON": lambda asked: (asked.stream(), asked.hang_up()),
         "no complete answer within 0.2 s": lambda asked: asked.hang(),
+        "no complete answer within 0.2": lambda asked: (asked.stream(), asked.hang()),
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mcp_runtime.gateway.conversations.INITIALIZE_TIMEOUT", 0.2)
@@ -598,4 +599,5 @@ def test_a_member_that_refuses_the_session_fails_the_call_and_is_asked_again_wit
             assert error["data"]["member"] == "notes"
     member.behaviours["initialize"] = with_session
     assert agent.text("notes__echo") == "{}"
-    assert [call.status for call in world.calls(5)] == ["failed"] * 4 + ["succeeded"]
+    assert [call.status for call in world.calls(6)] == ["failed"] * 5 + ["succeeded"]
+    eventually(lambda: len(world.gateway._wire._connections._open) <= 1, what="no answer is left open")
