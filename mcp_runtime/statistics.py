@@ -11,6 +11,7 @@ missing here; /metrics has them.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
@@ -25,11 +26,14 @@ from django.utils import timezone
 from mcp_runtime import lease
 from roster.models import CallSum, GuildMember, Hall, Invocation
 
+logger = logging.getLogger("guildhall.runtime")
+
 SUM_SECONDS = 15.0
 # The gateway writes its calls down a moment after they ended.
 GRACE_SECONDS = 5.0
 # Added in one transaction at most: after a long stop the sums catch up in steps.
 STEP = timedelta(minutes=15)
+AHEAD = timedelta(minutes=1)  # of the clock, which may be put right in small steps
 # What is not added yet is counted when asked, so far back at most: a hall that catches up must not make readers wait.
 LIVE = timedelta(minutes=3)
 # How long sums are kept, by the seconds that they stand for.
@@ -95,6 +99,9 @@ def sum_up(until: datetime | None = None, *, keep_going: Callable[[], bool] = la
     while keep_going():
         known = lease.hall().summed_until
         since = known or target - max(KEPT.values())
+        if since > timezone.now() + AHEAD:
+            logger.warning("calls were summed until %s, which is yet to come: the clock was put back", since)
+            Hall.objects.filter(pk=1, summed_until=known).update(summed_until=target)
         if since >= target:
             break
         ended = Invocation.objects.filter(finished_at__gte=since, finished_at__lt=target).order_by("finished_at")

@@ -137,6 +137,18 @@ def test_after_a_long_stop_the_sums_catch_up_in_steps(anna: GuildMember) -> None
 
 
 @pytest.mark.usefixtures("set_clock")
+def test_calls_are_counted_on_when_the_clock_was_ahead_and_is_put_right(
+    anna: GuildMember, set_clock: Callable[[datetime], None]
+) -> None:
+    set_clock(NOON + timedelta(hours=3))
+    statistics.sum_up()
+    set_clock(NOON)
+    assert statistics.sum_up() == 0
+    set_clock(NOON + timedelta(seconds=60))
+    ended(anna, timedelta(seconds=10))
+    assert statistics.sum_up() == 1
+
+
 def test_calls_that_are_under_way_are_in_no_figure(anna: GuildMember) -> None:
     Invocation.objects.create(member=anna, tool_name="echo", timeout=1, door="rest")
     assert statistics.sum_up() == 0
