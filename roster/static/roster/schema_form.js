@@ -210,6 +210,11 @@
     return "";
   }
 
+  /* Whether what is typed is a whole number that would be rounded. Who writes 1e300 counts no digits. */
+  function losesDigits({ value, valueAsNumber }) {
+    return Number.isInteger(valueAsNumber) && !Number.isSafeInteger(valueAsNumber) && !/e/i.test(value);
+  }
+
   // The form --------------------------------------------------------------------------------------------------------
 
   class SchemaForm {
@@ -597,6 +602,11 @@
         if (control.validity.badInput || (control.value && !Number.isFinite(control.valueAsNumber))) {
           control.place.isBroken = true;
           control.place.say("must be a number");
+          return;
+        }
+        if (losesDigits(control)) {
+          control.place.isBroken = true;
+          control.place.say("has more digits than fields can hold; use the JSON");
           return;
         }
         this.#set(spot, control, control.value === "" ? this.#nothing(spot) : control.valueAsNumber);

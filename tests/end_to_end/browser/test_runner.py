@@ -269,6 +269,18 @@ def test_numbers_that_a_page_would_round_are_left_to_the_json(runner: Runner) ->
     assert "12345678901234567890" in runner.page.locator("#outcome").inner_text()
 
 
+def test_a_field_takes_no_number_that_it_would_round(runner: Runner) -> None:
+    runner.open("defaults")
+    runner.field("times").fill("12345678901234567")
+    expect(runner.page.get_by_text("has more digits than fields can hold; use the JSON")).to_be_visible()
+    runner.press()
+    expect(runner.field("times")).to_be_focused()
+    expect(runner.page.locator("#outcome-status")).to_have_count(0)
+    runner.field("times").fill("9007199254740991")
+    expect(runner.page.get_by_text("has more digits than fields can hold; use the JSON")).to_have_count(0)
+    assert runner.arguments()["times"] == 9007199254740991
+
+
 # Errors -----------------------------------------------------------------------------------------------------------
 
 
