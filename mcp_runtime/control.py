@@ -235,6 +235,11 @@ def why_not_again(invocation: Invocation) -> str:
     """Why a call cannot be made again with the same arguments, which are not known any more; empty when it can."""
     if invocation.secret_paths:
         return "its arguments held secrets, which are masked"
+    return why_not_known(invocation)
+
+
+def why_not_known(invocation: Invocation) -> str:
+    """Why hardly anything is known of a call's arguments; empty when they are, but for secrets."""
     if protocol.CUT in invocation.arguments:
         return "its arguments were too long to be kept whole"
     if invocation.door == Invocation.Door.GATEWAY and not settings.GUILD_HALL_RECORD_BYTES:

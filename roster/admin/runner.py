@@ -173,6 +173,9 @@ class ToolRunner(RuntimeRowAdmin):
         if invocation is None:
             told = f"There is no call {invocation_id} of this tool that you may see."
             return Beginning(calls.skeleton_of(tool.input_schema), [told])
+        if reason := control.why_not_known(invocation):
+            told = f"These are not the arguments of call {invocation.pk}: {reason}."
+            return Beginning(calls.skeleton_of(tool.input_schema), [told])
         arguments, left_out = control.unmasked_arguments(invocation)
         beginning = Beginning(arguments, [f"These are the arguments of call {invocation.pk}."])
         beginning.tell_left_out(left_out)

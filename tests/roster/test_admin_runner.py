@@ -268,6 +268,25 @@ def test_an_earlier_call_that_still_runs_shows_no_secret(page: Client, echo: Too
     assert "s3cret" not in begun(page, echo, **{"from": row.pk})[1]
 
 
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"arguments": {"guild-hall/cut": {"bytes": 9000, "beginning": "{"}}}, "were too long to be kept whole"),
+        ({"arguments": {"guild-hall/cut": {"bytes": 9000}}, "secret_paths": [["text"]]}, "were too long to be kept"),
+        ({"arguments": {}, "door": "gateway"}, "are not kept here"),
+    ],
+)
+def test_arguments_that_were_not_kept_are_no_beginning_and_the_page_says_why(
+    page: Client, echo: Tool, settings: Any, columns: dict[str, Any], reason: str
+) -> None:
+    settings.GUILD_HALL_RECORD_BYTES = 0
+    row = make_call(echo, status="succeeded", **columns)
+    arguments, text = begun(page, echo, **{"from": row.pk})
+    assert arguments == {"text": ""}
+    assert f"These are not the arguments of call {row.pk}: " in text
+    assert reason in text
+
+
 @pytest.mark.parametrize("number", ["999999", "0", "x", "9" * 5000, "-1"])
 def test_a_call_that_is_not_there_is_no_beginning(page: Client, echo: Tool, number: str) -> None:
     assert begun(page, echo, **{"from": number})[0] == {"text": ""}
