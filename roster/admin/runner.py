@@ -25,7 +25,7 @@ from django.utils.decorators import method_decorator
 from django.views.decorators.http import require_POST
 
 from mcp_runtime import control
-from mcp_runtime.errors import AccessError, InvalidArgumentsError, RequestRefusedError
+from mcp_runtime.errors import AccessError, IdempotencyConflictError, InvalidArgumentsError, RequestRefusedError
 from mcp_runtime.invocations import Caller
 from roster import argument_sets, calls, snippets
 from roster.admin import live, present, results
@@ -33,6 +33,10 @@ from roster.admin.rows import RuntimeRowAdmin
 from roster.models import ArgumentSet, Invocation, Tool
 
 SENT_BEFORE = "This form was sent before, and this is its call. Open the form anew for another."
+# Its answer was lost on the way, and the arguments were changed since.
+SENT_OTHERWISE = (
+    "This form was sent before, with other arguments: see the calls. Call once more to call with these too."
+)
 # Most calls are over before a page would ask for their end.
 PATIENCE_SECONDS = 0.4
 # A schema of more characters is not drawn as a form.
@@ -56,6 +60,7 @@ class CallForm(forms.Form):
         super().__init__(*args, **kwargs)
         self.must_confirm = must_confirm
         self.misfits: list[tuple[Path, str]] = []
+        self.is_spent = False
 
     def clean_arguments(self) -> Any:
         try:
@@ -74,6 +79,11 @@ class CallForm(forms.Form):
         self.misfits = list(misfits)
         for place, reason in misfits:
             self.add_error("arguments", f"{_dotted(place)}: {reason}" if place else reason)
+
+    def refuse_key(self) -> None:
+        """Its key is that of another call; the next press needs a new one."""
+        self.is_spent = True
+        self.add_error(None, SENT_OTHERWISE)
 
     def complaints(self) -> list[dict[str, Any]]:
         """Every error, with the place in the arguments that it is about."""
@@ -197,7 +207,7 @@ class ToolRunner(RuntimeRowAdmin):
         queued = self._queue(request, tool, form) if form.is_valid() else None
         if queued is None:
             # Like a form that is shown again: the answer is good, what was asked is not.
-            return JsonResponse({"errors": form.complaints()}) if stays else self._again(request, tool, form)
+            return self._refusal(form) if stays else self._again(request, tool, form)
         invocation, is_new = queued
         if not stays:
             if not is_new:
@@ -206,6 +216,11 @@ class ToolRunner(RuntimeRowAdmin):
         control.wait_for(invocation.pk, PATIENCE_SECONDS)
         outcome = reverse("admin:roster_tool_outcome", args=[tool.pk, invocation.pk])
         return JsonResponse({"call": invocation.pk, "outcome": outcome, "call_key": str(uuid.uuid4())})
+
+    @staticmethod
+    def _refusal(form: CallForm) -> JsonResponse:
+        new_key = {"call_key": str(uuid.uuid4())} if form.is_spent else {}
+        return JsonResponse({"errors": form.complaints(), **new_key})
 
     def _again(self, request: HttpRequest, tool: Tool, form: CallForm) -> HttpResponse:
         arguments = form.cleaned_data.get("arguments")
@@ -225,6 +240,8 @@ class ToolRunner(RuntimeRowAdmin):
             )
         except InvalidArgumentsError as refusal:
             form.refuse(refusal.misfits)
+        except IdempotencyConflictError:
+            form.refuse_key()
         except (AccessError, RequestRefusedError) as refusal:
             form.add_error(None, str(refusal))
         return None

@@ -123,6 +123,25 @@ def test_the_same_form_sent_twice_calls_once(page: Client, echo: Tool) -> None:
     ] * 2
 
 
+def test_changed_arguments_after_a_lost_answer_are_told_once_and_then_called(page: Client, echo: Tool) -> None:
+    key = "6f1ed002-ab59-4e5c-8ba3-1f1f1f1f1f1f"
+    call(page, echo, {"text": "hi"}, call_key=key)
+    refused = call(page, echo, {"text": "changed"}, call_key=key)
+    assert refused["errors"] == [{"path": [], "reason": runner.SENT_OTHERWISE}]
+    assert Invocation.objects.count() == 1
+
+    call(page, echo, {"text": "changed"}, call_key=refused["call_key"])
+    assert Invocation.objects.latest("pk").arguments == {"text": "changed"}
+
+
+def test_without_a_script_the_form_that_comes_back_has_a_new_key(page: Client, echo: Tool) -> None:
+    key = "6f1ed002-ab59-4e5c-8ba3-1f1f1f1f1f1f"
+    call(page, echo, {"text": "hi"}, call_key=key)
+    response = page.post(address(echo), {"arguments": '{"text": "changed"}', "call_key": key})
+    assert runner.SENT_OTHERWISE in response.content.decode()
+    assert str(response.context["call_key"]) != key
+
+
 def test_every_misfit_is_told_with_its_place(page: Client, echo: Tool) -> None:
     said = call(page, echo, {"times": 0, "login": {"key": 5}, "keys": ["a", 7]})
 

@@ -225,12 +225,12 @@
   }
 
   function take(said) {
+    if (said.call_key) form.elements.call_key.value = said.call_key;
     if (said.errors) {
       complain(said.errors);
       return;
     }
     complain([]);
-    form.elements.call_key.value = said.call_key;
     outcome.replaceChildren();
     outcome.dataset.live = said.outcome;
     outcome.dataset.liveEvery = "0";

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.conftest import ROOT
 from tests.end_to_end.browser.rig import BrowserHall, Visitor, until
@@ -343,6 +343,25 @@ def test_a_long_call_shows_progress_and_time_and_is_cancelled_without_leaving(ru
     runner.ends_as("cancelled")
     expect(bar).to_have_count(0)
     assert runner.page.url == address
+
+
+def test_after_a_lost_answer_changed_arguments_are_called_with_the_next_press(runner: Runner, visitor: Visitor) -> None:
+    visitor.faults.allow("ERR_FAILED")
+    page = runner.open("anything").page
+    runner.write({"value": 1})
+
+    def lose(route: Route) -> None:
+        route.fetch()
+        route.abort()
+
+    page.route("**/call/", lose, times=1)
+    runner.press()
+    expect(page.get_by_role("alert")).to_contain_text("Calling again is safe")
+    runner.write({"value": 2})
+    runner.press()
+    expect(page.get_by_role("alert")).to_contain_text("with other arguments")
+    runner.press()
+    assert runner.told() == {"value": 2}
 
 
 def test_what_may_destroy_asks_once(runner: Runner) -> None:
