@@ -7,15 +7,28 @@
 
   const transcript = document.getElementById("transcript");
   const form = document.getElementById("say");
+  const maker = document.querySelector(".new-session");
 
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey) || !event.target.matches("textarea")) return;
     event.preventDefault();
-    event.target.form.requestSubmit();
+    if (!event.repeat) event.target.form.requestSubmit(); // a key that is held is one wish
   });
 
   if (form) form.addEventListener("submit", send);
+  if (maker) makeOnce();
   if (transcript) follow();
+
+  /* However often it is pressed: each time it was sent would be a session. */
+  function makeOnce() {
+    const button = maker.querySelector("button");
+    maker.addEventListener("submit", (event) => {
+      if (button.getAttribute("aria-busy") === "true") event.preventDefault();
+      else button.setAttribute("aria-busy", "true");
+    });
+    // Whoever goes back may find the page as it was left.
+    window.addEventListener("pageshow", (event) => event.persisted && button.removeAttribute("aria-busy"));
+  }
 
   async function send(event) {
     event.preventDefault();

@@ -130,4 +130,30 @@ def test_an_agent_is_asked_watched_and_stopped_on_one_page(hall: BrowserHall, pa
     assert not was_reloaded(page)
 
 
+def test_a_session_is_made_once_however_often_it_is_asked_for(hall: BrowserHall, page: Page) -> None:
+    page.goto("/admin/roster/agentsession/new/")
+    page.evaluate(COUNT_SENT)
+    keyboard, prompt = page.keyboard, page.get_by_label("First message")
+    prompt.fill("hello")
+    prompt.press("Control+Enter")
+    prompt.press("Control+Enter")
+    page.get_by_role("button", name="Make the session").click()
+    assert page.evaluate("window.sent") == 1
+
+    page.evaluate("window.dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true }))")
+    prompt.focus()
+    keyboard.down("Control")
+    keyboard.down("Enter")
+    page.evaluate("window.dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true }))")
+    keyboard.down("Enter")  # held
+    assert page.evaluate("window.sent") == 2
+
+
+COUNT_SENT = """() => {
+  window.sent = 0;
+  window.addEventListener("submit", (event) => {
+    if (!event.defaultPrevented) window.sent += 1;
+    event.preventDefault();
+  });
+}"""
 PROBLEM = "from mcp_runtime import control; print(control.agent_problem())"
