@@ -92,7 +92,11 @@
     fieldsNote.hidden = false;
   }
 
+  let redrawTimer = 0; // of JSON that was typed and is not in the form yet
+
   function redraw() {
+    clearTimeout(redrawTimer);
+    redrawTimer = 0;
     if (!schemaForm) return;
     let problem = "";
     try {
@@ -118,12 +122,35 @@
     changed();
   }
 
-  let redrawTimer = 0;
   text.addEventListener("input", () => {
     clearTimeout(redrawTimer);
     redrawTimer = setTimeout(redraw, REDRAW_AFTER);
     changed();
   });
+
+  for (const type of ["input", "change", "click"]) fields.addEventListener(type, takeTyped, { capture: true });
+
+  /* A change in the form is one of the JSON as it stands, not of the older one that the form was drawn from. */
+  function takeTyped(event) {
+    const isClick = event.type === "click";
+    if (!redrawTimer || (isClick && !event.target.closest("button"))) return;
+    const value = isClick ? null : typed(); // buttons move and remove places, which may be others now
+    if (value) {
+      schemaForm.value = value;
+      return;
+    }
+    event.stopPropagation();
+    redraw();
+  }
+
+  /* The arguments of the text, if the form can hold them. */
+  function typed() {
+    try {
+      return losesDigits() ? null : written();
+    } catch {
+      return null;
+    }
+  }
 
   function fill(value, note) {
     text.value = JSON.stringify(value, null, 2);
@@ -302,12 +329,17 @@
     return said;
   }
 
+  let writing = 0;
+
   async function writeSnippets() {
+    const turn = ++writing;
     try {
       const said = await texts();
+      if (turn !== writing) return; // of older arguments: the answer overtaken by a newer question
       for (const block of snippets.querySelectorAll("[data-snippet]")) block.textContent = said.snippets[block.dataset.snippet];
       snippetsProblem.textContent = "";
     } catch (error) {
+      if (turn !== writing) return;
       snippetsProblem.textContent = `These are of older arguments: ${error.message}`;
     }
   }
@@ -317,10 +349,14 @@
     copier.addEventListener("click", () => copy(document.getElementById(copier.dataset.copy).textContent, copier, "Copied"));
   }
 
+  const ownWords = new Map(); // of each button that was pressed
+  const ownWordsTimers = new Map();
+
   async function copy(content, copier, done) {
-    const before = copier.textContent;
+    if (!ownWords.has(copier)) ownWords.set(copier, copier.textContent);
     copier.textContent = (await intoClipboard(content)) ? done : "Copying failed";
-    setTimeout(() => (copier.textContent = before), 2500);
+    clearTimeout(ownWordsTimers.get(copier));
+    ownWordsTimers.set(copier, setTimeout(() => (copier.textContent = ownWords.get(copier)), 2500));
   }
 
   /* Over plain http from another machine there is no clipboard object, but the old way works. */

@@ -29,6 +29,13 @@ BLINK = """() => {
   }
   return performance.now() - began;
 }"""
+TYPE_THEN_CHANGE = """(json, typed) => {
+  const city = [...document.querySelectorAll("#fields .sf-text")].find((field) => field.value === "A");
+  for (const [control, value] of [[json, typed], [city, "B"]]) {
+    control.value = value;
+    control.dispatchEvent(new Event("input", { bubbles: true }));
+  }
+}"""
 FINDINGS = """axe.run().then((report) =>
   report.violations.map((found) => [found.impact, found.id, found.nodes[0].html]))"""
 
@@ -260,6 +267,21 @@ def test_the_form_follows_the_json_and_waits_while_it_is_none(runner: Runner) ->
     expect(runner.page.get_by_text("Not JSON yet")).to_have_count(0)
 
 
+def test_json_that_was_just_typed_is_not_overwritten_by_a_change_in_the_form(runner: Runner) -> None:
+    runner.open("nested")
+    runner.write({"title": "old", "place": {"city": "A"}})
+    expect(runner.field("city")).to_have_value("A")
+    runner.json.evaluate(TYPE_THEN_CHANGE, '{"title": "new", "place": {"city": "A"}}')
+    runner.holds({"title": "new", "place": {"city": "B"}})
+    expect(runner.field("Title of the event")).to_have_value("new")
+
+    runner.write({"title": "old", "place": {"city": "A"}})
+    expect(runner.field("city")).to_have_value("A")
+    runner.json.evaluate(TYPE_THEN_CHANGE, '{"title": "half')
+    expect(runner.json).to_have_value('{"title": "half')
+    expect(runner.page.get_by_text("Not JSON yet")).to_be_visible()
+
+
 def test_numbers_that_a_page_would_round_are_left_to_the_json(runner: Runner) -> None:
     runner.open("anything")
     runner.write('{"value": 12345678901234567890}')
@@ -469,8 +491,9 @@ def test_texts_to_copy_follow_the_arguments(visitor: Visitor, numbers: dict[str,
     runner.field("city").fill("it's here")
     expect(page.locator("[data-snippet=curl]")).to_contain_text("""it'"'"'s here""")
     page.get_by_role("button", name="Copy", exact=True).first.click()
-    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    page.get_by_role("button", name="Copied").click()
     assert page.evaluate("navigator.clipboard.readText()").startswith("curl ")
+    expect(page.get_by_role("button", name="Copied")).to_have_count(0)  # pressed twice, it has its own word again
 
 
 # Everybody --------------------------------------------------------------------------------------------------------
