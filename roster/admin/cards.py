@@ -18,7 +18,7 @@ from django.urls import URLPattern, path, reverse
 from mcp_runtime import control
 from roster.admin import live, present
 from roster.admin.rows import RuntimeRowAdmin, principal_of
-from roster.admin.wishes import Verb, diagnosis_of, shown_status, verbs_now
+from roster.admin.wishes import Verb, diagnosis_of, shown_since, shown_status, verbs_now
 from roster.diagnosis import Diagnosis
 from roster.models import GuildMember, Tool
 
@@ -70,8 +70,7 @@ class Card:
 
     @property
     def since(self) -> datetime | None:
-        """When its status became what it is, if that is known: a faulty manifest is an error of no certain age."""
-        return self.member.status_changed_at if self.is_alive and self.status == self.member.status else None
+        return shown_since(self.member)
 
     @property
     def progress(self) -> str:

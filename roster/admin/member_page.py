@@ -16,7 +16,7 @@ from mcp_runtime.logs import plain
 from mcp_runtime.schemas import mask
 from roster.admin import live, present
 from roster.admin.rows import principal_of
-from roster.admin.wishes import diagnosis_of
+from roster.admin.wishes import diagnosis_of, shown_since
 from roster.models import GuildMember, Invocation, StatusChange, Tool
 
 SHOWN_CHANGES = 20
@@ -63,6 +63,7 @@ def head(member: Any, status: str, progress: str, verbs: list[Any]) -> dict[str,
     return {
         "member": member,
         "status": status,
+        "since": shown_since(member),
         "fault": fault_of(member, status),
         "progress": progress,
         "verbs": verbs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, TypedDict
 
 from mcp_runtime import control
@@ -46,6 +47,12 @@ BEGUN = (Status.STARTING, Status.CONNECTED, Status.ERROR)
 
 def shown_status(member: Member) -> str:
     return control.shown_status(member, runtime_is_alive=member.runtime_is_alive)
+
+
+def shown_since(member: Member) -> datetime | None:
+    """When its shown status became that, if it is known: a faulty manifest is an error of no certain age."""
+    is_its_own = member.runtime_is_alive and shown_status(member) == member.status
+    return member.status_changed_at if is_its_own else None
 
 
 def shown_error(member: Member) -> str:

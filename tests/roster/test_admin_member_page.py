@@ -168,6 +168,16 @@ def test_without_a_runtime_an_old_crash_is_not_told_as_if_it_were_true_now(page:
     assert "disconnected" in head
 
 
+def test_its_age_is_told_of_the_status_that_is_shown(page: Client, anna: GuildMember) -> None:
+    age = '<span class="quiet">for <time data-ago'
+    assert age in text_of(page.get(part_of(anna, "head")))
+    GuildMember.objects.update(manifest_error="command: missing", status="disconnected")
+    assert age not in text_of(page.get(part_of(anna, "head")))
+    GuildMember.objects.update(manifest_error="", status="connected")
+    Hall.objects.update(heartbeat_at=None, lease_id=None)
+    assert age not in text_of(page.get(part_of(anna, "head")))
+
+
 def test_a_manifest_that_cannot_be_used_says_where_it_is(page: Client, anna: GuildMember) -> None:
     GuildMember.objects.update(manifest_error="command: missing", status="disconnected")
     head = text_of(page.get(part_of(anna, "head")))
