@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from dataclasses import dataclass
 from typing import Any, cast
@@ -31,6 +32,7 @@ from roster.models import Invocation, Tool
 
 LIST_PART = "admin/roster/invocation/list_part.html"
 PART = "admin/roster/invocation/part.html"
+AGING_SECONDS = 10
 SENT_BEFORE = "This button was pressed before, and this is its call."
 
 
@@ -135,7 +137,9 @@ class InvocationAdmin(RuntimeRowAdmin):
     @staticmethod
     def _list_etag(request: HttpRequest) -> str:
         """Another text when any call came, was started or ended: a search is not run each second for nothing."""
-        return live.etag(*control.calls_version(), sorted(principal_of(request).closed_members))
+        # From the last minutes calls drop out though nothing came.
+        clock = int(time.time() // AGING_SECONDS) if request.GET.get("within") else 0
+        return live.etag(*control.calls_version(), sorted(principal_of(request).closed_members), clock)
 
     @staticmethod
     def _list_context(calls: CallList) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import io
 import json
 import re
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -20,7 +21,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from mcp_runtime import control, lease
-from roster.admin import call_compare, call_export, call_list
+from roster.admin import call_compare, call_export, call_list, invocations
 from roster.models import ApiToken, GuildMember, Invocation, Tool
 
 pytestmark = pytest.mark.django_db
@@ -344,6 +345,19 @@ def test_a_change_of_a_call_is_news(page: Client, anna: GuildMember, change: dic
     address, etag = followed(page.get(LIST))
     Invocation.objects.filter(pk=call.pk).update(**change)
     assert page.get(address, headers={"X-Live": "part", "If-None-Match": etag}).status_code == 200
+
+
+@pytest.mark.parametrize(("asked", "status"), [({"within": "900"}, 200), ({}, 304)])
+def test_calls_drop_out_of_the_last_minutes_though_nothing_comes(
+    page: Client, anna: GuildMember, monkeypatch: pytest.MonkeyPatch, asked: dict[str, str], status: int
+) -> None:
+    add(anna)
+    monkeypatch.setattr(invocations, "time", SimpleNamespace(time=lambda: 1000.0))
+    address, etag = followed(page.get(LIST, asked))
+    held = {"X-Live": "part", "If-None-Match": etag}
+    assert page.get(address, headers=held).status_code == 304
+    monkeypatch.setattr(invocations, "time", SimpleNamespace(time=lambda: 1000.0 + invocations.AGING_SECONDS))
+    assert page.get(address, headers=held).status_code == status
 
 
 def test_older_pages_stand_still(page: Client, anna: GuildMember) -> None:
