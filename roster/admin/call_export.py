@@ -11,10 +11,13 @@ from django.db.models import QuerySet
 from django.http import StreamingHttpResponse
 
 from mcp_runtime import control
+from roster.connections import give_connection_back
 from roster.models import Invocation
 
 MAX_EXPORTED = 100_000
 BATCH = 1000  # ids looked at together
+BATCH_WITH_ARGUMENTS = 50  # rows held together, each of which may be a megabyte
+UNREAD = ("result", "error_data")
 FORMATS = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"}
 COLUMNS = (
     *("id", "member", "tool", "status", "error_kind", "error_code", "error_message", "door", "requester"),
@@ -42,28 +45,34 @@ def exported(calls: QuerySet[Invocation], form: str) -> StreamingHttpResponse:
 def _csv(calls: QuerySet[Invocation]) -> Iterator[str]:
     writer = csv.writer(_Echo())
     yield writer.writerow(COLUMNS)
-    for call in _newest(calls):
+    for call in _newest(calls.defer(*UNREAD, "arguments"), BATCH):
         facts = _facts(call)
         yield writer.writerow([_defused(facts[column]) for column in COLUMNS])
 
 
 def _json_lines(calls: QuerySet[Invocation]) -> Iterator[str]:
     """With the arguments, secrets masked. Results are left to the API: one may be megabytes."""
-    for call in _newest(calls):
+    for call in _newest(calls.defer(*UNREAD), BATCH_WITH_ARGUMENTS):
         facts = {**_facts(call), "arguments": control.shown_arguments(call)}
         yield json.dumps(facts, ensure_ascii=False) + "\n"
 
 
-def _newest(calls: QuerySet[Invocation]) -> Iterator[Invocation]:
-    """By ranges of ids: no cursor stays open while a slow reader takes its time, and no search goes on and on."""
-    rows = calls.defer("result", "error_data").order_by("-id")
+def _newest(calls: QuerySet[Invocation], held: int) -> Iterator[Invocation]:
+    """By ranges of ids: no cursor stays open while a slow reader takes its time, and no search goes on and on.
+
+    At most `held` rows are read at once, and nobody waits for a reader with one of the pool's connections in hand.
+    """
+    rows = calls.order_by("-id")
     ids = Invocation.objects.values_list("id", flat=True)
     newest, oldest = ids.order_by("-id").first() or 0, ids.order_by("id").first() or 1
     left = MAX_EXPORTED
     for highest in range(newest, oldest - 1, -BATCH):
-        batch = list(rows.filter(pk__lte=highest, pk__gt=highest - BATCH)[:left])
-        yield from batch
-        left -= len(batch)
+        found = list(rows.filter(pk__lte=highest, pk__gt=highest - BATCH).values_list("pk", flat=True)[:left])
+        for begin in range(0, len(found), held):
+            batch = list(rows.filter(pk__in=found[begin : begin + held]))
+            give_connection_back()
+            yield from batch
+        left -= len(found)
         if not left:
             return
 

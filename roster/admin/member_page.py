@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from mcp_runtime.schemas import mask
 from roster.admin import live, present
 from roster.admin.rows import principal_of
 from roster.admin.wishes import diagnosis_of, shown_since
+from roster.connections import give_connection_back
 from roster.models import GuildMember, Invocation, StatusChange, Tool
 
 SHOWN_CHANGES = 20
@@ -163,9 +165,14 @@ def log_answer(member: GuildMember, cursor: str) -> HttpResponse:
     return JsonResponse(log(member, cursor))
 
 
+def _whole_log(member: GuildMember) -> Iterator[bytes]:
+    give_connection_back()  # a slow reader needs none of the pool's
+    yield from control.whole_log(member)
+
+
 def log_file(member: GuildMember) -> StreamingHttpResponse:
     """The whole log, to be kept as a file: no browser may take it for a page."""
-    response = StreamingHttpResponse(control.whole_log(member), content_type="text/plain; charset=utf-8")
+    response = StreamingHttpResponse(_whole_log(member), content_type="text/plain; charset=utf-8")
     name = get_valid_filename(member.name)
     response.headers["Content-Disposition"] = f'attachment; filename="{name}.log"'
     response.headers["X-Content-Type-Options"] = "nosniff"

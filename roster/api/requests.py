@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from typing import IO, Any, NoReturn
 
 from django.conf import settings
-from django.db import close_old_connections, connection
 from rest_framework.exceptions import ParseError, ValidationError
 from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 
 from mcp_runtime import control
 from roster.api.errors import LengthRequired
+from roster.connections import give_connection_back
 from roster.models import Invocation
 
 MAX_WAIT = 60
@@ -106,9 +106,7 @@ def wait_for_end(invocation: Invocation, seconds: int) -> bool:
     if not seats.acquire(blocking=False):
         return False
     try:
-        if not connection.in_atomic_block:
-            # A pooled connection goes back: waiting is no reason to keep one from those who work.
-            close_old_connections()
+        give_connection_back()  # waiting is no reason to keep one from those who work
         control.wait_for(invocation.pk, seconds)
     finally:
         seats.release()

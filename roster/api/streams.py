@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from django.core.serializers.json import DjangoJSONEncoder
-from django.db import close_old_connections, connection
 from django.http import StreamingHttpResponse
 
 from mcp_runtime import control
 from roster.api import requests
 from roster.api.session_serializers import EventSerializer, MessageSerializer
+from roster.connections import give_connection_back
 from roster.models import AgentMessage, AgentSession
 
 LOOK_SECONDS = 0.2
@@ -68,8 +68,7 @@ def _events(session: AgentSession, after: int, message: AgentMessage | None) -> 
         if time.monotonic() > said_at + COMMENT_SECONDS:
             said_at = time.monotonic()
             yield ":\n\n"
-        if not connection.in_atomic_block:
-            close_old_connections()
+        give_connection_back()
         time.sleep(LOOK_SECONDS)
     if message is not None:
         message.refresh_from_db()

@@ -643,6 +643,21 @@ def test_a_file_has_all_matches_in_batches_to_its_bound(
     assert written() == made[::-1][:50]
 
 
+@pytest.mark.parametrize(("form", "reads"), [("csv", False), ("jsonl", True)])
+def test_a_file_reads_no_more_than_it_writes_and_keeps_no_connection_while_it_is_read(
+    page: Client, anna: GuildMember, monkeypatch: pytest.MonkeyPatch, form: str, reads: bool
+) -> None:
+    given_back: list[int] = []
+    monkeypatch.setattr(call_export, "BATCH_WITH_ARGUMENTS", 5)
+    monkeypatch.setattr(call_export, "give_connection_back", lambda: given_back.append(1))
+    numbered(anna, 20)
+    with CaptureQueriesContext(connection) as captured:
+        text = exported(page, form)
+    assert len(text.splitlines()) == (20 if reads else 21)
+    assert any('"arguments"' in query["sql"] for query in captured) == reads
+    assert len(given_back) == (4 if reads else 1)
+
+
 def test_files_are_for_those_who_may_see_the_list_and_hold_no_more(client: Client, bob: User, echo: Tool) -> None:
     mine = add(echo.member, requested_by=bob)
     add(echo.member)

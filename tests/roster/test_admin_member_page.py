@@ -18,6 +18,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from mcp_runtime import lease, logs
+from roster.admin import member_page
 from roster.models import GuildMember, Hall, Invocation, StatusChange, Tool
 
 pytestmark = pytest.mark.django_db
@@ -318,6 +319,18 @@ def test_a_member_that_wrote_nothing_has_an_empty_log(page: Client, anna: GuildM
 def test_lines_are_shown_without_colours_and_control_characters(page: Client, anna: GuildMember, log: Path) -> None:
     log.write_text("\x1b[31mred\x1b[0m \x08bell \u202eevil\n")
     assert page.get(log_of(anna)).json()["lines"] == ["red �bell �evil"]
+
+
+def test_a_slow_reader_of_the_log_keeps_no_connection(
+    page: Client, anna: GuildMember, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back: list[int] = []
+    log.write_text("one\n")
+    monkeypatch.setattr(member_page, "give_connection_back", lambda: given_back.append(1))
+    chunks = iter(page.get(log_of(anna, file=True)).streaming_content)
+    assert next(chunks) == b"one\n"
+    assert given_back == [1]
+    assert list(chunks) == []
 
 
 def test_the_whole_log_is_a_file_that_no_browser_opens_as_a_page(page: Client, anna: GuildMember, log: Path) -> None:
