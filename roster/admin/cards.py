@@ -35,7 +35,7 @@ MAX_TOOLS_FOUND = 6
 COLUMNS = (
     *("id", "name", "directory", "removed_at", "display_name", "description", "server_url", "manifest_error"),
     *("manifest_warnings", "enabled", "wanted", "restart_requested_at", "status", "status_changed_at", "last_error"),
-    *("progress", "warnings", "started_at", "protocol_version", "next_restart_at", "restarts"),
+    *("progress", "warnings", "started_at", "protocol_version", "next_restart_at"),
 )
 
 
@@ -217,7 +217,8 @@ class Search:
 
 
 def _says(word: str) -> Q:
-    return Q(name__icontains=word) | Q(definition__title__icontains=word)
+    title = Q(definition__title__icontains=word) | Q(definition__annotations__title__icontains=word)
+    return Q(name__icontains=word) | title
 
 
 def _may_see_tools(request: HttpRequest) -> bool:

@@ -248,6 +248,7 @@ def test_a_button_wishes_without_leaving_the_page(page: Client) -> None:
 def some(runtime: None) -> None:
     weather = make_member("weather", display_name="Sky", description="Clouds and rain")
     make_tool(weather, "forecast", definition={"title": "What comes"})
+    make_tool(weather, "moon", definition={"annotations": {"title": "Phases of it"}})
     make_tool(weather, "hidden", enabled=False)
     make_tool(make_member("notes", status="error"), "add_note")
 
@@ -261,6 +262,7 @@ def some(runtime: None) -> None:
         ("clouds", ["Sky"]),
         ("forecast", ["Sky"]),
         ("what comes", ["Sky"]),
+        ("phases", ["Sky"]),
         ("add_n", ["notes"]),
         ("sky forecast", ["Sky"]),
         ("sky add_note", []),
