@@ -61,11 +61,11 @@ class Turn:
     usage: str
 
 
-def tag(session: AgentSession, *more: object) -> str:
+def tag(session: AgentSession) -> str:
     """Another when anything was said, done, or changed its status. Costs one query."""
     last = control.transcript(session).reverse().values_list("pk", flat=True).first()
     messages = [(row.pk, row.status, row.cancel_requested_at) for row in session.messages.all()]
-    return live.etag("transcript", session.pk, last, messages, *more)
+    return live.etag("transcript", session.pk, last, messages)
 
 
 def turns(session: AgentSession) -> tuple[list[Turn], bool]:
