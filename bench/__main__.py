@@ -271,7 +271,7 @@ SCENARIOS: dict[str, tuple[Callable[[int], list[Figure]], int]] = {
     "statistics": (plots.statistics, 200),
     "idle": (idle, 20),
     "client": (client, 500),
-    "gateway": (gateway, 3),
+    "gateway": (gateway, 5),
 }
 
 
