@@ -48,4 +48,5 @@ def give_connection_back() -> None:
 
     SQLite's stays open, and so does one in a transaction.
     """
-    close_old_connections()
+    if not connection.in_atomic_block:  # Django would close it there
+        close_old_connections()
