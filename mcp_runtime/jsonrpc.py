@@ -82,19 +82,26 @@ def encode(message: Any) -> bytes:
     return _ENCODER.encode(message).encode("utf-8", "surrogatepass")
 
 
-def decode(body: bytes) -> Any:
+def decode(body: bytes, called: str = "the answer") -> Any:
     """The JSON value of `body`. Raises ProtocolError for what is not JSON, nests too deep or holds NaN."""
     try:
         # Decoded here: `loads` would take UTF-16, and surrogates in UTF-8, past the check for them.
-        value = _DECODER.decode(body.decode("utf-8-sig"))
+        value = _DECODER.decode(body.decode().removeprefix("\ufeff"))
     except RecursionError as error:
-        raise ProtocolError("the answer is nested too deep to be read") from error
+        raise ProtocolError(f"{called} is nested too deep to be read") from error
     except ValueError as error:  # covers JSONDecodeError, UnicodeDecodeError and integers without end
-        raise ProtocolError(f"the answer is not JSON ({error}): {excerpt(body)}") from error
+        raise ProtocolError(f"{called} is not JSON ({error}): {excerpt(body)}") from error
     if _ESCAPED_UNSTORABLE.search(body):
         return storable(value)
-    check_depth(value)
+    if body.count(b"{") + body.count(b"[") > MAX_DEPTH:  # most messages have too few for that
+        check_depth(value)
     return value
+
+
+def _finite(digits: str) -> float:
+    if math.isinf(number := float(digits)):
+        raise ProtocolError("a number is too large to be stored")
+    return number
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -103,7 +110,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 # Made once: `dumps` and `loads` with options make one for each message, which takes longer than most messages.
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse_constant)
 
 
 def check_depth(value: Any, depth: int = 0) -> None:

@@ -8,13 +8,14 @@
 A request goes from the outside in, and a module imports only those further in:
 
     server                  the thread, the loop, and what keeps the memory up to date
-    app > asgi, callers     HTTP: who may come in, which era, replies and streams
+    app > callers           who may come in, which era, replies and streams
+    replies > http_server   HTTP to callers
     listening               streams of what comes unasked
     endpoints > records     what is answered, by whom; each call written down
     relay > held            one request to one member; streams that wait for a caller's answers
     owed                    streams that wait for a caller who lost them
     conversations > wire    sessions with members; the ways to them
-    connections             HTTP
+    connections             HTTP to members
     offers                  the roster in memory
     messages > sessions     a request on its way, and its replies; callers' sessions
     session_file            what sessions' ids do not carry, on disk

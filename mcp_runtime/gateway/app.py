@@ -1,4 +1,4 @@
-"""HTTP: who may come in, which era a message is of, and replies as JSON or as a stream. A plain ASGI application.
+"""Who may come in, which era a message is of, and replies as JSON or as a stream.
 
 No framework: a call is one path, three verbs and a few headers, and what stands between the socket and the member is
 paid for by each call.
@@ -22,30 +22,17 @@ from mcp_runtime.access import Principal
 from mcp_runtime.database import unit_of_work
 from mcp_runtime.errors import AccessError, ClientError, MethodError, ProtocolError, TooManyCallsError
 from mcp_runtime.gateway import eras, offers
-from mcp_runtime.gateway.asgi import (
-    JSON_HEADERS,
-    STREAM_HEADERS,
-    GoneError,
-    Message,
-    Outgoing,
-    Receive,
-    Refusal,
-    Send,
-    body_of,
-    send_event,
-    send_whole,
-    start,
-    while_there,
-)
 from mcp_runtime.gateway.callers import Callers, Origins
 from mcp_runtime.gateway.clients import ClientName, Clients
 from mcp_runtime.gateway.conversations import Conversations
 from mcp_runtime.gateway.endpoints import Endpoints, Place
+from mcp_runtime.gateway.http_server import Exchange, GoneError
 from mcp_runtime.gateway.listening import Listening, TooManyStreamsError
 from mcp_runtime.gateway.messages import Answer, Deadline, Event, Request, Stream
 from mcp_runtime.gateway.offers import Roster, Scope
 from mcp_runtime.gateway.owed import Owed, TakenOverError
 from mcp_runtime.gateway.relay import Relay
+from mcp_runtime.gateway.replies import JSON_HEADERS, STREAM_HEADERS, Outgoing, Refusal, body_of, encoded
 from mcp_runtime.gateway.sessions import Caller, CallerSession, Sessions
 from mcp_runtime.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
 from mcp_runtime.limits import Limiter
@@ -56,14 +43,20 @@ MAX_BATCH = 100
 MAX_CAPABILITIES = 16_384  # bytes
 LISTEN = "subscriptions/listen"
 MAX_ID = 18  # digits
+MAX_UNKNOWN = 65_536  # bytes of a message that is read before it is known whose it is
 MAX_SESSIONS = 1_000  # of agents, whose members are kept in memory
 SESSION_SECONDS = 5.0
 # Of our own, in the range that JSON-RPC leaves to applications. Not 401: Claude's CLI takes that for the HTTP status.
 UNAUTHORIZED = 40100
 FORBIDDEN = 40300
-CLAUDE_CLI = b"claude-code/"
+# What comes with a 401 or 403 these throw away (Codex says to log in, which nobody can); a JSON-RPC error they show.
+DEAF = (b"claude-code/", b"codex-mcp-client/")
 NOTHING_HERE = "Nothing is here: the gateway is at /mcp, each member at /mcp/<member>."
-NO_OAUTH = "Guild Hall has no OAuth. Send a token, Authorization: Bearer gh_...; manage.py create_token USER makes one."
+NO_OAUTH = (
+    "Guild Hall has no OAuth. Clients look for it when they sent no token, or one that is unknown, revoked or past its "
+    "end. Send one that is good, Authorization: Bearer gh_...; manage.py create_token USER makes one."
+)
+EVERYTHING = Place("/mcp", Scope())
 _PATH = re.compile(r"/mcp(?:/(?P<member>[^/]+))?/?|/sessions/(?P<session>[^/]+)/mcp/?")
 
 
@@ -73,11 +66,13 @@ class Post:
 
     place: Place
     principal: Principal
-    headers: dict[bytes, bytes]
+    exchange: Exchange
     body: bytes
     message: Any
-    receive: Receive
-    send: Send
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        return self.exchange.headers
 
     @property
     def takes_stream(self) -> bool:
@@ -89,7 +84,7 @@ class Post:
 
 
 class App:
-    """The ASGI application."""
+    """Answers HTTP requests."""
 
     def __init__(
         self,
@@ -121,50 +116,46 @@ class App:
         self._owed = owed
         self._roster = roster
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        headers = dict(scope["headers"])
+    async def __call__(self, exchange: Exchange) -> None:
         try:
-            await self._serve(scope, headers, receive, send)
+            await self._serve(exchange)
         except Refusal as refusal:
-            error = refusal.error
-            body = jsonrpc.encode(jsonrpc.error_response(refusal.message_id, error.code, str(error), error.data))
-            await send_whole(send, refusal.status, body, [*JSON_HEADERS, *refusal.headers])
+            exchange.reply(refusal.status, refusal.body, (*JSON_HEADERS, *refusal.headers))
         except GoneError:
             pass
         except Exception:
-            logger.exception("the gateway failed to serve %s %s", scope["method"], scope["path"])
-            error_body = jsonrpc.encode(
-                jsonrpc.error_response(None, INTERNAL_ERROR, "the gateway failed; its log says why")
-            )
-            with contextlib.suppress(Exception):
-                await send_whole(send, 500, error_body, JSON_HEADERS)
+            logger.exception("the gateway failed to serve %s %r", exchange.verb, exchange.path)
+            if not exchange.is_begun:
+                error = jsonrpc.error_response(None, INTERNAL_ERROR, "the gateway failed; its log says why")
+                exchange.reply(500, jsonrpc.encode(error), JSON_HEADERS)
 
-    async def _serve(self, scope: Message, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
+    async def _serve(self, exchange: Exchange) -> None:
+        headers = exchange.headers
         if fault := self._origins.fault(headers):
             raise Refusal(403, MethodError(INVALID_REQUEST, fault))
-        match = _PATH.fullmatch(scope["path"])
+        match = _PATH.fullmatch(exchange.path)
         if match is None:
-            await _nothing_here(scope["path"], send)
+            _nothing_here(exchange)
             return
         try:
             principal = await self._callers.principal(headers.get(b"authorization"))
         except AccessError as error:
-            raise await _unauthorized(error, headers, receive) from error
-        place = await self._place(match, scope["query_string"].decode("latin-1"), principal)
-        verb = scope["method"]
-        if verb == "POST":
-            await self._post(place, principal, headers, receive, send)
-        elif verb == "GET":
-            await self._get(place, principal, headers, receive, send)
-        elif verb == "DELETE":
-            await self._delete(place, principal, headers, send)
+            raise await _unauthorized(error, exchange) from error
+        place = await self._place(match, exchange.query, principal)
+        if exchange.verb == "POST":
+            await self._post(place, principal, exchange)
+        elif exchange.verb == "GET":
+            await self._get(place, principal, exchange)
+        elif exchange.verb == "DELETE":
+            self._sessions.end(self._session(place, principal, exchange))
+            exchange.reply(204)
         else:
             allow = [(b"allow", b"GET, POST, DELETE")]
-            raise Refusal(405, MethodError(INVALID_REQUEST, f"{verb} means nothing here"), headers=allow)
+            raise Refusal(405, MethodError(INVALID_REQUEST, f"{exchange.verb} means nothing here"), headers=allow)
 
     async def _place(self, match: re.Match[str], query: str, principal: Principal) -> Place:
+        if not query and match.lastgroup is None:
+            return EVERYTHING
         asked = _asked(query)
         if unknown := asked.keys() - (set() if match["member"] or match["session"] else {"members"}):
             text = f"unknown query parameter {min(unknown)[:100]!r}; a token goes into the Authorization header"
@@ -181,7 +172,7 @@ class App:
                 raise Refusal(404, MethodError(INVALID_REQUEST, f"there is no session {session[:100]!r}"))
             return Place(f"/sessions/{session}/mcp", Scope(chosen))
         if not asked:
-            return Place("/mcp", Scope())
+            return EVERYTHING
         names = frozenset(name for value in asked["members"] for name in value.split(",") if name)
         members = self._roster().members
         if missing := [name for name in names if name not in members or not principal.may_see(name)]:
@@ -202,23 +193,21 @@ class App:
 
     # POST ---------------------------------------------------------------------------------------------------------
 
-    async def _post(
-        self, place: Place, principal: Principal, headers: dict[bytes, bytes], receive: Receive, send: Send
-    ) -> None:
-        if headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
+    async def _post(self, place: Place, principal: Principal, exchange: Exchange) -> None:
+        if exchange.headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
             raise Refusal(415, MethodError(INVALID_REQUEST, "send Content-Type: application/json"))
         if self._is_stopping():
             retry = [(b"retry-after", b"2")]
             raise Refusal(
                 503, MethodError(INTERNAL_ERROR, "the runtime is stopping; try again in a moment"), headers=retry
             )
-        body = await body_of(receive)
+        body = await body_of(exchange)
         try:
-            message = jsonrpc.decode(body)
+            message = jsonrpc.decode(body, "the body")
         except ProtocolError as error:
             raise Refusal(400, MethodError(PARSE_ERROR, str(error))) from error
         with self._counted(principal, message):
-            await self._message(Post(place, principal, headers, body, message, receive, send))
+            await self._message(Post(place, principal, exchange, body, message))
 
     @contextlib.contextmanager
     def _counted(self, principal: Principal, message: Any) -> Iterator[None]:
@@ -265,8 +254,8 @@ class App:
         try:
             access.require_anything(post.principal)
         except AccessError as error:
-            is_cli = post.headers.get(b"user-agent", b"").startswith(CLAUDE_CLI)  # as with 401
-            raise Refusal(200 if is_cli else 403, MethodError(FORBIDDEN, str(error)), message_id) from error
+            status = 200 if _is_deaf(post.headers) else 403  # as with 401
+            raise Refusal(status, MethodError(FORBIDDEN, str(error)), message_id) from error
         if not isinstance(params, dict) or message_id is None:
             raise Refusal(400, MethodError(INVALID_PARAMS, "initialize has an id, and params"), message_id)
         asked, capabilities = params.get("protocolVersion"), params.get("capabilities")
@@ -281,7 +270,7 @@ class App:
         session = self._sessions.begin(post.principal, post.place.path, version, kept, client)
         result = jsonrpc.result_response(message_id, self._endpoints.welcome(post.place, version))
         told = [(protocol.SESSION_HEADER.lower().encode(), session.id.encode())]
-        await send_whole(post.send, 200, jsonrpc.encode(result), [*JSON_HEADERS, *told])
+        post.exchange.reply(200, jsonrpc.encode(result), [*JSON_HEADERS, *told])
 
     async def _in_session(self, post: Post, session: CallerSession) -> None:
         place, message, caller = post.place, post.message, post.caller(session)
@@ -289,10 +278,10 @@ class App:
             raise Refusal(400, MethodError(INVALID_REQUEST, "this is no JSON-RPC 2.0 message"))
         if not isinstance(message.get("method"), str):
             await self._answered(session, message)
-            await send_whole(post.send, 202, b"", [])
+            post.exchange.reply(202)
         elif "id" not in message:
             await self._notified(place, caller, session, message)
-            await send_whole(post.send, 202, b"", [])
+            post.exchange.reply(202)
         else:
             request = Request(_checked_id(message), message["method"], _params(message), caller, Deadline(), post.body)
             with self._running(session, request):
@@ -360,14 +349,13 @@ class App:
                     with self._counted(caller.principal, message), self._running(session, request):
                         return (await self._final(post.place, request)).body
             except Refusal as refusal:
-                error = refusal.error
-                return jsonrpc.encode(jsonrpc.error_response(refusal.message_id, error.code, str(error), error.data))
+                return refusal.body
             return None
 
-        async with while_there(post.receive):
+        with post.exchange:
             answers = [answer for answer in await asyncio.gather(*map(one, messages)) if answer is not None]
         body = b"[" + b",".join(answers) + b"]" if answers else b""
-        await send_whole(post.send, 200 if answers else 202, body, JSON_HEADERS)
+        post.exchange.reply(200 if answers else 202, body, JSON_HEADERS)
 
     async def _modern(self, post: Post) -> None:
         message, headers = post.message, post.headers
@@ -378,7 +366,7 @@ class App:
             raise Refusal(400, MethodError(INVALID_REQUEST, "this is no JSON-RPC 2.0 request"))
         if "id" not in message:
             # A modern caller has nothing to notify: it closes what it cancels.
-            await send_whole(post.send, 202, b"", [])
+            post.exchange.reply(202)
             return
         message_id = _checked_id(message)
         try:
@@ -406,16 +394,17 @@ class App:
 
     async def _reply(self, post: Post, request: Request) -> None:
         """Answer one request. A caller who goes away takes it along."""
-        out, answer = Outgoing(post.send), None
+        out, answer = Outgoing(post.exchange), None
         if not post.takes_stream:
-            async with while_there(post.receive):
+            with post.exchange:
                 answer = await self._final(post.place, request)
             await out.end(answer)
             return
         try:
-            async with while_there(post.receive), request.deadline.timeout:
-                reply = await self._endpoints.answer(post.place, request)
-                answer = await self._passed_on(reply, request, out) if isinstance(reply, Stream) else reply
+            with post.exchange:
+                async with request.deadline.timeout:
+                    reply = await self._endpoints.answer(post.place, request)
+                    answer = await self._passed_on(reply, request, out) if isinstance(reply, Stream) else reply
         except (MethodError, TimeoutError, ClientError) as error:
             answer = _error_reply(request, error)
         await out.end(answer)
@@ -427,7 +416,7 @@ class App:
         with contextlib.suppress(TakenOverError):
             async with self._owed.reading(request, stream):
                 if starts_at_once:
-                    await out.start()
+                    out.start()
                 async for event in stream.events:
                     if event.is_last and not event.event_id and not out.is_started:
                         return Answer(event.data, event.status)
@@ -462,9 +451,9 @@ class App:
         acknowledged = {"notifications": wanted, "_meta": tag}
         first = jsonrpc.notification("notifications/subscriptions/acknowledged", acknowledged)
         end = jsonrpc.result_response(request.id, {"resultType": "complete", "_meta": tag})
-        async with while_there(post.receive, at_once=True):
+        with post.exchange:
             stream = await self._opened(post.place, request.caller, wanted, request.id)
-            await self._hold(stream, post.send, first=jsonrpc.encode(first), last=jsonrpc.encode(end))
+            await self._hold(stream, post.exchange, first=jsonrpc.encode(first), last=jsonrpc.encode(end))
 
     async def _opened(self, place: Place, caller: Caller, *listen: Any) -> Stream:
         try:
@@ -476,25 +465,23 @@ class App:
             full = MethodError(INTERNAL_ERROR, "too many streams are open here; close some")
             raise Refusal(503, full, headers=[(b"retry-after", b"10")]) from error
 
-    async def _get(
-        self, place: Place, principal: Principal, headers: dict[bytes, bytes], receive: Receive, send: Send
-    ) -> None:
+    async def _get(self, place: Place, principal: Principal, exchange: Exchange) -> None:
         """What is said unasked; or with Last-Event-ID the rest of a stream."""
-        session = self._session(place, principal, headers, "GET")
-        caller = _caller_in(session, principal, headers)
-        last_event_id = eras.text_of(headers, protocol.LAST_EVENT_HEADER)
-        async with while_there(receive, at_once=True):
+        session = self._session(place, principal, exchange)
+        caller = _caller_in(session, principal, exchange.headers)
+        last_event_id = eras.text_of(exchange.headers, protocol.LAST_EVENT_HEADER)
+        with exchange:
             if last_event_id and (owed := await self._owed.take(session, last_event_id)):
                 request, stream = owed
                 with self._running(session, request):
-                    await self._go_on(request, stream, last_event_id, send)
+                    await self._go_on(request, stream, last_event_id, exchange)
                 return
             rest = await self._rest(session, caller, last_event_id) if last_event_id else None
-            await self._hold(rest or await self._opened(place, caller), send)
+            await self._hold(rest or await self._opened(place, caller), exchange)
 
-    async def _go_on(self, request: Request, stream: Stream, event_id: str, send: Send) -> None:
+    async def _go_on(self, request: Request, stream: Stream, event_id: str, exchange: Exchange) -> None:
         """The rest of a reply, for who lost its stream."""
-        out = Outgoing(send)
+        out = Outgoing(exchange)
         try:
             async with request.deadline.renewed():
                 stream.go_on(event_id)
@@ -530,12 +517,8 @@ class App:
                     return
                 yield event
 
-    async def _delete(self, place: Place, principal: Principal, headers: dict[bytes, bytes], send: Send) -> None:
-        self._sessions.end(self._session(place, principal, headers, "DELETE"))
-        await send_whole(send, 204, b"", [])
-
-    def _session(self, place: Place, principal: Principal, headers: dict[bytes, bytes], verb: str) -> CallerSession:
-        session_id = eras.text_of(headers, protocol.SESSION_HEADER)
+    def _session(self, place: Place, principal: Principal, exchange: Exchange) -> CallerSession:
+        verb, session_id = exchange.verb, eras.text_of(exchange.headers, protocol.SESSION_HEADER)
         if not session_id:
             allow = [(b"allow", b"POST")]
             raise Refusal(405, MethodError(INVALID_REQUEST, f"{verb} needs the id of a session"), headers=allow)
@@ -545,34 +528,43 @@ class App:
         return session
 
     @staticmethod
-    async def _hold(stream: Stream, send: Send, *, first: bytes = b"", last: bytes = b"") -> None:
+    async def _hold(stream: Stream, exchange: Exchange, *, first: bytes = b"", last: bytes = b"") -> None:
         """A stream that stays open until one of the two ends it."""
         async with contextlib.aclosing(stream):
-            await start(send, 200, STREAM_HEADERS)
-            await send_event(send, Event(first))
+            exchange.begin(200, STREAM_HEADERS)
+            await exchange.write(encoded(Event(first)))
             with contextlib.suppress(ClientError):  # the caller resumes, or not
                 async for event in stream.events:
-                    await send_event(send, event)
+                    await exchange.write(encoded(event))
             if last:
-                await send_event(send, Event(last))
-            await send({"type": "http.response.body", "body": b""})
+                await exchange.write(encoded(Event(last)))
+            exchange.end()
 
 
-async def _nothing_here(path: str, send: Send) -> None:
+def _is_deaf(headers: dict[bytes, bytes]) -> bool:
+    """Whether the client throws away what comes with a refusal, by what it calls itself."""
+    return headers.get(b"user-agent", b"").startswith(DEAF)
+
+
+def _nothing_here(exchange: Exchange) -> None:
     """404 in plain text: clients that look for OAuth after a 401 show these words to people."""
-    text = NO_OAUTH if path.startswith("/.well-known/") or path == "/register" else NOTHING_HERE
-    await send_whole(send, 404, f"{text}\n".encode(), [(b"content-type", b"text/plain; charset=utf-8")])
+    is_for_oauth = exchange.path.startswith("/.well-known/") or exchange.path == "/register"
+    text = NO_OAUTH if is_for_oauth else NOTHING_HERE
+    exchange.reply(404, f"{text}\n".encode(), [(b"content-type", b"text/plain; charset=utf-8")])
 
 
-async def _unauthorized(error: AccessError, headers: dict[bytes, bytes], receive: Receive) -> Refusal:
-    """401 with the reason. Claude's CLI throws away what comes with a 401: it is told in a JSON-RPC error."""
-    if headers.get(b"user-agent", b"").startswith(CLAUDE_CLI):
+async def _unauthorized(error: AccessError, exchange: Exchange) -> Refusal:
+    """401 with the reason. Who throws away what comes with a 401 is told in a JSON-RPC error."""
+    length = exchange.headers.get(b"content-length", b"")
+    is_short = length.isdigit() and int(length) <= MAX_UNKNOWN  # anybody may call themselves that
+    if is_short and _is_deaf(exchange.headers):
         with contextlib.suppress(Refusal, ProtocolError):
-            message = jsonrpc.decode(await body_of(receive))
+            message = jsonrpc.decode(await body_of(exchange))
             if isinstance(message, dict) and "method" in message and "id" in message:
                 return Refusal(200, MethodError(UNAUTHORIZED, str(error)), message["id"])
     said = str(error).encode("ascii", "replace").replace(b'"', b"'")
-    fault = b', error="invalid_token", error_description="%b"' % said if b"authorization" in headers else b""
+    is_token = b"authorization" in exchange.headers
+    fault = b', error="invalid_token", error_description="%b"' % said if is_token else b""
     challenge = [(b"www-authenticate", b'Bearer realm="Guild Hall"' + fault)]
     return Refusal(401, MethodError(UNAUTHORIZED, str(error)), headers=challenge)
 

@@ -61,9 +61,13 @@ class _Tally:
 
 
 class Clients:
-    """Notes who came, from any thread; `write` is for the one thread that writes. Times are seconds of the epoch."""
+    """Notes who came, from any thread; `write` is for the one thread that writes, which waits for `news`.
+
+    Times are seconds of the epoch.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.news = threading.Event()
         self._clock = clock
         self._lock = threading.Lock()
         self._tallies: dict[tuple[int, ClientName], _Tally] = {}
@@ -79,6 +83,8 @@ class Clients:
                 tally = self._tallies[token_id, client] = _Tally(self._clock())
             tally.seen_at, tally.is_new = self._clock(), True
             tally.calls += calls
+        if not self.news.is_set():
+            self.news.set()
 
     def write(self, *, at_once: bool = False) -> None:
         """What is due; `at_once`: all of it, for it is the last time."""

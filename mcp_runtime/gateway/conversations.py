@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import json
 import math
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,11 +38,11 @@ class Conversation:
     version: str
     id: str | None
     running: set[Any] = field(default_factory=set)
+    headers: Mapping[str, str] = field(init=False)
 
-    @property
-    def headers(self) -> dict[str, str]:
+    def __post_init__(self) -> None:
         headers = {**self.route.headers, protocol.VERSION_HEADER: self.version}
-        return headers | {protocol.SESSION_HEADER: self.id} if self.id else headers
+        self.headers = headers | {protocol.SESSION_HEADER: self.id} if self.id else headers
 
 
 @dataclass(eq=False)
@@ -130,7 +130,7 @@ class Conversations:
             found = None
         if found is None:
             found = kept[key] = asyncio.ensure_future(self._begin(route, caller))
-        return await asyncio.shield(found)
+        return found.result() if found.done() else await asyncio.shield(found)
 
     async def _begin(self, route: Route, caller: Caller) -> Conversation:
         own = route.live.client.session
@@ -197,6 +197,15 @@ class Conversations:
     async def _end(self, conversation: Conversation) -> None:
         response = await self._wire.send(conversation.route, "DELETE", conversation.headers, None)
         response.release()
+
+    async def close(self, seconds: float) -> None:
+        """What is being said in the background has so long."""
+        if self._goodbyes:
+            await asyncio.wait(self._goodbyes, timeout=seconds)
+        left = list(self._goodbyes)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
     def later(self, work: Coroutine[Any, Any, None]) -> None:
         """In the background, within two seconds, and without anybody who would hear of a failure."""

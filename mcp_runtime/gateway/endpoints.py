@@ -32,6 +32,7 @@ MAX_REFUSALS = 3  # nobody listened, so nothing was sent: the call is for the me
 INSTRUCTIONS = "Tools of several servers, each named server__tool. A server that does not run is started by a call."
 MAX_SUBSCRIPTIONS = 1_000  # of one session that outlive the member's process
 MAX_URI = 2_000
+USUAL_PARAMS = {"name", "arguments", "_meta"}
 LISTS = {
     "tools/list": "tools",
     "prompts/list": "prompts",
@@ -50,7 +51,10 @@ class Place:
 
 
 class Endpoints:
-    """Answers requests. `roster()` is the roster now; `live(member)` waits until a member may be called."""
+    """Answers requests. `roster()` is the roster now; `live(member)` waits until a member may be called.
+
+    `connected(member)` asks the OS whether its process is there; `seems_connected(id)` costs nothing.
+    """
 
     def __init__(
         self,
@@ -61,6 +65,7 @@ class Endpoints:
         roster: Callable[[], Roster],
         live: Callable[[OfferedMember, float], Awaitable[LiveMember]],
         connected: Callable[[OfferedMember], LiveMember | None],
+        seems_connected: Callable[[int], LiveMember | None],
         look_again: Callable[[], Awaitable[None]],
     ) -> None:
         self._wire = wire
@@ -70,6 +75,7 @@ class Endpoints:
         self._roster = roster
         self._live = live
         self._connected = connected
+        self._seems_connected = seems_connected
         self.look_again = look_again
 
     # Who we are ---------------------------------------------------------------------------------------------------
@@ -173,7 +179,7 @@ class Endpoints:
         size = len(request.body or b"")
         # Written anew: what was judged here is what the member reads, however it takes keys that come twice.
         request.params, request.body = {**request.params, "name": own_name}, None
-        if any(key != known and key.lower() == known for key in request.params for known in ("name", "arguments")):
+        if any(key.lower() in ("name", "arguments") for key in request.params.keys() - USUAL_PARAMS):
             raise MethodError(INVALID_PARAMS, "name and arguments are written in lower case, once")
         request.deadline.set(
             member.timeout_of(own_name), f"tool {own_name[:100]!r} of member {member.name!r}", member.name
@@ -380,12 +386,14 @@ class Endpoints:
         """The member's reply. A place in it is held until that is over."""
         refusals = 0
         while True:
-            live = self._connected(member) or await self._live(member, request.deadline.seconds)
+            # A process that just ended has closed its connections, and refuses new ones: no need to ask each time.
+            live = None if refusals else self._seems_connected(member.pk)
+            live = live or await self._live(member, request.deadline.seconds)
             route = self._wire.route_to(live, member.max_concurrency)
             await route.places.take()
             live.relayed += 1
             try:
-                if self._connected(member) is live:  # it may have gone while the call stood in line
+                if self._seems_connected(member.pk) is live:  # it may have gone while the call stood in line
                     return _holding(route, await self._relay.ask(route, request))
             except ConnectError as error:
                 _free(route)

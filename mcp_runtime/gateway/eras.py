@@ -117,7 +117,7 @@ def _mismatch(name: str, told: Any, value: Any) -> MethodError:
 
 
 def text_of(headers: Mapping[bytes, bytes], name: str) -> str | None:
-    """A header's value; None without it. ASGI has names in lower case."""
+    """A header's value; None without it. Names in `headers` are in small letters."""
     value = headers.get(name.lower().encode())
     return None if value is None else value.decode("latin-1").strip()
 

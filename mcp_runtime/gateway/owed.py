@@ -151,3 +151,8 @@ class Owed:
         """From now on nothing is kept."""
         self._is_closed = True
         self.give_up_all()
+
+    async def closed(self, seconds: float) -> None:
+        """What was given up has so long."""
+        if self._endings:
+            await asyncio.wait(self._endings, timeout=seconds)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 from django.db import Error, IntegrityError, InterfaceError, OperationalError, connection, transaction
@@ -34,7 +35,9 @@ Row = dict[str, Any]
 Status = Invocation.Status
 ErrorKind = Invocation.ErrorKind
 
-WRITE_SECONDS = 0.25
+DOOR = Invocation.Door.GATEWAY.value
+WRITE_SECONDS = 0.25  # in which calls gather, to be written together
+LOOK_SECONDS = 2.0  # without any: who came is written now and then, and not at each call
 AGAIN_SECONDS = 0.2  # before calls are tried again that the database did not take
 KEEP_SECONDS = 600.0  # that the same calls are tried again: something may be wrong with them, and others wait
 LOCK_SECONDS = 0.4  # for SQLite's write lock at a time, so that a stop is noticed
@@ -44,13 +47,9 @@ MAX_WAITING = 20_000
 MAX_WAITING_BYTES = 64_000_000  # of messages that were sent and answered
 READ_WHOLE = 65_536  # bytes: longer answers are not taken apart
 CUT = protocol.CUT
-_COLUMNS = (
-    *("member_id", "tool_name", "arguments", "timeout", "door", "requested_by_id", "token_id", "requester"),
-    *("secret_paths", "status", "queued_at", "started_at", "finished_at", "result", "error_kind", "error_message"),
-    *("error_code", "error_data"),
-)
-_TABLE = Invocation._meta.db_table
-_SQL = f"INSERT INTO {_TABLE} ({', '.join(_COLUMNS)}) VALUES ({', '.join(['%s'] * len(_COLUMNS))})"  # noqa: S608
+# In one statement. SQLite gives the interpreter back for each, and the loop takes it away: one by one, rows take twice
+# as long, and so do the calls that come in meanwhile. More would be more parameters than an old SQLite takes.
+ROWS_AT_ONCE = 50
 _KEY = ("finished_at", "started_at", "member_id", "tool_name")
 _IS_ERROR_OBJECT = re.compile(rb'\s*\{(?:\s*"(?:jsonrpc|id)"\s*:\s*[^,{\[]{1,200},)*\s*"error"\s*:')
 _IS_ERROR = re.compile(rb'"isError"\s*:\s*true')
@@ -109,6 +108,7 @@ class Recorder:
 
     def __init__(self, *, max_bytes: int) -> None:
         self.clients = Clients()
+        self._news = self.clients.news
         self._max_bytes = max_bytes
         self._ended: collections.deque[Call] = collections.deque()
         self._bytes = 0  # of those
@@ -127,6 +127,7 @@ class Recorder:
         """Write what is left, but do not wait for a database that is away: a stop has its own bound."""
         self._last_try_at = time.monotonic() + STOP_SECONDS / 2
         self._stopping.set()
+        self._news.set()
         self._thread.join(STOP_SECONDS)
         if left := len(self._ended) + self._in_hand + self._lost:
             logger.error("%d calls of the gateway were not written down: the runtime stops", left)
@@ -140,6 +141,8 @@ class Recorder:
             while len(self._ended) > MAX_WAITING or self._bytes > MAX_WAITING_BYTES:
                 self._take()
                 self._lost += 1
+        if not self._news.is_set():
+            self._news.set()
 
     def _take(self) -> Call:
         """The one that waits longest."""
@@ -150,7 +153,9 @@ class Recorder:
     def _run(self) -> None:
         is_last = False
         while not is_last:
+            self._news.wait(LOOK_SECONDS)
             is_last = self._stopping.wait(WRITE_SECONDS)
+            self._news.clear()
             while self._ended and not self._has_given_up:
                 calls = self._next_batch()
                 self._write_down(calls, [row for call in calls if (row := self._row_or_none(call)) is not None])
@@ -227,18 +232,18 @@ class Recorder:
             "tool_name": call.tool[:255],
             "arguments": self._kept_arguments(schemas.mask(arguments, paths) if paths else arguments),
             "timeout": call.timeout,
-            "door": Invocation.Door.GATEWAY.value,
+            "door": DOOR,
             "requested_by_id": principal.user_id,
             "token_id": principal.token_id,
             "requester": principal.name + (f" ({principal.token_name})" if principal.token_name else ""),
-            "secret_paths": json.dumps(paths),
-            "status": outcome.status.value,
+            "secret_paths": json.dumps(paths) if paths else "[]",
+            "status": str(outcome.status),
             "queued_at": started,
             "started_at": started,
             "finished_at": finished,
             "result": result,
             "error_kind": str(outcome.error_kind),
-            "error_message": jsonrpc.storable(outcome.error_message),
+            "error_message": jsonrpc.storable(outcome.error_message) if outcome.error_message else "",
             "error_code": outcome.error_code,
             "error_data": error_data,
         }
@@ -335,12 +340,23 @@ def _insert_alone(row: Row) -> None:
 
 def _execute(rows: list[Row]) -> None:
     """In SQL: through the ORM it takes three times as long, and the gateway shares the interpreter."""
+    if connection.vendor == "sqlite":
+        rows = [_as_sqlite_has_it(row) for row in rows]
     with connection.cursor() as cursor:
-        cursor.executemany(_SQL, [[_adapted(row[column]) for column in _COLUMNS] for row in rows])
+        for first in range(0, len(rows), ROWS_AT_ONCE):
+            some = rows[first : first + ROWS_AT_ONCE]
+            cursor.execute(_sql(tuple(some[0]), len(some)), [value for row in some for value in row.values()])
 
 
-def _adapted(value: Any) -> Any:
-    return connection.ops.adapt_datetimefield_value(value) if isinstance(value, datetime) else value
+@cache
+def _sql(columns: tuple[str, ...], count: int) -> str:
+    one = f"({', '.join(['%s'] * len(columns))})"
+    return f"INSERT INTO {Invocation._meta.db_table} ({', '.join(columns)}) VALUES {', '.join([one] * count)}"  # noqa: S608
+
+
+def _as_sqlite_has_it(row: Row) -> Row:
+    """As Django writes it there; its own way from a datetime to text takes as long as all the rest of a row."""
+    return row | {name: str(row[name].replace(tzinfo=None)) for name in ("queued_at", "started_at", "finished_at")}
 
 
 def _moment(seconds: float) -> datetime:

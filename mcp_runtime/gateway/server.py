@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
-import resource
 import socket
 import threading
 import time
@@ -17,23 +15,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 import uvloop
 from django.db import Error, connection
 from django.utils import timezone
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from mcp_runtime import access, jsonrpc, protocol
 from mcp_runtime.access import OPERATOR
 from mcp_runtime.availability import Availability
 from mcp_runtime.changes import SqliteChanges
 from mcp_runtime.database import unit_of_work
-from mcp_runtime.errors import AddressTakenError, ClientError, MethodError, RemoteError
+from mcp_runtime.errors import ClientError, MethodError, RemoteError
 from mcp_runtime.gateway import offers, session_file
 from mcp_runtime.gateway.app import App
 from mcp_runtime.gateway.callers import Callers, Origins
 from mcp_runtime.gateway.conversations import Conversations
 from mcp_runtime.gateway.endpoints import LISTS, Endpoints
+from mcp_runtime.gateway.http_server import HttpServer
 from mcp_runtime.gateway.listening import Listening
 from mcp_runtime.gateway.messages import Answer, Deadline, Request
 from mcp_runtime.gateway.offers import Extras, OfferedMember, Roster
@@ -49,18 +46,10 @@ from roster.models import GuildMember
 
 logger = logging.getLogger("guildhall.gateway")
 
-BACKLOG = 1024
-MAX_HEAD = 65_536  # bytes of a request's headers
-HEAD_SECONDS = 30.0  # for the first of them
-MAX_CONNECTIONS = 4_096  # of callers
-FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 2\r\nconnection: close\r\n"
-    b"content-type: text/plain\r\ncontent-length: 31\r\n\r\nToo many connections are open.\n"
-)
 START_SECONDS = 10.0
 STOP_SECONDS = 1.0
 # How soon a change of who may do what is noticed: SQLite is asked whether anybody wrote at all, others for the version.
-ACCESS_LOOK = 0.1
+ACCESS_LOOK = 0.2
 ACCESS_QUERY = 0.25
 SESSIONS_SECONDS = 5.0  # between two looks whether more is known of sessions than their ids say
 RELOAD_SECONDS = 10.0  # rows are the truth: looked at this often even when nobody told of a change
@@ -82,99 +71,6 @@ class Options:
     max_bytes: int
     record_bytes: int
     data_dir: Path
-
-
-def bind(host: str, port: int) -> list[socket.socket]:
-    """Where the gateway will listen. Raises AddressTakenError."""
-    sockets = [_bound(host, port)]
-    if host == "127.0.0.1":
-        with contextlib.suppress(AddressTakenError):
-            sockets.append(_bound("::1", port))  # what `localhost` may mean as well
-    return sockets
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        bound = socket.socket(family)
-    except OSError as error:
-        raise AddressTakenError(f"the gateway cannot listen on {host}:{port}: {error.strerror}") from error
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if family == socket.AF_INET6:
-        bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-    try:
-        bound.bind((host, port))
-        bound.listen(BACKLOG)  # who comes before the loop runs waits, and is not refused
-    except OSError as error:
-        bound.close()
-        hint = "; GUILD_HALL_GATEWAY_PORT chooses another port" if error.errno == errno.EADDRINUSE else ""
-        raise AddressTakenError(f"the gateway cannot listen on {host}:{port}: {error.strerror}{hint}") from error
-    return bound
-
-
-def connections_at_most() -> int:
-    """Of the files that the process may have open, members, database and logs need the other half."""
-    return min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-
-
-class BoundedProtocol(HttpToolsProtocol):
-    """HTTP whose headers end: the parser joins what comes for ever, and a connection that says nothing stays.
-
-    So many connections, and no more; uvicorn's `limit_concurrency` would refuse the requests of those that are there,
-    and whoever opens enough of them and says nothing would shut out everybody.
-    """
-
-    _is_in_body = False
-    _head_is_complete = False  # within the piece that is read
-    _head_bytes = 0
-    _head_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        is_full = len(self.connections) >= connections_at_most() and not self._closed_an_idle_one()
-        super().connection_made(transport)
-        if is_full:
-            transport.write(FULL)
-            transport.close()
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, transport.close)
-
-    def _closed_an_idle_one(self) -> bool:
-        """Whether there was one: nobody waits for anything on it."""
-        for one in self.connections:
-            if isinstance(one, BoundedProtocol) and one.is_idle:
-                one.transport.close()
-                return True
-        return False
-
-    @property
-    def is_idle(self) -> bool:
-        return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
-        super().connection_lost(exc)
-
-    def on_headers_complete(self) -> None:
-        self._stop_timer()
-        self._is_in_body = self._head_is_complete = True
-        self._head_bytes = 0
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        self._is_in_body = False
-        super().on_message_complete()
-
-    def data_received(self, data: bytes) -> None:
-        was_in_body, self._head_is_complete = self._is_in_body, False
-        super().data_received(data)
-        if not was_in_body and not self._head_is_complete:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD:
-                self.send_400_response("The headers are too long.")
-
-    def _stop_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
 
 
 class Gateway:
@@ -246,6 +142,10 @@ class Gateway:
         except Exception:
             logger.exception("the gateway ended")
         finally:
+            left = asyncio.all_tasks(self._loop)
+            for task in left:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
             self._loop.close()
 
     async def _serve(self) -> None:
@@ -278,6 +178,7 @@ class Gateway:
                 lambda: self._roster,
                 self._live,
                 self._connected,
+                self._lifecycle.connected,
                 self._look_again,
             ),
             listening=self._listening,
@@ -287,27 +188,18 @@ class Gateway:
             roster=lambda: self._roster,
             is_stopping=self._stopping.is_set,
         )
-        config = uvicorn.Config(
-            app,
-            http=BoundedProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            proxy_headers=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=1,
-        )
-        self._server = uvicorn.Server(config)
+        server = HttpServer(app)
+        self._closing = asyncio.Event()
         await self._reload()
         keeping = [asyncio.ensure_future(self._keep_roster()), asyncio.ensure_future(self._keep_sessions())]
         self._loop.call_soon(self._ready.set)
         try:
-            await self._server.serve(sockets=self._sockets)
+            await server.start(self._sockets)
+            await self._closing.wait()
         finally:
+            await server.stop(STOP_SECONDS)
+            await owed.closed(STOP_SECONDS / 4)
+            await conversations.close(STOP_SECONDS / 4)
             for task in keeping:
                 task.cancel()
             session_file.save(self._options.data_dir, self._sessions.beyond_ids())
@@ -316,7 +208,7 @@ class Gateway:
     def _shut_down(self) -> None:
         self._listening.close()
         self._owed.close()
-        self._server.should_exit = True
+        self._closing.set()
 
     # Sessions that outlive the runtime ----------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import Any
 from mcp_runtime import jsonrpc, protocol
 from mcp_runtime.client import CLIENT_NAME, CLIENT_VERSION
 from mcp_runtime.database import unit_of_work
-from mcp_runtime.errors import ClientError, ConnectError, HttpStatusError, ProtocolError, RemoteError, describe_exit
+from mcp_runtime.errors import ClientError, ConnectError, HttpStatusError, ProtocolError, RemoteError
 from mcp_runtime.gateway.connections import Address, Connections, Response
 from mcp_runtime.lifecycle import EXIT_GRACE, Lifecycle, LiveMember
 
@@ -144,8 +144,7 @@ class Wire:
         if not await asyncio.get_running_loop().run_in_executor(None, live.process.exited.wait, EXIT_GRACE):
             return None
         when = "before it took the call" if is_refusal else "during the call"
-        text = f"the member exited {when}, with {describe_exit(live.process.exit_code or 0)}"
-        return ConnectError(text, is_refusal=is_refusal)
+        return ConnectError(live.how_it_ended(when), is_refusal=is_refusal)
 
 
 def decoded(data: bytes) -> dict[str, Any]:

@@ -16,7 +16,7 @@ LAYERS = (
     {"jsonrpc", "errors", "protocol", "remote", "guard", "bridge", "logs", "console", "agent_setup"},
     {
         *("database", "changes", "manifest", "ports", "process", "client", "transport", "schemas", "limits"),
-        *("agent", "agent_host"),
+        *("agent", "agent_host", "listeners"),
     },
     {"control", "access", "invocations", "sessions", "statistics", "discovery", "lease", "waiting", "tools"},
     {
@@ -44,6 +44,7 @@ BESIDE = {
 }
 DJANGO_FREE = LAYERS[0] | {
     *("manifest", "ports", "process", "client", "transport", "schemas", "limits", "agent", "agent_host"),
+    "listeners",
 }
 STANDARD_LIBRARY_ONLY = LAYERS[0]
 # What web and commands use: wishes and calls through `control`, and beside it values and texts.
@@ -51,11 +52,13 @@ OPEN_TO_INTERFACES = {
     "mcp_runtime.access",
     "mcp_runtime.control",
     "mcp_runtime.console",
+    "mcp_runtime.database.give_connection_back",
     "mcp_runtime.errors",
     "mcp_runtime.invocations.Caller",
     "mcp_runtime.jsonrpc",
     "mcp_runtime.protocol",
     "mcp_runtime.limits",
+    "mcp_runtime.listeners",
     "mcp_runtime.logs",
     "mcp_runtime.manifest",
     "mcp_runtime.remote",

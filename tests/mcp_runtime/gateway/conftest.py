@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 from django.db.models import QuerySet
 
-from mcp_runtime import protocol
+from mcp_runtime import listeners, protocol
 from mcp_runtime.client import JsonRpcClient
 from mcp_runtime.errors import ConnectError
-from mcp_runtime.gateway import server as gateways
 from mcp_runtime.gateway.server import Gateway, Options
 from mcp_runtime.lifecycle import LiveMember
 from mcp_runtime.process import NoProcess
@@ -165,7 +164,7 @@ class World:
     def gateway(self) -> Gateway:
         """Started when it is needed first."""
         if self._gateway is None:
-            sockets = gateways.bind("127.0.0.1", 0)
+            sockets = listeners.bind("127.0.0.1", 0)
             for other in sockets[1:]:
                 other.close()
             self._door = sockets[0]

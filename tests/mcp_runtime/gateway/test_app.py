@@ -31,9 +31,12 @@ def test_who_may_not_come_in_is_told_why(world: World) -> None:
     assert (missing.status_code, missing.headers["www-authenticate"]) == (401, 'Bearer realm="Guild Hall"')
     wrong = agent.post(request(1, "ping"), Authorization="Bearer gh_wrong")
     assert 'error="invalid_token", error_description="This token is not known.' in wrong.headers["www-authenticate"]
-    cli = agent.post(request(7, "ping"), User_Agent="claude-code/2.0")
-    assert (cli.status_code, cli.json()["id"], cli.json()["error"]["code"]) == (200, 7, app.UNAUTHORIZED)
+    for deaf in ("claude-code/2.0", "codex-mcp-client/0.169.0"):
+        told = agent.post(request(7, "ping"), User_Agent=deaf)
+        assert (told.status_code, told.json()["id"], told.json()["error"]["code"]) == (200, 7, app.UNAUTHORIZED)
     assert agent.post(b"{", User_Agent="claude-code/2.0").status_code == 401
+    long = request(7, "ping", filler="x" * app.MAX_UNKNOWN)
+    assert agent.post(long, User_Agent="claude-code/2.0").status_code == 401
     assert agent.post(request(1, "ping"), Origin="http://evil.example").status_code == 403
 
 
@@ -76,7 +79,9 @@ def test_verbs_types_and_bodies_are_taken_by_the_rules(world: World) -> None:
     agent = world.agent().begin()
     assert get(agent, "PUT").headers["allow"] == "GET, POST, DELETE"
     assert agent.post(request(1, "ping"), Content_Type="text/plain").status_code == 415
-    assert agent.post(b"{").json()["error"]["code"] == -32700
+    unreadable = agent.post(b"{").json()["error"]
+    assert unreadable["code"] == -32700
+    assert unreadable["message"].startswith("the body is not JSON")  # theirs, not a member's answer
     statuses = {
         400: [7, {"jsonrpc": "1.0"}, {"jsonrpc": "2.0", "id": 1}, {**request(1, "ping"), "params": []}]
         + [{**request(odd, "ping")} for odd in (None, True, {})]
@@ -254,7 +259,7 @@ def test_a_fault_of_our_own_is_a_500_and_in_the_log(
     monkeypatch.setattr(app.jsonrpc, "decode", lambda body: 1 / 0)
     response = agent.send("ping")
     assert (response.status_code, json.loads(response.content)["error"]["code"]) == (500, -32603)
-    assert "the gateway failed to serve POST /mcp" in caplog.text
+    assert "the gateway failed to serve POST '/mcp'" in caplog.text
 
 
 def test_a_token_for_nothing_sees_nothing(world: World) -> None:

@@ -12,20 +12,10 @@ from urllib.parse import urlsplit
 import pytest
 from django.db import OperationalError
 
-from mcp_runtime.errors import AddressTakenError
-from mcp_runtime.gateway import offers, server, session_file
+from mcp_runtime.gateway import http_server, offers, server, session_file
 from roster.models import GuildMember, Tool
 from tests.conftest import eventually
 from tests.mcp_runtime.gateway.conftest import ALL, Asked, World, event, in_background, result, text
-
-
-def test_an_address_that_is_taken_is_told_with_what_to_do() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(AddressTakenError, match=f"127.0.0.1:{port}: .*GUILD_HALL_GATEWAY_PORT chooses another"):
-            server.bind("127.0.0.1", port)
-    with pytest.raises(AddressTakenError, match="cannot listen on 192"):
-        server.bind("192.0.2.1", 0)
 
 
 def pages(*told: list[dict[str, Any]], kind: str) -> Any:
@@ -220,6 +210,20 @@ def test_a_call_in_a_member_that_exits_fails_with_its_exit(world: World) -> None
     assert world.failures == []
 
 
+def test_a_call_in_a_member_that_the_hall_stops_says_so(world: World) -> None:
+    member = world.member()
+
+    def stop(asked: Asked) -> None:
+        member.live.stop_asked.set()
+        member.live.process.exit_code = 0
+        member.live.process.exited.set()
+        asked.reset()
+
+    member.behaviours["tools/call"] = stop
+    error = world.agent().begin().ask("tools/call", name="notes__echo", arguments={})["error"]
+    assert error["message"].endswith("the member was stopped during the call")
+
+
 # The end ----------------------------------------------------------------------------------------------------------
 
 
@@ -276,7 +280,7 @@ def test_more_connections_than_there_is_room_for_end_idle_ones_first(
     agents = [world.agent().begin() for _ in range(3)]
     for agent in agents:
         agent.http.close()
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 2)
     with agents[0].listening(), socket.create_connection(("127.0.0.1", world.gateway_port)) as silent:
         silent.settimeout(10)
         with agents[1].listening():

@@ -1,0 +1,472 @@
+"""HTTP/1.1 for callers, on the gateway's loop: requests as they come, replies in one piece or as a stream.
+
+Small on purpose: a call is one short request and one short reply, and whatever stands here is paid for by each of
+them. The parser is httptools, that of the way to members (connections.py). TLS, compression and upgrades are none of
+it: those are for whoever stands in front. Everything is bounded: heads, bodies, connections, and how long each is
+waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+import math
+import resource
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from functools import cache, partial
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any, cast
+from urllib.parse import unquote
+
+import httptools
+
+from mcp_runtime.listeners import BACKLOG
+
+logger = logging.getLogger("guildhall.gateway")
+
+MAX_CONNECTIONS = 4_096
+MAX_HEAD = 65_536  # bytes of a request's headers
+HEAD_SECONDS = 30.0  # for them
+MAX_BODY = 4_000_000  # bytes
+BODY_SECONDS = 30.0
+MAX_UNREAD = 65_536  # bytes of a body that nobody has asked for yet; then its sender waits
+MAX_WAITING = 256  # requests behind the one that is being answered
+MAX_DISCARDED = 4_000_000  # bytes of a body that nobody wants any more
+IDLE_SECONDS = 75.0  # between two requests
+LOOK_SECONDS = 5.0  # between two looks at who is late
+
+# Whoever stands in front may judge by the first one, and we by the last.
+ONLY_ONCE = frozenset((b"host", b"authorization", b"origin"))
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+NO_CONTENT = 204
+
+
+class GoneError(Exception):
+    """The caller is not there any more."""
+
+
+class TooLargeError(Exception):
+    """The body has more than MAX_BODY bytes."""
+
+
+class Exchange:
+    """One request, whose head has come, and its reply. Names of headers are in small letters."""
+
+    def __init__(
+        self, connection: _Connection, verb: str, url: bytes, headers: dict[bytes, bytes], *, is_kept_alive: bool
+    ) -> None:
+        self.verb = verb
+        path, _, query = url.partition(b"?")
+        self.path = unquote(path.decode("latin-1")) if b"%" in path else path.decode("latin-1")
+        self.query = query.decode("latin-1")
+        self.headers = headers
+        self.is_kept_alive = is_kept_alive  # the connection, after it
+        self.is_complete = False  # the body
+        self.is_begun = False  # the reply
+        self.is_over = False
+        self._connection = connection
+        self._parts = bytearray()
+        self._is_wanted = False
+        self._reader: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[object] | None = None
+        self._cancelling = 0
+
+    async def body(self) -> bytes:
+        """Raises TooLargeError, TimeoutError, and GoneError for a caller who breaks off."""
+        if not self.is_complete:
+            await self._rest_of_body()
+        if len(self._parts) > MAX_BODY:
+            raise TooLargeError
+        return bytes(self._parts)
+
+    async def _rest_of_body(self) -> None:
+        self._is_wanted = True
+        self._connection.resume()
+        if self.headers.get(b"expect", b"").lower() == b"100-continue":
+            self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        async with asyncio.timeout(BODY_SECONDS):
+            while not self.is_complete and len(self._parts) <= MAX_BODY:
+                if self._connection.is_lost:
+                    raise GoneError
+                self._reader = asyncio.get_running_loop().create_future()
+                await self._reader
+
+    # The reply ----------------------------------------------------------------------------------------------------
+
+    def reply(self, status: int, body: bytes = b"", headers: Headers = ()) -> None:
+        """All of it."""
+        self.is_begun = True
+        length = () if status == NO_CONTENT else ((b"content-length", b"%d" % len(body)),)
+        self._connection.write(self._head(status, (*headers, *length)) + (b"" if self.verb == "HEAD" else body))
+        self._end()
+
+    def begin(self, status: int, headers: Headers) -> None:
+        """Of a reply that comes in pieces. (No MCP client speaks HTTP/1.0, which has none.)"""
+        self.is_begun = True
+        self._connection.write(self._head(status, (*headers, (b"transfer-encoding", b"chunked"))))
+
+    async def write(self, part: bytes) -> None:
+        """The next piece, which is not empty; waits for a caller who reads slowly. Raises GoneError."""
+        self._connection.write(b"%x\r\n%b\r\n" % (len(part), part))
+        await self._connection.drained()
+        if self._connection.is_lost:
+            raise GoneError
+
+    def end(self) -> None:
+        """No more pieces."""
+        self._connection.write(b"0\r\n\r\n")
+        self._end()
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._connection.answered(self)
+
+    def _head(self, status: int, headers: Headers) -> bytes:
+        lines = [_status_line(status), *[b"%b: %b" % header for header in headers]]
+        if not self.is_kept_alive:
+            lines.append(b"connection: close")
+        head = b"\r\n".join(lines)
+        # Some values say what callers sent: none may become a header of its own.
+        if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1:
+            raise ValueError("a header would hold a line break")
+        return head + b"\r\n\r\n"
+
+    # While the caller is there ------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Exchange:
+        """What is inside ends with GoneError when the caller goes away."""
+        if self._connection.is_lost:
+            raise GoneError
+        self._task = asyncio.current_task()
+        self._cancelling = self._task.cancelling() if self._task is not None else 0
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        task, self._task = self._task, None
+        if kind is not asyncio.CancelledError or not self._connection.is_lost or task is None:
+            return
+        if task.uncancel() <= self._cancelling:  # else somebody cancelled it as well
+            raise GoneError from error
+
+    # From connection and server
+
+    def take(self, part: bytes) -> bool:
+        """One more part of the body. False: no more of it for now."""
+        self._parts += part
+        if len(self._parts) > MAX_BODY:
+            self._wake()
+            return False
+        return self._is_wanted or len(self._parts) <= MAX_UNREAD
+
+    def abort(self) -> None:
+        self._connection.abort()
+
+    def complete(self) -> None:
+        """That was the body."""
+        self.is_complete = True
+        self._wake()
+
+    def gone(self) -> None:
+        self._wake()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+
+class _Connection(asyncio.Protocol):
+    """One connection. Requests that come before the one in front of them is answered wait in line."""
+
+    _transport: asyncio.Transport
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self._line: collections.deque[Exchange] = collections.deque()
+        self._answering: Exchange | None = None
+        self._receiving: Exchange | None = None  # its body
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._has_progress = False  # a head, or some of a body, in the piece that is read
+        self._head_bytes = 0
+        self._discarded = 0
+        self._is_paused = False
+        self._is_last = False  # the request that came last is the last one
+        self._unsent = math.inf  # bytes, when the caller was late
+        self._drained: asyncio.Future[None] | None = None
+        self.is_lost = False
+        self.due = math.inf  # when the caller should have said something
+
+    @property
+    def is_idle(self) -> bool:
+        """Nobody waits for anything on it."""
+        return self._answering is None and self._receiving is None and not self._transport.is_closing()
+
+    def close(self) -> None:
+        """Once everything is sent."""
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def end_late(self) -> None:
+        """What was written is still sent, as long as the caller reads some of it."""
+        unsent = self._transport.get_write_buffer_size()
+        if self._transport.is_closing() and unsent >= self._unsent:
+            self._transport.abort()
+        else:
+            self._unsent, self.due = unsent, self._loop.time() + IDLE_SECONDS
+            self._transport.close()
+
+    # From the loop
+
+    def connection_made(self, made: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, made)
+        self.due = self._loop.time() + HEAD_SECONDS
+        if not self._server.admit(self):
+            self._refuse(503, "Too many connections are open.", [(b"retry-after", b"2")])
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_last and self._receiving is None:
+            return
+        self._has_progress = False
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._stay_with_this_protocol(data[upgrade.args[0] :])
+            return
+        except httptools.HttpParserError:
+            if not self._is_last or self._receiving is not None:  # else it is about what nobody hears
+                self._refuse(400, "This is no HTTP/1.1 request.")
+                return
+        if not self._has_progress:  # what comes around a body grows as heads do: trailers, and what chunks say
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD:
+                self._refuse(400, "The headers are too long.")
+        self._go_on()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_lost = True
+        self._server.forget(self)
+        for exchange in (self._answering, *self._line):
+            if exchange is not None:
+                exchange.gone()
+        self._line.clear()
+        self.resume_writing()
+
+    def pause_writing(self) -> None:
+        self._drained = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        self._drained = None
+        if self._line:
+            self._go_on()
+
+    # From the parser
+
+    def on_message_begin(self) -> None:
+        self._url, self._headers = b"", {}
+        if self._answering is None:
+            self.due = self._loop.time() + HEAD_SECONDS
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._receiving is None:  # else it comes behind the body, where none is wanted
+            name = name.lower()
+            if name in self._headers and name in ONLY_ONCE:
+                raise ValueError("a header that decides who may come in is there twice")
+            self._headers[name] = value
+
+    def on_headers_complete(self) -> None:
+        self._has_progress, self._head_bytes = True, 0
+        self._is_last = not self._parser.should_keep_alive()
+        verb = self._parser.get_method().decode()
+        exchange = Exchange(self, verb, self._url, self._headers, is_kept_alive=not self._is_last)
+        self._receiving = exchange
+        self._line.append(exchange)
+
+    def on_body(self, body: bytes) -> None:
+        exchange = self._receiving
+        if exchange is None:
+            return
+        self._has_progress, self._head_bytes = True, 0
+        if exchange.is_over:
+            self._discarded += len(body)
+            if self._discarded > MAX_DISCARDED:
+                self.abort()
+        elif not exchange.take(body):
+            self._pause()
+
+    def on_message_complete(self) -> None:
+        exchange, self._receiving = self._receiving, None
+        if exchange is not None:
+            exchange.complete()
+            if exchange.is_over:
+                self._wait_for_next()
+
+    def _stay_with_this_protocol(self, rest: bytes) -> None:
+        """Some clients ask for HTTP/2 with whatever they send first. The parser stops there, and skips the body."""
+        asking = self._line.pop()
+        if asking.verb == "CONNECT" or self._line:  # one behind the other would be as many calls of this, nested
+            self._refuse(400, "This is no proxy.")
+            return
+        self._parser, self._is_last = httptools.HttpRequestParser(self), False
+        head = [b"%b %b HTTP/1.1" % (asking.verb.encode(), self._url)]
+        head += [b"%b: %b" % one for one in asking.headers.items() if one[0] not in (b"upgrade", b"connection")]
+        head += [] if asking.is_kept_alive else [b"connection: close"]
+        self.data_received(b"\r\n".join(head) + b"\r\n\r\n" + rest)
+
+    def _refuse(self, status: int, text: str, headers: Headers = ()) -> None:
+        """What cannot be answered. Behind something that can be, the end of the connection says enough."""
+        if self._answering is not None or self._line or self._receiving is not None:
+            self.abort()
+            return
+        refused = Exchange(self, "", b"", {}, is_kept_alive=False)
+        refused.reply(status, f"{text}\n".encode(), [(b"content-type", b"text/plain"), *headers])
+
+    # From exchanges
+
+    def write(self, data: bytes) -> None:
+        if not self.is_lost:
+            self._transport.write(data)
+
+    async def drained(self) -> None:
+        if self._drained is not None:
+            await asyncio.shield(self._drained)  # who gives up waiting does not give up for the next one
+
+    def resume(self) -> None:
+        if self._is_paused and not self.is_lost:
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def _pause(self) -> None:
+        if not self._is_paused and not self.is_lost:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def answered(self, exchange: Exchange) -> None:
+        self._answering = None
+        if not exchange.is_kept_alive:
+            self.due = self._loop.time() + IDLE_SECONDS
+            self._transport.close()
+        elif exchange.is_complete:
+            self._wait_for_next()
+        else:
+            self._discarded = 0
+            self.due = self._loop.time() + BODY_SECONDS
+            self.resume()
+
+    def _wait_for_next(self) -> None:
+        self.due = self._loop.time() + IDLE_SECONDS
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if (
+            self._line
+            and self._answering is None
+            and self._drained is None  # else replies would pile up for who reads none
+            and not self._transport.is_closing()
+        ):
+            self._answering = self._line.popleft()
+            self.due = math.inf
+            self._server.begin(self._answering)
+        if self._line:
+            self._pause()
+            if len(self._line) > MAX_WAITING:
+                self.abort()
+        elif self._is_paused and self._receiving is None:  # only who reads learns that the caller went away
+            self.resume()
+
+
+class HttpServer:
+    """Listens, and has `answer` answer each request in a task of its own."""
+
+    def __init__(self, answer: Callable[[Exchange], Coroutine[Any, Any, None]]) -> None:
+        self._answer = answer
+        self._connections: set[_Connection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listening: list[asyncio.Server] = []
+        self._look: asyncio.TimerHandle | None = None
+
+    async def start(self, sockets: list[socket.socket]) -> None:
+        """At sockets that are bound."""
+        loop = asyncio.get_running_loop()
+        for one in sockets:
+            self._listening.append(await loop.create_server(lambda: _Connection(self), sock=one, backlog=BACKLOG))
+
+    async def stop(self, seconds: float) -> None:
+        """Nobody else comes in; who is being answered has so long."""
+        until = asyncio.get_running_loop().time() + seconds
+        for listening in self._listening:
+            listening.close()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+        for task in self._tasks:
+            task.cancel()
+        for connection in self._connections:
+            connection.close()
+        while self._connections and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(0.005)  # what is written last is on its way
+        for connection in list(self._connections):
+            connection.abort()
+        if self._look is not None:
+            self._look.cancel()
+
+    # From connections
+
+    def admit(self, connection: _Connection) -> bool:
+        """So many connections, and no more. Whoever opens them and says nothing makes room for who comes later."""
+        if len(self._connections) >= connections_at_most():
+            idle = next((one for one in self._connections if one.is_idle), None)
+            if idle is None:
+                return False
+            idle.close()
+        self._connections.add(connection)
+        if self._look is None:
+            self._look = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._close_late)
+        return True
+
+    def forget(self, connection: _Connection) -> None:
+        self._connections.discard(connection)
+
+    def _close_late(self) -> None:
+        self._look, now = None, asyncio.get_running_loop().time()
+        for connection in [one for one in self._connections if one.due < now]:
+            connection.end_late()
+        if self._connections:
+            self._look = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._close_late)
+
+    def begin(self, exchange: Exchange) -> None:
+        task = asyncio.get_running_loop().create_task(self._answer(exchange))
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._ended, exchange))
+
+    def _ended(self, exchange: Exchange, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, GoneError):
+            logger.error("%s %r was not answered", exchange.verb, exchange.path, exc_info=error)
+        if not exchange.is_over:
+            exchange.abort()
+
+
+def connections_at_most() -> int:
+    """Of the files that the process may have open, members, database and logs need the other half."""
+    return min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+
+
+@cache
+def _status_line(status: int) -> bytes:
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}".encode()
