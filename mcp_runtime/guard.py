@@ -37,6 +37,11 @@ def end_with_parent() -> None:
             sys.exit(1)
 
 
+def handed_down() -> list[int]:
+    """The gateway's sockets, which `manage.py up` keeps over our end; see mcp_runtime/listeners.py."""
+    return [int(number) for number in os.environ.get("GUILD_HALL_GATEWAY_SOCKETS", "").split(",") if number]
+
+
 class Guard:
     """Runs `argv` as its one child. `run()` returns the exit code when the child and all it left are gone."""
 
@@ -51,7 +56,7 @@ class Guard:
             signal.signal(number, self._on_signal)
         environment = {**os.environ, "GUILD_HALL_GUARD_PID": str(os.getpid())}
         # A session of its own: the terminal's Ctrl-C reaches us alone, and we pass on one SIGTERM.
-        worker = subprocess.Popen(self._argv, env=environment, start_new_session=True)
+        worker = subprocess.Popen(self._argv, env=environment, start_new_session=True, pass_fds=handed_down())
         self._worker_pid = worker.pid
         if self._signals_seen:  # one that came before there was anybody to tell
             self._pass_on()

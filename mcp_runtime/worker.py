@@ -337,9 +337,8 @@ def run() -> int:
     """Take the lease, build the worker, run it to its end; the exit code."""
     from django.conf import settings
 
-    from mcp_runtime import control, lease
+    from mcp_runtime import control, lease, listeners
     from mcp_runtime.errors import AddressTakenError, LeaseError
-    from mcp_runtime.gateway import server
 
     try:
         lease_id = lease.take()
@@ -348,7 +347,8 @@ def run() -> int:
         return EX_TEMPFAIL
     try:
         # Before the worker is built: a bootstep that fails leaves those before it running.
-        sockets = server.bind(settings.GUILD_HALL_HOST, settings.GUILD_HALL_GATEWAY_PORT)
+        host, port = settings.GUILD_HALL_HOST, settings.GUILD_HALL_GATEWAY_PORT
+        sockets = listeners.take_over() or listeners.bind(host, port)
     except AddressTakenError as error:
         logger.error("%s", error)
         lease.release(lease_id)

@@ -98,13 +98,15 @@ def test_who_comes_without_a_good_token_is_told_what_to_do(one: Hall) -> None:
     row.save()
     soon_over = Agent(one, token).begin()
     eventually(lambda: soon_over.send("ping").status_code == 401, within=2)
-    # Claude's CLI shows what a JSON-RPC error says, and of a 401 nothing.
-    told = Agent(one, None).post({**PING, "id": "x"}, User_Agent="claude-code/2.1.329 (sdk-py)")
-    assert (told.status_code, told.json()["id"], "create_token" in told.text) == (200, "x", True)
+    # Claude's CLI and Codex show what a JSON-RPC error says, and of a 401 nothing.
+    for deaf in ("claude-code/2.1.329 (sdk-py)", "codex-mcp-client/0.169.0"):
+        told = Agent(one, None).post({**PING, "id": "x"}, User_Agent=deaf)
+        assert (told.status_code, told.json()["id"], "create_token" in told.text) == (200, "x", True)
     for path in ("/.well-known/oauth-protected-resource/mcp", "/.well-known/oauth-authorization-server", "/register"):
         nothing = Agent(one, None, path).http.get(Agent(one, None, path).url)
         assert (nothing.status_code, nothing.headers["content-type"]) == (404, "text/plain; charset=utf-8")
         assert "no OAuth" in nothing.text
+        assert "unknown, revoked or past its end" in nothing.text  # what a client shows of a token that died
 
 
 def test_pages_of_other_sites_are_refused(one: Hall) -> None:

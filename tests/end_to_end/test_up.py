@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -16,7 +17,9 @@ import psutil
 import pytest
 import requests
 
+from roster.management.commands.up import Part
 from tests.conftest import ROOT, eventually
+from tests.end_to_end.agents import Agent, make_token
 from tests.end_to_end.conftest import Hall, command_of, family, lives, member, wait_for_status
 
 pytestmark = pytest.mark.processes
@@ -240,6 +243,23 @@ def test_a_part_that_was_killed_comes_back(hall: Hall, victim: str) -> None:
     assert up.poll() is None
 
 
+def test_agents_who_come_while_the_runtime_restarts_wait_for_it(hall: Hall) -> None:
+    hall.add("one")
+    up = bring_up(hall, "one")
+    token = make_token()
+    agent = Agent(hall, token).begin()
+    tools = agent.tools()
+    worker = next(part for part in family(up) if "worker" in " ".join(part.cmdline()))
+
+    worker.kill()
+    with contextlib.suppress(requests.ConnectionError):  # on the connection of the one that was killed
+        agent.ask("ping")
+
+    assert Agent(hall, token).begin().tools() == tools
+    assert agent.tools() == tools
+    assert "starting it again" in hall.output()
+
+
 def run_parts(**commands: list[str]) -> subprocess.CompletedProcess[str]:
     """`up` with other parts and no patience."""
     script = (
@@ -258,6 +278,15 @@ def test_a_part_that_will_not_stay_up_ends_the_hall_with_its_exit_code() -> None
     assert done.returncode == 9
     assert done.stdout.count("The runtime ended with exit code 9; starting it again in 0.05 s.") == 2
     assert "The runtime ended with exit code 9 and will not stay up; stopping." in done.stdout
+
+
+def test_a_part_is_started_again_at_once_after_a_long_life_and_later_after_short_ones() -> None:
+    part = Part("runtime", [])
+    delays = []
+    for lived in (60.0, 1.0, 1.0, 60.0, 1.0, 1.0, 1.0, 1.0):
+        part._started_at = time.monotonic() - lived
+        delays.append(part.restart_delay())
+    assert delays == [0.0, 1.0, 2.0, 0.0, 1.0, 2.0, 4.0, None]
 
 
 # Two halls --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -18,10 +18,11 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
-from mcp_runtime import console, control
-from mcp_runtime.errors import describe_exit
+from mcp_runtime import console, control, listeners
+from mcp_runtime.errors import AddressTakenError, describe_exit
 
-# A part that ended by itself is started again after these pauses in seconds; one more quick death ends the hall.
+# A part that ended by itself is started again: at once after a long life, for agents find no door meanwhile, else after
+# these pauses in seconds. One more quick death ends the hall.
 RESTART_DELAYS = (1.0, 2.0, 4.0)
 QUICK_DEATH_SECONDS = 10.0
 PATIENCE_SECONDS = 8.0
@@ -46,7 +47,11 @@ class Command(BaseCommand):
         if holder := control.live_runtime():
             raise CommandError(f"This hall is up already: its runtime is {holder}. One hall has one runtime.")
         let_go_of_the_database()
-        code = Processes(self._say).run()
+        try:
+            sockets = listeners.bind(settings.GUILD_HALL_HOST, settings.GUILD_HALL_GATEWAY_PORT)
+        except AddressTakenError as error:
+            raise CommandError(str(error)) from error
+        code = Processes(self._say, sockets).run()
         if code:
             sys.exit(code)
 
@@ -108,11 +113,15 @@ class Signals:
 
 
 class Part:
-    """A child, in a session of its own: the terminal's Ctrl-C reaches us alone, and we end it."""
+    """A child, in a session of its own: the terminal's Ctrl-C reaches us alone, and we end it.
 
-    def __init__(self, name: str, argv: list[str]) -> None:
+    `sockets` are handed down to it, and kept for the next one.
+    """
+
+    def __init__(self, name: str, argv: list[str], sockets: Sequence[socket.socket] = ()) -> None:
         self.name = name
         self._argv = argv
+        self._sockets = sockets
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
         self._quick_deaths = 0
@@ -122,7 +131,11 @@ class Part:
         self.due_at = None
         self._started_at = time.monotonic()
         self._process = subprocess.Popen(
-            self._argv, env=_environment(), stdin=subprocess.DEVNULL, start_new_session=True
+            self._argv,
+            env={**_environment(), **listeners.hand_down(self._sockets)},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=[one.fileno() for one in self._sockets],
         )
 
     def ended(self) -> int | None:
@@ -135,7 +148,7 @@ class Part:
         self._quick_deaths = self._quick_deaths + 1 if is_quick else 0
         if self._quick_deaths > len(RESTART_DELAYS):
             return None
-        return RESTART_DELAYS[max(self._quick_deaths - 1, 0)]
+        return RESTART_DELAYS[self._quick_deaths - 1] if is_quick else 0.0
 
     @property
     def is_alive(self) -> bool:
@@ -152,11 +165,15 @@ class Part:
 
 
 class Processes:
-    """Runtime and web: started, started again when they end by themselves, ended together."""
+    """Runtime and web: started, started again when they end by themselves, ended together.
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    `sockets` are the runtime's, for agents.
+    """
+
+    def __init__(self, say: Callable[[str], None], sockets: Sequence[socket.socket] = ()) -> None:
         self._say = say
-        self._parts = {name: Part(name, argv) for name, argv in COMMANDS.items()}
+        self._sockets = sockets
+        self._parts = {name: Part(name, argv, sockets if name == "runtime" else ()) for name, argv in COMMANDS.items()}
 
     def run(self) -> int:
         """Until somebody wants it to end, or a part will not stay up; the exit code."""
@@ -179,7 +196,7 @@ class Processes:
                 if delay is None:
                     self._say(f"{how} and will not stay up; stopping.")
                     return code if code > 0 else 1
-                self._say(f"{how}; starting it again in {delay:g} s.")
+                self._say(f"{how}; starting it again{f' in {delay:g} s' if delay else ''}.")
                 part.due_at = time.monotonic() + delay
             elif part.due_at is not None and part.due_at <= time.monotonic():
                 part.start()
@@ -191,6 +208,8 @@ class Processes:
 
     def _end(self) -> None:
         """One SIGTERM each; a second Ctrl-C means now, and patience ends by itself."""
+        for one in self._sockets:
+            one.close()  # nobody waits for a runtime that does not come back
         asked, deadline = False, time.monotonic() + PATIENCE_SECONDS
         while alive := [part for part in self._parts.values() if part.is_alive]:
             now = self._signals.stops > 1 or time.monotonic() > deadline
