@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import math
 import threading
 import time
 import uuid
@@ -25,7 +26,7 @@ from mcp_runtime import invocations, protocol
 from mcp_runtime.availability import Availability
 from mcp_runtime.changes import SqliteChanges
 from mcp_runtime.database import persistently, unit_of_work
-from mcp_runtime.errors import ClientError, ConnectError, describe_exit
+from mcp_runtime.errors import ClientError, ConnectError
 from mcp_runtime.invocations import ErrorKind, Outcome
 from mcp_runtime.lifecycle import EXIT_GRACE, Lifecycle, LiveMember
 from mcp_runtime.supervisor import unfulfilled
@@ -37,10 +38,9 @@ logger = logging.getLogger("guildhall.runtime")
 Status = Invocation.Status
 
 SWEEP_SECONDS = 1.0
-# How long the dispatcher sleeps between two looks at SQLite's change counter: just after a call, and otherwise.
-EAGER_LOOK = 0.0015
-IDLE_LOOK = 0.02
-EAGER_SECONDS = 1.0
+# How long the dispatcher sleeps between two looks at SQLite's change counter, by how long ago there was work. Each time
+# it wakes costs more than the look.
+LOOKS = ((1.0, 0.0015), (5.0, 0.02), (math.inf, 0.05))
 # PostgreSQL without a broker has nothing cheap to look at.
 QUERY_LOOK = 0.05
 CLAIM_BATCH = 32
@@ -88,12 +88,15 @@ class Dispatcher:
         self._progress: dict[int, dict[str, Any]] = {}  # invocation id -> what was said last, and is not written yet
         self._queue_changed = True
         self._swept_at = 0.0
+        self._looked_for_strays_at = -math.inf
         self._worked_at = 0.0
         self._wishes = unfulfilled()
         self._due = invocations.under_way(Status.QUEUED)
+        self._calls_that_run = invocations.under_way(Status.RUNNING)
         self._cancellations = invocations.under_way(Status.RUNNING).filter(
             lease_id=lease_id, cancel_requested_at__isnull=False
         )
+        self._changes: SqliteChanges | None = None
         self._loop = threading.Thread(target=self._run, name="dispatcher", daemon=True)
 
     # The loop -----------------------------------------------------------------------------------------------------
@@ -134,10 +137,11 @@ class Dispatcher:
         self.ring()
 
     def _run(self) -> None:
-        changes = SqliteChanges(str(connection.settings_dict["NAME"])) if connection.vendor == "sqlite" else None
+        if connection.vendor == "sqlite":
+            self._changes = SqliteChanges(str(connection.settings_dict["NAME"]))
         while not self._stopping.is_set() or self._ended:
             try:
-                self._wait(changes)
+                self._wait()
                 self.turn()  # its connection is its own, pool or not: one turn follows the other
                 continue
             except Error as error:
@@ -148,12 +152,13 @@ class Dispatcher:
             if self._stopping.is_set():
                 break  # the next runtime ends those calls as lost
             self._stopping.wait(SWEEP_SECONDS)
-        if changes is not None:
-            changes.close()
+        if self._changes is not None:
+            self._changes.close()
         connection.close()
 
-    def _wait(self, changes: SqliteChanges | None) -> None:
+    def _wait(self) -> None:
         """Until somebody rings, the database says there is work, or a sweep is due."""
+        changes = self._changes
         while not self._stopping.is_set() and time.monotonic() < self._swept_at + SWEEP_SECONDS:
             if self._bell.wait(self._interval()):
                 self._bell.clear()
@@ -177,18 +182,23 @@ class Dispatcher:
         """Seconds between two looks."""
         if connection.vendor != "sqlite":
             return SWEEP_SECONDS if self._has_broker else QUERY_LOOK
-        return EAGER_LOOK if time.monotonic() < self._worked_at + EAGER_SECONDS else IDLE_LOOK
+        idle_for = time.monotonic() - self._worked_at
+        return next(look for until, look in LOOKS if idle_for < until)
 
     def turn(self) -> None:
         """One turn: write down what ended, run what is due; once a second also see to what no bell announces."""
         self.write_ends()
         sweep = time.monotonic() >= self._swept_at + SWEEP_SECONDS
-        if self._queue_changed or sweep:
+        if self._queue_changed or (sweep and self._may_hold_any(self._due)):
             self._queue_changed = False
             self.drain()
         if sweep:
             self._swept_at = time.monotonic()
             self.sweep()
+
+    def _may_hold_any(self, rows: QuerySet[Invocation]) -> bool:
+        """False only where that is cheap to know: an idle hall asks every second."""
+        return self._changes is None or self._changes.exists(rows)
 
     # Claiming -----------------------------------------------------------------------------------------------------
 
@@ -286,8 +296,8 @@ class Dispatcher:
             )
         except ConnectError as error:
             if live.process.exited.wait(EXIT_GRACE):
-                reason = f"the member exited during the call, with {describe_exit(live.process.exit_code or 0)}"
-                return Outcome.failed(ErrorKind.TRANSPORT, self._say(invocation, reason))
+                reason = self._say(invocation, live.how_it_ended("during the call"))
+                return Outcome.failed(ErrorKind.TRANSPORT, reason)
             # A server that serves one at a time cannot take all who call: as long as others run in it, it lives.
             if error.is_refusal or self._load[live.member_id] + live.relayed < 2:
                 unit_of_work(partial(self._lifecycle.connection_failed, live, error))
@@ -370,7 +380,10 @@ class Dispatcher:
         self.write_progress()
         self.serve_waiting()
         self.serve_cancellations()
-        self.end_strays()
+        if time.monotonic() >= self._looked_for_strays_at + STRAY_SECONDS:
+            self._looked_for_strays_at = time.monotonic()
+            if self._may_hold_any(self._calls_that_run):
+                self.end_strays()
 
     def _note_progress(self, invocation_id: int, params: dict[str, Any]) -> None:
         if progress := protocol.progress_of(params):

@@ -29,7 +29,7 @@ from roster.models import AgentEvent, AgentMessage, GuildMember, Tool
 logger = logging.getLogger("guildhall.agent")
 
 SWEEP_SECONDS = 3.0
-SQLITE_LOOK = 0.2  # an agent takes longer to start
+SQLITE_LOOK = 0.5  # an agent takes longer to start
 # PostgreSQL without a broker has nothing cheap to look at.
 QUERY_LOOK = 0.5
 PROBLEM_SECONDS = 5.0  # between two looks for what is missing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import uuid
@@ -30,7 +31,7 @@ from mcp_runtime.errors import (
     ToolError,
 )
 from mcp_runtime.invocations import Outcome
-from mcp_runtime.lifecycle import Lifecycle, restart_delay
+from mcp_runtime.lifecycle import Lifecycle, LiveMember, restart_delay
 from mcp_runtime.transport import Exchange
 from roster.models import GuildMember, Hall, Invocation
 from tests.conftest import eventually
@@ -89,6 +90,9 @@ class Live:
         self.client, self.process = Client(), Process()
         self.calls = self.relayed = 0
         self.big_answers = threading.Lock()
+        self.stop_asked = threading.Event()
+
+    how_it_ended = LiveMember.how_it_ended
 
 
 class Hall_:
@@ -1003,7 +1007,8 @@ in_a_loop = pytest.mark.django_db(transaction=True)
 def test_the_bell_is_heard_at_once(make_hall: Callable[..., Hall_], monkeypatch: pytest.MonkeyPatch) -> None:
     hall = make_hall(has_broker=True)
     anna = hall.add()
-    for name in ("EAGER_LOOK", "IDLE_LOOK", "QUERY_LOOK", "SWEEP_SECONDS"):
+    monkeypatch.setattr(dispatcher, "LOOKS", [(math.inf, 30.0)])
+    for name in ("QUERY_LOOK", "SWEEP_SECONDS"):
         monkeypatch.setattr(dispatcher, name, 30.0)
     hall.dispatcher.start()
     eventually(lambda: hall.dispatcher._swept_at)
