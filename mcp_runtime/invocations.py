@@ -10,7 +10,7 @@ from __future__ import annotations
 import getpass
 import logging
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -342,6 +342,20 @@ def cancel(invocation: Invocation) -> Invocation:
             raise NotCancellableError(f"invocation {invocation.pk} is over: it has {invocation.get_status_display()}")
     invocation.refresh_from_db()
     return invocation
+
+
+def cancel_asked_with(token_ids: Collection[int]) -> None:
+    """Cancel the queued calls that were asked with these tokens. Those that run go on to their end."""
+    queued = under_way(Status.QUEUED).filter(token__in=token_ids)
+    outcome = Outcome.cancelled("its token was revoked before it was started")
+    with transaction.atomic():
+        for invocation in queued.exclude(secret_paths=[]):  # which are to be masked
+            _finish(queued.filter(pk=invocation.pk), invocation, outcome)
+        # One statement for the others, which may be thousands.
+        queued.filter(secret_paths=[]).update(
+            status=outcome.status, finished_at=timezone.now(), error_message=outcome.error_message
+        )
+        notify(CALL_ENDED)
 
 
 # Prune ------------------------------------------------------------------------------------------------------------

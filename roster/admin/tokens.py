@@ -179,6 +179,15 @@ class ApiTokenAdmin(NarrowedAdmin):
         left = [f"{token}: it was revoked already" for token in tokens if token not in good]
         present.report(request, "Revoked", [str(token) for token in good], left)
 
+    def delete_model(self, request: HttpRequest, obj: ApiToken) -> None:
+        control.revoke_token(obj)  # else what was asked with it would go on, as nobody's
+        super().delete_model(request, obj)
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[ApiToken]) -> None:
+        for token in queryset:
+            control.revoke_token(token)
+        super().delete_queryset(request, queryset)
+
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> Any:

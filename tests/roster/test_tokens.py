@@ -9,7 +9,7 @@ import pytest
 from django.contrib.auth.models import Group, User
 from django.utils import timezone
 
-from mcp_runtime import access, control, lease, sessions
+from mcp_runtime import access, control, invocations, lease, sessions
 from mcp_runtime.access import OPERATOR, Principal
 from mcp_runtime.errors import NotAllowedError, RequestRefusedError, UnknownMemberError, UnknownToolError
 from mcp_runtime.invocations import Caller
@@ -191,6 +191,30 @@ def test_revoking_again_keeps_when_it_was_revoked(alice: User) -> None:
     control.revoke_token(first)
     second.refresh_from_db()
     assert second.revoked_at == earlier
+
+
+def test_calls_that_were_queued_with_a_token_are_cancelled_with_it(alice: User) -> None:
+    lease_id = lease.take()
+    schema = {"type": "object", "properties": {"key": {"type": "string", "format": "password"}}}
+    Tool.objects.filter(name="add").update(definition={"name": "add", "inputSchema": schema})
+    first, other = make(alice), make(alice)
+    second = make(alice, access.principal_of_row(first))
+    rows = []
+    for token in (second, first, second, other, None):
+        who = access.principal_of_row(token) if token else None
+        caller = Caller(Invocation.Door.REST, alice, who)
+        tool, arguments = ("add", {"key": "hush"}) if token is first else ("list", {})
+        rows.append(control.queue_call("notes", tool, arguments, caller=caller)[0])
+    assert invocations.claim([rows[0].pk], lease_id) == 1
+
+    control.revoke_token(first)
+
+    for row in rows:
+        row.refresh_from_db()
+    assert [row.status for row in rows] == ["running", "cancelled", "cancelled", "queued", "queued"]
+    assert all(row.finished_at and "revoked" in row.error_message for row in rows[1:3])
+    assert "hush" not in str(rows[1].arguments)
+    lease.release(lease_id)
 
 
 def test_an_agent_that_was_asked_with_a_token_ends_with_it(alice: User) -> None:
