@@ -29,13 +29,17 @@ class SyncReport:
         return "; ".join(parts) or "nothing changed"
 
 
+def owners() -> dict[str, str]:
+    """Names, and the folders that had them at the last sync: a copy must not take a member's place."""
+    return dict(GuildMember.objects.filter(removed_at=None, manifest_error="").values_list("name", "directory"))
+
+
 def sync(members_dir: Path) -> SyncReport:
     """Read every manifest under `members_dir` and make the rows match: add, change, mark as removed.
 
     A member whose manifest became unusable keeps what it had, and shows the fault; a running one runs on.
     """
-    known = GuildMember.objects.filter(removed_at=None, manifest_error="").values_list("name", "directory")
-    files = manifests.read_all(members_dir, owners=dict(known))
+    files = manifests.read_all(members_dir, owners=owners())
     report = SyncReport()
     with transaction.atomic():
         # One sync at a time: two that see the same new folder would both make its row.

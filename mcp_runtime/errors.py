@@ -4,6 +4,7 @@ McpRuntimeError
   ManifestError(path, reason)          guild-member.json cannot be used
   NoFreePortError(first, last)         nothing left in the range
   SecretError                          a header's secret is not where the manifest says
+  UrlError                             the hall may not call that address
   LeaseError(holder)                   another runtime owns this hall
   AddressTakenError                    the gateway cannot listen where it should
   ProcessError
@@ -104,6 +105,10 @@ class StartTimeoutError(ProcessError):
             f"did not complete the initialize handshake within {seconds:g} s" + (f" ({detail})" if detail else "")
         )
         self.seconds = seconds
+
+
+class UrlError(McpRuntimeError):
+    """The hall may not call this address: the manifest or a setting has to change before another try."""
 
 
 class ExitedEarlyError(ProcessError):

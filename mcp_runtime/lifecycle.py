@@ -45,6 +45,7 @@ from mcp_runtime.errors import (
     RequestCancelledError,
     RequestTimeoutError,
     StartTimeoutError,
+    UrlError,
     describe_exit,
 )
 from mcp_runtime.jsonrpc import storable
@@ -115,6 +116,12 @@ class LiveMember:
     @property
     def is_remote(self) -> bool:
         return isinstance(self.process, NoProcess)
+
+    def how_it_ended(self, when: str) -> str:
+        """Of a process that is over, for the caller of a call that was in it, or was to be."""
+        if self.stop_asked.is_set():
+            return f"the member was stopped {when}"
+        return f"the member exited {when}, with {describe_exit(self.process.exit_code or 0)}"
 
 
 class Lifecycle:
@@ -261,7 +268,7 @@ class Lifecycle:
     def _reach(self, member: GuildMember, manifest: Manifest) -> None:
         """Begin a conversation with a server that runs elsewhere: no port, no process, one try."""
         if fault := remote.plain_http_fault(manifest.url, self._plain_http_hosts):
-            raise McpRuntimeError(fault)
+            raise UrlError(fault)
         client = JsonRpcClient(
             manifest.url,
             connections=manifest.max_concurrency + 2,
@@ -428,7 +435,10 @@ class Lifecycle:
         url = member.manifest.get("url")
         what = f"reached at {remote.shown_url(url)}" if url else "started"
         message = f"member {member.name!r} could not be {what}: {error}"
-        self._to_error(member.pk, [Status.STARTING], "start failed", message, tail=tail, exit_code=code)
+        may_retry = not isinstance(error, UrlError)
+        self._to_error(
+            member.pk, [Status.STARTING], "start failed", message, tail=tail, exit_code=code, may_retry=may_retry
+        )
 
     # An end nobody asked for --------------------------------------------------------------------------------------
 
@@ -501,6 +511,7 @@ class Lifecycle:
         tail: str = "",
         exit_code: int | None = None,
         was_stable: bool = False,
+        may_retry: bool = True,
     ) -> None:
         message = storable(message)  # a member's own words may be in it
         shown = f"{message}. It wrote last:\n{tail}" if tail else message
@@ -511,7 +522,7 @@ class Lifecycle:
                 failures = 1 if was_stable else member.restarts + 1
                 # A server elsewhere costs nothing to ask again, and nobody tells when it is back.
                 has_tries = failures <= MAX_RESTARTS or bool(member.manifest.get("url"))
-                again = member.manifest.get("restart") != "never" and has_tries
+                again = may_retry and member.manifest.get("restart") != "never" and has_tries
                 self._free_port(member_id)
                 return self._move(
                     member_id,

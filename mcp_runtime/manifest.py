@@ -196,14 +196,15 @@ def _unless_taken(file: ManifestFile, winners: Mapping[str, str]) -> ManifestFil
 
 
 def read_file(folder: Path, directory: str) -> ManifestFile:
-    name_hint = ""
+    name_hint, unknown = "", []
     try:
         _require_storable(directory)
         values = _load(folder / FILE_NAME)
         name_hint = values["name"] if isinstance(values.get("name"), str) and NAME.fullmatch(values["name"]) else ""
+        unknown = _unknown_keys(values)  # told with a fault as well: what is missing may be there, misspelt
         manifest, warnings = parse(values)
     except ManifestError as error:
-        return _faulty(directory, error, name_hint=name_hint)
+        return _faulty(directory, error, tuple(unknown), name_hint)
     return ManifestFile(directory, manifest, warnings=tuple(warnings))
 
 
@@ -264,7 +265,6 @@ KEYS = {
 
 def parse(values: dict[str, Any]) -> tuple[Manifest, list[str]]:
     """The manifest of these JSON values, and warnings (REQ-MCP-HTTP-1 to 4). Raises ManifestError."""
-    unknown = [key for key in values if key not in KEYS]
     server = _Reader(values)
     if "mcp" in values:
         nested = values["mcp"]
@@ -272,7 +272,6 @@ def parse(values: dict[str, Any]) -> tuple[Manifest, list[str]]:
             raise ManifestError("mcp", "must be an object")
         if doubled := [key for key in SERVER_KEYS if key in values and key in nested]:
             raise ManifestError(doubled[0], "is given twice: at the top and under mcp")
-        unknown += [f"mcp.{key}" for key in nested if key not in SERVER_KEYS]
         server = _Reader({**{k: values[k] for k in SERVER_KEYS if k in values}, **nested}, "mcp.")
     top = _Reader(values)
 
@@ -314,13 +313,22 @@ def parse(values: dict[str, Any]) -> tuple[Manifest, list[str]]:
         max_concurrency=top.count("max_concurrency", default=16, highest=1024),
         protocol_version=version,
     )
-    warnings = [f"unknown key {key[:80]!r} is ignored" for key in unknown[:MAX_WARNINGS]]
-    if len(unknown) > MAX_WARNINGS:
-        warnings.append(f"{len(unknown) - MAX_WARNINGS} more unknown keys are ignored")
+    warnings = _unknown_keys(values)
     mentions_port = "${PORT}" in " ".join([*manifest.args, *manifest.env.values()])
     if manifest.command and manifest.transport == "http" and not mentions_port:
         warnings.append("neither args nor env mentions ${PORT}: how will the server know its port?")
     return manifest, warnings
+
+
+def _unknown_keys(values: dict[str, Any]) -> list[str]:
+    """Warnings of them."""
+    unknown = [key for key in values if key not in KEYS]
+    if isinstance(nested := values.get("mcp"), dict):
+        unknown += [f"mcp.{key}" for key in nested if key not in SERVER_KEYS]
+    warnings = [f"unknown key {key[:80]!r} is ignored" for key in unknown[:MAX_WARNINGS]]
+    if len(unknown) > MAX_WARNINGS:
+        warnings.append(f"{len(unknown) - MAX_WARNINGS} more unknown keys are ignored")
+    return warnings
 
 
 def default_start_timeout(command: str, args: Iterable[str]) -> float:
