@@ -12,7 +12,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError
 
-from mcp_runtime import control, lease
+from mcp_runtime import control, discovery, lease
 from mcp_runtime.manifest import FILE_NAME
 from roster.models import GuildMember
 from tests.conftest import ROOT
@@ -130,12 +130,28 @@ def test_a_secret_in_clear_is_a_fault_and_one_that_is_missing_here_a_warning(mem
     assert error == "1 of 2 members cannot be used"
 
 
+def test_what_is_misspelt_is_named_beside_what_is_missing(members_dir: Path) -> None:
+    (put(members_dir / "echo") / FILE_NAME).write_text('{"name": "echo", "transport": "http", "comand": "python3"}')
+    output, _ = check()
+    assert "fault: command: " in output
+    assert "warning: unknown key 'comand' is ignored" in output
+
+
 def test_two_folders_of_one_name_are_a_fault(members_dir: Path) -> None:
     put(members_dir / "one", name="echo")
     put(members_dir / "two", name="Echo")
     output, error = check()
     assert "two: faulty\n  fault: name: 'Echo' is taken by the folder 'one'" in output
     assert error == "1 of 2 members cannot be used"
+
+
+def test_of_a_member_and_its_copy_the_copy_is_faulty_whatever_they_are_called(members_dir: Path) -> None:
+    put(members_dir / "original", name="echo")
+    discovery.sync(members_dir)
+    put(members_dir / "copy", name="echo")
+    output, _ = check()
+    assert "copy: faulty\n  fault: name: 'echo' is taken by the folder 'original'" in output
+    assert "original: ok" in output
 
 
 def test_given_folders_are_judged_instead(members_dir: Path, tmp_path: Path) -> None:
@@ -242,5 +258,5 @@ def test_it_works_before_the_hall_is_set_up_and_makes_no_database(tmp_path: Path
         timeout=60,
     )
     assert done.returncode == 0, done.stderr.decode()
-    assert [member["name"] for member in json.loads(done.stdout)] == ["example", "notes"]
+    assert {member["name"] for member in json.loads(done.stdout)} >= {"example", "notes"}  # others may be there
     assert path.exists() is (database == "empty")

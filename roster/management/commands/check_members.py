@@ -71,7 +71,7 @@ def judge(places: list[Path]) -> list[Judgement]:
         for folder in _member_folders(place):
             folders.setdefault(folder.resolve(), _called(folder, place))
     of_processes = _process_warnings()
-    files = manifest.read_folders(folders.items())
+    files = manifest.read_folders(folders.items(), _owners())
     return [_judgement(folder, file, of_processes) for folder, file in zip(folders, files, strict=True)]
 
 
@@ -120,16 +120,26 @@ def _missing_secrets(folder: Path, file: ManifestFile) -> Iterator[str]:
 
 def _process_warnings() -> dict[str, list[str]]:
     """By directory, what the hall saw of running members; nothing where there is no hall, or none that runs."""
-    name = connection.settings_dict["NAME"]
-    if connection.vendor == "sqlite" and not Path(name).exists():
-        return {}  # to ask would make the file
     try:
-        if control.live_runtime() is None:
+        if not _has_database() or control.live_runtime() is None:
             return {}
         running = control.roster().filter(status=GuildMember.Status.CONNECTED)
         return {member.directory: member.warnings for member in running}
     except DatabaseError:
         return {}
+
+
+def _owners() -> dict[str, str]:
+    """Of a folder and its copy the same is told to be faulty as in the roster."""
+    try:
+        return control.folders_of_names() if _has_database() else {}
+    except DatabaseError:
+        return {}
+
+
+def _has_database() -> bool:
+    """To ask SQLite would make the file."""
+    return connection.vendor != "sqlite" or Path(connection.settings_dict["NAME"]).exists()
 
 
 def _members(count: int) -> str:
