@@ -204,6 +204,11 @@ def sync_roster() -> discovery.SyncReport:
     return report
 
 
+def folders_of_names() -> dict[str, str]:
+    """Which folder a name belongs to, should others claim it."""
+    return discovery.owners()
+
+
 # Calls ------------------------------------------------------------------------------------------------------------
 
 
@@ -264,9 +269,11 @@ def wait_for(invocation_id: int, timeout: float) -> bool:
 
 
 def revoke_token(row: ApiToken) -> None:
-    """It opens nothing any more, nor do tokens that were made with it; agents that they asked are stopped."""
+    """It opens nothing any more, nor do tokens made with it. Their queued calls are cancelled, their agents stopped."""
     with transaction.atomic():
-        stopped = sessions.stop_asked_with(row.revoke())
+        revoked = row.revoke()
+        invocations.cancel_asked_with(revoked)
+        stopped = sessions.stop_asked_with(revoked)
     if stopped:
         ring(wishes=True)
 
@@ -431,6 +438,10 @@ def _log_of(row: GuildMember) -> Path:
 def call_counts() -> dict[tuple[str, str], int]:
     """Finished calls since the hall exists, by member name and outcome (succeeded, cancelled, or the error kind)."""
     return invocations.call_counts()
+
+
+SPANS = tuple(statistics.SPANS)  # that figures are told of, by name; the first where nobody asks for one
+SPARK_POINTS = statistics.SPARK_POINTS
 
 
 def call_series(

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -291,11 +290,6 @@ def _point(begins: int, parts: list[_Part]) -> Point:
         p95=quantile(slots, 0.95),
         mean=sum(part.took for part in parts) / started if started else None,
     )
-
-
-def slot_of(seconds: float) -> int:
-    """As the database tells it."""
-    return bisect_right(SLOT_ENDS, seconds)
 
 
 def quantile(slots: Mapping[int, int], part: float) -> float | None:

@@ -11,7 +11,7 @@ from django.db.models import QuerySet
 from django.http import StreamingHttpResponse
 
 from mcp_runtime import control
-from roster.connections import give_connection_back
+from mcp_runtime.database import give_connection_back
 from roster.models import Invocation
 
 MAX_EXPORTED = 100_000

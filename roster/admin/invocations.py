@@ -155,7 +155,7 @@ class InvocationAdmin(RuntimeRowAdmin):
             "form": call_list.form_of(request, calls),
             "filter_query": calls.get_query_string(remove=["p", "span", "e"]),
             "has_plots": "span" in request.GET,
-            "plots_query": calls.get_query_string({"span": statistics.SPANS[0]}, ["p", "e"]),
+            "plots_query": calls.get_query_string({"span": control.SPANS[0]}, ["p", "e"]),
             "follows": calls.page_num == 1 and not calls.asked("before") and not calls.asked("queued_at__lt"),
             "plotted": statistics.member_of(request, member_id),
             "may_invoke": self.has_invoke_permission(request),

@@ -12,13 +12,13 @@ from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpRe
 from django.utils.text import get_valid_filename
 
 from mcp_runtime import control
+from mcp_runtime.database import give_connection_back
 from mcp_runtime.errors import describe_exit
 from mcp_runtime.logs import plain
 from mcp_runtime.schemas import mask
 from roster.admin import live, present
 from roster.admin.rows import principal_of
 from roster.admin.wishes import diagnosis_of, shown_since
-from roster.connections import give_connection_back
 from roster.models import GuildMember, Invocation, StatusChange, Tool
 
 SHOWN_CHANGES = 20

@@ -24,6 +24,7 @@ from mcp_runtime import control
 from mcp_runtime.errors import RequestRefusedError
 from roster.admin import live, member_page, present
 from roster.admin.cards import RosterScreen
+from roster.admin.rows import FolderFilter
 from roster.admin.wishes import VERBS, Verb, obstacle, shown_error, shown_progress, shown_status
 from roster.models import GuildMember, Tool
 
@@ -63,30 +64,6 @@ class ShownStatusFilter(admin.SimpleListFilter):
         return queryset.filter(
             pk__in=[row.pk for row in rows if control.shown_status(row, runtime_is_alive=alive) == self.value()]
         )
-
-
-class FolderFilter(admin.SimpleListFilter):
-    """Members whose folder is gone stay out of sight until somebody asks for them."""
-
-    title = "folder"
-    parameter_name = "folder"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [("gone", "gone"), ("any", "all")]
-
-    def choices(self, changelist: Any) -> Any:
-        in_place, *others = super().choices(changelist)
-        yield {**in_place, "display": "in place"}
-        yield from others
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[GuildMember]) -> QuerySet[GuildMember]:
-        match self.value():
-            case "gone":
-                return queryset.exclude(removed_at=None)
-            case "any":
-                return queryset
-            case _:
-                return queryset.filter(removed_at=None)
 
 
 class GroupsForm(forms.Form):

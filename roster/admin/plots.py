@@ -14,10 +14,10 @@ from datetime import datetime
 from django.template.loader import render_to_string
 from django.utils.safestring import SafeString
 
+from mcp_runtime import control
 from mcp_runtime.statistics import Series
 from roster.admin import present
 
-SPARK_POINTS = 12
 # A bar of one call among thousands is still there to be seen; of 100.
 LEAST_BAR = 4.0
 GAP = 0.15  # between bars, as a part of each
@@ -51,7 +51,7 @@ class Row:
 
 def spark(points: Sequence[tuple[int, int]] | None) -> SafeString:
     """The last hour as small bars: (calls, failed) of five minutes each, oldest first; None: no calls."""
-    found = points or [(0, 0)] * SPARK_POINTS
+    found = points or [(0, 0)] * control.SPARK_POINTS
     calls, failed = sum(point[0] for point in found), sum(point[1] for point in found)
     top = max(1, *(point[0] for point in found))
     context = {
@@ -77,8 +77,8 @@ def plot(series: Series) -> dict[str, object]:
         "calls_said": f"{total.calls:,}",
         "failed_said": f"{total.failed:,}",
         "failed_part": _part(total.failed, total.calls),
-        "p50": seconds(total.p50),
-        "p95": seconds(total.p95),
+        "p50": present.seconds(total.p50),
+        "p95": present.seconds(total.p95),
         "width": len(points),
         "calls": _bars((point.calls for point in points), top_calls),
         "failed": _bars((point.failed for point in points), top_calls),
@@ -87,21 +87,10 @@ def plot(series: Series) -> dict[str, object]:
         "p50_dots": _dots([point.p50 for point in points], top_seconds),
         "p95_dots": _dots([point.p95 for point in points], top_seconds),
         "top_calls": f"{top_calls:,.0f}",
-        "top_seconds": seconds(top_seconds),
+        "top_seconds": present.seconds(top_seconds),
         "times": _times(series),
         "rows": _rows(series),
     }
-
-
-def seconds(length: float | None) -> str:
-    """`35 ms`, `2.1 s`, `12 min`."""
-    if length is None:
-        return present.NOTHING
-    if length < 0.0095:
-        return f"{1000 * length:.1f} ms"
-    if length < 0.9995:
-        return f"{1000 * length:.0f} ms"
-    return f"{length:.1f} s" if length < 99.95 else f"{length / 60:.0f} min"
 
 
 def _count(number: int, word: str) -> str:
@@ -182,8 +171,8 @@ def _rows(series: Series) -> list[Row]:
             time=_moment(point.begins_at, series),
             calls=point.calls,
             failed=point.failed,
-            p50=seconds(point.p50),
-            p95=seconds(point.p95),
+            p50=present.seconds(point.p50),
+            p95=present.seconds(point.p95),
         )
         for number, point in enumerate(series.points)
         if point.calls

@@ -85,11 +85,17 @@ def moment_column(field: str) -> Callable[[Any, Model], str]:
     return column
 
 
-def seconds(duration: timedelta | None) -> str:
-    if duration is None:
+def seconds(length: timedelta | float | None) -> str:
+    """`35 ms`, `2.1 s`, `12 min`."""
+    if length is None:
         return NOTHING
-    length = duration.total_seconds()
-    return f"{1000 * length:.0f} ms" if length < 1 else f"{length:.1f} s"
+    if isinstance(length, timedelta):
+        length = length.total_seconds()
+    if length < 0.0095:
+        return f"{1000 * length:.1f} ms"
+    if length < 0.9995:
+        return f"{1000 * length:.0f} ms"
+    return f"{length:.1f} s" if length < 99.95 else f"{length / 60:.0f} min"
 
 
 def report(request: HttpRequest, done: str, names: Iterable[str], refusals: Iterable[str]) -> None:

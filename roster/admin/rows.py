@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
 from django.contrib.auth.models import User
 from django.db.models import Model, Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
@@ -34,6 +35,31 @@ class ReachedMembers(admin.RelatedFieldListFilter):
         )
 
 
+class FolderFilter(admin.SimpleListFilter):
+    """Members whose folder is gone stay out of sight until somebody asks for them."""
+
+    title = "folder"
+    parameter_name = "folder"
+    removed_at = "removed_at"  # the lookup of it
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [("gone", "gone"), ("any", "all")]
+
+    def choices(self, changelist: Any) -> Any:
+        in_place, *others = super().choices(changelist)
+        yield {**in_place, "display": "in place"}
+        yield from others
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        match self.value():
+            case "gone":
+                return queryset.exclude(**{self.removed_at: None})
+            case "any":
+                return queryset
+            case _:
+                return queryset.filter(**{self.removed_at: None})
+
+
 class NarrowedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's class cannot be subscripted at run time
     """Its list is narrowed by its own filters alone.
 
@@ -52,6 +78,13 @@ def _lookups_of(asked: Any) -> set[str]:
     return {f"{field}__{kind}" for kind in ("exact", "isnull", "gte", "lt", "id__exact")}
 
 
+class _List(ChangeList):
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        if not self.query and not self.has_active_filters:
+            self.full_result_count = self.result_count  # else Django offers to "show all" of what shows all
+
+
 class RuntimeRowAdmin(NarrowedAdmin):
     """Read-only for everybody. What an operator may do is an action that goes through `mcp_runtime.control`."""
 
@@ -64,6 +97,9 @@ class RuntimeRowAdmin(NarrowedAdmin):
         rows: QuerySet[Any] = super().get_queryset(request)
         closed = principal_of(request).closed_members
         return rows.exclude(**{f"{self.member_name}__in": closed}) if closed else rows
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return _List
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

@@ -16,7 +16,6 @@ from roster.admin import live, plots
 from roster.admin.rows import principal_of
 from roster.models import GuildMember
 
-SPANS = ("hour", "day", "week")
 PART = "roster/statistics_part.html"
 # A page that shows any of these shows figures too.
 PERMISSIONS = ("roster.view_guildmember", "roster.view_tool", "roster.view_invocation")
@@ -25,7 +24,7 @@ PERMISSIONS = ("roster.view_guildmember", "roster.view_tool", "roster.view_invoc
 def section(request: HttpRequest, member: GuildMember | None, tool_name: str = "") -> dict[str, Any]:
     """The context of roster/statistics.html, which holds the plots of that span that the page's address names."""
     asked = request.GET.get("span", "")
-    span = asked if asked in SPANS else SPANS[0]
+    span = asked if asked in control.SPANS else control.SPANS[0]
     tool_name = tool_name if member else ""
     drawn = render_to_string(PART, _context(request, member, tool_name, span), request)
     return {"address": _address(member, tool_name, span), "drawn": SafeString(drawn), "etag": live.etag(drawn)}
@@ -35,8 +34,8 @@ def fragment(request: HttpRequest) -> HttpResponse:
     """What the section asks for: `?member=ID&tool=NAME&span=day`, each of them optional."""
     if not any(request.user.has_perm(permission) for permission in PERMISSIONS):
         raise PermissionDenied
-    member, span = member_of(request, request.GET.get("member", "")), request.GET.get("span", SPANS[0])
-    if span not in SPANS:
+    member, span = member_of(request, request.GET.get("member", "")), request.GET.get("span", control.SPANS[0])
+    if span not in control.SPANS:
         raise Http404(f"plots know no span {span!r}")
     tool_name = request.GET.get("tool", "") if member else ""
     if tool_name and not (request.user.has_perm("roster.view_tool") or request.user.has_perm("roster.view_invocation")):
@@ -63,7 +62,7 @@ def _context(request: HttpRequest, member: GuildMember | None, tool_name: str, s
     series = control.call_series(span, member=member, tool_name=tool_name, without=closed)
     return {
         **plots.plot(series),
-        "spans": [(name, _address(member, tool_name, name), name == span) for name in SPANS],
+        "spans": [(name, _address(member, tool_name, name), name == span) for name in control.SPANS],
     }
 
 

@@ -16,15 +16,27 @@ from django.views.decorators.http import require_POST
 
 from mcp_runtime import control
 from roster.admin import live, present
-from roster.admin.rows import ReachedMembers
+from roster.admin.rows import FolderFilter, ReachedMembers
 from roster.admin.runner import ToolRunner
 from roster.models import Tool
 
 
 def call_link(tool: Tool) -> SafeString | str:
-    if not (tool.listed and tool.enabled):
+    if not (tool.listed and tool.enabled and tool.member.enabled and tool.member.removed_at is None):
         return present.NOTHING
     return format_html('<a href="{}">Call</a>', reverse("admin:roster_tool_call", args=[tool.pk]))
+
+
+class MembersFolder(FolderFilter):
+    """The tools of one member are shown wherever its folder is."""
+
+    title = "folder of the member"
+    removed_at = "member__removed_at"
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Tool]) -> QuerySet[Tool]:
+        if self.value() is None and "member__id__exact" in request.GET:
+            return queryset
+        return super().queryset(request, queryset)
 
 
 class ToolColumns:
@@ -47,7 +59,7 @@ class ToolColumns:
 class ToolAdmin(ToolColumns, ToolRunner):
     list_display = ["name", "of_member", "title", "short_description", "listed", "enabled", "call"]
     list_select_related = ["member"]
-    list_filter = ["enabled", "listed", ("member", ReachedMembers)]
+    list_filter = ["enabled", "listed", MembersFolder, ("member", ReachedMembers)]
     search_fields = ["name", "member__name"]
     actions = ["switch_on", "switch_off"]
     change_form_template = "admin/roster/tool/change_form.html"

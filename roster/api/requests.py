@@ -15,8 +15,8 @@ from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 
 from mcp_runtime import control
+from mcp_runtime.database import give_connection_back
 from roster.api.errors import LengthRequired
-from roster.connections import give_connection_back
 from roster.models import Invocation
 
 MAX_WAIT = 60

@@ -17,8 +17,8 @@ from roster.api.views import REFUSED, HallView, query_of
 
 class StatisticsFilters(serializers.Serializer[Any]):
     span = serializers.ChoiceField(
-        choices=["hour", "day", "week"],
-        default="hour",
+        choices=control.SPANS,
+        default=control.SPANS[0],
         help_text="60 points of a minute, 96 of a quarter of an hour, or 168 of an hour; the last is not over.",
     )
     tool = serializers.CharField(

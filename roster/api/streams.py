@@ -11,9 +11,9 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.http import StreamingHttpResponse
 
 from mcp_runtime import control
+from mcp_runtime.database import give_connection_back
 from roster.api import requests
 from roster.api.session_serializers import EventSerializer, MessageSerializer
-from roster.connections import give_connection_back
 from roster.models import AgentMessage, AgentSession
 
 LOOK_SECONDS = 0.2

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -295,7 +296,7 @@ def test_database_and_python_know_the_same_slots(anna: GuildMember) -> None:
     slots = Counter[int]()
     for row in CallSum.objects.filter(seconds=60, tool_name=""):
         slots.update({int(slot): count for slot, count in row.slots.items()})
-    assert sorted(slots.elements()) == [statistics.slot_of(length) for length in lengths]
+    assert sorted(slots.elements()) == [bisect_right(statistics.SLOT_ENDS, length) for length in lengths]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
-from mcp_runtime import control, lease, logs
+from mcp_runtime import access, control, lease, logs
+from mcp_runtime.invocations import Caller
 from roster import calls
 from roster.admin import members as member_screens
 from roster.models import ApiToken, GuildMember, Hall, Invocation, PortAllocation, StatusChange, Tool
@@ -463,6 +464,25 @@ def test_every_verb_of_control_has_its_button() -> None:
 # Tools ------------------------------------------------------------------------------------------------------------
 
 
+def test_tools_of_a_member_whose_folder_is_gone_are_hidden_until_asked_for(page: Client) -> None:
+    here, gone = make_member("here"), make_member("gone", removed_at=timezone.now())
+    make_tool(here, "still")
+    make_tool(gone, "past")
+
+    def names(**query: Any) -> list[str]:
+        return [row.name for row in page.get(list_of("tool"), query).context["cl"].result_list]
+
+    assert names() == ["still"]
+    assert names(folder="gone") == ["past"]
+    assert names(member__id__exact=gone.pk) == ["past"]
+    assert "/call/" not in page.get(list_of("tool"), {"folder": "gone"}).content.decode()
+
+
+def test_a_list_offers_to_show_all_where_something_is_left_out(page: Client, echo: Tool) -> None:
+    assert "Show all" not in page.get(list_of("tool")).content.decode()
+    assert "Show all" in page.get(list_of("tool"), {"q": "echo"}).content.decode()
+
+
 def test_tools_are_switched_off_and_on_where_that_changes_something(
     page: Client, example: GuildMember, echo: Tool
 ) -> None:
@@ -760,6 +780,21 @@ def test_others_make_see_and_revoke_only_their_own_tokens(client: Client, alice:
     client.post(reverse("admin:roster_apitoken_delete", args=[hers.pk]), {"post": "yes"})
     client.post(reverse("admin:roster_apitoken_delete", args=[his.pk]), {"post": "yes"})
     assert ApiToken.objects.get() == hers
+
+
+@pytest.mark.parametrize("by", ["its page", "the list"])
+def test_a_token_that_is_deleted_takes_its_queued_calls_along(page: Client, alice: User, echo: Tool, by: str) -> None:
+    row, _ = ApiToken.make(user=alice)
+    caller = Caller(Invocation.Door.REST, alice, access.principal_of_row(row))
+    call, _ = control.queue_call("example", "echo", {"text": "later"}, caller=caller)
+
+    if by == "its page":
+        page.post(reverse("admin:roster_apitoken_delete", args=[row.pk]), {"post": "yes"})
+    else:
+        page.post(list_of("apitoken"), {"action": "delete_selected", "_selected_action": [row.pk], "post": "yes"})
+
+    call.refresh_from_db()
+    assert (call.status, call.token_id, ApiToken.objects.exists()) == ("cancelled", None, False)
 
 
 def test_the_button_revokes_at_once_and_is_gone_afterwards(page: Client, alice: User) -> None:

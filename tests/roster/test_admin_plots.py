@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from mcp_runtime import control, lease
 from mcp_runtime.statistics import SPANS, Point, Series
-from roster.admin import plots
+from roster.admin import plots, present
 from roster.models import GuildMember, Invocation, Tool
 
 MIDNIGHT = datetime(2026, 3, 4, tzinfo=UTC)
@@ -128,7 +128,7 @@ def test_nothing_in_a_plot_needs_a_style_or_a_script() -> None:
     ],
 )
 def test_lengths_are_told_in_the_unit_that_suits_them(length: float | None, said: str) -> None:
-    assert plots.seconds(length) == said
+    assert present.seconds(length) == said
 
 
 # The section of a page --------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ What it answers is up to the prompt:
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+numbers = itertools.count(1)
 PROMPT = re.compile(r"\s*(say|call|remember|fail|hang)\b\s*(.*)", re.DOTALL)
 
 
@@ -69,7 +71,8 @@ def reply(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 def events(body: dict[str, Any], blocks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     usage = {"input_tokens": 10, "output_tokens": 1}
-    message = {"id": "msg_1", "type": "message", "role": "assistant", "model": body["model"], "content": []}
+    message: dict[str, Any] = {"type": "message", "role": "assistant", "model": body["model"], "content": []}
+    message["id"] = f"msg_{next(numbers)}"  # the CLI takes two of one id for parts of the same
     yield {"type": "message_start", "message": {**message, "stop_reason": None, "stop_sequence": None, "usage": usage}}
     for index, block in enumerate(blocks):
         if block["type"] == "text":

@@ -62,6 +62,15 @@ def test_every_screen_fits_a_phone_and_has_no_serious_findings_wide_or_narrow_li
     assert not told, "\n".join(told)
 
 
+def test_on_a_phone_the_way_to_call_a_tool_is_in_the_window(hall: BrowserHall, visitor: Visitor) -> None:
+    page = visitor.window()
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.goto("/admin/roster/tool/")
+    box = page.locator(".field-call a").first.bounding_box()
+    assert box is not None
+    assert box["x"] + box["width"] <= 390
+
+
 def findings_of(page: Page, screen: str) -> dict[str, list[str]]:
     """All rules for wide and narrow, and how colours stand out in light and dark."""
     page.emulate_media(color_scheme="light")
