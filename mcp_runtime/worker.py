@@ -38,15 +38,15 @@ PRUNE_SECONDS = 3600.0
 SWITCH_INTERVAL = 0.0005
 
 # A stop, from the first signal to the last process gone, stays under five seconds.
-CALLS_GRACE = 3.0
+CALLS_GRACE = 2.5
 BUSY_STOP_TIMEOUT = 0.7
 STOP_TIMEOUT = 3.0
 CELERY_GRACE = 0.3
 # When the guard is gone nobody ends what we leave, and two seconds are all we have: no call is waited for.
-ORPHANED_STOP_TIMEOUT = 0.5
+ORPHANED_STOP_TIMEOUT = 0.4
 # A stop that is not over by then, most likely because the database is away, ends the hard way.
-STOP_BOUND = 4.7
-ORPHANED_STOP_BOUND = 1.6
+STOP_BOUND = 4.2
+ORPHANED_STOP_BOUND = 1.3
 GUARD_LOOK = 0.1
 
 
@@ -284,15 +284,11 @@ class Runtime:
         """Running calls get a while, then they are cancelled; the longer they took, the shorter the farewell."""
         from mcp_runtime.database import unit_of_work
 
-        deadline = time.monotonic() + CALLS_GRACE
-        timeout = STOP_TIMEOUT
-        while self._calls_in(member_id) and time.monotonic() < deadline and not guard_is_gone():
+        began = time.monotonic()
+        while self._calls_in(member_id) and time.monotonic() < began + CALLS_GRACE and not guard_is_gone():
             time.sleep(0.02)
-        if self._dispatcher.calls_in(member_id):
-            self._dispatcher.abandon(member_id)
-            timeout = BUSY_STOP_TIMEOUT
-        elif time.monotonic() > deadline - CALLS_GRACE / 2:
-            timeout = BUSY_STOP_TIMEOUT
+        self._dispatcher.abandon(member_id)
+        timeout = max(STOP_TIMEOUT - (time.monotonic() - began), BUSY_STOP_TIMEOUT)
         if guard_is_gone():
             timeout = ORPHANED_STOP_TIMEOUT
         if self.lifecycle.connected(member_id) is None:
