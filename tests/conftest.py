@@ -15,6 +15,8 @@ import django
 import pytest
 from django.conf import settings
 
+from tests.machine import Stopwatch
+
 # Ignored where a shell runs us in the background; what we start would inherit that, and be deaf to Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for name in [name for name in os.environ if name.startswith("GUILD_HALL_")]:
@@ -73,10 +75,10 @@ def needs_service(variable: str) -> str:
 
 
 def eventually(condition: Callable[[], object], *, within: float = 10.0, what: str = "") -> object:
-    """Wait for `condition` to be true, looking often; fail after `within` seconds."""
-    deadline = time.monotonic() + within
+    """Wait for `condition` to be true, looking often; fail after `within` seconds of ours."""
+    watch = Stopwatch()
     while not (value := condition()):
-        if time.monotonic() > deadline:
+        if watch.elapsed > within and watch.seconds > within:
             pytest.fail(f"not within {within} s: {what or condition}")
         time.sleep(0.01)
     return value

@@ -29,6 +29,8 @@ from tests.conftest import ROOT, eventually
 # One for all tests: the broker's connections of this process ring for the hall that they were made for.
 HALL_ID = uuid.uuid4()
 SERVER = ROOT / "tests" / "servers" / "server.py"
+# Seconds for what a test waits for and promises nothing about.
+PATIENCE = 30.0
 
 
 def free_range(size: int = 40) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,7 +15,8 @@ from roster.models import ApiToken, Invocation, Tool
 from roster.models import Hall as HallRow
 from tests.conftest import eventually
 from tests.end_to_end.agents import Agent, kill, make_token, on_the_roster
-from tests.end_to_end.conftest import Hall, member, wait_for_status
+from tests.end_to_end.conftest import PATIENCE, Hall, member, wait_for_status
+from tests.machine import Stopwatch
 
 pytestmark = pytest.mark.processes
 
@@ -31,7 +31,7 @@ def one(hall: Hall) -> Hall:
 
 def recorded(**told: Any) -> Invocation:
     """The newest call that was written down with these values; it is, within a second."""
-    return eventually(lambda: Invocation.objects.filter(**told).first(), within=1.5, what=str(told))  # type: ignore[return-value]
+    return eventually(lambda: Invocation.objects.filter(**told).first(), within=5, what=str(told))  # type: ignore[return-value]
 
 
 # Members that are not as they should be ---------------------------------------------------------------------------
@@ -54,16 +54,16 @@ def test_a_call_starts_what_is_stopped_and_says_why_nothing_else_can_be_called(h
         assert [one.result() for one in together] == [str(number) for number in range(8)]
     assert (member("one").status, member("one").wanted) == ("connected", "running")
 
-    began = time.monotonic()
+    watch = Stopwatch()
     crash = Agent(hall, token, "/mcp/crash").begin().call("anything")["error"]
-    assert time.monotonic() - began < 6
+    assert watch.seconds < 6
     assert crash["data"] == {"member": "crash", "kind": "unavailable"}
     assert "'crash'" in crash["message"]
     assert "cannot go on like this" in crash["message"]
     assert recorded(member__name="crash").error_kind == "unavailable"
 
     control.disable(member("one"))
-    eventually(lambda: "one__echo" not in agent.tools(), within=1)
+    eventually(lambda: "one__echo" not in agent.tools(), within=2)
     refused = agent.call("one__echo", text="x")["error"]
     assert (refused["code"], "disabled" in refused["message"]) == (-32602, True)
     gone = Agent(hall, token, "/mcp/one").send("initialize")
@@ -101,7 +101,7 @@ def received(hall: Hall, name: str, tool: str) -> list[dict[str, Any]]:
 def cancelled(hall: Hall, name: str) -> dict[str, Any]:
     """What the member was told when it was told to stop."""
     path = hall.members_dir / name / "cancelled.json"
-    eventually(lambda: path.exists() and path.read_text(), within=3)
+    eventually(lambda: path.exists() and path.read_text(), within=10)
     told = json.loads(path.read_text())["params"]
     path.unlink()
     return dict(told)
@@ -115,9 +115,10 @@ def test_a_call_has_a_deadline_in_total_and_the_member_is_told(one: Hall) -> Non
     on_the_roster(one, "one", "two")
     for name, path, tool in [("one", "/mcp", "one__sleep"), ("two", "/mcp/two", "sleep")]:
         agent = Agent(one, make_token(), path).begin()
-        began = time.monotonic()
+        watch = Stopwatch()
         error = agent.call(tool)["error"]
-        assert 0.9 < time.monotonic() - began < 1.8
+        assert watch.elapsed > 0.9
+        assert watch.seconds < 3
         assert (error["code"], error["data"]) == (-32603, {"member": name, "kind": "timeout"})
         assert error["message"] == f"tool 'sleep' of member '{name}': no complete answer within 1 s"
         assert cancelled(one, name)["requestId"] == received(one, name, "sleep")[-1]["body"]["id"]
@@ -139,14 +140,14 @@ def test_who_cancels_or_goes_away_cancels_at_the_member(one: Hall) -> None:
         told = []
         for agent in (second, first):
             assert not calls[agent].done()
-            began = time.monotonic()
+            watch = Stopwatch()
             assert agent.notify("notifications/cancelled", requestId="mine", reason="enough").status_code == 202
             told.append(cancelled(one, "one"))
             error = calls[agent].result(3).json()["error"]
-            assert time.monotonic() - began < 2
+            assert watch.seconds < 2
             assert error["data"] == {"member": "one", "kind": "cancelled"}
     assert ({one["requestId"] for one in told}, told[0]["reason"]) == (ids, "enough")
-    eventually(lambda: Invocation.objects.filter(tool_name="dribble", status="cancelled").count() == 2, within=1.5)
+    eventually(lambda: Invocation.objects.filter(tool_name="dribble", status="cancelled").count() == 2, within=5)
 
     modern, headers = first.modern_message("tools/call", name="one__dribble", arguments={})
     (one.members_dir / "one" / "requests.jsonl").unlink()
@@ -156,7 +157,7 @@ def test_who_cancels_or_goes_away_cancels_at_the_member(one: Hall) -> None:
         gone.close()
         assert cancelled(one, "one")["requestId"] == received(one, "one", "dribble")[-1]["body"]["id"]
         (one.members_dir / "one" / "requests.jsonl").unlink()
-    eventually(lambda: Invocation.objects.filter(tool_name="dribble", status="cancelled").count() == 4, within=1.5)
+    eventually(lambda: Invocation.objects.filter(tool_name="dribble", status="cancelled").count() == 4, within=5)
 
 
 def test_a_member_with_all_its_places_taken_delays_nobody_else(hall: Hall) -> None:
@@ -172,18 +173,18 @@ def test_a_member_with_all_its_places_taken_delays_nobody_else(hall: Hall) -> No
 
     def work(agent: Agent) -> None:
         for number in range(4):
-            began = time.monotonic()
+            watch = Stopwatch()
             assert agent.text("good__echo", text=f"{id(agent)} {number}") == f"{id(agent)} {number}"
-            took.append(time.monotonic() - began)
+            took.append(watch.seconds)
 
     with ThreadPoolExecutor(50) as threads:
         list(threads.map(work, agents))
     assert sorted(took)[len(took) // 2] < 1, sorted(took)
-    eventually(lambda: Invocation.objects.filter(tool_name="echo", status="succeeded").count() == 200, within=1.5)
+    eventually(lambda: Invocation.objects.filter(tool_name="echo", status="succeeded").count() == 200, within=5)
     for connection in hanging:
         connection.close()
     # Those who waited for a place leave the line, and those who had one give it back.
-    eventually(lambda: Invocation.objects.filter(tool_name="sleep").count() == 50, within=3)
+    eventually(lambda: Invocation.objects.filter(tool_name="sleep").count() == 50, within=10)
     assert agents[0].text("bad__echo", text="free") == "free"
 
 
@@ -269,10 +270,10 @@ def test_what_a_caller_may_not_is_not_there_from_one_moment_to_the_next(hall: Ha
         assert modern.next()["method"] == "notifications/subscriptions/acknowledged"
 
         def changed(*gone: str) -> None:
-            began = time.monotonic()
+            watch = Stopwatch()
             for heard in (legacy, modern):
-                assert heard.until("notifications/tools/list_changed", within=2)
-            assert time.monotonic() - began < 1
+                assert heard.until("notifications/tools/list_changed", within=PATIENCE)
+            assert watch.seconds < 1
             assert agent.tools() == [tool for tool in everything if not tool.startswith(gone or ("-",))]
             for tool in everything:
                 is_there = "result" in agent.call(tool)
@@ -307,11 +308,11 @@ def test_what_a_caller_may_not_is_not_there_from_one_moment_to_the_next(hall: Ha
         assert (legacy.ended.is_set(), modern.ended.is_set()) == (False, False)
         ApiToken.objects.filter(pk=row.pk).update(revoked_at=timezone.now())
         HallRow.access_changed()
-        began = time.monotonic()
-        eventually(lambda: agent.send("ping").status_code == 401, within=0.5)
-        assert legacy.ended.wait(0.5)
-        assert modern.ended.wait(0.5)
-        assert time.monotonic() - began < 0.6
+        watch = Stopwatch()
+        eventually(lambda: agent.send("ping").status_code == 401)
+        assert legacy.ended.wait(PATIENCE)
+        assert modern.ended.wait(PATIENCE)
+        assert watch.seconds < 0.6
         assert modern.until("")["result"]["resultType"] == "complete"
 
 
@@ -326,7 +327,7 @@ def test_the_stream_of_a_member_ends_with_the_right_to_use_it(hall: Hall) -> Non
     agent = Agent(hall, token, "/mcp/one").begin()
     with agent.listening() as heard:
         control.reserve(member("one"), [Group.objects.create(name="team")])
-        assert heard.ended.wait(1)
+        assert heard.ended.wait(PATIENCE)
 
 
 # The end ----------------------------------------------------------------------------------------------------------
@@ -343,12 +344,12 @@ def test_a_stop_with_streams_and_calls_under_way_is_over_in_five_seconds(one: Ha
     streams += [agents[0].streaming(progress)]
     connections = [agent.sent(call) for agent in agents]
     eventually(lambda: len(received(one, "one", "dribble")) == 10)
-    began = time.monotonic()
+    watch = Stopwatch()
     one.processes[-1].terminate()
-    one.processes[-1].wait(10)
-    assert time.monotonic() - began < 5
+    one.processes[-1].wait(PATIENCE)
+    assert watch.seconds < 5
     for stream in streams:
-        assert stream.ended.wait(1)
+        assert stream.ended.wait(PATIENCE)
         stream.close()
     for connection in connections:
         connection.close()

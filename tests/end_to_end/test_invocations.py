@@ -14,6 +14,7 @@ from mcp_runtime import control
 from roster.models import GuildMember, Invocation
 from tests.conftest import eventually
 from tests.end_to_end.conftest import Hall, call, member, queue, wait_for_status
+from tests.machine import Stopwatch
 
 pytestmark = pytest.mark.processes
 
@@ -54,7 +55,7 @@ def test_a_failed_call_says_its_kind_and_the_member_runs_on(running: Hall, tool:
     assert said in done.error_message
     assert "member 'one'" in done.error_message
     if kind == "timeout":
-        assert done.duration.total_seconds() < 1.5
+        assert done.duration.total_seconds() < 3
     if tool == "refuse":
         assert (done.error_code, done.error_data) == (-32602, {"hint": "ask somebody else"})
     if tool == "fail":
@@ -156,9 +157,9 @@ def test_ten_hung_members_at_once_delay_nobody_and_rows_of_a_full_member_stay_qu
     eventually(lambda: Invocation.objects.filter(status="running").count() == 40)
     took = []
     for _ in range(20):
-        began = time.monotonic()
+        watch = Stopwatch()
         assert call("well", "echo", {"text": "hi"}).status == "succeeded"
-        took.append(time.monotonic() - began)
+        took.append(watch.seconds)
     assert sorted(took)[10] < 0.5
     assert Invocation.objects.filter(status="running").count() == 40
     assert Invocation.objects.filter(status="queued").count() == 40

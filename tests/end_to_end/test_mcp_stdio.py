@@ -15,7 +15,7 @@ import pytest
 
 from roster.models import Invocation, Tool
 from tests.conftest import ROOT, eventually
-from tests.end_to_end.conftest import Hall, member, wait_for_status
+from tests.end_to_end.conftest import PATIENCE, Hall, member, wait_for_status
 
 pytestmark = pytest.mark.processes
 
@@ -56,10 +56,10 @@ class Peer:
     def end(self) -> int:
         assert self.process.stdin
         self.process.stdin.close()
-        return self.process.wait(10)
+        return self.process.wait(PATIENCE)
 
     def close(self) -> None:
-        self.process.wait(10)
+        self.process.wait(PATIENCE)
         self._reader.join(10)
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe

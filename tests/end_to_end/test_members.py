@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import socket
-import time
 
 import pytest
 import requests
@@ -17,6 +16,7 @@ from mcp_runtime import control
 from roster.models import GuildMember, PortAllocation, StatusChange, Tool
 from tests.conftest import eventually
 from tests.end_to_end.conftest import Hall, call, member, wait_for_status
+from tests.machine import Stopwatch
 
 pytestmark = pytest.mark.processes
 
@@ -135,7 +135,7 @@ def test_a_server_that_never_shakes_hands_is_killed_and_shown_in_error_while_the
         assert "hello from the member" in row.last_error
         change = row.status_changes.get(new="error")
         begun = row.status_changes.get(new="starting")
-        assert 1 <= (change.created_at - begun.created_at).total_seconds() < 2.5
+        assert 1 <= (change.created_at - begun.created_at).total_seconds() < 4
         assert not hasattr(row, "port_allocation")
     eventually(lambda: len(hall.marked()) == 1, what="only the good member's process is left")
 
@@ -177,9 +177,9 @@ def test_a_killed_member_is_in_error_at_once_its_port_freed_and_it_comes_back_on
     row = wait_for_status(hall, "one", "connected")
     port, pid = row.port_allocation.port, row.pid
     os.kill(pid, signal.SIGKILL)
-    killed_at = time.monotonic()
-    eventually(lambda: member("one").status == "error", within=1)
-    assert time.monotonic() - killed_at < 0.5
+    watch = Stopwatch()
+    eventually(lambda: member("one").status == "error")
+    assert watch.seconds < 0.5
     row = member("one")
     assert not PortAllocation.objects.filter(member=row).exists()
     assert row.exit_code == -9
@@ -234,7 +234,7 @@ def test_stop_is_obeyed_while_starting(hall: Hall) -> None:
     wait_for_status(hall, "one", "starting")
     eventually(hall.marked)
     control.stop(member("one"))
-    wait_for_status(hall, "one", "disconnected", within=6)
+    wait_for_status(hall, "one", "disconnected", within=15)
     eventually(lambda: not hall.marked())
     assert not PortAllocation.objects.exists()
 
@@ -341,4 +341,4 @@ def test_a_member_that_says_its_tools_changed_is_listed_anew(hall: Hall) -> None
     eventually(lambda: member("one").tools.filter(name="brand_new", listed=True).exists(), within=15)
     assert (member("one").pid, member("one").status_changes.filter(new="error").count()) == (pid, 0)
     control.stop(member("one"))
-    wait_for_status(hall, "one", "disconnected", within=3)
+    wait_for_status(hall, "one", "disconnected", within=10)

@@ -26,7 +26,7 @@ from django.db import connection
 
 from roster.models import ApiToken, Invocation
 from tests.conftest import eventually, needs_service
-from tests.end_to_end.conftest import Hall, member, wait_for_status
+from tests.end_to_end.conftest import PATIENCE, Hall, member, wait_for_status
 from tests.member_process import free_port
 
 pytestmark = pytest.mark.processes
@@ -122,12 +122,12 @@ class Production:
 
     def restart_runtime(self) -> None:
         self.runtime.send_signal(signal.SIGTERM)
-        self.runtime.wait(10)
+        self.runtime.wait(PATIENCE)
         self.runtime = self.hall.start(**self.settings)
 
     def kill_worker(self) -> None:
         os.kill(self.hall.worker_pid, signal.SIGKILL)
-        self.runtime.wait(10)
+        self.runtime.wait(PATIENCE)
         self.runtime = self.hall.start(**self.settings)
 
     def kill_a_web_worker(self) -> None:

@@ -20,7 +20,7 @@ import requests
 from roster.management.commands.up import Part
 from tests.conftest import ROOT, eventually
 from tests.end_to_end.agents import Agent, make_token
-from tests.end_to_end.conftest import Hall, command_of, family, lives, member, wait_for_status
+from tests.end_to_end.conftest import PATIENCE, Hall, command_of, family, lives, member, wait_for_status
 
 pytestmark = pytest.mark.processes
 
@@ -98,7 +98,7 @@ def test_the_first_start_says_a_password_that_opens_the_door_and_later_starts_sa
     token = token_of(hall, **OWN_SQLITE)
     eventually(lambda: roster(hall, token) == {"one": "connected"}, what="the roster comes up")
     interrupt(first)
-    assert first.wait(10) == 0
+    assert first.wait(PATIENCE) == 0
 
     hall.up(**OWN_SQLITE)
     wait_for_web(hall)
@@ -145,7 +145,7 @@ def test_a_signal_ends_an_idle_hall_within_two_seconds(hall: Hall, number: signa
     assert len(processes) == 7  # up, guard, worker, gunicorn and its worker, two members
     os.killpg(up.pid, number)
     all_gone(processes, within=2)
-    assert up.wait(1) == 0
+    assert up.wait(PATIENCE) == 0
     assert hall.held_ports() == []
     assert "Traceback" not in hall.output()
 
@@ -157,7 +157,7 @@ def test_ctrl_c_ends_a_hall_with_a_hung_member_within_five_seconds(hall: Hall) -
     processes = [*family(up), *hall.marked()]
     interrupt(up)
     all_gone(processes, within=5)
-    assert up.wait(1) == 0
+    assert up.wait(PATIENCE) == 0
     assert hall.marked() == []
 
 
@@ -170,7 +170,7 @@ def test_a_second_ctrl_c_ends_it_within_a_second(hall: Hall) -> None:
     eventually(lambda: "stopping" in hall.output())
     interrupt(up)
     all_gone(processes, within=1)
-    assert up.wait(1) == 0
+    assert up.wait(PATIENCE) == 0
     assert hall.marked() == []
 
 
@@ -184,7 +184,7 @@ def test_a_terminal_that_closes_hangs_up_twice_and_calls_still_end_in_peace(hall
     up.send_signal(signal.SIGHUP)
     eventually(lambda: "stopping" in hall.output())
     up.send_signal(signal.SIGHUP)
-    assert up.wait(10) == 0
+    assert up.wait(PATIENCE) == 0
     done = hall.manage("shell", "-c", "from roster.models import Invocation as I; print(I.objects.get().status)")
     assert done.stdout.split()[-1] == "succeeded"
 
@@ -217,8 +217,8 @@ def test_make_run_ends_without_a_complaint(hall: Hall) -> None:
     wait_for_status(hall, "one", "connected", within=30)
     processes = family(make)
     interrupt(make)
-    assert make.wait(5) in (0, -signal.SIGINT)
-    all_gone(processes, within=2)
+    all_gone(processes, within=5)
+    assert make.wait(PATIENCE) in (0, -signal.SIGINT)
     assert "Traceback" not in hall.output()
     assert "***" not in hall.output()
 
@@ -308,7 +308,7 @@ def test_two_halls_run_side_by_side(hall: Hall, tmp_path: Path) -> None:
             eventually(lambda one=one, token=token: roster(one, token) == {"same-name": "connected"}, within=20)
             assert call_echo(one, token)["status"] == "succeeded"
         interrupt(another.processes[0])
-        assert another.processes[0].wait(10) == 0
+        assert another.processes[0].wait(PATIENCE) == 0
         assert roster(hall, tokens[0]) == {"same-name": "connected"}
     finally:
         another.end()
@@ -327,7 +327,6 @@ def call_echo(hall: Hall, token: str) -> dict[str, Any]:
 def test_a_second_start_of_the_same_hall_refuses_and_says_why(hall: Hall) -> None:
     hall.add("one")
     first = bring_up(hall, "one")
-    began = time.monotonic()
     again = hall.manage("up")
     assert again.returncode == 1
     assert f"cannot listen on 127.0.0.1:{hall.web_port}: Address already in use" in again.stderr
@@ -340,7 +339,6 @@ def test_a_second_start_of_the_same_hall_refuses_and_says_why(hall: Hall) -> Non
     elsewhere = hall.manage("up", env={"GUILD_HALL_PORT": web_port, "GUILD_HALL_GATEWAY_PORT": gateway_port})
     assert elsewhere.returncode == 1
     assert f"its runtime is process {hall.worker_pid} on " in elsewhere.stderr
-    assert time.monotonic() - began < 10
     assert "Traceback" not in again.stderr + elsewhere.stderr
     assert first.poll() is None
     wait_for_web(hall)

@@ -15,7 +15,7 @@ import requests
 from django.db import connection
 
 from tests.conftest import eventually
-from tests.end_to_end.conftest import SERVER, Hall, call, queue, wait_for_status
+from tests.end_to_end.conftest import PATIENCE, SERVER, Hall, call, queue, wait_for_status
 from tests.end_to_end.test_up import bring_up, token_of
 from tests.member_process import free_port
 
@@ -45,7 +45,7 @@ class Elsewhere:
     def kill(self) -> None:
         if self.process is not None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(PATIENCE)
             self.process = None
 
 
@@ -99,7 +99,7 @@ def test_a_stop_leaves_the_server_alone_and_the_runtime_ends_without_it(hall: Ha
     lost = queue("far", "sleep", {"seconds": 60})
     eventually(lambda: not lost.refresh_from_db() and lost.status == "running")
     runtime.terminate()
-    assert runtime.wait(8) == 0
+    assert runtime.wait(PATIENCE) == 0
     lost.refresh_from_db()
     assert (lost.status, lost.error_kind) == ("failed", "lost")
     wait_for_status(hall, "far", "disconnected")
