@@ -14,8 +14,10 @@ import logging
 import math
 import resource
 import socket
+import time
 from collections.abc import Callable, Coroutine, Sequence
-from functools import cache, partial
+from email.utils import formatdate
+from functools import cache, lru_cache, partial
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, cast
@@ -61,6 +63,8 @@ class Exchange:
         self, connection: _Connection, verb: str, url: bytes, headers: dict[bytes, bytes], *, is_kept_alive: bool
     ) -> None:
         self.verb = verb
+        if not url.startswith(b"/"):
+            url = _without_authority(url, headers)
         path, _, query = url.partition(b"?")
         self.path = unquote(path.decode("latin-1")) if b"%" in path else path.decode("latin-1")
         self.query = query.decode("latin-1")
@@ -127,7 +131,7 @@ class Exchange:
         self._connection.answered(self)
 
     def _head(self, status: int, headers: Headers) -> bytes:
-        lines = [_status_line(status), *[b"%b: %b" % header for header in headers]]
+        lines = [_status_line(status), _date_line(int(time.time())), *[b"%b: %b" % header for header in headers]]
         if not self.is_kept_alive:
             lines.append(b"connection: close")
         head = b"\r\n".join(lines)
@@ -470,3 +474,17 @@ def connections_at_most() -> int:
 @cache
 def _status_line(status: int) -> bytes:
     return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}".encode()
+
+
+@lru_cache(maxsize=1)
+def _date_line(second: int) -> bytes:
+    return f"date: {formatdate(second, usegmt=True)}".encode()
+
+
+def _without_authority(url: bytes, headers: dict[bytes, bytes]) -> bytes:
+    """Of `http://host/path`, as it is written for proxies (RFC 9112, 3.2.2). The host stands above the header's."""
+    scheme, _, rest = url.partition(b"://")
+    if scheme.lower() not in (b"http", b"https"):
+        return url
+    headers[b"host"], _, path = rest.partition(b"/")
+    return b"/" + path
