@@ -256,9 +256,8 @@ def test_a_server_that_reads_slowly_cannot_stretch_a_large_request(
 ) -> None:
     class Slow(TlsServer):
         def _serve(self, wire: socket.socket, number: int) -> None:
-            secured = self.context.wrap_socket(wire, server_side=True)
-            self._wires.append(secured)
-            with secured, contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), self.context.wrap_socket(wire, server_side=True) as secured:
+                self._wires.append(secured)
                 while not self.closing.wait(0.05):
                     secured.recv(65_536)
 
