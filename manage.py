@@ -1,6 +1,7 @@
 #!/usr/bin/env python
 """Guild Hall's command line. `manage.py up` starts everything; `manage.py help` lists the rest."""
 
+import gc
 import os
 import sys
 
@@ -18,6 +19,8 @@ def main() -> None:
         sys.exit(f"Guild Hall cannot start. {error}")
     except KeyboardInterrupt:
         sys.exit(130)
+    finally:
+        gc.freeze()  # else the interpreter looks through all that is left before it ends: a third of a second
 
 
 if __name__ == "__main__":

@@ -384,3 +384,9 @@ def test_without_its_packages_the_command_line_says_how_to_install_them() -> Non
     assert done.returncode == 1
     assert "make run" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_command_ends_without_looking_through_all_that_it_loaded() -> None:
+    script = "import gc, sys, manage; sys.argv = ['manage.py', 'check']; manage.main(); print(gc.get_freeze_count())"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert int(done.stdout.splitlines()[-1]) > 10_000, done.stderr
