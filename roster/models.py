@@ -283,15 +283,45 @@ class ArgumentSet(models.Model):
         return self.name
 
 
-class Invocation(models.Model):
-    """One tool call. The row is the queue: `queued -> running -> succeeded | failed | cancelled`."""
+class Queued(models.Model):
+    """What a row of work is while it waits, runs and ends: `queued -> running -> succeeded | failed | cancelled`.
+
+    The row is the queue.
+    """
 
     class Status(models.TextChoices):
-        QUEUED = "queued", "Queued"  # accepted; nothing was sent
+        QUEUED = "queued", "Queued"  # accepted; nothing was sent or started
         RUNNING = "running", "Running"  # claimed by the runtime of `lease_id`; may have been sent
-        SUCCEEDED = "succeeded", "Succeeded"  # a result without isError
+        SUCCEEDED = "succeeded", "Succeeded"  # a result that is no error
         FAILED = "failed", "Failed"  # `error_kind` and `error_message` say why
         CANCELLED = "cancelled", "Cancelled"  # somebody asked for it
+
+    ACTIVE = (Status.QUEUED, Status.RUNNING)
+    FINISHED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)
+
+    status = models.CharField(max_length=20, choices=Status.choices, default=Status.QUEUED)
+    queued_at = models.DateTimeField(default=timezone.now)
+    started_at = models.DateTimeField(null=True, blank=True)
+    finished_at = models.DateTimeField(null=True, blank=True)
+    cancel_requested_at = models.DateTimeField(null=True, blank=True)
+    lease_id = models.UUIDField(null=True, blank=True, help_text="The runtime that claimed it.")
+    error_message = models.TextField(blank=True)
+
+    class Meta:
+        abstract = True
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status in self.FINISHED
+
+    @property
+    def duration(self) -> timedelta | None:
+        """From being claimed to the end; None while it is not over, or when it was never claimed."""
+        return self.finished_at - self.started_at if self.finished_at and self.started_at else None
+
+
+class Invocation(Queued):
+    """One tool call."""
 
     class ErrorKind(models.TextChoices):
         TOOL = "tool", "Tool"  # a result with isError; the member is well
@@ -306,9 +336,6 @@ class Invocation(models.Model):
         ADMIN = "admin", "Admin"
         COMMAND = "command", "Command line"
         GATEWAY = "gateway", "Gateway"
-
-    ACTIVE = (Status.QUEUED, Status.RUNNING)
-    FINISHED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)
 
     member = models.ForeignKey(GuildMember, on_delete=models.CASCADE, related_name="invocations")
     tool_name = models.CharField(max_length=255)
@@ -327,19 +354,11 @@ class Invocation(models.Model):
     idempotency_key = models.CharField(max_length=255, null=True, blank=True)
     secret_paths = models.JSONField(default=list, help_text="Where arguments hold secrets, masked once it is over.")
 
-    status = models.CharField(max_length=20, choices=Status.choices, default=Status.QUEUED)
-    queued_at = models.DateTimeField(default=timezone.now)
-    started_at = models.DateTimeField(null=True, blank=True)
-    finished_at = models.DateTimeField(null=True, blank=True)
-    cancel_requested_at = models.DateTimeField(null=True, blank=True)
-    lease_id = models.UUIDField(null=True, blank=True, help_text="The runtime that claimed it.")
-
     progress = models.JSONField(
         null=True, blank=True, help_text="What the member last said of it: progress, total, message."
     )
     result = models.JSONField(null=True, blank=True, help_text="The tool's result as MCP gives it, isError included.")
     error_kind = models.CharField(max_length=20, choices=ErrorKind.choices, blank=True)
-    error_message = models.TextField(blank=True)
     error_code = models.IntegerField(null=True, blank=True, help_text="Of a JSON-RPC error object.")
     error_data = models.JSONField(null=True, blank=True)
 
@@ -363,15 +382,6 @@ class Invocation(models.Model):
 
     def __str__(self) -> str:
         return f"{self.pk} {self.tool_name}"
-
-    @property
-    def is_finished(self) -> bool:
-        return self.status in self.FINISHED
-
-    @property
-    def duration(self) -> timedelta | None:
-        """From being claimed to the end; None while it is not over, or when it was never claimed."""
-        return self.finished_at - self.started_at if self.finished_at and self.started_at else None
 
 
 class StatusChange(models.Model):
@@ -613,24 +623,14 @@ class AgentSession(models.Model):
         return self.Status.QUEUED.value if under_way else self.Status.IDLE.value
 
 
-class AgentMessage(models.Model):
-    """One prompt to an agent and how it went: `queued -> running -> succeeded | failed | cancelled`, like a call."""
-
-    class Status(models.TextChoices):
-        QUEUED = "queued", "Queued"  # accepted; no agent was started for it
-        RUNNING = "running", "Running"  # claimed by the runtime of `lease_id`
-        SUCCEEDED = "succeeded", "Succeeded"  # the agent came to an end by itself; `result` is its last word
-        FAILED = "failed", "Failed"  # `error_kind` and `error_message` say why
-        CANCELLED = "cancelled", "Cancelled"  # somebody stopped it
+class AgentMessage(Queued):
+    """One prompt to an agent and how it went."""
 
     class ErrorKind(models.TextChoices):
         AGENT = "agent", "Agent"  # the agent or its model ended with an error
         TIMEOUT = "timeout", "Timeout"  # the total deadline passed
         UNAVAILABLE = "unavailable", "Unavailable"  # a member would not start, or the SDK or its key is missing
         LOST = "lost", "Lost"  # the runtime ended while it ran; never run again by itself
-
-    ACTIVE = (Status.QUEUED, Status.RUNNING)
-    FINISHED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)
 
     session = models.ForeignKey(AgentSession, on_delete=models.CASCADE, related_name="messages")
     prompt = models.TextField()
@@ -649,12 +649,6 @@ class AgentMessage(models.Model):
         help_text="The token of who asked, if with any: revoked, it stops the run.",
     )
 
-    status = models.CharField(max_length=20, choices=Status.choices, default=Status.QUEUED)
-    queued_at = models.DateTimeField(default=timezone.now)
-    started_at = models.DateTimeField(null=True, blank=True)
-    finished_at = models.DateTimeField(null=True, blank=True)
-    cancel_requested_at = models.DateTimeField(null=True, blank=True)
-    lease_id = models.UUIDField(null=True, blank=True, help_text="The runtime that claimed it.")
     token = models.ForeignKey(
         "ApiToken",
         on_delete=models.SET_NULL,
@@ -666,7 +660,6 @@ class AgentMessage(models.Model):
     result = models.TextField(blank=True, help_text="The agent's last word.")
     usage = models.JSONField(default=dict, blank=True, help_text="Turns, tokens, cost and time, as the SDK tells them.")
     error_kind = models.CharField(max_length=20, choices=ErrorKind.choices, blank=True)
-    error_message = models.TextField(blank=True)
 
     class Meta:
         ordering = ["id"]
@@ -682,15 +675,6 @@ class AgentMessage(models.Model):
 
     def __str__(self) -> str:
         return f"message {self.pk}"
-
-    @property
-    def is_finished(self) -> bool:
-        return self.status in self.FINISHED
-
-    @property
-    def duration(self) -> timedelta | None:
-        """From being claimed to the end; None while it is not over, or when it was never claimed."""
-        return self.finished_at - self.started_at if self.finished_at and self.started_at else None
 
 
 class AgentEvent(models.Model):
