@@ -67,9 +67,9 @@ def test_a_new_token_stands_in_what_each_client_wants_until_the_page_is_left(vis
 
 
 def test_without_a_clipboard_the_text_is_selected(hall: BrowserHall, page: Page) -> None:
+    page.add_init_script("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
     page.goto("/admin/roster/apitoken/")
     page.locator("#result_list tbody th a").first.click()
-    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
     page.get_by_role("button", name="Copy the configuration for Claude Agent SDK").click()
     expect(page.locator("#copied")).to_contain_text("Selected")
     assert "mcp_servers" in page.evaluate("getSelection().toString()")
