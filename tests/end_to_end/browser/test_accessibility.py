@@ -71,6 +71,30 @@ def test_on_a_phone_the_way_to_call_a_tool_is_in_the_window(hall: BrowserHall, v
     assert box["x"] + box["width"] <= 390
 
 
+@pytest.mark.parametrize(
+    ("model", "tells"),
+    [
+        ("invocation", [".calls-number", ".status", ".calls-tool", ".calls-who", ".calls-age", ".calls-took"]),
+        ("apitoken", [".field-beginning", ".status", ".field-name", ".field-user", ".field-opens", ".field-used"]),
+    ],
+)
+def test_on_a_phone_rows_are_low_and_all_they_say_is_in_the_window(
+    visitor: Visitor, model: str, tells: list[str]
+) -> None:
+    page = visitor.window()
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"/admin/roster/{model}/")
+    row = page.locator("table:has(.action-select) tbody tr").last
+    for selector in tells:
+        box = row.locator(selector).bounding_box()
+        assert box is not None, selector
+        assert box["x"] >= 0, selector
+        assert box["x"] + box["width"] <= 390, selector
+    whole = row.bounding_box()
+    assert whole is not None
+    assert whole["height"] < 80
+
+
 def findings_of(page: Page, screen: str) -> dict[str, list[str]]:
     """All rules for wide and narrow, and how colours stand out in light and dark."""
     page.emulate_media(color_scheme="light")
