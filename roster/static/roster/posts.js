@@ -3,10 +3,10 @@
 /* Buttons that wish something, without losing the place on the page.
 
    <form method="post" data-live-form> is sent by fetch (so is a button of it with a formaction of its own); the server
-   (roster/admin/live.py, `done`) answers with Django's messages as JSON, which are shown at the foot of the page, and all live
-   parts are asked at once. Without scripts it is the form it is. */
+   (roster/admin/live.py, `done`) answers with Django's messages as JSON, which are shown for some seconds at the foot or the head of
+   the window, and all live parts are asked at once. Without scripts it is the form it is. */
 (() => {
-  const SHOWN_FOR = 6000;
+  const SHOWN_FOR = { success: 6000, info: 6000, warning: 12000, error: 20000 };
   const DEADLINE = 30000;
 
   document.addEventListener("submit", (event) => {
@@ -19,6 +19,7 @@
   async function send(form, button) {
     if (button?.getAttribute("aria-busy") === "true") return; // pressed twice
     button?.setAttribute("aria-busy", "true");
+    keepClearOf(button ?? form);
     try {
       const messages = await answerOf(form, button);
       messages.forEach(show);
@@ -45,12 +46,18 @@
     return (await response.json()).messages;
   }
 
+  /* What was pressed stands beside what it changes: messages come at the other end of the window. */
+  function keepClearOf(pressed) {
+    const { top, bottom } = pressed.getBoundingClientRect();
+    document.getElementById("live-messages").classList.toggle("at-top", top + bottom > window.innerHeight);
+  }
+
   function show({ level, text }) {
     const shelf = document.getElementById("live-messages");
     const line = document.createElement("p");
     line.className = level;
     line.textContent = text;
     shelf.append(line);
-    setTimeout(() => line.remove(), SHOWN_FOR);
+    setTimeout(() => line.remove(), SHOWN_FOR[level] ?? SHOWN_FOR.error);
   }
 })();

@@ -367,6 +367,24 @@ def test_a_long_call_shows_progress_and_time_and_is_cancelled_without_leaving(ru
     assert runner.page.url == address
 
 
+def test_on_a_phone_what_a_button_says_does_not_cover_what_it_speaks_of(runner: Runner) -> None:
+    page = runner.page
+    page.set_viewport_size({"width": 390, "height": 2000})
+    runner.open("slow").press()
+    cancel = page.get_by_role("button", name="Cancel")
+    pressed = cancel.bounding_box()
+    assert pressed is not None
+    page.set_viewport_size({"width": 390, "height": int(pressed["y"] + pressed["height"] + 50)})
+    cancel.click()
+    said = page.locator("#live-messages p")
+    expect(said).to_contain_text("asked to cancel")
+    runner.ends_as("cancelled")
+    message, status = said.bounding_box(), page.locator("#outcome-status").bounding_box()
+    assert message is not None
+    assert status is not None
+    assert message["y"] + message["height"] < status["y"] or status["y"] + status["height"] < message["y"]
+
+
 def test_after_a_lost_answer_changed_arguments_are_called_with_the_next_press(runner: Runner, visitor: Visitor) -> None:
     visitor.faults.allow("ERR_FAILED")
     page = runner.open("anything").page
