@@ -10,6 +10,7 @@ from django.contrib.auth.models import User
 from django.db.models import Model, Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
+from django.utils.text import capfirst
 
 from mcp_runtime import access
 from mcp_runtime.access import Principal
@@ -60,6 +61,15 @@ class FolderFilter(admin.SimpleListFilter):
                 return queryset.filter(**{self.removed_at: None})
 
 
+class NamedList(ChangeList):
+    """Its heading is what it lists. Django's "Select tool to view" is kept for popups, where one does select."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not self.is_popup:
+            self.title = capfirst(str(self.opts.verbose_name_plural))
+
+
 class NarrowedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's class cannot be subscripted at run time
     """Its list is narrowed by its own filters alone.
 
@@ -68,6 +78,9 @@ class NarrowedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's cla
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         return any(lookup in _lookups_of(asked) for asked in self.list_filter)
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return NamedList
 
 
 def _lookups_of(asked: Any) -> set[str]:
@@ -78,7 +91,7 @@ def _lookups_of(asked: Any) -> set[str]:
     return {f"{field}__{kind}" for kind in ("exact", "isnull", "gte", "lt", "id__exact")}
 
 
-class _List(ChangeList):
+class _List(NamedList):
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
         if not self.query and not self.has_active_filters:

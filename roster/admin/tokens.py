@@ -235,7 +235,7 @@ class ApiTokenAdmin(NarrowedAdmin):
             names = [f"{tool.member.name}/{tool.name}" for tool in token.tools.all()]
         return ", ".join(sorted(names)) or "nothing that is left"
 
-    @admin.display(description="last came")
+    @admin.display(description="last client")
     def last_client(self, token: ApiToken) -> str:
         return present.one_line(str(getattr(token, "client", None) or ""), 60) or present.NOTHING
 

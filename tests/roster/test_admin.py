@@ -191,6 +191,28 @@ def test_nobody_adds_or_edits_what_the_runtime_writes(page: Client, full_hall: d
     assert type(row).objects.filter(pk=row.pk).exists()
 
 
+@pytest.mark.parametrize(
+    ("model", "heading"),
+    [
+        *(("guildmember", "Members"), ("tool", "Tools"), ("invocation", "Calls"), ("agentsession", "Agent sessions")),
+        *(("apitoken", "API tokens"), ("statuschange", "Status changes"), ("portallocation", "Port allocations")),
+    ],
+)
+def test_a_list_is_headed_by_what_it_lists(page: Client, model: str, heading: str) -> None:
+    text = html(page.get(list_of(model)))
+
+    assert f"<title>{heading} | Guild Hall</title>" in text
+    assert f"<h1>{heading}</h1>" in text
+
+
+def test_where_one_selects_or_deletes_the_heading_says_so(page: Client, alice: User) -> None:
+    token, other = ApiToken.make(user=alice)[0], ApiToken.make(user=alice)[0]
+
+    assert "<h1>Select API token</h1>" in html(page.get(list_of("apitoken"), {"_popup": 1}))
+    assert "<h1>Delete multiple objects</h1>" in html(act(page, "apitoken", "delete_selected", token, other))
+    assert "<h1>Delete</h1>" in html(page.get(reverse("admin:roster_apitoken_delete", args=[token.pk])))
+
+
 # The banner -------------------------------------------------------------------------------------------------------
 
 

@@ -209,6 +209,7 @@ def test_the_list_says_which_program_came_last(page: Client, token: ApiToken) ->
     listed = page.get(reverse("admin:roster_apitoken_changelist")).content.decode()
     assert "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt; 2.1" in listed
     assert "cursor" not in listed
+    assert "<span>Last client</span>" in listed
 
 
 def test_use_is_told_anew_when_it_changed(page: Client, token: ApiToken) -> None:
