@@ -35,6 +35,10 @@ class ReachedMembers(admin.RelatedFieldListFilter):
             limit_choices_to=~Q(name__in=principal_of(request).closed_members),
         )
 
+    def has_output(self) -> bool:
+        # Without, Django takes the member out of the address and narrows nothing where there is but one to choose.
+        return self.lookup_val is not None or super().has_output()
+
 
 class FolderFilter(admin.SimpleListFilter):
     """Members whose folder is gone stay out of sight until somebody asks for them."""

@@ -18,7 +18,7 @@ from mcp_runtime import control
 from roster.admin import live, present
 from roster.admin.rows import FolderFilter, ReachedMembers
 from roster.admin.runner import ToolRunner
-from roster.models import Tool
+from roster.models import GuildMember, Tool
 
 
 def call_link(tool: Tool) -> SafeString | str:
@@ -37,6 +37,17 @@ class MembersFolder(FolderFilter):
         if self.value() is None and "member__id__exact" in request.GET:
             return queryset
         return super().queryset(request, queryset)
+
+
+class MembersInSight(ReachedMembers):
+    """Names those whose tools the list shows, and the one that was chosen."""
+
+    def field_choices(self, field: Any, request: HttpRequest, model_admin: Any) -> Any:
+        gone = set(GuildMember.objects.exclude(removed_at=None).values_list("pk", flat=True))
+        shown = {"gone": {True}, "any": {True, False}}.get(request.GET.get(MembersFolder.parameter_name, ""), {False})
+        chosen = list(self.lookup_val or [])
+        named = super().field_choices(field, request, model_admin)
+        return [(pk, name) for pk, name in named if (pk in gone) in shown or str(pk) in chosen]
 
 
 class ToolColumns:
@@ -59,7 +70,7 @@ class ToolColumns:
 class ToolAdmin(ToolColumns, ToolRunner):
     list_display = ["name", "of_member", "title", "short_description", "listed", "enabled", "call"]
     list_select_related = ["member"]
-    list_filter = ["enabled", "listed", MembersFolder, ("member", ReachedMembers)]
+    list_filter = ["enabled", "listed", MembersFolder, ("member", MembersInSight)]
     search_fields = ["name", "member__name"]
     actions = ["switch_on", "switch_off"]
     change_form_template = "admin/roster/tool/change_form.html"

@@ -500,6 +500,33 @@ def test_tools_of_a_member_whose_folder_is_gone_are_hidden_until_asked_for(page:
     assert "/call/" not in page.get(list_of("tool"), {"folder": "gone"}).content.decode()
 
 
+def test_the_filter_by_member_names_those_whose_tools_are_listed_and_the_chosen_one(page: Client) -> None:
+    make_member("gone", removed_at=timezone.now())
+    make_member("here")
+    past = make_member("past", removed_at=timezone.now())
+    make_member("still")
+
+    def named(**query: Any) -> list[str]:
+        filters = page.get(list_of("tool"), query).context["cl"].filter_specs
+        return [name for spec in filters if spec.title == "member" for _, name in spec.lookup_choices]
+
+    assert named() == ["here", "still"]
+    assert named(folder="gone") == ["gone", "past"]
+    assert named(folder="any") == ["gone", "here", "past", "still"]
+    assert named(member__id__exact=past.pk) == ["here", "past", "still"]
+    assert page.get(list_of("tool"), {"member__id__exact": "x"})["Location"].endswith("?e=1")
+
+
+def test_the_only_member_in_place_can_be_filtered_by(page: Client) -> None:
+    here = make_member("here")
+    make_tool(here, "still")
+    make_tool(make_member("gone", removed_at=timezone.now()), "past")
+
+    found = page.get(list_of("tool"), {"member__id__exact": here.pk}).context["cl"].result_list
+
+    assert [tool.name for tool in found] == ["still"]
+
+
 def test_a_list_offers_to_show_all_where_something_is_left_out(page: Client, echo: Tool) -> None:
     assert "Show all" not in page.get(list_of("tool")).content.decode()
     assert "Show all" in page.get(list_of("tool"), {"q": "echo"}).content.decode()
