@@ -148,7 +148,7 @@ def holder_of(text: str) -> tuple[User, Principal]:
         tokens = ApiToken.objects.select_related("user").annotate(version=RawSQL(_VERSION, ()))  # noqa: S611 - a constant
         token = tokens.get(digest=ApiToken.digest_of(text))
     except ApiToken.DoesNotExist as error:
-        raise TokenError("This token is not known. `manage.py create_token USER` makes one.") from error
+        raise TokenError("This token is not known. Make one with: manage.py create_token USER") from error
     require_good(token)
     used = token.last_used_at
     if used is None or used <= timezone.now() - timedelta(seconds=TOUCH_SECONDS):
@@ -183,7 +183,7 @@ def principal_of_row(token: ApiToken) -> Principal:
 def require_good(token: ApiToken) -> None:
     """Raises TokenError when the token opens nothing any more."""
     if token.revoked_at is not None:
-        raise TokenError("This token was revoked. `manage.py create_token USER` makes another.")
+        raise TokenError("This token was revoked. Make another with: manage.py create_token USER")
     if token.state == "expired":
         raise TokenError(f"This token expired at {token.expires_at:%Y-%m-%d %H:%M} UTC; make another.")
     if not token.user.is_active:

@@ -65,7 +65,7 @@ def create(members: Iterable[GuildMember], *, caller: Caller, name: str = "", di
     if direct and elsewhere:
         raise RequestRefusedError(
             f"member {elsewhere[0]!r} runs elsewhere, behind secrets that an agent is not given: "
-            "make the session without `direct`, through the gateway"
+            "make one that goes through the gateway, not direct"
         )
     if name and not NAME.fullmatch(name):
         raise RequestRefusedError(
@@ -134,7 +134,7 @@ def require_unneeded(member: GuildMember) -> None:
     if message is not None:
         raise MemberInUseError(
             f"member {member.name!r} is needed by session {message.session.name!r}, whose message {message.pk} is "
-            f"{message.status}. Stop the session first; `manage.py member` has --force"
+            f"{message.status}. Stop the session first; manage.py member has --force"
         )
 
 

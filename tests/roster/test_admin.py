@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -1080,6 +1081,17 @@ def test_every_status_has_a_colour_in_light_and_in_dark(status: str) -> None:
     css = Path(str(finders.find("roster/admin.css"))).read_text()
 
     assert len(re.findall(rf"\.status-{status}\b", css)) >= 2
+
+
+def test_nothing_that_people_are_told_is_written_in_markdown() -> None:
+    told = []
+    for path in [*(settings.BASE_DIR / "roster").rglob("*.py"), *(settings.BASE_DIR / "mcp_runtime").rglob("*.py")]:
+        raised = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Raise)]
+        told += [node.value for each in raised for node in ast.walk(each) if isinstance(node, ast.Constant)]
+    for path in (settings.BASE_DIR / "roster" / "templates").rglob("*.html"):
+        told += re.split(r"{#.*?#}|{%.*?%}", path.read_text())
+
+    assert [text for text in told if "`" in str(text)] == []
 
 
 def test_the_banner_asks_for_the_runtime_once_per_request(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,7 @@ def test_a_token_that_is_over_needs_no_configuration(page: Client, token: ApiTok
     assert "This token expired" in text_of(page.get(address))
     control.revoke_token(token)
     text = text_of(page.get(address))
-    assert "This token was revoked." in text
+    assert "This token was revoked. Make another with: manage.py create_token USER<" in text
     assert "config-cursor" not in text
 
 
