@@ -16,7 +16,7 @@ from django.utils import timezone
 from roster.models import ApiToken
 from tests.conftest import eventually
 from tests.end_to_end.agents import MODERN, Agent, make_token, on_the_roster
-from tests.end_to_end.conftest import PATIENCE, Hall, member, wait_for_status
+from tests.end_to_end.conftest import Hall, member, wait_for_status
 from tests.machine import Stopwatch
 
 pytestmark = pytest.mark.processes
@@ -97,7 +97,7 @@ def test_who_comes_without_a_good_token_is_told_what_to_do(one: Hall) -> None:
     row.expires_at = timezone.now() + timedelta(seconds=1.0)
     row.save()
     soon_over = Agent(one, token).begin()
-    eventually(lambda: soon_over.send("ping").status_code == 401)
+    eventually(lambda: soon_over.send("ping").status_code == 401, within=2)
     # Claude's CLI and Codex show what a JSON-RPC error says, and of a 401 nothing.
     for deaf in ("claude-code/2.1.329 (sdk-py)", "codex-mcp-client/0.169.0"):
         told = Agent(one, None).post({**PING, "id": "x"}, User_Agent=deaf)
@@ -146,7 +146,7 @@ def test_sessions_are_their_tokens_own_and_end_when_they_are_ended(one: Hall) ->
     assert agent.post(PING, MCP_Protocol_Version="1999-01-01").status_code == 400
     with agent.listening() as heard:
         assert agent.http.delete(agent.url).status_code == 204
-        assert heard.ended.wait(PATIENCE)
+        eventually(heard.ended.is_set, within=2)
     assert agent.send("ping").status_code == 404
     assert agent.http.get(agent.url).status_code == 404
 

@@ -31,7 +31,7 @@ def one(hall: Hall) -> Hall:
 
 def recorded(**told: Any) -> Invocation:
     """The newest call that was written down with these values; it is, within a second."""
-    return eventually(lambda: Invocation.objects.filter(**told).first(), within=5, what=str(told))  # type: ignore[return-value]
+    return eventually(lambda: Invocation.objects.filter(**told).first(), within=1.5, what=str(told))  # type: ignore[return-value]
 
 
 # Members that are not as they should be ---------------------------------------------------------------------------
@@ -63,7 +63,7 @@ def test_a_call_starts_what_is_stopped_and_says_why_nothing_else_can_be_called(h
     assert recorded(member__name="crash").error_kind == "unavailable"
 
     control.disable(member("one"))
-    eventually(lambda: "one__echo" not in agent.tools(), within=2)
+    eventually(lambda: "one__echo" not in agent.tools(), within=1)
     refused = agent.call("one__echo", text="x")["error"]
     assert (refused["code"], "disabled" in refused["message"]) == (-32602, True)
     gone = Agent(hall, token, "/mcp/one").send("initialize")
@@ -101,7 +101,7 @@ def received(hall: Hall, name: str, tool: str) -> list[dict[str, Any]]:
 def cancelled(hall: Hall, name: str) -> dict[str, Any]:
     """What the member was told when it was told to stop."""
     path = hall.members_dir / name / "cancelled.json"
-    eventually(lambda: path.exists() and path.read_text(), within=10)
+    eventually(lambda: path.exists() and path.read_text(), within=3)
     told = json.loads(path.read_text())["params"]
     path.unlink()
     return dict(told)
@@ -118,7 +118,7 @@ def test_a_call_has_a_deadline_in_total_and_the_member_is_told(one: Hall) -> Non
         watch = Stopwatch()
         error = agent.call(tool)["error"]
         assert watch.elapsed > 0.9
-        assert watch.seconds < 3
+        assert watch.seconds < 1.8
         assert (error["code"], error["data"]) == (-32603, {"member": name, "kind": "timeout"})
         assert error["message"] == f"tool 'sleep' of member '{name}': no complete answer within 1 s"
         assert cancelled(one, name)["requestId"] == received(one, name, "sleep")[-1]["body"]["id"]
@@ -147,7 +147,7 @@ def test_who_cancels_or_goes_away_cancels_at_the_member(one: Hall) -> None:
             assert watch.seconds < 2
             assert error["data"] == {"member": "one", "kind": "cancelled"}
     assert ({one["requestId"] for one in told}, told[0]["reason"]) == (ids, "enough")
-    eventually(lambda: Invocation.objects.filter(tool_name="dribble", status="cancelled").count() == 2, within=5)
+    eventually(lambda: Invocation.objects.filter(tool_name="dribble", status="cancelled").count() == 2, within=1.5)
 
     modern, headers = first.modern_message("tools/call", name="one__dribble", arguments={})
     (one.members_dir / "one" / "requests.jsonl").unlink()
@@ -157,7 +157,7 @@ def test_who_cancels_or_goes_away_cancels_at_the_member(one: Hall) -> None:
         gone.close()
         assert cancelled(one, "one")["requestId"] == received(one, "one", "dribble")[-1]["body"]["id"]
         (one.members_dir / "one" / "requests.jsonl").unlink()
-    eventually(lambda: Invocation.objects.filter(tool_name="dribble", status="cancelled").count() == 4, within=5)
+    eventually(lambda: Invocation.objects.filter(tool_name="dribble", status="cancelled").count() == 4, within=1.5)
 
 
 def test_a_member_with_all_its_places_taken_delays_nobody_else(hall: Hall) -> None:
@@ -180,11 +180,11 @@ def test_a_member_with_all_its_places_taken_delays_nobody_else(hall: Hall) -> No
     with ThreadPoolExecutor(50) as threads:
         list(threads.map(work, agents))
     assert sorted(took)[len(took) // 2] < 1, sorted(took)
-    eventually(lambda: Invocation.objects.filter(tool_name="echo", status="succeeded").count() == 200, within=5)
+    eventually(lambda: Invocation.objects.filter(tool_name="echo", status="succeeded").count() == 200, within=1.5)
     for connection in hanging:
         connection.close()
     # Those who waited for a place leave the line, and those who had one give it back.
-    eventually(lambda: Invocation.objects.filter(tool_name="sleep").count() == 50, within=10)
+    eventually(lambda: Invocation.objects.filter(tool_name="sleep").count() == 50, within=3)
     assert agents[0].text("bad__echo", text="free") == "free"
 
 
@@ -327,7 +327,7 @@ def test_the_stream_of_a_member_ends_with_the_right_to_use_it(hall: Hall) -> Non
     agent = Agent(hall, token, "/mcp/one").begin()
     with agent.listening() as heard:
         control.reserve(member("one"), [Group.objects.create(name="team")])
-        assert heard.ended.wait(PATIENCE)
+        eventually(heard.ended.is_set, within=1)
 
 
 # The end ----------------------------------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ def test_a_stop_with_streams_and_calls_under_way_is_over_in_five_seconds(one: Ha
     one.processes[-1].wait(PATIENCE)
     assert watch.seconds < 5
     for stream in streams:
-        assert stream.ended.wait(PATIENCE)
+        eventually(stream.ended.is_set, within=1)
         stream.close()
     for connection in connections:
         connection.close()

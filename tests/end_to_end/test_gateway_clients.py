@@ -285,7 +285,7 @@ def test_who_subscribed_to_a_resource_hears_of_it_also_from_the_members_next_pro
                     except queue.Empty:
                         return False
 
-                eventually(is_heard, within=20)
+                eventually(is_heard, within=8)
             kill("full")
             assert agent.text("full__say") == "said"
             heard.forget()
@@ -299,7 +299,7 @@ def test_a_tool_that_was_switched_off_stays_off_when_its_member_stops_listing_it
     agent = Agent(hall, make_token(), "/mcp/one").begin()
     assert agent.text("alpha") == "alpha"
     control.switch_tool(Tool.objects.get(name="alpha"), on=False)
-    eventually(lambda: "error" in agent.call("alpha"), within=3)
+    eventually(lambda: "error" in agent.call("alpha"), within=1)
     hall.add("one", "tools=beta")
     hall.manage("member", "restart", "one")
     eventually(lambda: Tool.objects.filter(name="alpha", listed=False).exists())

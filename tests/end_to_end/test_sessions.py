@@ -223,7 +223,7 @@ def test_stop_ends_the_agent_and_cancels_what_waits_and_the_session_goes_on(runn
     control.stop_session(talk)
     assert ended(message, within=10).status == "cancelled"
     assert ended(waiting).status == "cancelled"
-    eventually(lambda: not agents(running), within=10)
+    eventually(lambda: not agents(running), within=3)
     assert transcript(message)[-1][0] == "result"
     assert transcript(message)[-1][1]["status"] == "cancelled"
     assert ask(talk, "say again").result == "again"
@@ -233,7 +233,7 @@ def test_a_run_that_takes_too_long_ends_at_its_deadline(running: Hall, model: Mo
     message = control.queue_message(session("one"), "hang", caller=COMMAND_LINE, timeout=4)
     assert ended(message, within=15).error_kind == "timeout"
     assert "within 4 s" in message.error_message
-    eventually(lambda: not agents(running), within=10)
+    eventually(lambda: not agents(running), within=3)
 
 
 def test_a_killed_runtime_leaves_no_agent_and_the_message_ends_as_lost(
@@ -247,7 +247,7 @@ def test_a_killed_runtime_leaves_no_agent_and_the_message_ends_as_lost(
     processes = [*family(runtime), *agents(hall)]
     os.kill(hall.worker_pid, signal.SIGKILL)
     runtime.wait(PATIENCE)
-    eventually(lambda: not any(lives(process) for process in processes), within=10)
+    eventually(lambda: not any(lives(process) for process in processes), within=2)
     assert not hall.marked()
     hall.start(**key)
     assert ended(message, within=10).error_kind == "lost"
@@ -270,7 +270,7 @@ def test_guard_and_worker_killed_at_once_leave_agents_that_the_next_start_ends(
     runtime.wait(PATIENCE)
     hall.start(**key)
     assert ended(message, within=10).error_kind == "lost"
-    eventually(lambda: not any(lives(process) for process in left), within=10)
+    eventually(lambda: not any(lives(process) for process in left), within=2)
 
 
 def test_a_runtime_that_is_stopped_stops_its_agents_in_time(hall: Hall, key: dict[str, str], model: Model) -> None:
@@ -359,7 +359,7 @@ def test_ctrl_c_stops_the_agent_of_the_command(running: Hall, model: Model) -> N
     asking.send_signal(signal.SIGINT)
     assert asking.wait(15) == 130, running.output()
     assert AgentMessage.objects.get().status == "cancelled"
-    eventually(lambda: not agents(running), within=10)
+    eventually(lambda: not agents(running), within=3)
 
 
 # The gateway --------------------------------------------------------------------------------------------------------

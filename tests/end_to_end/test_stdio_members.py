@@ -99,7 +99,7 @@ def test_an_agent_shares_the_server_with_the_hall(running: Hall) -> None:
 def test_a_killed_server_is_an_error_with_its_code_and_comes_back(running: Hall) -> None:
     pid = member("one").pid
     server().send_signal(signal.SIGKILL)
-    eventually(lambda: member("one").status == "error", within=10)
+    eventually(lambda: member("one").status == "error", within=2)
     assert (member("one").exit_code, "signal 9" in member("one").last_error) == (128 + 9, True)
     row = wait_for_status(running, "one", "connected")
     assert row.pid != pid
@@ -109,7 +109,7 @@ def test_a_killed_server_is_an_error_with_its_code_and_comes_back(running: Hall)
 def test_a_killed_bridge_takes_its_server_with_it(running: Hall) -> None:
     before = server()
     os.kill(member("one").pid, signal.SIGKILL)
-    eventually(lambda: member("one").status == "error", within=10)
+    eventually(lambda: member("one").status == "error", within=2)
     eventually(lambda: not lives(before))
 
 
@@ -169,7 +169,7 @@ def test_a_killed_worker_leaves_no_bridge_and_no_server(running: Hall) -> None:
     before = running.marked()
     assert len(before) == 2
     os.kill(running.worker_pid, signal.SIGKILL)
-    eventually(lambda: not any(lives(process) for process in before), within=10)
+    eventually(lambda: not any(lives(process) for process in before), within=5)
 
 
 def test_a_call_that_passes_its_deadline_is_cancelled_at_the_server(hall: Hall) -> None:

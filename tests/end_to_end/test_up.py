@@ -21,6 +21,7 @@ from roster.management.commands.up import Part
 from tests.conftest import ROOT, eventually
 from tests.end_to_end.agents import Agent, make_token
 from tests.end_to_end.conftest import PATIENCE, Hall, command_of, family, lives, member, wait_for_status
+from tests.machine import Stopwatch
 
 pytestmark = pytest.mark.processes
 
@@ -327,6 +328,7 @@ def call_echo(hall: Hall, token: str) -> dict[str, Any]:
 def test_a_second_start_of_the_same_hall_refuses_and_says_why(hall: Hall) -> None:
     hall.add("one")
     first = bring_up(hall, "one")
+    watch = Stopwatch()
     again = hall.manage("up")
     assert again.returncode == 1
     assert f"cannot listen on 127.0.0.1:{hall.web_port}: Address already in use" in again.stderr
@@ -339,6 +341,7 @@ def test_a_second_start_of_the_same_hall_refuses_and_says_why(hall: Hall) -> Non
     elsewhere = hall.manage("up", env={"GUILD_HALL_PORT": web_port, "GUILD_HALL_GATEWAY_PORT": gateway_port})
     assert elsewhere.returncode == 1
     assert f"its runtime is process {hall.worker_pid} on " in elsewhere.stderr
+    assert watch.seconds < 20  # of which three commands take most
     assert "Traceback" not in again.stderr + elsewhere.stderr
     assert first.poll() is None
     wait_for_web(hall)

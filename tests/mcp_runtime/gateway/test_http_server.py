@@ -674,7 +674,8 @@ def test_a_stream_ends_when_nobody_hears_it() -> None:
             await world.eventually(lambda: world.ends == ["GoneError"])
 
 
-def test_who_is_cancelled_by_others_is_cancelled() -> None:
+@pytest.mark.parametrize("is_caller_lost", [False, True])
+def test_who_is_cancelled_by_others_is_cancelled(is_caller_lost: bool) -> None:
     @run(while_there)
     async def _(world: World) -> None:
         caller = await world.caller()
@@ -682,20 +683,9 @@ def test_who_is_cancelled_by_others_is_cancelled() -> None:
         await world.eventually(lambda: world.exchanges and world.exchanges[0]._task)
         (task,) = world.server._tasks
         task.cancel()
+        if is_caller_lost:
+            world.exchanges[0]._connection.connection_lost(None)
         assert await caller.rest() == b""
-        assert world.ends == ["CancelledError"]
-
-
-def test_who_is_cancelled_by_others_and_loses_the_caller_is_cancelled() -> None:
-    @run(while_there)
-    async def _(world: World) -> None:
-        caller = await world.caller()
-        caller.say(post(b"{}"))
-        await world.eventually(lambda: world.exchanges and world.exchanges[0]._task)
-        (task,) = world.server._tasks
-        task.cancel()
-        world.exchanges[0]._connection.connection_lost(None)
-        await world.eventually(lambda: world.ends)
         assert world.ends == ["CancelledError"]
 
 
