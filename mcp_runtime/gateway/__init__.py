@@ -9,7 +9,7 @@ A request goes from the outside in, and a module imports only those further in:
 
     server                  the thread, the loop, and what keeps the memory up to date
     app > callers           who may come in, which era, replies and streams
-    replies > http_server   HTTP to callers
+    replies                 HTTP to callers
     listening               streams of what comes unasked
     endpoints > records     what is answered, by whom; each call written down
     relay > held            one request to one member; streams that wait for a caller's answers

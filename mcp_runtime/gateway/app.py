@@ -26,7 +26,6 @@ from mcp_runtime.gateway.callers import Callers, Origins
 from mcp_runtime.gateway.clients import ClientName, Clients
 from mcp_runtime.gateway.conversations import Conversations
 from mcp_runtime.gateway.endpoints import Endpoints, Place
-from mcp_runtime.gateway.http_server import Exchange, GoneError
 from mcp_runtime.gateway.listening import Listening, TooManyStreamsError
 from mcp_runtime.gateway.messages import Answer, Deadline, Event, Request, Stream
 from mcp_runtime.gateway.offers import Roster, Scope
@@ -34,6 +33,7 @@ from mcp_runtime.gateway.owed import Owed, TakenOverError
 from mcp_runtime.gateway.relay import Relay
 from mcp_runtime.gateway.replies import JSON_HEADERS, STREAM_HEADERS, Outgoing, Refusal, body_of, encoded
 from mcp_runtime.gateway.sessions import Caller, CallerSession, Sessions
+from mcp_runtime.http_server import Exchange, GoneError
 from mcp_runtime.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
 from mcp_runtime.limits import Limiter
 

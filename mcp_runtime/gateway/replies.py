@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mcp_runtime import jsonrpc
+from mcp_runtime import http_server, jsonrpc
 from mcp_runtime.errors import MethodError
-from mcp_runtime.gateway import http_server
-from mcp_runtime.gateway.http_server import Exchange, Headers, TooLargeError
 from mcp_runtime.gateway.messages import Answer, Event
+from mcp_runtime.http_server import Exchange, Headers, TooLargeError
 from mcp_runtime.jsonrpc import INVALID_REQUEST
 
 JSON_HEADERS = ((b"content-type", b"application/json"),)

@@ -30,7 +30,6 @@ from mcp_runtime.gateway.app import App
 from mcp_runtime.gateway.callers import Callers, Origins
 from mcp_runtime.gateway.conversations import Conversations
 from mcp_runtime.gateway.endpoints import LISTS, Endpoints
-from mcp_runtime.gateway.http_server import HttpServer
 from mcp_runtime.gateway.listening import Listening
 from mcp_runtime.gateway.messages import Answer, Deadline, Request
 from mcp_runtime.gateway.offers import Extras, OfferedMember, Roster
@@ -39,6 +38,7 @@ from mcp_runtime.gateway.records import Recorder
 from mcp_runtime.gateway.relay import Relay
 from mcp_runtime.gateway.sessions import Caller, CallerSession, Sessions
 from mcp_runtime.gateway.wire import Wire
+from mcp_runtime.http_server import HttpServer
 from mcp_runtime.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND
 from mcp_runtime.lifecycle import Lifecycle, LiveMember
 from mcp_runtime.limits import Limiter

@@ -16,7 +16,7 @@ LAYERS = (
     {"jsonrpc", "errors", "protocol", "remote", "guard", "bridge", "logs", "console", "agent_setup"},
     {
         *("database", "changes", "manifest", "ports", "process", "client", "transport", "schemas", "limits"),
-        *("agent", "agent_host", "listeners"),
+        *("agent", "agent_host", "listeners", "http_server"),
     },
     {"control", "access", "invocations", "sessions", "statistics", "discovery", "lease", "waiting", "tools"},
     {
@@ -29,6 +29,7 @@ BESIDE = {
     "jsonrpc": {"errors"},
     "client": {"transport"},
     "remote": {"errors"},
+    "http_server": {"listeners"},
     "agent": {"process"},
     "control": {"access", "invocations", "sessions", "statistics", "discovery", "lease", "waiting"},
     "sessions": {"access", "invocations", "lease"},
@@ -45,6 +46,7 @@ BESIDE = {
 DJANGO_FREE = LAYERS[0] | {
     *("manifest", "ports", "process", "client", "transport", "schemas", "limits", "agent", "agent_host"),
     "listeners",
+    "http_server",
 }
 STANDARD_LIBRARY_ONLY = LAYERS[0]
 # What web and commands use: wishes and calls through `control`, and beside it values and texts.

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from mcp_runtime import jsonrpc
+from mcp_runtime import http_server, jsonrpc
 from mcp_runtime.errors import MethodError
-from mcp_runtime.gateway import http_server, replies
-from mcp_runtime.gateway.http_server import Exchange, GoneError, TooLargeError
+from mcp_runtime.gateway import replies
 from mcp_runtime.gateway.messages import Answer, Event
 from mcp_runtime.gateway.replies import JSON_HEADERS, STREAM_HEADERS, Outgoing, Refusal
+from mcp_runtime.http_server import Exchange, GoneError, TooLargeError
 
 
 class Told:

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 from django.db import OperationalError
 
-from mcp_runtime.gateway import http_server, offers, server, session_file
+from mcp_runtime import http_server
+from mcp_runtime.gateway import offers, server, session_file
 from roster.models import GuildMember, Tool
 from tests.conftest import eventually
 from tests.mcp_runtime.gateway.conftest import ALL, Asked, World, event, in_background, result, text

@@ -14,8 +14,8 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from mcp_runtime.gateway import http_server
-from mcp_runtime.gateway.http_server import Exchange, GoneError, Headers, HttpServer, TooLargeError
+from mcp_runtime import http_server
+from mcp_runtime.http_server import Exchange, GoneError, Headers, HttpServer, TooLargeError
 
 GET = b"GET /mcp HTTP/1.1\r\nHost: a\r\n\r\n"
 CHUNKED = b"Transfer-Encoding: chunked"
