@@ -92,12 +92,14 @@ def queue(
 ) -> tuple[Invocation, bool]:
     """Make the row of one call; True beside it when it is new, False when `idempotency_key` names an earlier one.
 
+    A key belongs to the token that it comes with; without a token, to the user.
+
     Raises a RequestRefusedError for what will not be taken: unknown or disabled member or tool, arguments that do
     not fit the tool's input schema, a key that was used for another call. Raises an AccessError for who may not.
     """
     who = caller.who()
     access.require_invoke(who, member_name, tool_name)
-    if idempotency_key is not None and (first := _earlier(caller, idempotency_key)):
+    if idempotency_key is not None and (first := _earlier(caller, who, idempotency_key)):
         return _same_call(first, member_name, tool_name, arguments), False
     tool = callable_tool(member_name, tool_name)
     member = tool.member
@@ -121,18 +123,22 @@ def queue(
         with transaction.atomic():
             invocation.save(force_insert=True)
     except IntegrityError:
-        first = _earlier(caller, idempotency_key)
+        first = _earlier(caller, who, idempotency_key)
         if first is None:
             raise
         return _same_call(first, member_name, tool_name, arguments), False
     return invocation, True
 
 
-def _earlier(caller: Caller, key: str) -> Invocation | None:
-    """The call that this user made with this key."""
+def _earlier(caller: Caller, who: Principal, key: str) -> Invocation | None:
+    """The call that this principal made with this key.
+
+    The key of another token of the same user is another key: a narrowed token may not see what a wider one was given.
+    """
     if caller.user is None:
         return None
-    return Invocation.objects.select_related("member").filter(requested_by=caller.user, idempotency_key=key).first()
+    own = Invocation.objects.filter(requested_by=caller.user, token_id=who.token_id, idempotency_key=key)
+    return own.select_related("member").first()
 
 
 def _same_call(first: Invocation, member_name: str, tool_name: str, arguments: Any) -> Invocation:

@@ -78,6 +78,7 @@ def create(members: Iterable[GuildMember], *, caller: Caller, name: str = "", di
         model=model,
         created_by=caller.user,
         creator=caller.name,
+        made_with_id=caller.principal.token_id if caller.principal else None,
     )
     try:
         with transaction.atomic():

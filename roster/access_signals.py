@@ -11,7 +11,7 @@ from django.contrib.auth.models import Group, User
 from django.db.models.signals import m2m_changed, post_delete, post_save, pre_delete
 from django.dispatch import receiver
 
-from roster.models import ApiToken, GuildMember, Hall, MemberGroup
+from roster.models import ApiToken, GuildMember, Hall, Invocation, MemberGroup
 
 # Every login saves the user, with `last_login` alone.
 USER_FIELDS = {"is_active", "is_superuser", "username"}
@@ -32,6 +32,12 @@ LINKS = (
 @receiver([pre_delete], sender=GuildMember)  # before it: see Hall.access_changed
 def _row_changed(**_: Any) -> None:
     Hall.access_changed()
+
+
+@receiver(pre_delete, sender=ApiToken)
+def _keys_end_with_their_token(instance: ApiToken, **_: Any) -> None:
+    # Its calls stay, without the token: their keys would become the user's own, and collide with those there are.
+    Invocation.objects.filter(token=instance, idempotency_key__isnull=False).update(idempotency_key=None)
 
 
 @receiver(post_save, sender=User)

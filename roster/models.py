@@ -365,11 +365,17 @@ class Invocation(Queued):
     class Meta:
         ordering = ["-id"]
         constraints = [
+            # A key belongs to the token that it came with; one that came without a token, to its user.
+            models.UniqueConstraint(
+                fields=["token", "idempotency_key"],
+                condition=Q(idempotency_key__isnull=False, token__isnull=False),
+                name="idempotency_key_is_unique_per_token",
+            ),
             models.UniqueConstraint(
                 fields=["requested_by", "idempotency_key"],
-                condition=Q(idempotency_key__isnull=False),
-                name="idempotency_key_is_unique_per_user",
-            )
+                condition=Q(idempotency_key__isnull=False, token__isnull=True),
+                name="idempotency_key_is_unique_without_token",
+            ),
         ]
         indexes = [
             models.Index(
@@ -605,6 +611,16 @@ class AgentSession(models.Model):
         settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True, related_name="agent_sessions"
     )
     creator = models.CharField(max_length=200, blank=True, help_text="Who made it, in words, as of then.")
+    # Its id stays when the token is deleted, as that of `AgentMessage.asked_with`.
+    made_with = models.ForeignKey(
+        "ApiToken",
+        on_delete=models.DO_NOTHING,
+        db_constraint=False,
+        null=True,
+        blank=True,
+        related_name="made_sessions",
+        help_text="The token that it was made with, if with any.",
+    )
     created_at = models.DateTimeField(default=timezone.now)
     sdk_session_id = models.CharField(max_length=100, blank=True, help_text="What the Agent SDK resumes.")
 

@@ -79,7 +79,10 @@ PREFER = OpenApiParameter(
     "Prefer", str, OpenApiParameter.HEADER, description="wait=N: wait up to N seconds for the end."
 )
 IDEMPOTENCY_KEY = OpenApiParameter(
-    "Idempotency-Key", str, OpenApiParameter.HEADER, description="A repeat with the same key returns the first call."
+    "Idempotency-Key",
+    str,
+    OpenApiParameter.HEADER,
+    description="A repeat with the same key and the same token returns the first call.",
 )
 
 

@@ -7,6 +7,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,12 +15,13 @@ from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.utils import timezone
 
-from mcp_runtime import errors, invocations, lease, schemas
+from mcp_runtime import access, errors, invocations, lease, schemas
 from mcp_runtime.errors import (
     ClientError,
     IdempotencyConflictError,
     InvalidArgumentsError,
     MemberDisabledError,
+    NotAllowedError,
     NotCancellableError,
     RemoteError,
     RequestRefusedError,
@@ -29,7 +31,7 @@ from mcp_runtime.errors import (
     UnknownToolError,
 )
 from mcp_runtime.invocations import Caller, ErrorKind, Outcome, Status
-from roster.models import CallTotal, GuildMember, Hall, Invocation, StatusChange, Tool
+from roster.models import ApiToken, CallTotal, GuildMember, Hall, Invocation, StatusChange, Tool
 
 pytestmark = pytest.mark.django_db
 
@@ -292,6 +294,42 @@ def test_a_key_is_its_users_own(echo: Tool, bob: User) -> None:
     assert ask(caller=Caller(REST, alice), key="k")[1]
 
 
+def with_token(user: User, **wishes: Any) -> Caller:
+    return Caller(REST, user, access.principal_of_token(ApiToken.make(user=user, **wishes)[1]))
+
+
+def test_a_key_is_its_tokens_own_whatever_the_scopes(echo: Tool, bob: User) -> None:
+    """A narrowed token is not given what a wider one of the same user was, nor told of it."""
+    wide, narrow = with_token(bob), with_token(bob, scope=ApiToken.Scope.TOOLS, tools=[echo])
+    callers = [wide, narrow, with_token(bob), Caller(REST, bob)]
+    made = [ask(caller=caller, key="k") for caller in callers]
+    assert [created for _, created in made] == [True] * 4
+    assert [ask(caller=caller, key="k") for caller in callers] == [(call, False) for call, _ in made]
+    with pytest.raises(IdempotencyConflictError, match=f"invocation {made[1][0].pk}, anna echo"):
+        ask({"text": "another"}, caller=narrow, key="k")
+
+
+def test_a_token_whose_rights_were_narrowed_since_is_refused_before_its_key_is_looked_up(echo: Tool, bob: User) -> None:
+    row, token = ApiToken.make(user=bob)
+    first, _ = ask(caller=Caller(REST, bob, access.principal_of_token(token)), key="k")
+    row.scope = ApiToken.Scope.MEMBERS
+    row.save()
+    with pytest.raises(NotAllowedError):
+        ask(caller=Caller(REST, bob, access.principal_of_token(token)), key="k")
+    row.members.add(echo.member)
+    assert ask(caller=Caller(REST, bob, access.principal_of_token(token)), key="k") == (first, False)
+
+
+def test_a_token_can_be_deleted_though_its_key_is_used_without_a_token_too(echo: Tool, bob: User) -> None:
+    own, _ = ask(caller=Caller(REST, bob), key="k")
+    with_tokens = [ask(caller=with_token(bob), key="k")[0] for _ in range(2)]
+    ApiToken.objects.all().delete()
+    assert ask(caller=Caller(REST, bob), key="k") == (own, False)
+    assert [(row(call).token_id, row(call).idempotency_key) for call in with_tokens] == [(None, None)] * 2
+    bob.delete()
+    assert Invocation.objects.count() == 3
+
+
 def test_a_key_without_a_user_is_nobodys_and_finds_nothing_again(echo: Tool) -> None:
     assert [ask(key="k")[1] for _ in range(2)] == [True, True]
 
@@ -311,6 +349,16 @@ def test_a_repeat_gives_the_first_call_though_its_tool_may_not_be_called_any_mor
     first, _ = ask(caller=Caller(REST, bob), key="k")
     switch_tool_off()
     assert ask(caller=Caller(REST, bob), key="k") == (first, False)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_many_with_one_key_and_two_tokens_at_once_each_token_gets_its_own(echo: Tool, bob: User) -> None:
+    lease.hall()
+    callers = [with_token(bob), with_token(bob)]
+    ends = at_once(*[partial(ask, caller=callers[number % 2], key="k") for number in range(6)])
+    assert sorted(created for _, created in ends) == [False] * 4 + [True] * 2
+    assert {call.token_id for call, _ in ends} == {caller.who().token_id for caller in callers}
+    assert Invocation.objects.count() == 2
 
 
 @pytest.mark.django_db(transaction=True)

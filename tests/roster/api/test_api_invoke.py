@@ -18,9 +18,9 @@ from mcp_runtime import control
 from mcp_runtime.schemas import MASK
 from roster.api import requests
 from roster.api.serializers import InvocationErrorSerializer
-from roster.models import GuildMember, Invocation
+from roster.models import ApiToken, GuildMember, Invocation
 from tests.conftest import eventually
-from tests.roster.api.conftest import add_member, add_tool
+from tests.roster.api.conftest import add_member, add_tool, client_of
 
 ECHO = "/api/members/example/tools/echo/invoke/"
 RESULT = {"content": [{"type": "text", "text": "hi"}], "isError": False}
@@ -196,6 +196,20 @@ def test_the_same_key_for_another_call_is_a_conflict(as_bob: Client, example: Gu
 
 def test_keys_belong_to_their_user(as_alice: Client, as_bob: Client, example: GuildMember) -> None:
     assert invoke(as_alice, Idempotency_Key="k1").json()["id"] != invoke(as_bob, Idempotency_Key="k1").json()["id"]
+
+
+def test_a_narrowed_token_is_not_given_the_result_of_a_wider_one_by_its_key(
+    bob: User, as_bob: Client, example: GuildMember
+) -> None:
+    first = invoke(as_bob, Idempotency_Key="k1").json()
+    finish(first["id"])
+    narrow = client_of(bob, scope=ApiToken.Scope.TOOLS, tools=[example.tools.get(name="echo")])
+    own = invoke(narrow, Idempotency_Key="k1")
+    assert (own.status_code, own.json()["result"]) == (202, None)
+    assert own.json()["id"] != first["id"]
+    conflict = invoke(narrow, {"arguments": {"text": "other"}}, Idempotency_Key="k1")
+    assert conflict.status_code == 422
+    assert f"invocation {own.json()['id']}," in conflict.json()["error"]
 
 
 @pytest.mark.parametrize("key", ["", "k" * 256])
