@@ -5,7 +5,9 @@ place of their command. It starts the command as its one child, in the same proc
 its exit code, 128 + n for signal n. Exit code 2 with PORT_TAKEN on stderr is the bridge's own: somebody has the port.
 
 One child serves many callers, who know nothing of each other: the bridge shakes hands with it once and tells every
-caller the same, and gives each request an id of its own on the way in, the caller's on the way out.
+caller the same, and gives each request an id of its own on the way in, the caller's on the way out. The child takes all
+of them for one client, so the bridge keeps what belongs to a client: each has a session here with its subscriptions and
+its log level. A message of the child goes to the session that it belongs to, and to nobody when that cannot be known.
 
 Small and standard library only, run without site-packages: there is one of it for each stdio member. One thread and
 non-blocking descriptors, so that nobody waits for somebody who does not read, and everything kept has a bound.
@@ -43,8 +45,10 @@ MAX_HEAD = 64_000
 # What the server does not read, and what a caller does not read of what it may miss.
 MAX_BACKLOG = 4 * MAX_BODY
 MAX_UNREAD_EVENTS = 1_000_000
-MAX_CONNECTIONS = 1_200  # a member's `max_concurrency` is 1024 at most
-MAX_LISTENERS = 64
+MAX_CONNECTIONS = 2_200  # a member's `max_concurrency` is 1024 at most, and the streams of events
+MAX_LISTENERS = 1_000
+MAX_SESSIONS = 4_000  # more than the gateway keeps
+MAX_URIS = 20_000  # characters of all the URIs that one session has subscribed to
 MAX_LEFT = 1_000  # requests whose callers went away
 READ_BYTES = 65_536
 LINE_ENDS = 512  # kept of a line that is too long: the id of an answer is near one of them
@@ -57,12 +61,18 @@ KILL_AFTER = 2.0  # sooner than the hall's patience with us ends
 
 PATH = "/mcp"
 LOCAL_NAMES = ("127.0.0.1", "localhost")
+LOCAL_ORIGIN = re.compile(r"https?://(?:localhost|127\.0\.0\.1|\[::1\])(?::([1-9][0-9]{0,4}))?")
 # Later ones have no handshake, and a stdio server that was initialized does not speak them.
 LAST_HANDSHAKE_VERSION = "2025-11-25"
+SESSION_OVER = "this session is over: begin a new one with initialize"
 NOT_PASSED_ON = "the server reads nothing, or the message is nested too deep"
-PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INTERNAL_ERROR = -32700, -32600, -32601, -32603
+PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR = -32700, -32600, -32601, -32602, -32603
 # Of callers: the bridge says that it is initialized, and declared no roots. Of the server: it may ask for nothing.
 SWALLOWED = ("notifications/initialized", "notifications/roots/list_changed")
+# Of the server, for everybody: they say nothing of anybody.
+LIST_CHANGES = tuple(f"notifications/{kind}/list_changed" for kind in ("tools", "prompts", "resources"))
+LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
+DEFAULT_LEVEL = "info"  # of a session that asked for none, whatever others asked for
 
 _ID_FIRST = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,18})\s*,')
 _ID_LAST = re.compile(rb'[{,]\s*"id"\s*:\s*(\d{1,18})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
@@ -106,6 +116,16 @@ def id_in(line: bytes) -> int | None:
     """The id of an answer that cannot be read as JSON, or was cut; each order of the members has it near an end."""
     found = _ID_FIRST.match(line[:LINE_ENDS]) or _ID_LAST.search(line[-LINE_ENDS:])
     return int(found[1]) if found else None
+
+
+def is_wanted(message: Message, session: Session | None) -> bool:
+    """Whether a message of the server is one that the client has asked for."""
+    params = message.get("params")
+    level = params.get("level") if isinstance(params, dict) else None
+    if message["method"] != "notifications/message" or level not in LOG_LEVELS:
+        return True
+    least = session.level if session and session.level else DEFAULT_LEVEL
+    return LOG_LEVELS.index(level) >= LOG_LEVELS.index(least)
 
 
 def is_id(value: Any) -> bool:
@@ -174,6 +194,10 @@ class Head:
     def takes_stream(self) -> bool:
         return self.version == "HTTP/1.1" and EVENT_STREAM in self.headers.get("accept", "").lower()
 
+    @property
+    def session_id(self) -> str:
+        return self.headers.get("mcp-session-id", "")
+
 
 def read_head(raw: bytes) -> Head:
     first, *lines = raw.decode("latin-1").split("\r\n")
@@ -196,14 +220,16 @@ def check_head(head: Head, port: int) -> None:
     # A web page must not reach a server on this machine through its visitor's browser (DNS rebinding).
     if head.headers.get("host", "").lower() not in [f"{name}:{port}" for name in LOCAL_NAMES]:
         raise RefusalError(403, "the Host is not this machine")
-    if origin is not None and origin.lower().partition("://")[2].partition(":")[0] not in LOCAL_NAMES:
+    if origin is not None and not is_local_origin(origin):
         raise RefusalError(403, "pages from elsewhere may not call this server")
     if head.path != PATH:
         raise RefusalError(404, f"only {PATH} is served")
-    if head.method == "GET" and head.takes_stream:
+    if (head.method == "GET" and head.takes_stream) or (head.method == "DELETE" and head.session_id):
+        if head.headers.get("content-length", "0") != "0" or "transfer-encoding" in head.headers:
+            raise RefusalError(400, f"a {head.method} has no body")
         return
     if head.method != "POST":
-        raise RefusalError(405, "POST a message, or GET the stream of events")
+        raise RefusalError(405, "POST a message, GET the stream of events, or DELETE a session")
     if head.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
         raise RefusalError(415, f"the body must be {JSON}")
     length = head.headers.get("content-length", "")
@@ -218,10 +244,16 @@ def check_head(head: Head, port: int) -> None:
         raise RefusalError(400, "this protocol version is not supported; send initialize to agree on one")
 
 
+def is_local_origin(origin: str) -> bool:
+    """Whether the page came from this machine, whatever the port."""
+    match = LOCAL_ORIGIN.fullmatch(origin)
+    return match is not None and int(match[1] or 1) <= 65_535
+
+
 def response(status: int, body: bytes = b"", *, keep_alive: bool = True, session: str = "") -> bytes:
     lines = [f"HTTP/1.1 {status} {STATUS_TEXTS[status]}", f"Content-Length: {len(body)}"]
     lines += [f"Content-Type: {JSON}"] if body else []
-    lines += ["Allow: GET, POST"] if status == 405 else []
+    lines += ["Allow: GET, POST, DELETE"] if status == 405 else []
     lines += [f"Mcp-Session-Id: {session}"] if session else []
     lines += [] if keep_alive else ["Connection: close"]
     return "\r\n".join([*lines, "", ""]).encode() + body
@@ -242,24 +274,35 @@ class Connection:
     head: Head | None = None  # of the request whose body is still coming
     exchange: Exchange | None = None  # the request that is being answered
     is_listening: bool = False  # it gets the events that belong to no request
+    listens_for: Session | None = None
     is_over: bool = False  # the last was sent; what it still sends is thrown away
     is_served: bool = False  # `_serve` is at it, and goes on by itself
 
 
 @dataclass(eq=False)
+class Session:
+    """One client, with what a server keeps for its client."""
+
+    id: str
+    level: str = ""  # of log messages; empty: it has asked for none
+    uris: set[str] = field(default_factory=set)  # of the resources that it has subscribed to
+    stream: Connection | None = None
+
+
+@dataclass(eq=False)
 class Exchange:
-    """A request on its way: whose it is, and what its caller calls it."""
+    """A request on its way: whose it is, and what its caller calls it. `session` None: a caller without one."""
 
     connection: Connection
     head: Head
     caller_id: str | int
+    session: Session | None = None
     own_id: int = 0
+    method: str = ""
     progress_token: Any = None
+    subscribes_to: str | None = None
+    is_cancelled: bool = False
     is_streaming: bool = False
-
-    @property
-    def session(self) -> str:
-        return self.head.headers.get("mcp-session-id", "")
 
 
 # The bridge -------------------------------------------------------------------------------------------------------
@@ -277,7 +320,15 @@ class Bridge:
         self._connections: dict[Connection, None] = {}  # in the order of their last use
         self._is_accepting = False
         self._ids = itertools.count(1)
+        # All that the server has not answered, cancelled requests and those of callers that left among it: it may still
+        # work on them.
         self._pending: dict[int, Exchange] = {}
+        self._sessions: dict[str, Session] = {}  # in the order of their last use
+        self._subscribers: dict[str, set[Session]] = {}  # by URI
+        self._subscribed: set[str] = set()  # URIs for which the server has said so
+        self._is_debugging = False  # the server was asked for log messages of the lowest level
+        self._has_called = False  # it has served a call of a tool
+        self._works_unasked = False  # what it works on may be of others than those in `_pending`
         self._to_server = bytearray()
         self._lines = Lines(max_bytes)
         self._handshake_id = 0
@@ -425,7 +476,7 @@ class Bridge:
                 self._report_noise(line)
             elif "id" in message:
                 self._decline(message)
-            else:
+            elif isinstance(message["method"], str):
                 self._take_notification(message)
 
     def _take_unreadable(self, line: bytes, reason: str) -> None:
@@ -452,6 +503,9 @@ class Bridge:
         if request_id == self._handshake_id:
             self._end_handshake(message)
         elif exchange := self._pending.pop(request_id, None):
+            self._has_called = self._has_called or exchange.method == "tools/call"
+            if exchange.subscribes_to is not None:
+                self._end_subscribing(exchange, exchange.subscribes_to, is_done="result" in message)
             self._answer(exchange, message)
 
     def _decline(self, message: Message) -> None:
@@ -470,16 +524,43 @@ class Bridge:
             if exchange is not None and exchange.progress_token is not None:
                 restored = {**params, "progressToken": exchange.progress_token}
                 self._stream(exchange, {**message, "params": restored})
-        elif message["method"] != "notifications/cancelled":  # that is about questions, which were answered at once
-            # Each stream is taken for another caller: all must learn that a list changed.
+        elif message["method"] in LIST_CHANGES:
             for connection in [c for c in self._connections if c.is_listening]:
-                self._send_event(connection, message)
+                self._send_event(connection, notification(message["method"]))
+        elif message["method"] == "notifications/resources/updated":
+            uri = params.get("uri") if isinstance(params, dict) else None
+            for session in self._subscribers_of(uri) if isinstance(uri, str) else ():
+                if session.stream is not None:
+                    self._send_event(session.stream, message)
+        elif message["method"] != "notifications/cancelled":  # that is about questions, which were answered at once
+            self._take_unaddressed(message)
+
+    def _take_unaddressed(self, message: Message) -> None:
+        """A log message, or what is unknown here: it does not say about which call it is, and may repeat its arguments.
+
+        It is passed on when everything that the server works on is of one client. Else it is for the operator alone.
+        """
+        working = list(self._pending.values())
+        clients = {exchange.session or exchange for exchange in working}
+        if not working and self._has_called:
+            self._works_unasked = True  # behind its answers: a call that runs says no more about whose a message is
+        if len(clients) != 1 or self._works_unasked:
+            with contextlib.suppress(RecursionError):
+                self._report_noise(encode(message))
+            return
+        session = working[0].session
+        if not is_wanted(message, session):
+            return
+        if len(working) == 1 and working[0].head.takes_stream:
+            self._stream(working[0], message)
+        elif session is not None and session.stream is not None:
+            self._send_event(session.stream, message)
 
     # The handshake: once with the server, and its result for everybody
 
     def _shake_hands(self, exchange: Exchange, params: Message) -> None:
         if self._handshake is not None:
-            self._answer(exchange, {"jsonrpc": "2.0", "result": self._handshake})
+            self._welcome(exchange, {"jsonrpc": "2.0", "result": self._handshake})
             return
         self._awaiting_handshake.append(exchange)
         if not self._handshake_id:
@@ -496,7 +577,112 @@ class Bridge:
             self._tell_server(notification("notifications/initialized"))
         waiting, self._awaiting_handshake = self._awaiting_handshake, []
         for exchange in waiting:
-            self._answer(exchange, message)
+            self._welcome(exchange, message)
+
+    # Sessions: the server takes all callers for one client, so what it keeps for its client is kept here for each
+
+    def _welcome(self, exchange: Exchange, message: Message) -> None:
+        """The answer to `initialize`, which begins a session."""
+        session = Session(os.urandom(16).hex()) if isinstance(message.get("result"), dict) else None
+        if session is not None:
+            busy = {other.session for other in self._pending.values()}
+            idle = (one for one in self._sessions.values() if one.stream is None and one not in busy)
+            if len(self._sessions) >= MAX_SESSIONS and (oldest := next(idle, None)):
+                self._end_session(oldest)
+            self._sessions[session.id] = session
+        self._answer(exchange, message, session_id=session.id if session else "")
+
+    def _session(self, head: Head) -> Session | None:
+        """The session that a request belongs to. Raises KeyError for one that is unknown, or over."""
+        if not head.session_id:
+            return None
+        session = self._sessions.pop(head.session_id)
+        self._sessions[session.id] = session  # the last one used
+        return session
+
+    def _end_session(self, session: Session) -> None:
+        del self._sessions[session.id]
+        for uri in list(session.uris):
+            if self._unsubscribe(session, uri):
+                self._ask_server("resources/unsubscribe", {"uri": uri})
+        self._choose_level()
+        self._end_stream(session)
+
+    def _end_stream(self, session: Session) -> None:
+        if (stream := session.stream) is not None:
+            session.stream, stream.listens_for, stream.is_listening = None, None, False
+            self._end_with(stream, LAST_CHUNK)
+
+    def _is_answered_here(self, exchange: Exchange, method: str, params: Message) -> bool:
+        """Whether the request is about what is kept for each session, so that the server need not be asked."""
+        if method not in ("logging/setLevel", "resources/subscribe", "resources/unsubscribe"):
+            return False
+        session, value = exchange.session, params.get("level" if method == "logging/setLevel" else "uri")
+        answer: Message = {"jsonrpc": "2.0", "result": {}}
+        if session is None:
+            answer = error_message(None, INVALID_REQUEST, f"{method} needs the Mcp-Session-Id that initialize gave")
+        elif method == "logging/setLevel":
+            answer = self._set_level(session, value)
+        elif not isinstance(value, str):
+            answer = error_message(None, INVALID_PARAMS, "uri must be a string")
+        elif method == "resources/unsubscribe":
+            if self._unsubscribe(session, value) or value not in self._subscribers:
+                return False
+        elif value not in session.uris and sum(map(len, session.uris)) + len(value) > MAX_URIS:
+            answer = error_message(None, INVALID_PARAMS, f"the URIs of one session may have {MAX_URIS:,} characters")
+        else:
+            session.uris.add(value)
+            self._subscribers.setdefault(value, set()).add(session)
+            if value not in self._subscribed:
+                exchange.subscribes_to = value
+                return False
+        self._answer(exchange, answer)
+        return True
+
+    def _set_level(self, session: Session, level: Any) -> Message:
+        if "logging" not in ((self._handshake or {}).get("capabilities") or {}):
+            return error_message(None, METHOD_NOT_FOUND, "the server has no log messages")
+        if level not in LOG_LEVELS:
+            return error_message(None, INVALID_PARAMS, f"level must be one of {', '.join(LOG_LEVELS)}")
+        session.level = level
+        self._choose_level()
+        return {"jsonrpc": "2.0", "result": {}}
+
+    def _choose_level(self) -> None:
+        """The server says as much as the most curious session wants; `is_wanted` keeps it from the others."""
+        is_debugging = any(session.level == "debug" for session in self._sessions.values())
+        if is_debugging != self._is_debugging:
+            self._is_debugging = is_debugging
+            self._ask_server("logging/setLevel", {"level": "debug" if is_debugging else DEFAULT_LEVEL})
+
+    def _unsubscribe(self, session: Session, uri: str) -> bool:
+        """Whether it was the last session that had subscribed to the resource."""
+        subscribers = self._subscribers.get(uri, set())
+        if session not in subscribers:
+            return False
+        session.uris.discard(uri)
+        subscribers.discard(session)
+        if not subscribers:
+            del self._subscribers[uri]
+            self._subscribed.discard(uri)
+        return not subscribers
+
+    def _end_subscribing(self, exchange: Exchange, uri: str, *, is_done: bool) -> None:
+        """The server has answered whether it will tell of the resource."""
+        if not is_done and exchange.session is not None:
+            self._unsubscribe(exchange.session, uri)
+        elif uri in self._subscribers:
+            self._subscribed.add(uri)
+
+    def _subscribers_of(self, uri: str) -> set[Session]:
+        """Those who subscribed to the resource, or to one that it is a part of."""
+        places = [at for at, letter in enumerate(uri[:MAX_URIS]) if letter == "/"]
+        known = [uri, *(uri[:at] for at in places), *(uri[: at + 1] for at in places)]
+        return set().union(*(self._subscribers.get(one, ()) for one in known))
+
+    def _ask_server(self, method: str, params: Message) -> None:
+        """A request of the bridge itself; nobody waits for the answer."""
+        self._tell_server({"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params})
 
     # Callers
 
@@ -529,7 +715,7 @@ class Bridge:
         self._selector.register(sock, selectors.EVENT_READ, lambda mask: self._on_ready(connection, mask))
 
     def _close_an_idle_one(self) -> bool:
-        idle = (connection for connection in self._connections if not connection.exchange)
+        idle = (one for one in self._connections if not (one.exchange or one.listens_for))
         oldest = next(idle, None)
         if oldest is not None:
             self._close(oldest)
@@ -542,11 +728,14 @@ class Bridge:
         del self._connections[connection]
         self._selector.unregister(connection.sock)
         connection.sock.close()
+        if connection.listens_for is not None and connection.listens_for.stream is connection:
+            connection.listens_for.stream = None
         if connection.exchange is not None:
-            # Kept until it is answered or cancelled: a cancellation comes when the caller has given up already.
+            # Kept until it is answered: a cancellation comes when the caller has given up already.
             left = [e.own_id for e in self._pending.values() if e.connection not in self._connections]
             for own_id in left[:-MAX_LEFT]:
                 del self._pending[own_id]
+                self._works_unasked = True
             self._awaiting_handshake = [e for e in self._awaiting_handshake if e is not connection.exchange]
         self._accept_connections()
 
@@ -611,24 +800,42 @@ class Bridge:
         body = bytes(connection.inbox[: head.length])
         del connection.inbox[: head.length]
         self._connections[connection] = self._connections.pop(connection)  # the last one used
-        if head.method == "GET":
-            self._listen(connection)
-            return False
+        try:
+            if head.method == "GET":
+                return self._listen(connection, head, self._session(head))
+            if head.method == "DELETE":
+                self._end_session(self._sessions[head.session_id])
+                self._reply(connection, head, 200)
+                return True
+        except KeyError:
+            self._refuse(connection, head, 404, SESSION_OVER)
+            return True
         self._take_body(connection, head, body)
         return True
 
-    def _listen(self, connection: Connection) -> None:
-        listeners = [c for c in self._connections if c.is_listening]
-        if len(listeners) >= MAX_LISTENERS:
-            self._close(listeners[0])
+    def _listen(self, connection: Connection, head: Head, session: Session | None) -> bool:
+        """Whether the connection serves further requests: as a stream it does not."""
+        if sum(one.is_listening for one in self._connections) >= MAX_LISTENERS:
+            self._refuse(connection, head, 503, "too many streams are open")
+            return True
+        if session is not None:
+            self._end_stream(session)  # what is said is said on one stream
+            session.stream, connection.listens_for = connection, session
         connection.is_listening = True
         self._send(connection, STREAM_HEAD)
+        return False
 
     def _take_body(self, connection: Connection, head: Head, body: bytes) -> None:
         try:
             message = decode(body)
         except ValueError:
             self._reply(connection, head, 400, encode(error_message(None, PARSE_ERROR, "the body is not JSON")))
+            return
+        try:
+            is_first = isinstance(message, dict) and message.get("method") == "initialize"
+            session = None if is_first else self._session(head)
+        except KeyError:
+            self._refuse(connection, head, 404, SESSION_OVER)
             return
         if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
             fault = "the body is not one JSON-RPC 2.0 message"
@@ -638,23 +845,28 @@ class Bridge:
         elif not isinstance(message.get("method"), str) or not isinstance(message.get("params", {}), dict):
             fault = "method must be a string, and params an object"
         elif "id" not in message:
-            self._pass_on_notification(head, message)
+            self._pass_on_notification(session, message)
             self._reply(connection, head, 202)
             return
         elif not is_id(message["id"]):
             fault = "id must be a string or a whole number"
         else:
-            connection.exchange = Exchange(connection, head, message["id"])
+            connection.exchange = Exchange(connection, head, message["id"], session)
             self._pass_on_request(connection.exchange, message)
             return
-        self._reply(connection, head, 400, encode(error_message(None, INVALID_REQUEST, fault)))
+        self._refuse(connection, head, 400, fault)
+
+    def _refuse(self, connection: Connection, head: Head, status: int, fault: str) -> None:
+        self._reply(connection, head, status, encode(error_message(None, INVALID_REQUEST, fault)))
 
     def _pass_on_request(self, exchange: Exchange, message: Message) -> None:
         params = message.get("params", {})
         if message["method"] == "initialize":
             self._shake_hands(exchange, params)
             return
-        exchange.own_id = next(self._ids)
+        if self._is_answered_here(exchange, message["method"], params):
+            return
+        exchange.own_id, exchange.method = next(self._ids), message["method"]
         meta = params.get("_meta")
         if isinstance(meta, dict) and is_id(meta.get("progressToken")):
             exchange.progress_token = meta["progressToken"]
@@ -662,25 +874,27 @@ class Bridge:
         self._pending[exchange.own_id] = exchange
         if not self._tell_server({**message, "id": exchange.own_id}):
             del self._pending[exchange.own_id]
+            if exchange.subscribes_to is not None:
+                self._end_subscribing(exchange, exchange.subscribes_to, is_done=False)
             self._answer(exchange, error_message(None, INTERNAL_ERROR, NOT_PASSED_ON), status=503)
 
-    def _pass_on_notification(self, head: Head, message: Message) -> None:
+    def _pass_on_notification(self, session: Session | None, message: Message) -> None:
         if message["method"] in SWALLOWED:
             return
         if message["method"] == "notifications/cancelled":
             params = message.get("params", {})
-            asked = (head.headers.get("mcp-session-id", ""), type(params.get("requestId")), params.get("requestId"))
-            meant = [e for e in self._pending.values() if (e.session, type(e.caller_id), e.caller_id) == asked]
+            asked = (session, type(params.get("requestId")), params.get("requestId"))
+            running = [exchange for exchange in self._pending.values() if not exchange.is_cancelled]
+            meant = [e for e in running if (e.session, type(e.caller_id), e.caller_id) == asked]
             if len(meant) != 1:
                 return  # it is over; or callers without a session use the same id: better none than the wrong one
             message = {**message, "params": {**params, "requestId": meant[0].own_id}}
-            if meant[0].connection not in self._connections:
-                del self._pending[meant[0].own_id]
+            meant[0].is_cancelled = True
         self._tell_server(message)
 
     # Answers
 
-    def _answer(self, exchange: Exchange, message: Message, *, status: int = 200) -> None:
+    def _answer(self, exchange: Exchange, message: Message, *, status: int = 200, session_id: str = "") -> None:
         connection = exchange.connection
         connection.exchange = None
         try:
@@ -693,11 +907,7 @@ class Bridge:
             if not exchange.head.keep_alive:
                 self._end_with(connection, b"")
         else:
-            # A caller's name, no more: nothing is kept for it, so one of before a restart is as good. It tells apart
-            # who cancels what.
-            is_handshake = not exchange.own_id and "result" in message
-            session = exchange.session or os.urandom(16).hex() if is_handshake else ""
-            self._reply(connection, exchange.head, status, body, session)
+            self._reply(connection, exchange.head, status, body, session_id)
         self._serve(connection)
 
     def _reply(self, connection: Connection, head: Head, status: int, body: bytes = b"", session: str = "") -> None:

@@ -136,6 +136,7 @@ class Heard:
         assert self._response.status == 200, self._response.read()
         self.ended = threading.Event()
         self._messages: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.everything: list[dict[str, Any]] = []  # that came, in its order
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
@@ -157,7 +158,8 @@ class Heard:
         with contextlib.suppress(OSError, http.client.HTTPException):
             while line := self._response.readline():
                 if line.startswith(b"data: "):
-                    self._messages.put(json.loads(line[6:]))
+                    self.everything.append(json.loads(line[6:]))
+                    self._messages.put(self.everything[-1])
         self.ended.set()
 
     def next(self, within: float = 10.0) -> dict[str, Any]:

@@ -14,15 +14,18 @@ from typing import Any
 import psutil
 import pytest
 import requests
+from django.contrib.auth.models import User
 from django.db import connections
 
 from mcp_runtime import control
 from tests.conftest import ROOT, eventually
+from tests.end_to_end.agents import Agent, make_token, messages_of, on_the_roster
 from tests.end_to_end.conftest import Hall, call, lives, member, queue, wait_for_status
 
 pytestmark = pytest.mark.processes
 
 SERVER = ROOT / "tests" / "servers" / "stdio_server.py"
+WAIT = {"name": "wait", "arguments": {"name": "bob"}}
 
 
 def add(hall: Hall, name: str, *modes: str, **manifest: Any) -> Path:
@@ -94,6 +97,35 @@ def test_an_agent_shares_the_server_with_the_hall(running: Hall) -> None:
     assert answers[2].json()["result"]["content"][0]["text"] == "hi"
     foreign = requests.post(url, json=messages[0], headers={"Origin": "http://evil.example"}, timeout=10)
     assert foreign.status_code == 403
+
+
+def test_what_a_stdio_server_says_of_one_tokens_call_reaches_no_other_token(hall: Hall) -> None:
+    folder = add(hall, "one", "keeps")
+    hall.start()
+    on_the_roster(hall, "one")
+    users = [User.objects.create_superuser(name) for name in ("ann", "bob")]
+    ann, bob = (Agent(hall, make_token(user), "/mcp/one").begin() for user in users)
+    with ann.listening() as anns, bob.listening() as bobs:
+        assert ann.ask("resources/subscribe", uri="x:1")["result"] == {}
+        assert ann.ask("logging/setLevel", level="debug")["result"] == {}
+
+        def logged(agent: Agent, **arguments: str) -> list[Any]:
+            return messages_of(agent.send("tools/call", name="log", arguments=arguments))[:-1]
+
+        (mine,) = logged(ann, text="ann's secret", level="debug")
+        assert mine["params"]["data"]["text"] == "ann's secret"
+        assert logged(bob, text="bob's secret", level="debug") == []
+        waiting = bob.sent({"jsonrpc": "2.0", "id": 9, "method": "tools/call", "params": WAIT})
+        eventually((folder / "waiting-bob").exists)
+        assert logged(ann, text="whose is it?") == []
+        ann.call("updated", uri="x:1")
+        assert anns.until("notifications/resources/updated")["params"] == {"uri": "x:1"}
+        ann.call("list_changed")  # everybody hears it, and nothing before it
+        bobs.until("notifications/tools/list_changed")
+        assert bobs.everything == [{"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}]
+        assert "notifications/message" not in [message.get("method") for message in anns.everything]
+        waiting.close()
+    eventually(lambda: "whose is it?" in hall.manage("logs", "one").stdout)
 
 
 def test_a_killed_server_is_an_error_with_its_code_and_comes_back(running: Hall) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import os
+import queue
 import shutil
 import signal
 import socket
@@ -385,6 +386,207 @@ def test_the_servers_ping_is_answered(ready: Bridged) -> None:
 
 def test_the_servers_questions_are_declined(ready: Bridged) -> None:
     assert json.loads(ready.call("sample").text)["error"]["code"] == -32601
+
+
+class Client:
+    """One client with a session and, if it listens, its stream of events."""
+
+    def __init__(self, bridged: Bridged) -> None:
+        self.bridged = bridged
+        self.session = bridged.initialize().headers["Mcp-Session-Id"]
+        self.heard: queue.Queue[Any] = queue.Queue()
+
+    def listen(self) -> Client:
+        connection = self.bridged.connect()
+        headers = {"Accept": "text/event-stream", "Mcp-Session-Id": self.session}
+        connection.request("GET", "/mcp", headers=headers)
+        response = connection.getresponse()
+        assert response.status == 200
+
+        ended = self.ended = threading.Event()
+
+        def read() -> None:
+            with contextlib.closing(connection), response, contextlib.suppress(OSError, http.client.HTTPException):
+                while line := response.readline():
+                    if line.startswith(b"data: "):
+                        self.heard.put(json.loads(line.removeprefix(b"data: ")))
+            ended.set()
+
+        threading.Thread(target=read, daemon=True).start()
+        return self
+
+    def ask(self, method: str, params: Any = None, **headers: str) -> Answer:
+        return self.bridged.ask(method, params or {}, Mcp_Session_Id=self.session, **{**BOTH, **headers})
+
+    def call(self, tool: str, accept: str = BOTH["Accept"], **arguments: Any) -> Answer:
+        return self.ask("tools/call", {"name": tool, "arguments": arguments}, Accept=accept)
+
+    def logged(self, answer: Answer) -> list[Any]:
+        """What log messages came with the answer."""
+        events = answer.events if answer.kind == "text/event-stream" else []
+        return [one["params"]["data"]["text"] for one in events if one.get("method") == "notifications/message"]
+
+    def heard_so_far(self) -> list[Any]:
+        """What came on the stream until now; the end of it is marked by an event that everybody gets."""
+        self.bridged.call("list_changed")
+        found = []
+        while (message := self.heard.get(timeout=10))["method"] != "notifications/tools/list_changed":
+            found.append(message)
+        return found
+
+    def end(self) -> int:
+        connection = self.bridged.connect()
+        connection.request("DELETE", "/mcp", headers={"Mcp-Session-Id": self.session})
+        status = connection.getresponse().status
+        connection.close()
+        return status
+
+
+@pytest.fixture
+def keeping(make: Make) -> Bridged:
+    """A server that keeps a log level and subscriptions for its client."""
+    return make("keeps")
+
+
+def test_a_log_message_reaches_the_client_of_the_call_and_nobody_else(keeping: Bridged) -> None:
+    ann, bob = Client(keeping).listen(), Client(keeping).listen()
+    assert ann.logged(ann.call("log", text="ann's secret")) == ["ann's secret"]
+    assert bob.logged(bob.call("log", text="bob's secret")) == ["bob's secret"]
+    ann.call("log", text="as JSON", accept="application/json")
+    assert [one["params"]["data"]["text"] for one in ann.heard_so_far()] == ["as JSON"]
+    assert bob.heard_so_far() == ann.heard_so_far()[1:] == []
+    assert "secret" not in keeping.stderr()
+
+
+def test_a_log_message_while_two_clients_calls_run_reaches_the_members_log_alone(keeping: Bridged) -> None:
+    ann, bob = Client(keeping).listen(), Client(keeping).listen()
+    waiting(keeping, "bob", 5, bob.session)
+    assert ann.logged(ann.call("log", text="ann's secret")) == []
+    assert (ann.heard_so_far(), bob.heard_so_far()) == ([], [])
+    eventually(lambda: "ann's secret" in keeping.stderr())
+
+
+def test_a_cancelled_call_that_the_server_did_not_answer_counts_as_running(keeping: Bridged) -> None:
+    ann, bob = Client(keeping).listen(), Client(keeping).listen()
+    waiting(keeping, "bob", 5, bob.session)
+    keeping.notify("notifications/cancelled", {"requestId": 5}, Mcp_Session_Id=bob.session)
+    eventually((keeping.folder / "cancelled-bob").exists)
+    assert ann.logged(ann.call("log", text="whose?")) == []
+    assert (ann.heard_so_far(), bob.heard_so_far()) == ([], [])
+
+
+def test_two_calls_of_one_client_log_to_its_own_stream(keeping: Bridged) -> None:
+    ann, bob = Client(keeping).listen(), Client(keeping).listen()
+    waiting(keeping, "ann", 5, ann.session)
+    ann.call("log", text="ann's secret")
+    assert ann.heard.get(timeout=10)["params"]["data"]["text"] == "ann's secret"
+    assert bob.heard_so_far() == []
+
+
+def test_a_server_that_logs_behind_its_answers_logs_to_nobody(keeping: Bridged) -> None:
+    ann, bob = Client(keeping).listen(), Client(keeping).listen()
+    ann.call("log_later", text="ann's secret", file="first")
+    ann.call("log_later", text="ann's other secret", file="second")
+    (keeping.folder / "first").touch()
+    eventually(lambda: "ann's secret" in keeping.stderr())
+    waiting(keeping, "bob", 5, bob.session)  # the only call that runs, and none of its business
+    (keeping.folder / "second").touch()
+    eventually(lambda: "ann's other secret" in keeping.stderr())
+    assert (ann.heard_so_far(), bob.heard_so_far()) == ([], [])
+
+
+def test_an_updated_resource_is_told_to_those_who_subscribed_to_it(keeping: Bridged) -> None:
+    ann, bob, eve = (Client(keeping).listen() for _ in range(3))
+    for client, uri in ((ann, "file:///a"), (bob, "file:///a/b"), (eve, "file:///ab")):
+        assert client.ask("resources/subscribe", {"uri": uri}).message["result"] == {}
+    eve.call("updated", uri="file:///a/b")
+    told = [[one["params"]["uri"] for one in client.heard_so_far()] for client in (ann, bob, eve)]
+    assert told[0] == ["file:///a/b"]  # a part of what was subscribed to
+    assert bob.heard_so_far() == [] == eve.heard_so_far()
+    assert told == [["file:///a/b"], ["file:///a/b"], []]
+
+
+def test_the_server_is_subscribed_to_once_and_unsubscribed_from_by_the_last(keeping: Bridged) -> None:
+    ann, bob = Client(keeping).listen(), Client(keeping).listen()
+
+    def told() -> list[str]:
+        methods = [one.get("method", "") for one in keeping.received()]
+        return [method.removeprefix("resources/") for method in methods if method.startswith("resources/")]
+
+    for client in (ann, bob, ann):
+        assert client.ask("resources/subscribe", {"uri": "x:1"}).message["result"] == {}
+    assert told() == ["subscribe"]
+    assert ann.ask("resources/unsubscribe", {"uri": "x:1"}).message["result"] == {}
+    assert told() == ["subscribe"]
+    bob.call("updated", uri="x:1")
+    assert (len(bob.heard_so_far()), ann.heard_so_far()) == (1, [])
+    assert bob.end() == 200
+    eventually(lambda: told() == ["subscribe", "unsubscribe"])
+    assert ann.ask("resources/subscribe", {"uri": "x:refused"}).error == (-32602, "not this one")
+    ann.call("updated", uri="x:refused")
+    assert "notifications/resources/updated" not in [one["method"] for one in ann.heard_so_far()]
+
+
+def test_subscriptions_are_bounded_and_need_a_session(keeping: Bridged) -> None:
+    ann = Client(keeping)
+    long = "x:" + "y" * (bridge.MAX_URIS // 2 - 2)
+    assert "result" in ann.ask("resources/subscribe", {"uri": long}).message
+    assert ann.ask("resources/subscribe", {"uri": f"{long}z"}).error[0] == -32602
+    assert ann.ask("resources/subscribe", {"uri": 5}).error[0] == -32602
+    assert keeping.ask("resources/subscribe", {"uri": "x:1"}).error[0] == -32600
+    assert keeping.ask("logging/setLevel", {"level": "debug"}).error[0] == -32600
+
+
+def test_a_log_level_is_that_of_one_client(keeping: Bridged) -> None:
+    ann, bob, eve = (Client(keeping) for _ in range(3))
+    for client, level in ((ann, "debug"), (bob, "error")):
+        assert client.ask("logging/setLevel", {"level": level}).message["result"] == {}
+    assert ann.ask("logging/setLevel", {"level": "loud"}).error[0] == -32602
+
+    def levels(client: Client) -> list[str]:
+        said = ("debug", "info", "error")
+        return [level for level in said if client.logged(client.call("log", text="x", level=level))]
+
+    assert levels(ann) == ["debug", "info", "error"]
+    assert levels(bob) == ["error"]
+    assert levels(eve) == ["info", "error"]
+    ann.end()
+    told = [one["params"]["level"] for one in keeping.received() if one.get("method") == "logging/setLevel"]
+    assert told == ["debug", "info"]
+
+
+def test_a_session_that_is_over_is_404_and_its_stream_ends(keeping: Bridged) -> None:
+    ann = Client(keeping).listen()
+    first = ann.ended
+    assert ann.end() == 200
+    assert first.wait(10)
+    assert ann.end() == 404
+    assert ann.ask("tools/list").status == 404
+    assert keeping.notify("notifications/x", Mcp_Session_Id=ann.session).status == 404
+    assert keeping.ask("tools/list", Mcp_Session_Id="nobody's").status == 404
+    assert keeping.initialize(Mcp_Session_Id="nobody's").headers["Mcp-Session-Id"] != "nobody's"
+
+
+def test_a_session_has_one_stream_and_the_new_one_ends_the_old(keeping: Bridged) -> None:
+    ann = Client(keeping).listen()
+    old = ann.ended
+    ann.listen()
+    assert old.wait(10)
+    assert ann.heard_so_far() == []
+    assert not ann.ended.is_set()
+
+
+def test_sessions_are_bounded_and_the_idle_ones_go_first(make: Make) -> None:
+    bridged = make("keeps")
+    first, idle = Client(bridged).listen(), Client(bridged)
+    connection = bridged.connect()
+    for _ in range(bridge.MAX_SESSIONS - 1):
+        message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": INITIALIZE}
+        last = bridged.post(message, connection).headers["Mcp-Session-Id"]
+    connection.close()
+    assert idle.ask("tools/list").status == 404
+    assert first.ask("tools/list").status == 200
+    assert bridged.ask("tools/list", Mcp_Session_Id=last).status == 200
 
 
 def test_news_that_belong_to_no_request_come_on_the_stream_of_events(ready: Bridged) -> None:

@@ -2,7 +2,7 @@
 
 Modes: `wait-for=FILE` tells its progress on stderr until the file is there; `noise` writes to stdout what is no
 message; `exit=CODE` ends at once; `hang` reads and never answers; `deaf` reads nothing; `ignore-sigterm`;
-`refuse-initialize`.
+`refuse-initialize`; `keeps` keeps a log level and subscriptions for its client.
 """
 
 import json
@@ -16,7 +16,7 @@ from pathlib import Path
 MODES = {mode.partition("=")[0]: mode.partition("=")[2] for mode in sys.argv[1:]}
 NAMES = [
     *("echo", "sleep", "wait", "exit", "kill", "noise", "progress", "sample", "ping", "big", "deep", "nest"),
-    *("unreadable", "list_changed", "close_stdout", "environment", "received", "nul"),
+    *("unreadable", "list_changed", "close_stdout", "environment", "received", "nul", "log", "log_later", "updated"),
 ]
 TOOLS = [{"name": name, "inputSchema": {"type": "object"}} for name in NAMES]
 RECEIVED = []
@@ -54,6 +54,15 @@ def text(value):
     return {"content": [{"type": "text", "text": value}]}
 
 
+def log(arguments):
+    send(method="notifications/message", params={"level": arguments.get("level", "info"), "data": arguments})
+
+
+def wait_for(file):
+    while not Path(file).exists():
+        time.sleep(0.01)
+
+
 def take(message):
     method, params = message["method"], message.get("params", {})
     if method == "initialize":
@@ -61,9 +70,19 @@ def take(message):
             send(id=message["id"], error={"code": -32602, "message": "not you"})
             return
         info = {"name": "stdio test", "version": "1"}
-        result = {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": info}
+        kept = {"logging": {}, "resources": {"subscribe": True}} if "keeps" in MODES else {}
+        result = {
+            "protocolVersion": params["protocolVersion"],
+            "capabilities": {"tools": {}, **kept},
+            "serverInfo": info,
+        }
     elif method == "tools/list":
         result = {"tools": TOOLS}
+    elif "keeps" in MODES and method in ("logging/setLevel", "resources/subscribe", "resources/unsubscribe"):
+        if "refused" in params.get("uri", ""):
+            send(id=message["id"], error={"code": -32602, "message": "not this one"})
+            return
+        result = {}
     elif method == "tools/call":
         result = call(message, params["name"], params.get("arguments", {}))
     else:
@@ -118,6 +137,12 @@ def call(message, name, arguments):
         return None
     elif name == "list_changed":
         send(method="notifications/tools/list_changed")
+    elif name == "log":
+        log(arguments)
+    elif name == "log_later":  # behind the answer, when the file is there
+        threading.Thread(target=lambda: wait_for(arguments["file"]) or log(arguments), daemon=True).start()
+    elif name == "updated":
+        send(method="notifications/resources/updated", params={"uri": arguments["uri"]})
     elif name == "close_stdout":
         os.close(1)
         return None
