@@ -27,6 +27,8 @@ from roster.models import ApiToken, GuildMember, Hall, Tool
 CONTROL = "roster.control_member"
 INVOKE = "roster.invoke_tool"
 VIEW_CALLS = "roster.view_invocation"
+VIEW_MEMBERS = "roster.view_guildmember"
+VIEW_TOOLS = "roster.view_tool"
 VIEW_SESSIONS = "roster.view_agentsession"
 
 # How exact `last_used_at` is.
@@ -46,6 +48,8 @@ class Principal:
     invokes: bool = False  # the permission INVOKE
     controls: bool = False  # the permission CONTROL
     views_calls: bool = False  # the permission VIEW_CALLS
+    views_members: bool = False  # the permission VIEW_MEMBERS
+    views_tools: bool = False  # the permission VIEW_TOOLS
     closed_members: frozenset[str] = frozenset()  # reserved for groups that the user is not in
     token_id: int | None = None
     token_name: str = ""
@@ -100,8 +104,29 @@ class Principal:
         """Whether the tool is shown: to who may call it, and to who may switch it."""
         return self.may_invoke(member, tool) or self.may_control(member)
 
+    def may_read_log(self, member: str) -> bool:
+        """What the member writes, for whomever it works: its log, and the last lines of it in errors and changes."""
+        return self.views_members and self.tools is None and self.reaches(member)
 
-OPERATOR = Principal(None, "operator", invokes=True, controls=True, views_calls=True)
+    @property
+    def views_figures(self) -> bool:
+        """Whether figures of everybody's calls are shown, of members as a whole."""
+        return self.views_members or self.views_tools or self.views_calls
+
+    def may_view_figures(self, member: str, tool: str = "") -> bool:
+        """Figures of everybody's calls of the member, or of one of its tools."""
+        if self.tools is not None and (member, tool) not in self.tools:
+            return False
+        return self.reaches(member) and (self.views_tools or self.views_calls if tool else self.views_figures)
+
+    def may_cancel(self, member: str, made_by: int | None) -> bool:
+        """A call of the member that this user made; or anybody's, for who may stop the member."""
+        return (made_by is not None and made_by == self.user_id) or self.may_control(member)
+
+
+OPERATOR = Principal(
+    None, "operator", invokes=True, controls=True, views_calls=True, views_members=True, views_tools=True
+)
 
 
 @dataclass(frozen=True)
@@ -206,6 +231,8 @@ def _principal(user: User, **of_token: Any) -> Principal:
         invokes=user.has_perm(INVOKE),
         controls=user.has_perm(CONTROL),
         views_calls=user.has_perm(VIEW_CALLS),
+        views_members=user.has_perm(VIEW_MEMBERS),
+        views_tools=user.has_perm(VIEW_TOOLS),
         closed_members=frozenset(closed.values_list("name", flat=True)),
         **of_token,
     )
@@ -252,6 +279,38 @@ def require_anything(principal: Principal) -> None:
 def require_control(principal: Principal, member: str) -> None:
     """Raises NotAllowedError, which says what is missing."""
     if not principal.may_control(member):
+        raise NotAllowedError(_sentences(_lacks(principal, CONTROL, principal.controls, member, None)))
+
+
+def require_log(principal: Principal, member: str) -> None:
+    """Raises NotAllowedError, which says what is missing."""
+    if not principal.may_read_log(member):
+        raise NotAllowedError(_sentences(_lacks(principal, VIEW_MEMBERS, principal.views_members, member, None)))
+
+
+def require_figures(principal: Principal, member: str, tool: str = "") -> None:
+    """Raises NotAllowedError, which says what is missing."""
+    if principal.may_view_figures(member, tool):
+        return
+    if tool:
+        permission, has_it = f"{VIEW_TOOLS} or {VIEW_CALLS}", principal.views_tools or principal.views_calls
+    else:
+        permission, has_it = f"{VIEW_MEMBERS} or {VIEW_CALLS}", principal.views_figures
+    raise NotAllowedError(_sentences(_lacks(principal, permission, has_it, member, tool or None)))
+
+
+def require_all_figures(principal: Principal) -> None:
+    """For figures of whole members, whichever. Raises NotAllowedError, which says what is missing."""
+    if not principal.views_figures:
+        user = f"user {principal.name!r} does not have"
+        raise NotAllowedError(f"This needs the permission {VIEW_MEMBERS} or {VIEW_CALLS}, which {user}.")
+    if principal.tools is not None:
+        raise NotAllowedError(f"Figures are of whole members, and {_token(principal)} is for some tools alone.")
+
+
+def require_cancel(principal: Principal, member: str, made_by: int | None) -> None:
+    """Raises NotAllowedError, which says what is missing."""
+    if not principal.may_cancel(member, made_by):
         raise NotAllowedError(_sentences(_lacks(principal, CONTROL, principal.controls, member, None)))
 
 

@@ -43,7 +43,7 @@ class Availability:
         due = member.next_restart_at
         if due is None and member.restart_requested_at is None:
             if member.status_changed_at > since:
-                return member.last_error  # it was tried for this call, and failed
+                return member.last_reason  # it was tried for this call, and failed
             # A call wakes a member that nothing else will, though never sooner than its back-off allows.
             due = max(earliest_start(member), timezone.now())
             if due <= deadline:
@@ -51,4 +51,4 @@ class Availability:
                 rows.update(next_restart_at=due)
                 self._wake_supervisor()
         late = timezone.now() > deadline or (due is not None and due > deadline)
-        return member.last_error if late else ""
+        return member.last_reason if late else ""

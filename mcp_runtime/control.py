@@ -460,9 +460,11 @@ def calls_of_last_hour() -> dict[int, list[tuple[int, int]]]:
     return statistics.last_hour()
 
 
-def queue_depth() -> dict[str, int]:
-    """How many calls wait and how many run, by status; a status without any is there as 0."""
-    active = invocations.under_way().order_by()
+def queue_depth(who: access.Principal) -> dict[str, int]:
+    """How many calls of the members that are there for `who` wait and run, by status; one without any is there as 0."""
+    active = invocations.under_way().exclude(member__name__in=who.closed_members).order_by()
+    if who.members is not None:
+        active = active.filter(member__name__in=who.members)
     counts = dict(active.values_list("status").annotate(count=Count("id")))
     return {status.value: counts.get(status.value, 0) for status in Invocation.ACTIVE}
 

@@ -165,7 +165,9 @@ def callable_tool(member_name: str, tool_name: str) -> Tool:
     if not member.enabled:
         raise MemberDisabledError(f"member {member_name!r} is disabled; enable it first")
     if tool is None:
-        reason = f": {member.error}" if member.error else ""
+        # To whoever calls, so without what the member wrote last.
+        error = member.error.partition(member.TAIL_MARK)[0]
+        reason = f": {error}" if error else ""
         raise UnknownToolError(f"member {member_name!r} lists no tool {tool_name!r}{reason}")
     if not tool.enabled:
         raise ToolDisabledError(f"tool {tool_name!r} of member {member_name!r} is switched off")

@@ -514,7 +514,7 @@ class Lifecycle:
         may_retry: bool = True,
     ) -> None:
         message = storable(message)  # a member's own words may be in it
-        shown = f"{message}. It wrote last:\n{tail}" if tail else message
+        shown = f"{message}{GuildMember.TAIL_MARK}{tail}" if tail else message
 
         def write() -> bool:
             with transaction.atomic():

@@ -342,7 +342,7 @@ def _hopeless(member: GuildMember) -> str:
     if member.manifest_error:
         return member.manifest_error
     gave_up = member.status == GuildMember.Status.ERROR and not (member.next_restart_at or member.restart_requested_at)
-    return member.last_error if gave_up else ""
+    return member.last_reason if gave_up else ""
 
 
 def _outcome_of(run: Run, said: dict[str, Any], why: str, code: int, tail: str) -> Outcome:

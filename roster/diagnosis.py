@@ -11,8 +11,9 @@ from datetime import datetime
 
 from mcp_runtime.logs import plain
 from mcp_runtime.manifest import FILE_NAME
+from roster.models import GuildMember
 
-TAIL_MARK = ". It wrote last:\n"  # of GuildMember.last_error, between the sentence and the member's last lines
+TAIL_MARK = GuildMember.TAIL_MARK
 MAX_LINE = 300
 MENDED = "The hall reads the file again by itself, within a second"
 

@@ -102,6 +102,9 @@ class GuildMember(models.Model):
         help_text="With groups it is there for their users (and superusers) alone; without, for everybody allowed.",
     )
 
+    # In `last_error`, between the sentence and the member's last lines.
+    TAIL_MARK = ". It wrote last:\n"
+
     # What is seen. Written by mcp_runtime.lifecycle.
     status = models.CharField(max_length=20, choices=Status.choices, default=Status.DISCONNECTED)
     status_changed_at = models.DateTimeField(default=timezone.now)
@@ -142,6 +145,11 @@ class GuildMember(models.Model):
     def error(self) -> str:
         """The one sentence that explains why it does not run, whatever the reason; empty when nothing is wrong."""
         return self.manifest_error or (self.last_error if self.status == self.Status.ERROR else "")
+
+    @property
+    def last_reason(self) -> str:
+        """`last_error` without the lines that the member wrote last: those are for who may read its log."""
+        return self.last_error.partition(self.TAIL_MARK)[0]
 
     @property
     def start_progress(self) -> str:

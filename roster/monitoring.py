@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from rest_framework.request import Request
 
-from mcp_runtime import control
+from mcp_runtime import access, control
 from mcp_runtime.access import Principal
 from roster.api.permissions import principal_of
 from roster.api.views import HallView
@@ -71,7 +71,7 @@ def _broker() -> dict[str, bool]:
 class HallCollector(Collector):
     """Read from the rows at every scrape: all web processes tell the same, and a restart forgets nothing.
 
-    Of the members that are there for who asks; the queue is the hall's.
+    Of the members that are there for who asks.
     """
 
     def __init__(self, who: Principal) -> None:
@@ -111,17 +111,18 @@ class HallCollector(Collector):
 
     def _queue(self) -> Metric:
         metric = GaugeMetricFamily("guildhall_queue_depth", "Calls that wait and calls that run.", labels=["status"])
-        for status, count in control.queue_depth().items():
+        for status, count in control.queue_depth(self._who).items():
             metric.add_metric([status], count)
         return metric
 
 
 class MetricsView(HallView):
-    """Prometheus text. Names of members are nobody's business: it needs a token or a session, like the API."""
+    """Prometheus text: figures of everybody's calls, for who may view such figures of members as a whole."""
 
     schema = None
 
     def get(self, request: Request) -> HttpResponse:
+        access.require_all_figures(principal_of(request))
         registry = CollectorRegistry()
         registry.register(HallCollector(principal_of(request)))
         return HttpResponse(generate_latest(registry), content_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -158,7 +158,7 @@ class InvocationAdmin(RuntimeRowAdmin):
             "plots_query": calls.get_query_string({"span": control.SPANS[0]}, ["p", "e"]),
             "follows": calls.page_num == 1 and not calls.asked("before") and not calls.asked("queued_at__lt"),
             "plotted": statistics.member_of(request, member_id),
-            "may_invoke": self.has_invoke_permission(request),
+            "may_cancel": self.has_cancel_permission(request),
         }
 
     def export_view(self, request: HttpRequest, form: str) -> HttpResponseBase:
@@ -210,6 +210,7 @@ class InvocationAdmin(RuntimeRowAdmin):
             "call": invocation,
             "is_active": not invocation.is_finished,
             "may_invoke": may_invoke,
+            "may_cancel": self._may_cancel(request, invocation),
             "tool": tool if is_callable else None,
             "fault": control.why_not_again(invocation),
             "call_key": uuid.uuid4(),
@@ -222,23 +223,35 @@ class InvocationAdmin(RuntimeRowAdmin):
 
     # Cancel
 
-    @admin.action(description="Cancel selected calls", permissions=["invoke"])
+    @admin.action(description="Cancel selected calls", permissions=["cancel"])
     def cancel(self, request: HttpRequest, selected: QuerySet[Invocation]) -> None:
         self._cancel(request, list(selected))
 
     @method_decorator(require_POST)
     def cancel_view(self, request: HttpRequest, invocation_id: int) -> HttpResponseBase:
         invocation = self.existing(request, str(invocation_id))
-        if not (self.has_invoke_permission(request) and self.has_view_permission(request, invocation)):
+        if not self.has_view_permission(request, invocation) or not self._may_cancel(request, invocation):
             raise PermissionDenied
         self._cancel(request, [invocation])
         return live.done(request, self.page_of(invocation))
+
+    def has_cancel_permission(self, request: HttpRequest) -> bool:
+        """For the action. Which calls: `_may_cancel`."""
+        who = principal_of(request)
+        return who.invokes or who.controls
+
+    @staticmethod
+    def _may_cancel(request: HttpRequest, invocation: Invocation) -> bool:
+        return principal_of(request).may_cancel(invocation.member.name, invocation.requested_by_id)
 
     def _cancel(self, request: HttpRequest, selected: list[Invocation]) -> None:
         cancelled: list[str] = []
         asked: list[str] = []
         refusals: list[str] = []
         for invocation in selected:
+            if not self._may_cancel(request, invocation):
+                refusals.append(f"{invocation} is somebody else's, and you may not stop {invocation.member.name}")
+                continue
             try:
                 ended = control.cancel_call(invocation).is_finished
             except NotCancellableError as refusal:

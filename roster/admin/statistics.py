@@ -17,8 +17,6 @@ from roster.admin.rows import principal_of
 from roster.models import GuildMember
 
 PART = "roster/statistics_part.html"
-# A page that shows any of these shows figures too.
-PERMISSIONS = ("roster.view_guildmember", "roster.view_tool", "roster.view_invocation")
 
 
 def section(request: HttpRequest, member: GuildMember | None, tool_name: str = "") -> dict[str, Any]:
@@ -32,13 +30,14 @@ def section(request: HttpRequest, member: GuildMember | None, tool_name: str = "
 
 def fragment(request: HttpRequest) -> HttpResponse:
     """What the section asks for: `?member=ID&tool=NAME&span=day`, each of them optional."""
-    if not any(request.user.has_perm(permission) for permission in PERMISSIONS):
+    who = principal_of(request)
+    if not who.views_figures:
         raise PermissionDenied
     member, span = member_of(request, request.GET.get("member", "")), request.GET.get("span", control.SPANS[0])
     if span not in control.SPANS:
         raise Http404(f"plots know no span {span!r}")
     tool_name = request.GET.get("tool", "") if member else ""
-    if tool_name and not (request.user.has_perm("roster.view_tool") or request.user.has_perm("roster.view_invocation")):
+    if member and not who.may_view_figures(member.name, tool_name):
         raise PermissionDenied
     return live.part(request, PART, lambda: _context(request, member, tool_name, span))
 

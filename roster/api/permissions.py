@@ -79,7 +79,7 @@ def listed_tool(request: Request, name: str, tool: str) -> Tool:
 
 
 def readable_calls(request: Request) -> Q:
-    """The calls that may be seen, and cancelled: with the permission to view calls everybody's, else the own ones.
+    """The calls that may be seen: with the permission to view calls everybody's, else the own ones.
 
     With a token that is for a part alone: those that were made with it.
     """
@@ -91,16 +91,17 @@ def readable_calls(request: Request) -> Q:
 
 
 def readable_sessions(request: Request) -> Q:
-    """The agents' sessions that may be seen, and stopped: the own ones, with VIEW_SESSIONS everybody's, but those with
-    members that are reserved for others.
+    """The agents' sessions that may be seen: the own ones, with VIEW_SESSIONS everybody's, but those with members that
+    are reserved for others.
 
-    With a token that is for some members alone: those with no other member; with one for single tools: none.
+    With a token that is for a part alone: those that were made with it, and have no member that it does not open.
     """
     who = principal_of(request)
     if who.tools is not None:
         return Q(pk__in=[])
-    inside = Q() if who.members is None else ~Q(members__in=GuildMember.objects.exclude(name__in=who.members))
     seen = Q(created_by=who.user_id)
+    if who.members is not None:
+        return seen & Q(made_with=who.token_id) & ~Q(members__in=GuildMember.objects.exclude(name__in=who.members))
     if request.user.has_perm(access.VIEW_SESSIONS):
         seen |= ~Q(members__in=GuildMember.objects.filter(name__in=who.closed_members))
-    return seen & inside
+    return seen

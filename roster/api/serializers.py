@@ -13,6 +13,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from mcp_runtime import control
+from mcp_runtime.access import Principal
 from roster import agent_config, tokens
 from roster.models import ApiToken, GuildMember, Invocation, StatusChange, Tool
 
@@ -28,8 +29,12 @@ class RuntimeSerializer(serializers.Serializer[Any]):
 # Members ----------------------------------------------------------------------------------------------------------
 
 
-def as_shown(row: GuildMember, *, runtime_is_alive: bool) -> GuildMember:
-    """The row as readers may see it; never to be saved."""
+def as_shown(row: GuildMember, who: Principal, *, runtime_is_alive: bool) -> GuildMember:
+    """The row as `who` may see it; never to be saved."""
+    if not who.may_read_log(row.name):
+        row.last_error, row.progress = row.last_reason, ""
+    if not who.views_members:
+        row.manifest = {}  # people write keys into its arguments
     row.status = control.shown_status(row, runtime_is_alive=runtime_is_alive)
     if not runtime_is_alive:
         row.warnings = []
@@ -41,7 +46,7 @@ class MemberSerializer(serializers.ModelSerializer[GuildMember]):
     """What lists show of a member."""
 
     title = serializers.CharField()
-    error = serializers.CharField(help_text="Why it does not run; empty when nothing is wrong.")
+    error = serializers.CharField(help_text="Why it does not run; its last lines for who may read its log.")
     progress = serializers.CharField(
         source="start_progress", help_text="How long it has been starting and what it wrote last; else empty."
     )

@@ -170,6 +170,6 @@ class SessionStopView(HallView):
 
     @extend_schema(request=None, responses={202: SessionDetailSerializer, 403: REFUSED, 404: REFUSED, 409: REFUSED})
     def post(self, request: Request, pk: int) -> Response:
-        """What waits is cancelled at once, the agent at work is asked to stop."""
-        control.stop_session(_session(request, pk))
+        """What waits is cancelled at once, the agent at work is asked to stop. For who may speak in the session."""
+        control.stop_session(_own_session(request, pk))
         return Response(SessionDetailSerializer(_session(request, pk)).data, status=status.HTTP_202_ACCEPTED)

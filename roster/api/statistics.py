@@ -9,8 +9,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from mcp_runtime import control
-from mcp_runtime.errors import NotAllowedError
+from mcp_runtime import access, control
 from roster.api.permissions import principal_of, reached_member
 from roster.api.views import REFUSED, HallView, query_of
 
@@ -47,13 +46,13 @@ class StatisticsSerializer(serializers.Serializer[Any]):
 class MemberStatisticsView(HallView):
     @extend_schema(parameters=[StatisticsFilters], responses={200: StatisticsSerializer, 403: REFUSED, 404: REFUSED})
     def get(self, request: Request, name: str) -> Response:
-        """How many calls of the member ended and failed, through every door, and how long they took."""
+        """How many calls of the member ended and failed, through every door, and how long they took.
+
+        It needs a permission to view members or calls; of a single tool, to view tools or calls.
+        """
         row, who = reached_member(request, name), principal_of(request)
         wanted = query_of(StatisticsFilters, request)
-        if who.tools is not None and (name, wanted["tool"]) not in who.tools:
-            raise NotAllowedError("This token is for some tools alone: name one of them with ?tool=.")
-        if wanted["tool"] and not (who.may_list(name, wanted["tool"]) or who.views_calls):
-            raise NotAllowedError("Figures of single tools are for those who may call or switch them, or see calls.")
+        access.require_figures(who, name, wanted["tool"])
         series = control.call_series(wanted["span"], member=row, tool_name=wanted["tool"])
         found = {
             "span": series.span.name,

@@ -26,9 +26,8 @@ from rest_framework.response import Response
 from rest_framework.serializers import Serializer
 from rest_framework.views import APIView
 
-from mcp_runtime import control
+from mcp_runtime import access, control
 from mcp_runtime.access import Principal
-from mcp_runtime.errors import NotAllowedError
 from mcp_runtime.invocations import Caller
 from mcp_runtime.limits import Limiter
 from roster import agent_config, tokens
@@ -146,12 +145,12 @@ def _members(who: Principal, *, runtime_is_alive: bool) -> list[GuildMember]:
     rows = control.roster().select_related("port_allocation")
     # What lists do not show: decoding it for hundreds of members takes longer than all the rest.
     rows = rows.defer("manifest", "server_info", "capabilities", "instructions")
-    return [as_shown(row, runtime_is_alive=runtime_is_alive) for row in rows if who.reaches(row.name)]
+    return [as_shown(row, who, runtime_is_alive=runtime_is_alive) for row in rows if who.reaches(row.name)]
 
 
-def _member_detail(row: GuildMember) -> dict[str, Any]:
+def _member_detail(row: GuildMember, who: Principal) -> dict[str, Any]:
     alive = control.live_runtime() is not None
-    return dict(MemberDetailSerializer(as_shown(row, runtime_is_alive=alive)).data)
+    return dict(MemberDetailSerializer(as_shown(row, who, runtime_is_alive=alive)).data)
 
 
 class RosterView(HallView):
@@ -189,7 +188,7 @@ class MemberView(HallView):
     @extend_schema(responses={200: MemberDetailSerializer, 404: REFUSED})
     def get(self, request: Request, name: str) -> Response:
         """Everything the hall knows of one member: its manifest, what is wished, what is seen."""
-        return Response(_member_detail(reached_member(request, name)))
+        return Response(_member_detail(reached_member(request, name), principal_of(request)))
 
 
 class MemberVerbView(HallView):
@@ -209,28 +208,32 @@ class MemberVerbView(HallView):
             {"force": True} if query_of(VerbOptions, request)["force"] and self.verb in control.FORCIBLE_VERBS else {}
         )
         control.MEMBER_VERBS[self.verb](row, **force)
-        return Response(_member_detail(row), status=status.HTTP_202_ACCEPTED)
+        return Response(_member_detail(row, principal_of(request)), status=status.HTTP_202_ACCEPTED)
 
 
 class MemberLogsView(HallView):
     @extend_schema(parameters=[LogFilters], responses={200: LogSerializer, 403: REFUSED, 404: REFUSED})
     def get(self, request: Request, name: str) -> Response:
-        """The last lines that the member wrote, for whomever it served: not for a token of single tools."""
+        """The last lines that the member wrote, for whomever it worked.
+
+        It needs the permission roster.view_guildmember, and a token that is not for single tools.
+        """
         row = reached_member(request, name)
-        if principal_of(request).tools is not None:
-            raise NotAllowedError("This token is for some tools alone, and a log is their whole member's.")
+        access.require_log(principal_of(request), name)
         return Response({"lines": control.log_tail(row, query_of(LogFilters, request)["lines"])})
 
 
 class MemberStatusChangesView(HallView, ListAPIView[StatusChange]):
-    """Every change of the member's status with its cause, newest first."""
+    """Every change of the member's status with its cause and its last lines, newest first: for who may read its log."""
 
     serializer_class = StatusChangeSerializer
     pagination_class = NewestFirst
     queryset = StatusChange.objects.none()
 
     def get_queryset(self) -> QuerySet[StatusChange]:
-        return StatusChange.objects.filter(member=reached_member(self.request, self.kwargs["name"]))
+        row = reached_member(self.request, self.kwargs["name"])
+        access.require_log(principal_of(self.request), row.name)
+        return StatusChange.objects.filter(member=row)
 
 
 # Tools ------------------------------------------------------------------------------------------------------------
@@ -406,11 +409,16 @@ class InvocationCancelView(HallView):
     @extend_schema(
         parameters=[PREFER],
         request=None,
-        responses={200: InvocationSerializer, 202: InvocationSerializer, 404: REFUSED, 409: REFUSED},
+        responses={200: InvocationSerializer, 202: InvocationSerializer, 403: REFUSED, 404: REFUSED, 409: REFUSED},
     )
     def post(self, request: Request, pk: int) -> Response:
-        """A queued call is cancelled at once (200), a running one is asked to end (202)."""
-        return _accepted(request, control.cancel_call(_invocation(request, pk)))
+        """A queued call is cancelled at once (200), a running one is asked to end (202).
+
+        Your own, or that of a member that you may stop.
+        """
+        call = _invocation(request, pk)
+        access.require_cancel(principal_of(request), call.member.name, call.requested_by_id)
+        return _accepted(request, control.cancel_call(call))
 
 
 # Tokens -----------------------------------------------------------------------------------------------------------

@@ -56,6 +56,13 @@ def test_a_stopped_member_is_wanted_again_and_the_supervisor_woken_once(hall: Ha
     assert (row.wanted, hall.woken) == ("running", 1)
 
 
+def test_who_waits_is_told_why_a_member_failed_without_what_it_wrote_last(hall: Hall_) -> None:
+    """Its last lines may hold what others asked of it."""
+    failed = f"it exited with code 3{GuildMember.TAIL_MARK}another's argument"
+    row = member(status="error", last_error=failed, next_restart_at=timezone.now() + 2 * HOUR)
+    assert verdict(hall, row) == "it exited with code 3"
+
+
 def test_without_the_lease_nothing_is_wished(hall: Hall_) -> None:
     row = member(wanted="stopped")
     hall.has_lease = False

@@ -15,6 +15,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from mcp_runtime import control, lease, logs
+from mcp_runtime.access import OPERATOR
 from mcp_runtime.errors import MemberDisabledError, RequestRefusedError, UnknownMemberError, UnknownToolError
 from mcp_runtime.invocations import Caller
 from roster.models import GuildMember, Hall, Invocation, Tool
@@ -314,10 +315,10 @@ def test_arguments_are_shown_with_their_secrets_masked_before_the_call_is_over(e
 
 
 def test_queue_depth_counts_what_waits_and_what_runs(echo: Tool) -> None:
-    assert control.queue_depth() == {"queued": 0, "running": 0}
+    assert control.queue_depth(OPERATOR) == {"queued": 0, "running": 0}
     for status in ("queued", "queued", "running", "succeeded", "failed", "cancelled"):
         Invocation.objects.create(member=echo.member, tool_name="echo", timeout=1, door="rest", status=status)
-    assert control.queue_depth() == {"queued": 2, "running": 1}
+    assert control.queue_depth(OPERATOR) == {"queued": 2, "running": 1}
 
 
 def test_figures_and_pruning_are_those_of_the_calls(echo: Tool) -> None:

@@ -175,7 +175,7 @@ def forget_member() -> None:
 
 def break_member() -> None:
     Tool.objects.all().delete()
-    GuildMember.objects.update(status="error", last_error="it fell over")
+    GuildMember.objects.update(status="error", last_error=f"it fell over{GuildMember.TAIL_MARK}another's argument")
 
 
 @pytest.mark.parametrize(

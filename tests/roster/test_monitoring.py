@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from django.conf import settings
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Group, Permission, User
 from django.db import OperationalError
 from django.test import Client
 from django.utils import timezone
@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pytest_django import DjangoAssertNumQueries
 
 from mcp_runtime import access, control, lease
-from roster.models import ApiToken, CallTotal, GuildMember, Invocation
+from roster.models import ApiToken, CallTotal, GuildMember, Invocation, Tool
 from tests.machine import Stopwatch
 
 Figures = dict[tuple[str, tuple[str, ...]], float]
@@ -26,10 +26,17 @@ def _static_root() -> None:
     settings.STATIC_ROOT.mkdir(exist_ok=True)
 
 
+def viewer() -> User:
+    """Bob, who may view members."""
+    user = User.objects.create_user("bob")
+    user.user_permissions.add(Permission.objects.get(codename="view_guildmember"))
+    return user
+
+
 @pytest.fixture
 def as_bob(db: None) -> Client:
     lease.hall()
-    token = ApiToken.make(user=User.objects.create_user("bob"))[1]
+    token = ApiToken.make(user=viewer())[1]
     access.principal_of_token(token)  # the first use of a token costs some queries more
     return Client(headers={"Authorization": f"Bearer {token}"})
 
@@ -122,8 +129,42 @@ def test_metrics_are_closed_to_anonymous(db: None) -> None:
 
 def test_metrics_are_open_to_a_session(db: None) -> None:
     client = Client()
-    client.force_login(User.objects.create_user("bob"))
+    client.force_login(viewer())
     assert ("guildhall_runtime_alive", ()) in figures(client)
+
+
+def test_metrics_are_closed_to_who_may_view_neither_members_nor_calls(db: None) -> None:
+    """They are figures of everybody's calls, as the statistics of members are."""
+    lease.hall()
+    add_calls(GuildMember.objects.create(name="example", directory="example"), 3, status="succeeded")
+    response = Client(headers={"Authorization": f"Bearer {token_of(User.objects.create_user('charlie'))}"}).get(
+        "/metrics"
+    )
+    assert response.status_code == 403
+    assert "roster.view_guildmember" in response.json()["error"]
+    assert "example" not in response.content.decode()
+
+
+def token_of(user: User, **scope: Any) -> str:
+    return ApiToken.make(user=user, **scope)[1]
+
+
+def test_metrics_for_a_narrowed_token_are_of_its_members_alone(db: None) -> None:
+    lease.hall()
+    members = [GuildMember.objects.create(name=name, directory=name, status="error") for name in ("a", "b", "c")]
+    for member in members:
+        add_calls(member, 2, status="queued")
+        add_calls(member, 1, status="succeeded")
+    members[2].groups.add(Group.objects.create(name="others"))
+    bob = viewer()
+    of_user, narrowed = token_of(bob), token_of(bob, scope="members", members=[members[0]])
+    for token, count in ((of_user, 2), (narrowed, 1)):
+        seen = figures(Client(headers={"Authorization": f"Bearer {token}"}))
+        assert seen["guildhall_queue_depth", ("queued",)] == 2 * count
+        assert {labels[0] for name, labels in seen if name == "guildhall_calls_total"} == set("ab"[:count])
+    tool = Tool.objects.create(member=members[0], name="add", definition={})
+    single = Client(headers={"Authorization": f"Bearer {token_of(bob, scope='tools', tools=[tool])}"})
+    assert single.get("/metrics").status_code == 403
 
 
 @pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text;version=1.0.0,text/plain;q=0.3", "*/*"])

@@ -1,4 +1,4 @@
-"""Characters: alice may do everything, bob may control and call, charlie may look. No runtime is there."""
+"""Characters: alice may do everything, bob may look, control and call, charlie nothing. No runtime is there."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def alice(db: None) -> User:
 def bob(db: None) -> User:
     user = User.objects.create_user("bob")
     user.user_permissions.set(
-        Permission.objects.filter(codename__in=["control_member", "invoke_tool", "view_invocation"])
+        Permission.objects.filter(codename__in=["control_member", "invoke_tool", "view_guildmember", "view_invocation"])
     )
     return user
 

@@ -6,8 +6,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Permission, User
 from django.test import Client
+from django.urls import reverse
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
@@ -156,6 +157,33 @@ def test_a_running_call_is_asked_to_end(as_bob: Client, example: GuildMember) ->
     response = as_bob.post(f"{CALLS}{call.pk}/cancel/")
     assert (response.status_code, response.json()["status"]) == (202, "running")
     assert response.json()["cancel_requested_at"] is not None
+
+
+@pytest.mark.parametrize(
+    ("codenames", "status"),
+    [
+        (["view_invocation"], 403),
+        (["view_invocation", "invoke_tool"], 403),
+        (["view_invocation", "control_member"], 200),
+    ],
+)
+def test_a_call_of_somebody_else_is_cancelled_by_who_may_stop_its_member_alone(
+    charlie: User, as_charlie: Client, bob: User, example: GuildMember, codenames: list[str], status: int
+) -> None:
+    charlie.is_staff = True
+    charlie.save()
+    charlie.user_permissions.set(Permission.objects.filter(codename__in=codenames))
+    others, own = add_call(example, requested_by=bob), add_call(example, requested_by=charlie)
+    assert as_charlie.get(f"{CALLS}{others.pk}/").status_code == 200
+    assert as_charlie.post(f"{CALLS}{others.pk}/cancel/").status_code == status
+    assert as_charlie.post(f"{CALLS}{own.pk}/cancel/").status_code == 200
+    third = add_call(example, requested_by=bob)
+    page = Client()
+    page.force_login(charlie)
+    answer = page.post(reverse("admin:roster_invocation_cancel", args=[third.pk]))
+    assert answer.status_code == (302 if status == 200 else status)
+    third.refresh_from_db()
+    assert third.status == ("cancelled" if status == 200 else "queued")
 
 
 def test_a_call_that_is_over_cannot_be_cancelled(as_bob: Client, example: GuildMember) -> None:

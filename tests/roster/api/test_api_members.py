@@ -4,14 +4,17 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.conf import settings as hall_settings
+from django.contrib.auth.models import Permission, User
 from django.test import Client
+from django.urls import reverse
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from mcp_runtime import control, logs
 from roster.api.serializers import MAX_LINES, RosterMemberSerializer, RosterToolSerializer
 from roster.models import GuildMember, PortAllocation, StatusChange, Tool
-from tests.roster.api.conftest import MANIFEST, add_member, add_tool
+from tests.roster.api.conftest import MANIFEST, add_member, add_tool, client_of
 
 Status = GuildMember.Status
 
@@ -262,6 +265,58 @@ def test_a_member_that_wrote_nothing_has_an_empty_log(
 ) -> None:
     settings.GUILD_HALL_DATA_DIR = tmp_path
     assert as_bob.get("/api/members/example/logs/").json() == {"lines": []}
+
+
+SECRET = "another's argument"
+
+
+@pytest.mark.parametrize(
+    ("codename", "is_open"),
+    [(None, False), ("invoke_tool", False), ("control_member", False), ("view_guildmember", True)],
+)
+def test_what_a_member_writes_is_for_who_may_view_members(
+    charlie: User, as_charlie: Client, log_lines: list[str], live_runtime: None, codename: str | None, is_open: bool
+) -> None:
+    """Its log, its last lines, its progress: others' arguments may be in all of them. The admin asks for the same."""
+    member = GuildMember.objects.get(name="example")
+    logs.path_of(hall_settings.GUILD_HALL_DATA_DIR, member.name).write_text(SECRET + "\n")
+    GuildMember.objects.update(
+        status="error", last_error=f"it exited{GuildMember.TAIL_MARK}{SECRET}", exit_code=3, removed_at=None
+    )
+    GuildMember.objects.create(
+        name="slow",
+        directory="slow",
+        status="starting",
+        progress=SECRET,
+        status_changed_at=timezone.now() - timedelta(minutes=1),
+    )
+    StatusChange.objects.create(member=member, old="connected", new="error", cause="exit", log_tail=SECRET)
+    charlie.is_staff = True
+    charlie.save()
+    charlie.user_permissions.set(Permission.objects.filter(codename=codename))
+    expected = 200 if is_open else 403
+    for address in ("logs/", "status-changes/"):
+        response = as_charlie.get(f"/api/members/example/{address}")
+        assert response.status_code == expected
+        assert (SECRET in response.content.decode()) is is_open
+        assert is_open or "roster.view_guildmember" in response.json()["error"]
+    for address in ("/api/members/", "/api/roster/", "/api/members/example/", "/api/members/slow/"):
+        response = as_charlie.get(address)
+        assert response.status_code == 200
+        assert (SECRET in response.content.decode()) is is_open
+    detail = as_charlie.get("/api/members/example/").json()
+    assert detail["error"].startswith("it exited")
+    assert (detail["manifest"] is not None) is is_open
+    page = Client()
+    page.force_login(charlie)
+    for name in ("log", "log_file"):
+        assert page.get(reverse(f"admin:roster_guildmember_{name}", args=[member.pk])).status_code == expected
+
+
+def test_a_token_of_single_tools_reads_no_log(bob: User, example: GuildMember, log_lines: list[str]) -> None:
+    client = client_of(bob, scope="tools", tools=[example.tools.get()])
+    for address in ("logs/", "status-changes/"):
+        assert client.get(f"/api/members/example/{address}").status_code == 403
 
 
 @pytest.mark.parametrize("lines", ["0", "-1", "many", str(MAX_LINES + 1)])

@@ -13,6 +13,7 @@ from mcp_runtime import control, lease, sessions
 from mcp_runtime.sessions import Outcome
 from roster.api import requests, streams
 from roster.models import AgentMessage, AgentSession, GuildMember, Hall
+from tests.roster.api.conftest import client_of
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("live_runtime", "example")]
 
@@ -187,6 +188,33 @@ def test_sessions_of_others_are_hidden_and_nobody_speaks_in_them(as_bob: Client,
     said = post(client, f"{made['url']}messages/", {"prompt": "hello"})
     assert said.status_code == 403
     assert "somebody else's" in said.json()["error"]
+
+
+def test_who_may_only_see_a_session_cannot_stop_it(as_bob: Client, charlie: User) -> None:
+    made = make(as_bob)
+    post(as_bob, f"{made['url']}messages/", {"prompt": "hello"})
+    charlie.user_permissions.set(Permission.objects.filter(codename__in=["invoke_tool", "view_agentsession"]))
+    client = Client()
+    client.force_login(charlie)
+    assert client.get(made["url"]).status_code == 200
+    assert post(client, f"{made['url']}stop/").status_code == 403
+    assert AgentMessage.objects.get().status == "queued"
+
+
+def test_a_narrowed_token_sees_the_sessions_that_were_made_with_it_alone(
+    bob: User, as_bob: Client, example: GuildMember
+) -> None:
+    """Another token's conversation is another principal's, though its members are the same."""
+    others = make(as_bob)
+    client = client_of(bob, scope="members", members=[example])
+    own = make(client)
+    assert [row["id"] for row in client.get("/api/sessions/").json()["results"]] == [own["id"]]
+    assert client.get(own["url"]).status_code == 200
+    for address in ("", "events/"):
+        assert client.get(f"{others['url']}{address}").status_code == 404
+    assert post(client, f"{others['url']}stop/").status_code == 404
+    assert {row["id"] for row in as_bob.get("/api/sessions/").json()["results"]} == {own["id"], others["id"]}
+    assert client_of(bob, scope="tools", tools=[example.tools.get()]).get("/api/sessions/").json()["results"] == []
 
 
 def test_without_the_permission_to_invoke_there_is_no_session(as_charlie: Client) -> None:

@@ -4,8 +4,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Group, User
+from django.contrib.auth.models import Group, Permission, User
 from django.test import Client
+from django.urls import reverse
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
@@ -33,10 +34,10 @@ def body(client: Client, query: str = "") -> dict[str, Any]:
 
 @pytest.mark.usefixtures("calls")
 @pytest.mark.parametrize("is_summed", [True, False])
-def test_the_last_hour_is_told_by_the_minute(as_charlie: Client, is_summed: bool) -> None:
+def test_the_last_hour_is_told_by_the_minute(as_bob: Client, is_summed: bool) -> None:
     if is_summed:
         statistics.sum_up()
-    found = body(as_charlie)
+    found = body(as_bob)
     assert (found["span"], found["seconds"], len(found["points"])) == ("hour", 60, 60)
     assert {**found["total"], "begins_at": ""} == {
         "begins_at": "",
@@ -66,9 +67,32 @@ def test_one_tool_is_told_alone(as_bob: Client) -> None:
 
 
 @pytest.mark.usefixtures("calls")
-def test_figures_of_single_tools_are_for_those_who_may_see_the_tools(as_charlie: Client) -> None:
-    assert body(as_charlie)["total"]["calls"] == 2
-    assert as_charlie.get(f"{ADDRESS}?tool=echo").status_code == 403
+@pytest.mark.parametrize(
+    ("codename", "of_member", "of_tool"),
+    [
+        (None, 403, 403),
+        ("invoke_tool", 403, 403),
+        ("control_member", 403, 403),
+        ("view_guildmember", 200, 403),
+        ("view_tool", 200, 200),
+        ("view_invocation", 200, 200),
+    ],
+)
+def test_figures_are_for_those_who_may_view_what_they_are_of(
+    charlie: User, as_charlie: Client, codename: str | None, of_member: int, of_tool: int
+) -> None:
+    """As in the admin: the pages that show them need the same permissions."""
+    charlie.is_staff = True
+    charlie.save()
+    charlie.user_permissions.set(Permission.objects.filter(codename=codename))
+    assert as_charlie.get(ADDRESS).status_code == of_member
+    assert as_charlie.get(f"{ADDRESS}?tool=echo").status_code == of_tool
+    page = Client()
+    page.force_login(charlie)
+    member = GuildMember.objects.get(name="example")
+    part = reverse("admin:roster_statistics")
+    assert page.get(part, {"member": member.pk}).status_code == of_member
+    assert page.get(part, {"member": member.pk, "tool": "echo"}).status_code == of_tool
 
 
 def test_other_spans_are_refused(as_bob: Client, example: GuildMember) -> None:
