@@ -253,7 +253,8 @@ class JsonRpcClient:
         except RemoteError as error:
             if error.code != protocol.HEADER_MISMATCH or not self.is_modern:
                 raise
-            self.list_tools(_left(deadline), exchange)  # its schema changed
+            with _turned_away(exchange):
+                self.list_tools(_left(deadline), exchange)  # its schema changed
             result = self.call("tools/call", asked, _left(deadline), exchange)
         for _ in range(MAX_ROUNDS):
             if not self.is_modern or result.get("resultType") != "input_required":
@@ -310,11 +311,13 @@ class JsonRpcClient:
         try:
             return self._request(method, params, timeout, exchange, session or self.session)
         except _SessionOverError as over:
-            self._begin_again(over.session_id, _left(deadline), exchange)
+            with _turned_away(exchange):
+                self._begin_again(over.session_id, _left(deadline), exchange)
         except RemoteError as error:
             supported = _object(error.data).get("supported")
             if error.code != protocol.UNSUPPORTED_VERSION or protocol.MODERN_VERSION not in _list(supported):
                 raise
+            exchange.is_sent = False
         return self._request(method, params, _left(deadline), exchange, session or self.session)
 
     def _request(
@@ -422,6 +425,9 @@ class JsonRpcClient:
                 response = self._adapter.send(request, stream=True, timeout=cast(Any, limit))
                 exchange.expect_body(self._max_bytes)
                 yield response
+        except ClientError as error:
+            error.was_sent = exchange.is_sent
+            raise
         finally:
             transport.resume(outer)
             exchange.detach()
@@ -589,6 +595,17 @@ class _SessionOverError(HttpStatusError):
     def __init__(self, session_id: str, excerpt: str) -> None:
         super().__init__(404, excerpt)
         self.session_id = session_id
+
+
+@contextlib.contextmanager
+def _turned_away(exchange: Exchange) -> Iterator[None]:
+    """The server did not serve the request. Whatever fails before it is sent again, it has not run."""
+    try:
+        yield
+    except ClientError as error:
+        error.was_sent = False
+        raise
+    exchange.is_sent = False
 
 
 def _left(deadline: float) -> float:

@@ -296,8 +296,9 @@ class Dispatcher:
             )
         except ConnectError as error:
             if live.process.exited.wait(EXIT_GRACE):
-                reason = self._say(invocation, live.how_it_ended("during the call"))
-                return Outcome.failed(ErrorKind.TRANSPORT, reason)
+                how = live.how_it_ended("during the call" if error.was_sent else "before it took the call")
+                ended = ConnectError(how, is_refusal=not error.was_sent)
+                return Outcome.of_error(ended, member=live.name, tool=invocation.tool_name)
             # A server that serves one at a time cannot take all who call: as long as others run in it, it lives.
             if error.is_refusal or self._load[live.member_id] + live.relayed < 2:
                 unit_of_work(partial(self._lifecycle.connection_failed, live, error))
@@ -449,7 +450,7 @@ class Dispatcher:
         for invocation in mine.filter(started_at__lt=started_long_ago):
             if invocation.pk not in self._running:
                 text = self._say(invocation, "it was claimed, but the database lost the answer; it was not sent")
-                invocations.finish(invocation, Outcome.failed(ErrorKind.LOST, text), self._lease_id)
+                invocations.finish(invocation, Outcome.failed(ErrorKind.UNAVAILABLE, text), self._lease_id)
 
     # Stopping -----------------------------------------------------------------------------------------------------
 

@@ -123,7 +123,9 @@ class ExitedEarlyError(ProcessError):
 
 
 class ClientError(McpRuntimeError):
-    """A request to a member did not give a result."""
+    """A request to a member did not give a result. `was_sent`: the member may have read some of it, and acted on it."""
+
+    was_sent = True
 
 
 class TransportError(ClientError):
@@ -136,6 +138,7 @@ class ConnectError(TransportError):
     def __init__(self, message: str, *, is_refusal: bool = False) -> None:
         super().__init__(message)
         self.is_refusal = is_refusal
+        self.was_sent = not is_refusal
 
 
 class RequestTimeoutError(TransportError):

@@ -246,6 +246,8 @@ class Outcome:
         match error:
             case RequestCancelledError():
                 return cls.cancelled(message)
+            case _ if not error.was_sent:
+                return cls.failed(ErrorKind.UNAVAILABLE, f"{message}; the call was not sent")
             case ToolError():
                 failed = cls.failed(ErrorKind.TOOL, message)
                 return cls(
@@ -262,7 +264,7 @@ class Outcome:
             case ProtocolError():
                 return cls.failed(ErrorKind.PROTOCOL, message)
             case RequestTimeoutError():
-                return cls.failed(ErrorKind.TIMEOUT, message)
+                return cls.failed(ErrorKind.TIMEOUT, f"{message}; it may have run")
             case _:
                 return cls.failed(ErrorKind.TRANSPORT, message)
 

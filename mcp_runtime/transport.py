@@ -76,6 +76,7 @@ class Exchange:
         self.deadline = 0.0
         self.session = Session()
         self.questions = 0
+        self.is_sent = False  # the server may have read some of the request
 
     def begin(self, request_id: int | None, timeout: float) -> None:
         """Raises RequestCancelledError when it was aborted before: then nothing is sent, and nobody need be told."""
@@ -190,6 +191,7 @@ class _DeadlineSocket(socket.socket):
 
     def sendall(self, *args: Any, **kwargs: Any) -> None:
         self._arm()
+        _current.exchange.is_sent = True
         super().sendall(*args, **kwargs)
 
 

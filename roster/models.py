@@ -334,9 +334,9 @@ class Invocation(Queued):
     class ErrorKind(models.TextChoices):
         TOOL = "tool", "Tool"  # a result with isError; the member is well
         PROTOCOL = "protocol", "Protocol"  # a JSON-RPC error object, or an answer that is not MCP
-        TRANSPORT = "transport", "Transport"  # the connection failed, or the member exited
-        TIMEOUT = "timeout", "Timeout"  # the total deadline passed; the member was left alone
-        UNAVAILABLE = "unavailable", "Unavailable"  # the member would not start, is disabled or gone
+        TRANSPORT = "transport", "Transport"  # sent, then the connection failed or the member exited; may have run
+        TIMEOUT = "timeout", "Timeout"  # sent, then the total deadline passed; may have run
+        UNAVAILABLE = "unavailable", "Unavailable"  # never sent: the member did not start, or took no connection
         LOST = "lost", "Lost"  # the runtime ended while it ran; never run again by itself
 
     class Door(models.TextChoices):

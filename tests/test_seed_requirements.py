@@ -187,8 +187,8 @@ def test_a_member_that_refuses_connections_while_it_lives_is_in_error_and_ended(
     assert call("one", "html").status == "succeeded"
     eventually(lambda: not hall.held_ports(), what="it does not listen any more")
     failed = call("one", "echo", {"text": "anybody?"})
-    assert (failed.status, failed.error_kind) == ("failed", "transport")
-    assert "member 'one': connection refused" in failed.error_message
+    assert (failed.status, failed.error_kind) == ("failed", "unavailable")
+    assert "member 'one': connection refused; the call was not sent" in failed.error_message
     row = wait_for_status(hall, "one", "error")
     assert "member 'one' does not answer on port" in row.last_error
     assert "connection refused" in row.last_error

@@ -27,7 +27,7 @@ from mcp_runtime.gateway.clients import ClientName, Clients
 from mcp_runtime.gateway.conversations import Conversations
 from mcp_runtime.gateway.endpoints import Endpoints, Place
 from mcp_runtime.gateway.listening import Listening, TooManyStreamsError
-from mcp_runtime.gateway.messages import Answer, Deadline, Event, Request, Stream
+from mcp_runtime.gateway.messages import CANCEL_GRACE, Answer, Deadline, Event, Request, Stream, unavailable
 from mcp_runtime.gateway.offers import Roster, Scope
 from mcp_runtime.gateway.owed import Owed, TakenOverError
 from mcp_runtime.gateway.relay import Relay
@@ -315,7 +315,8 @@ class App:
         if method == "notifications/cancelled":
             running = session.running.get(_hashable(params.get("requestId")))
             if running is not None:
-                running.deadline.cancel()
+                # The member may say something itself, if it has it. If not, it shall not get it any more.
+                running.deadline.cancel(CANCEL_GRACE if running.is_sent else 0)
                 if running.tell_cancelled is not None:
                     with contextlib.suppress(ClientError, TimeoutError):
                         await running.tell_cancelled(str(params.get("reason") or "the caller cancelled it")[:500])
@@ -611,15 +612,30 @@ def _params(message: dict[str, Any]) -> dict[str, Any]:
     return params
 
 
+def _out_of_time(request: Request) -> MethodError:
+    """The deadline passed, or the client cancelled: what it is told, first of all whether the member has the call."""
+    deadline = request.deadline
+    if not request.is_sent and not deadline.is_cancelled:
+        if deadline.member:
+            return unavailable(deadline.member, request.not_sent)
+        text = f"{request.method}: the gateway did not get to it within {deadline.seconds:g} s; nothing was sent"
+        return MethodError(INTERNAL_ERROR, text, {"kind": "unavailable", "sent": False})
+    data: dict[str, Any] = {"kind": "cancelled" if deadline.is_cancelled else "timeout"}
+    data |= {"member": deadline.member} if deadline.member else {}
+    if not deadline.is_cancelled:
+        why = f"no complete answer within {deadline.seconds:g} s; it may have run"
+    elif request.is_sent:
+        why = "it was cancelled"
+    else:
+        why, data = "it was cancelled before it was sent", data | {"sent": False}
+    return MethodError(INTERNAL_ERROR, f"{deadline.about or request.method}: {why}", data)
+
+
 def _error_reply(request: Request, error: MethodError | TimeoutError | ClientError) -> Answer:
+    if isinstance(error, TimeoutError):
+        error = _out_of_time(request)
     if isinstance(error, MethodError):
         code, text, data = error.code, str(error), error.data
-    elif isinstance(error, TimeoutError):
-        deadline = request.deadline
-        why = "it was cancelled" if deadline.is_cancelled else f"no complete answer within {deadline.seconds:g} s"
-        data = {"kind": "cancelled" if deadline.is_cancelled else "timeout"}
-        data |= {"member": deadline.member} if deadline.member else {}
-        code, text = INTERNAL_ERROR, f"{deadline.about or request.method}: {why}"
     else:
         code, text, data = INTERNAL_ERROR, f"{request.deadline.about or request.method}: {error}", None
     message = jsonrpc.error_response(request.id, code, text, data)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import ssl
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urlsplit
@@ -258,12 +258,23 @@ class Connections:
             connection.fail(ConnectError(transport.CLOSED_EARLY))
 
     async def request(
-        self, address: Address, verb: str, headers: Mapping[str, str], body: bytes | None, secrets: Collection[str] = ()
+        self,
+        address: Address,
+        verb: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        secrets: Collection[str] = (),
+        on_write: Callable[[], None] | None = None,
     ) -> Response:
-        """The answer, as soon as its head is there. Raises ConnectError and ProtocolError, without `secrets`."""
+        """The answer, as soon as its head is there. Raises ConnectError and ProtocolError, without `secrets`.
+
+        `on_write()` is called when there is a connection, before the first byte is written to it.
+        """
         request = _written(address, verb, headers, body)
         kept = self._kept.setdefault((address.host, address.port, address.is_tls), [])
         connection = self._taken(kept) or await self._connect(address, kept, secrets)
+        if on_write is not None:
+            on_write()
         return await connection.ask(request)
 
     def _taken(self, kept: list[_Connection]) -> _Connection | None:

@@ -16,7 +16,7 @@ from mcp_runtime import jsonrpc, protocol
 from mcp_runtime.errors import ClientError, ConnectError, MethodError, ProtocolError, RemoteError
 from mcp_runtime.gateway import eras
 from mcp_runtime.gateway.conversations import Conversations
-from mcp_runtime.gateway.messages import Answer, Event, Reply, Request, Stream
+from mcp_runtime.gateway.messages import Answer, Event, Reply, Request, Stream, unavailable
 from mcp_runtime.gateway.offers import OfferedMember, OfferedTool, Roster, Scope
 from mcp_runtime.gateway.records import Call, Recorder
 from mcp_runtime.gateway.relay import Relay
@@ -51,7 +51,7 @@ class Place:
 
 
 class Endpoints:
-    """Answers requests. `roster()` is the roster now; `live(member)` waits until a member may be called.
+    """Answers requests. `roster()` is the roster now; `live(member, request)` waits until a member may be called.
 
     `connected(member)` asks the OS whether its process is there; `seems_connected(id)` costs nothing.
     """
@@ -63,7 +63,7 @@ class Endpoints:
         relay: Relay,
         recorder: Recorder,
         roster: Callable[[], Roster],
-        live: Callable[[OfferedMember, float], Awaitable[LiveMember]],
+        live: Callable[[OfferedMember, Request], Awaitable[LiveMember]],
         connected: Callable[[OfferedMember], LiveMember | None],
         seems_connected: Callable[[int], LiveMember | None],
         look_again: Callable[[], Awaitable[None]],
@@ -200,13 +200,21 @@ class Endpoints:
         try:
             reply = await self._ask(member, request)
         except ClientError as error:
-            call.failed(error)
-            raise _told(error, member.name, request.deadline.about) from error
+            told = _told(error, member.name, request)
+            if request.is_sent:
+                call.failed(error)
+            else:
+                call.refused(told)
+            raise told from error
         except MethodError as error:
             call.refused(error)
             raise
         except asyncio.CancelledError:
-            call.abandoned(timed_out=request.deadline.timeout.expired() and not request.deadline.is_cancelled)
+            timed_out = request.deadline.timeout.expired() and not request.deadline.is_cancelled
+            if timed_out and not request.is_sent:
+                call.refused(unavailable(member.name, request.not_sent))
+            else:
+                call.abandoned(timed_out=timed_out)
             raise
         if isinstance(reply, Answer):
             call.answered(reply.body)
@@ -241,7 +249,7 @@ class Endpoints:
                     yield event
             except ClientError as error:
                 call.failed(error)
-                raise _told(error, member, request.deadline.about) from error
+                raise _told(error, member, request) from error
 
         def free() -> None:
             call.abandoned(timed_out=request.deadline.timeout.expired() and not request.deadline.is_cancelled)
@@ -269,7 +277,7 @@ class Endpoints:
         try:
             return await self._ask(member, request)
         except ClientError as error:
-            raise _told(error, member.name, request.deadline.about) from error
+            raise _told(error, member.name, request) from error
 
     async def _list_of_member(self, member: OfferedMember, request: Request) -> Reply:
         """The member's own list, without what is not for this caller; from memory while the member cannot say."""
@@ -388,9 +396,12 @@ class Endpoints:
         while True:
             # A process that just ended has closed its connections, and refuses new ones: no need to ask each time.
             live = None if refusals else self._seems_connected(member.pk)
-            live = live or await self._live(member, request.deadline.seconds)
+            live = live or await self._live(member, request)
             route = self._wire.route_to(live, member.max_concurrency)
+            within = f"within {request.deadline.seconds:g} s"
+            request.not_sent = f"none of its {member.max_concurrency} slots became free {within}"
             await route.places.take()
+            request.not_sent = f"it took no connection, or began no session, {within}"
             live.relayed += 1
             try:
                 if self._seems_connected(member.pk) is live:  # it may have gone while the call stood in line
@@ -435,9 +446,11 @@ def _listed(request: Request, kind: str, entries: bytes) -> Answer:
     return Answer(head + b',"result":{"' + kind.encode() + b'":' + entries + extra + b"}}")
 
 
-def _told(error: ClientError, member: str, about: str) -> MethodError:
+def _told(error: ClientError, member: str, request: Request) -> MethodError:
     """A member's failure, for an agent to act on: its own JSON-RPC errors as they are, all else with its name."""
+    if not request.is_sent:
+        return unavailable(member, str(error))
     if isinstance(error, RemoteError):
         return MethodError(error.code, error.message, error.data)
     kind = "protocol" if isinstance(error, ProtocolError) else "transport"
-    return MethodError(INTERNAL_ERROR, f"{about}: {error}", {"member": member, "kind": kind})
+    return MethodError(INTERNAL_ERROR, f"{request.deadline.about}: {error}", {"member": member, "kind": kind})

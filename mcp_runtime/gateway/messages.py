@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mcp_runtime.client import REQUEST_TIMEOUT
+from mcp_runtime.errors import MethodError
 from mcp_runtime.gateway.sessions import Caller
+from mcp_runtime.jsonrpc import INTERNAL_ERROR
 
 QUESTION_SECONDS = 600.0  # for the caller to answer a member's question: there may be a person
 CANCEL_GRACE = 1.0  # for the member to say something itself
@@ -153,10 +155,10 @@ class Deadline:
         if self._questions == 0:
             self._reschedule(max(self._left, 0.001))
 
-    def cancel(self) -> None:
-        """Nobody wants the answer any more."""
+    def cancel(self, grace: float = CANCEL_GRACE) -> None:
+        """Nobody wants the answer any more. `grace` is for the member, in seconds."""
         if not self.is_cancelled:
-            self._reschedule(CANCEL_GRACE)
+            self._reschedule(grace)
         self.is_cancelled = True
 
     def _reschedule(self, seconds: float) -> None:
@@ -183,3 +185,18 @@ class Request:
     takes_stream: bool = True  # so that it can be asked something on it
     questions: list[str] = field(default_factory=list)  # that the caller was asked for it
     tell_cancelled: Callable[[str], Awaitable[None]] | None = None  # once the member knows of it
+    not_sent: str = "it was not asked yet"  # why the member does not have it; empty once it may have read some of it
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether the member may have acted on it. Until then it is safe to send it again."""
+        return not self.not_sent
+
+    def begin_sending(self) -> None:
+        self.not_sent = ""
+
+
+def unavailable(member: str, reason: str) -> MethodError:
+    """The error of a request that the member never got."""
+    text = f"member {member!r} is unavailable: {reason}; the call was not sent"
+    return MethodError(INTERNAL_ERROR, text, {"member": member, "kind": "unavailable", "sent": False})

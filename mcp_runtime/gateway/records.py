@@ -90,9 +90,11 @@ class Call:
         self._end(replace(outcome, error_code=error.code))
 
     def abandoned(self, *, timed_out: bool) -> None:
+        """After it was sent."""
         about = f"tool {self.tool!r} of member {self.member!r}"
         if timed_out:
-            self._end(Outcome.failed(ErrorKind.TIMEOUT, f"{about}: no complete answer within {self.timeout:g} s"))
+            text = f"{about}: no complete answer within {self.timeout:g} s; it may have run"
+            self._end(Outcome.failed(ErrorKind.TIMEOUT, text))
         else:
             self._end(Outcome.cancelled(f"{about}: the caller cancelled it, or went away"))
 

@@ -81,6 +81,7 @@ class Relay:
         except _SessionOverError:
             # Forgotten, so it was not served: a member restarted, or cleaned up.
             self._with.forget(conversation, request.caller)
+            request.not_sent = "it forgot the session, and did not begin another one"
             return await self._ask_in(await self._with.conversation(route, request.caller), request)
 
     # Members with sessions ----------------------------------------------------------------------------------------
@@ -99,7 +100,8 @@ class Relay:
         is_streaming = False
         try:
             request.tell_cancelled = partial(self._with.tell_cancelled, conversation, asked_id)
-            response = await self._wire.send(conversation.route, "POST", conversation.headers, body)
+            route, headers = conversation.route, conversation.headers
+            response = await self._wire.send(route, "POST", headers, body, request.begin_sending)
             if response.status == 200 and response.content_type == protocol.EVENT_STREAM:
                 is_streaming = True
                 return self._stream(self._source(response, conversation, asked_id), request)
@@ -248,6 +250,7 @@ class Relay:
         """A modern caller's next round with a member that has sessions: its answers, and what the member says then."""
         try:
             source, answers = self._held.take(request)
+            request.begin_sending()  # it runs since the first request
         except StillWaitingError as waiting:
             return Answer(waiting.response)
         try:
@@ -336,7 +339,7 @@ class Relay:
                 headers |= protocol.parameter_values(places, params.get("arguments") or {})
         if body is None:
             body = jsonrpc.encode(jsonrpc.request(request.id, request.method, params))
-        response = await self._wire.send(route, "POST", headers, body)
+        response = await self._wire.send(route, "POST", headers, body, request.begin_sending)
         if response.status == 200 and response.content_type == protocol.EVENT_STREAM:
             return Stream(self._modern_events(response, request), response.close)
         data = await self._wire.read(response)

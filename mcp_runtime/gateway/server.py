@@ -24,14 +24,14 @@ from mcp_runtime.access import OPERATOR
 from mcp_runtime.availability import Availability
 from mcp_runtime.changes import SqliteChanges
 from mcp_runtime.database import unit_of_work
-from mcp_runtime.errors import ClientError, MethodError, RemoteError
+from mcp_runtime.errors import ClientError, RemoteError
 from mcp_runtime.gateway import offers, session_file
 from mcp_runtime.gateway.app import App
 from mcp_runtime.gateway.callers import Callers, Origins
 from mcp_runtime.gateway.conversations import Conversations
 from mcp_runtime.gateway.endpoints import LISTS, Endpoints
 from mcp_runtime.gateway.listening import Listening
-from mcp_runtime.gateway.messages import Answer, Deadline, Request
+from mcp_runtime.gateway.messages import Answer, Deadline, Request, unavailable
 from mcp_runtime.gateway.offers import Extras, OfferedMember, Roster
 from mcp_runtime.gateway.owed import Owed
 from mcp_runtime.gateway.records import Recorder
@@ -39,7 +39,7 @@ from mcp_runtime.gateway.relay import Relay
 from mcp_runtime.gateway.sessions import Caller, CallerSession, Sessions
 from mcp_runtime.gateway.wire import Wire
 from mcp_runtime.http_server import HttpServer
-from mcp_runtime.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND
+from mcp_runtime.jsonrpc import METHOD_NOT_FOUND
 from mcp_runtime.lifecycle import Lifecycle, LiveMember
 from mcp_runtime.limits import Limiter
 from roster.models import GuildMember
@@ -342,24 +342,29 @@ class Gateway:
         live = self._lifecycle.connected(member.pk)
         return None if live is None or live.process.is_over else live  # its status hears of an exit a bit later
 
-    async def _live(self, member: OfferedMember, seconds: float) -> LiveMember:
+    async def _live(self, member: OfferedMember, request: Request) -> LiveMember:
         """The member, as soon as it may be called: it is started if need be (REQ-MCP-HTTP-19)."""
-        since = timezone.now()
+        since, seconds = timezone.now(), request.deadline.seconds
+        request.not_sent = late = f"it was not connected within {seconds:g} s"
         look = partial(self._no_use_waiting, member.pk, since, since + timedelta(seconds=seconds))
         while True:
             event = self._changed.setdefault(member.pk, asyncio.Event())
             if (live := self._connected(member)) is not None:
                 return live
-            if reason := await self._loop.run_in_executor(None, unit_of_work, look):
-                text = f"member {member.name!r} is unavailable: {reason}"
-                raise MethodError(INTERNAL_ERROR, text, {"member": member.name, "kind": "unavailable"})
+            reason, last_error = await self._loop.run_in_executor(None, unit_of_work, look)
+            if reason:
+                raise unavailable(member.name, reason)
+            request.not_sent = late + (f": {last_error}" if last_error else "")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(AVAILABLE_LOOK):
                     await event.wait()
 
-    def _no_use_waiting(self, member_id: int, since: datetime, deadline: datetime) -> str:
+    def _no_use_waiting(self, member_id: int, since: datetime, deadline: datetime) -> tuple[str, str]:
+        """Why not, empty while there is some use; and the error of a member that waits for its restart."""
         self._availability.wish(member_id)
-        return self._availability.no_use_waiting(GuildMember.objects.get(pk=member_id), since, deadline)
+        row = GuildMember.objects.get(pk=member_id)
+        last_error = row.last_error if row.status == GuildMember.Status.ERROR else ""
+        return self._availability.no_use_waiting(row, since, deadline), last_error
 
     # Access -------------------------------------------------------------------------------------------------------
 

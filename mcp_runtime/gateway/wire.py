@@ -7,7 +7,7 @@ import collections
 import contextlib
 import json
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -102,9 +102,16 @@ class Wire:
             route.places.allow(places)
         return route
 
-    async def send(self, route: Route, verb: str, headers: Mapping[str, str], body: bytes | None) -> Response:
+    async def send(
+        self,
+        route: Route,
+        verb: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        on_write: Callable[[], None] | None = None,
+    ) -> Response:
         secrets = route.live.client.headers.secrets
-        return await self._connections.request(route.address, verb, headers, body, secrets)
+        return await self._connections.request(route.address, verb, headers, body, secrets, on_write)
 
     async def read(self, response: Response) -> bytes:
         return await response.whole(self._max_bytes)

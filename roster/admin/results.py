@@ -59,11 +59,11 @@ AUDIO_TYPES = frozenset(
 HINTS: Mapping[str, str] = {
     "tool": "The tool ran and says it failed. Its message tells what it missed: change the arguments and call again.",
     "protocol": "The member answered, but not with a result. Its log tells more; its author has to look at it.",
-    "transport": "The connection broke, or the member ended during the call. See the member's status and its log, "
-    "and start it again.",
+    "transport": "The connection broke, or the member ended during the call, which may have run. See the member's "
+    "status and its log before you call again.",
     "timeout": "No answer in time; the tool may have done its work all the same. Ask for less, or raise "
     '"timeout" in the member\'s manifest.',
-    "unavailable": "The member does not run. Its page says why; start or enable it, then call again.",
+    "unavailable": "The call was never sent, so it is safe to repeat. The member's page says why it took no call.",
     "lost": "The runtime ended while this call ran. Nobody knows how far it came: look before you call again.",
 }
 

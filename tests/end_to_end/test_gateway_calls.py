@@ -57,7 +57,7 @@ def test_a_call_starts_what_is_stopped_and_says_why_nothing_else_can_be_called(h
     watch = Stopwatch()
     crash = Agent(hall, token, "/mcp/crash").begin().call("anything")["error"]
     assert watch.seconds < 6
-    assert crash["data"] == {"member": "crash", "kind": "unavailable"}
+    assert crash["data"] == {"member": "crash", "kind": "unavailable", "sent": False}
     assert "'crash'" in crash["message"]
     assert "cannot go on like this" in crash["message"]
     assert recorded(member__name="crash").error_kind == "unavailable"
@@ -120,7 +120,7 @@ def test_a_call_has_a_deadline_in_total_and_the_member_is_told(one: Hall) -> Non
         assert watch.elapsed > 0.9
         assert watch.seconds < 1.8
         assert (error["code"], error["data"]) == (-32603, {"member": name, "kind": "timeout"})
-        assert error["message"] == f"tool 'sleep' of member '{name}': no complete answer within 1 s"
+        assert error["message"] == f"tool 'sleep' of member '{name}': no complete answer within 1 s; it may have run"
         assert cancelled(one, name)["requestId"] == received(one, name, "sleep")[-1]["body"]["id"]
         row = recorded(tool_name="sleep", member__name=name)
         assert (row.status, row.error_kind, row.timeout) == ("failed", "timeout", 1.0)

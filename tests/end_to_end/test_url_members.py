@@ -80,7 +80,7 @@ def test_a_server_elsewhere_is_listed_called_missed_and_found_again(hall: Hall, 
 
     elsewhere.kill()
     missed = call("far", "echo", {"text": "hi"})
-    assert (missed.status, missed.error_kind) == ("failed", "transport")
+    assert (missed.status, missed.error_kind) == ("failed", "unavailable")
     assert "does not answer at" in wait_for_status(hall, "far", "error").last_error
     assert call("near", "echo", {"text": "hi"}).status == "succeeded"
 

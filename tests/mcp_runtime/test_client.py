@@ -924,6 +924,38 @@ def test_a_port_where_nobody_listens_refuses_the_connection(peers: Peers) -> Non
             peers.client(f"http://127.0.0.1:{reserved.getsockname()[1]}/mcp").invoke_tool("echo", {})
 
 
+def was_sent(error: pytest.ExceptionInfo[ClientError]) -> bool:
+    return error.value.was_sent
+
+
+def test_an_error_says_whether_the_server_may_have_the_request(peers: Peers) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        with pytest.raises(ConnectError) as refused:
+            peers.client(f"http://127.0.0.1:{reserved.getsockname()[1]}/mcp").invoke_tool("echo", {})
+    with full_backlog() as port, pytest.raises(ConnectError) as not_accepted:
+        peers.client(f"http://127.0.0.1:{port}/mcp").invoke_tool("echo", {}, timeout=0.2)
+    with pytest.raises(RequestTimeoutError) as late:
+        peers.calling(lambda request: request.hang()).invoke_tool("echo", {}, timeout=0.2)
+    with pytest.raises(ConnectError) as reset:
+        peers.calling(lambda request: request.reset()).invoke_tool("echo", {})
+    ends = (refused, not_accepted, late, reset)
+    assert [was_sent(end) for end in ends] == [False, False, True, True]
+
+
+def test_a_call_whose_session_was_forgotten_and_did_not_begin_again_was_not_sent(peers: Peers) -> None:
+    beginnings = iter([lambda r: r.result(initialize_result(), Mcp_Session_Id="one"), lambda r: r.http(503)])
+    server, caller = peers({"initialize": lambda r: next(beginnings)(r), "tools/call": lambda r: r.http(404)})
+    caller.initialize()
+    with pytest.raises(HttpStatusError, match="503") as end:
+        caller.invoke_tool("echo", {})
+    assert not was_sent(end)
+    server.behaviours["initialize"] = lambda r: r.result(initialize_result(), Mcp_Session_Id="two")
+    with pytest.raises(HttpStatusError, match="404") as end:
+        caller.invoke_tool("echo", {})
+    assert was_sent(end)
+
+
 def close_within_body(request: Request) -> None:
     request.send(b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"jsonrpc"')
     request.hang_up()

@@ -297,11 +297,14 @@ def test_a_refused_connection_is_told_to_the_lifecycle(hall: Hall_, monkeypatch:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize(
-    ("error", "told"),
-    [(ConnectError("reset"), False), (ConnectError("connection refused", is_refusal=True), True)],
+    ("error", "told", "kind"),
+    [
+        (ConnectError("reset"), False, "transport"),
+        (ConnectError("connection refused", is_refusal=True), True, "unavailable"),
+    ],
 )
 def test_a_member_that_cannot_take_one_more_connection_lives_as_long_as_calls_run_in_it(
-    make_hall: Callable[..., Hall_], monkeypatch: pytest.MonkeyPatch, error: ConnectError, told: bool
+    make_hall: Callable[..., Hall_], monkeypatch: pytest.MonkeyPatch, error: ConnectError, told: bool, kind: str
 ) -> None:
     """An honest server that serves one at a time has a short queue of connections. A refusal: nobody listens."""
     monkeypatch.setattr(dispatcher, "EXIT_GRACE", 0.01)
@@ -317,7 +320,7 @@ def test_a_member_that_cannot_take_one_more_connection_lives_as_long_as_calls_ru
     hall.turn()
     eventually(lambda: (hall.turn(), statuses(turned_away) == ["failed"])[1])
     assert bool(hall.failed) is told
-    assert row(turned_away).error_kind == "transport"
+    assert row(turned_away).error_kind == kind
     client.go_on.set()
     eventually(lambda: (hall.turn(), statuses(served) == ["succeeded"])[1])
 
@@ -332,6 +335,19 @@ def test_an_exit_during_the_call_explains_a_broken_connection(hall: Hall_) -> No
     hall.run_all()
     assert row(invocation).error_message.endswith("the member exited during the call, with signal SIGKILL")
     assert hall.failed == []
+
+
+def test_an_exit_before_the_call_was_sent_is_told_from_one_during_it(hall: Hall_) -> None:
+    anna = hall.add()
+    process = hall.live[anna.pk].process
+    process.exit_code = 3
+    process.exited.set()
+    hall.client(anna).answer = failing(ConnectError("connection refused", is_refusal=True))
+    invocation = call(anna)
+    hall.run_all()
+    found = row(invocation)
+    assert found.error_kind == "unavailable"
+    assert "the member exited before it took the call, with exit code 3; the call was not sent" in found.error_message
 
 
 @pytest.mark.django_db(transaction=True)
@@ -946,13 +962,13 @@ def test_what_another_runtime_left_running_ends_as_lost_and_is_not_run_again(hal
     assert hall.client(anna).calls == []
 
 
-def test_a_claim_whose_answer_got_lost_ends_as_lost_after_a_while(hall: Hall_) -> None:
+def test_a_claim_whose_answer_got_lost_was_never_sent_and_ends_so_after_a_while(hall: Hall_) -> None:
     anna = hall.add()
     young = call(anna, status="running", lease_id=hall.lease_id, started_at=timezone.now())
     old = call(anna, status="running", lease_id=hall.lease_id, started_at=timezone.now() - timedelta(seconds=6))
     hall.turn()
     assert statuses(young, old) == ["running", "failed"]
-    assert (row(old).error_kind, hall.client(anna).calls) == ("lost", [])
+    assert (row(old).error_kind, hall.client(anna).calls) == ("unavailable", [])
 
 
 def test_a_call_that_runs_long_is_no_stray(make_hall: Callable[..., Hall_]) -> None:

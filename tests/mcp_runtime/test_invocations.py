@@ -506,7 +506,21 @@ def test_what_an_error_means_for_the_call(cls: type[ClientError]) -> None:
     error, status, kind = MADE[cls]
     outcome = Outcome.of_error(error, member="anna", tool="echo")
     assert (outcome.status, outcome.error_kind) == (status, kind)
-    assert outcome.error_message == f"tool 'echo' of member 'anna': {error}"
+    may_have_run = "; it may have run" if kind == "timeout" else ""
+    assert outcome.error_message == f"tool 'echo' of member 'anna': {error}{may_have_run}"
+
+
+@pytest.mark.parametrize(
+    "cls", [cls for cls in MADE if cls is not errors.RequestCancelledError], ids=lambda cls: cls.__name__
+)
+def test_a_call_that_was_never_sent_ends_as_unavailable_whatever_the_error(
+    cls: type[ClientError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = MADE[cls][0]
+    monkeypatch.setattr(error, "was_sent", False)
+    outcome = Outcome.of_error(error, member="anna", tool="echo")
+    assert (outcome.status, outcome.error_kind) == (Status.FAILED, "unavailable")
+    assert outcome.error_message == f"tool 'echo' of member 'anna': {error}; the call was not sent"
 
 
 def test_every_kind_of_failure_is_said_by_somebody() -> None:

@@ -14,9 +14,11 @@ from django.db import OperationalError
 
 from mcp_runtime import http_server
 from mcp_runtime.gateway import offers, server, session_file
-from roster.models import GuildMember, Tool
+from roster.models import GuildMember, Invocation, Tool
 from tests.conftest import eventually
-from tests.mcp_runtime.gateway.conftest import ALL, Asked, World, event, in_background, result, text
+from tests.end_to_end.agents import Agent
+from tests.mcp_runtime.gateway.conftest import ALL, Asked, World, event, in_background, request, result, text
+from tests.mcp_runtime.test_client import full_backlog
 
 
 def pages(*told: list[dict[str, Any]], kind: str) -> Any:
@@ -172,13 +174,97 @@ def test_a_member_that_does_not_come_up_fails_the_call_with_the_reason(
     GuildMember.objects.update(**fields, restarts=9)
     error = agent.ask("tools/call", name="notes__echo", arguments={})["error"]
     assert error["code"] == -32603
-    told = {
-        f"member 'notes' is unavailable: {said}",
-        "tool 'echo' of member 'notes': no complete answer within 0.3 s",  # the two deadlines are one
-    }
-    assert error["message"] in told
+    assert error["message"] == f"member 'notes' is unavailable: {said}; the call was not sent"
+    assert error["data"] == {"member": "notes", "kind": "unavailable", "sent": False}
     (call,) = world.calls()
-    assert call.error_kind in ("unavailable", "timeout")
+    assert (call.error_kind, call.error_message) == ("unavailable", error["message"])
+    assert member.heard("tools/call") == []
+
+
+def failed(world: World, agent: Agent, tool: str) -> str:
+    """Why a call failed that no member got, as the client and the record both say."""
+    error = agent.call(tool)["error"]
+    assert (error["code"], error["data"]) == (-32603, {"member": "notes", "kind": "unavailable", "sent": False})
+    (row,) = [call for call in world.calls() if call.tool_name == tool.partition("__")[2]]
+    assert (row.status, row.error_kind, row.error_message) == ("failed", "unavailable", error["message"])
+    return str(error["message"])
+
+
+BUSY = {
+    "tools": [{"name": "slow"}, {"name": "echo"}],
+    "max_concurrency": 1,
+    "tool_timeouts": {"echo": 0.3},
+}
+
+
+def hang_if_slow(asked: Asked) -> None:
+    if asked.message["params"]["name"] == "slow":
+        asked.hang()
+    asked.result(text("done"))
+
+
+def test_a_call_that_waited_for_a_slot_in_vain_was_not_sent_and_says_so(world: World) -> None:
+    member = world.member(behaviours={"tools/call": hang_if_slow}, **BUSY)
+    agent = world.agent().begin()
+    slow = agent.sent(request(99, "tools/call", name="notes__slow", arguments={}))
+    eventually(lambda: member.heard("tools/call"))
+    assert failed(world, agent, "notes__echo") == (
+        "member 'notes' is unavailable: none of its 1 slots became free within 0.3 s; the call was not sent"
+    )
+    assert [message["params"]["name"] for message in member.heard("tools/call")] == ["slow"]
+    slow.close()
+
+
+def test_a_call_that_is_cancelled_while_it_waits_for_a_slot_is_not_sent_any_more(world: World) -> None:
+    member = world.member(behaviours={"tools/call": hang_if_slow}, **BUSY | {"tool_timeouts": {}})
+    agent, other = world.agent().begin(), world.agent().begin()
+    slow = other.sent(request(99, "tools/call", name="notes__slow", arguments={}))
+    eventually(lambda: member.heard("tools/call"))
+    call = request(7, "tools/call", name="notes__echo", arguments={})
+    with in_background(lambda: agent.post(call).json()["error"]) as ended:
+        canceller = Agent(world, None)  # type: ignore[arg-type]
+        canceller.http.headers.update(agent.http.headers)
+
+        def is_cancelled() -> bool:
+            canceller.notify("notifications/cancelled", requestId=7)
+            return bool(ended)
+
+        eventually(is_cancelled)
+        slow.close()
+    assert ended[0]["message"] == "tool 'echo' of member 'notes': it was cancelled before it was sent"
+    assert ended[0]["data"] == {"kind": "cancelled", "member": "notes", "sent": False}
+    assert agent.text("notes__echo") == "done"
+    assert [message["params"]["name"] for message in member.heard("tools/call")] == ["slow", "echo"]
+
+
+def test_a_call_whose_session_with_the_member_does_not_begin_was_not_sent(world: World) -> None:
+    member = world.member(timeout=0.3)
+    agent = world.agent().begin()
+    member.behaviours["initialize"] = lambda asked: asked.hang()
+    assert "began no session, within 0.3 s; the call was not sent" in failed(world, agent, "notes__echo")
+    member.behaviours["initialize"] = lambda asked: asked.error(-32000, "too many sessions")
+    Invocation.objects.all().delete()
+    assert "too many sessions" in failed(world, world.agent().begin(), "notes__echo")
+    assert member.heard("tools/call") == []
+
+
+def test_a_call_that_finds_nobody_listening_was_not_sent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "connection_failed", lambda live, error: None)
+    member = world.member()
+    agent = world.agent().begin()
+    member.server.close_listener()
+    member.server.drop_idle_connections()
+    assert failed(world, agent, "notes__echo") == (
+        "member 'notes' is unavailable: connection refused; the call was not sent"
+    )
+
+
+def test_a_member_that_accepts_no_connection_was_not_sent_the_call(world: World) -> None:
+    member = world.member(timeout=0.3)
+    agent = world.agent().begin()
+    with full_backlog() as port:
+        member.live.client.url = f"http://127.0.0.1:{port}/mcp"
+        assert "it took no connection" in failed(world, agent, "notes__echo")
 
 
 def test_a_call_that_nobody_listened_to_goes_to_the_next_process(world: World) -> None:
