@@ -22,6 +22,7 @@ from django.db.models.expressions import RawSQL
 from django.utils import timezone
 
 from mcp_runtime.errors import AccessError, NotAllowedError, TokenError
+from mcp_runtime.limits import Owner
 from roster.models import ApiToken, GuildMember, Hall, Tool
 
 CONTROL = "roster.control_member"
@@ -59,6 +60,11 @@ class Principal:
     tools: frozenset[tuple[str, str]] | None = None  # the token's scope: these tools, each (member, tool)
     calls_per_minute: int = 0
     max_in_flight: int = 0
+
+    @property
+    def owner(self) -> Owner:
+        """Whose budgets it uses."""
+        return self.user_id, self.token_id
 
     @property
     def is_expired(self) -> bool:

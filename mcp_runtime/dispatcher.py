@@ -13,7 +13,7 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from mcp_runtime.database import persistently, unit_of_work
 from mcp_runtime.errors import ClientError, ConnectError
 from mcp_runtime.invocations import ErrorKind, Outcome
 from mcp_runtime.lifecycle import EXIT_GRACE, Lifecycle, LiveMember
+from mcp_runtime.limits import Owner, Slots
 from mcp_runtime.supervisor import unfulfilled
 from mcp_runtime.transport import Exchange
 from roster.models import GuildMember, Invocation
@@ -48,10 +49,13 @@ BIG_ANSWER = 100_000  # characters
 # At the stop every call was ended or aborted before; their threads need a moment to say so.
 LAST_ENDS_SECONDS = 0.5
 WAITING_BATCH = 500  # of one member
+MAX_REQUESTERS = 250  # that a look at the queue passes over: SQLite takes no longer conditions
 # A row that is running under our lease, though no thread of ours runs it, was claimed by a write whose answer got lost.
 STRAY_SECONDS = 5.0
 
 Pool = Callable[..., Any]
+# Queued calls that wait for a slot: of a member, of a requester, or (neither None) of a requester in a member.
+_Line = tuple[int | None, Owner | None]
 
 
 class Dispatcher:
@@ -80,8 +84,9 @@ class Dispatcher:
         self._ended: collections.deque[tuple[Invocation, Outcome]] = collections.deque()
         self._lock = threading.Lock()
         self._running: dict[int, tuple[Invocation, LiveMember, Exchange]] = {}
-        self._load: collections.Counter[int] = collections.Counter()  # member id -> calls running in it
-        self._full: dict[int, int] = {}  # members whose rows wait for a place -> how many places they may have
+        self._slots = Slots(concurrency)  # of the hall
+        self._slots_in: dict[int, Slots] = {}  # of each member
+        self._full: dict[_Line, tuple[int, int, Owner]] = {}  # whose rows wait for a slot -> one that does
         self._down: set[int] = set()  # members whose rows wait for them to be connected
         self._down_since: dict[int, datetime] = {}  # member id -> when calls were first seen to wait for it
         self._abandoned: set[int] = set()
@@ -203,10 +208,11 @@ class Dispatcher:
     # Claiming -----------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Claim every queued row whose member is connected and has a free place, oldest first, and run it."""
-        self._full = {pk: places for pk, places in self._full.items() if not self._has_place(pk, places)}
+        """Claim every queued row whose member is connected and that may have a slot, oldest first, and run it."""
+        self._full = {line: waits for line, waits in self._full.items() if self._in_the_way(*waits) == line}
         while self._claiming and (free := self._concurrency - len(self._running)) > 0:
             size = min(free, CLAIM_BATCH)
+            known = len(self._full) + len(self._down)
             rows = list(self._queued()[:size])
             due = self._pick(rows)
             claimed = self._claim(due)
@@ -214,60 +220,90 @@ class Dispatcher:
                 self._launch(invocation, live)
             if len(rows) < size and len(due) == len(rows):
                 return  # there was no more, and nothing was passed over
-            if due and not claimed:
-                return  # without the lease they stay queued: looking again would never end
+            if not claimed and (due or len(self._full) + len(self._down) == known):
+                return  # without the lease they stay queued, or all are known to wait: looking again would never end
 
     def _queued(self) -> QuerySet[Invocation]:
+        queued = invocations.under_way(Status.QUEUED)
+        waiting: dict[Owner, set[int | None]] = {}  # requesters -> in which members; None: in all
+        for member_id, requester in self._full:
+            if requester is not None:
+                waiting.setdefault(requester, set()).add(member_id)
+        full = {member_id for member_id, requester in self._full if requester is None}
+        queued = queued.exclude(member_id__in=full | self._down)
+        for (user_id, token_id), members in list(waiting.items())[:MAX_REQUESTERS]:
+            of_members = {} if None in members else {"member_id__in": members}
+            queued = queued.exclude(requested_by_id=user_id, token_id=token_id, **of_members)
         return (
-            invocations.under_way(Status.QUEUED)
-            .exclude(member_id__in={*self._full, *self._down})
-            .select_related("member")
-            .only("tool_name", "arguments", "timeout", "secret_paths", "member__name", "member__manifest")
+            queued.select_related("member")
+            .only(
+                *("tool_name", "arguments", "timeout", "secret_paths", "requested_by_id", "token_id"),
+                *("member__name", "member__manifest"),
+            )
             .order_by("id")
         )
 
     def _pick(self, rows: list[Invocation]) -> list[tuple[Invocation, LiveMember]]:
-        """Those of `rows` that can run now. Members that cannot take theirs are passed over by the next look."""
+        """Those of `rows` that can run now; they have their slots. What cannot is passed over by the next look."""
         picked: list[tuple[Invocation, LiveMember]] = []
-        taken: collections.Counter[int] = collections.Counter()
         for row in rows:
             live = self._lifecycle.connected(row.member_id)
-            places = int(row.member.manifest.get("max_concurrency", 16))
+            waits = row.member_id, int(row.member.manifest.get("max_concurrency", 16)), _requester(row)
             if live is None:
                 self._down.add(row.member_id)
-            elif not self._has_place(row.member_id, places, taken):
-                self._full[row.member_id] = places
+            elif line := self._in_the_way(*waits):
+                self._full[line] = waits
             else:
-                taken[row.member_id] += 1
+                with self._lock:
+                    self._slots.take(_requester(row))
+                    self._slots_in[row.member_id].take(_requester(row))
                 picked.append((row, live))
         return picked
 
-    def _has_place(self, member_id: int, places: int, taken: Mapping[int, int] = {}) -> bool:
-        """Whether one more call may run in the member, `places` by its manifest, when those `taken` run too.
+    def _in_the_way(self, member_id: int, count: int, requester: Owner) -> _Line | None:
+        """Whose calls must wait, if this requester's call in this member must; the member has `count` slots.
 
-        Members whose calls hang must not take every place of the hall: none gets more than half of them, and the last
-        quarter is for members in which nothing runs.
+        Members whose calls hang must not take every slot of the hall: none gets more than half of them, and the last
+        quarter is for members in which nothing runs; half of that for requesters too of whom nothing runs. Requesters
+        share the slots of each member, and those of the hall, see `Slots`.
         """
-        load = self._load[member_id] + taken.get(member_id, 0)
-        free = self._concurrency - len(self._running) - sum(taken.values())
-        share, kept = max(self._concurrency // 2, 1), self._concurrency // 4
-        return load < min(places, share) and (load == 0 or free > kept)
+        hall, member = self._slots, self._slots_in.setdefault(member_id, Slots(0))
+        member.count = min(count, max(self._concurrency // 2, 1))
+        kept = self._concurrency // 4
+        if not hall.may_take(requester):
+            return None, requester
+        if member.free <= 0 or (member.held and hall.free <= kept // 2):
+            return member_id, None
+        if not member.may_take(requester) or (member.held and hall.held_by(requester) and hall.free <= kept):
+            return member_id, requester
+        return None
 
     def _claim(self, due: list[tuple[Invocation, LiveMember]]) -> list[tuple[Invocation, LiveMember]]:
-        ids = [row.pk for row, _ in due]
-        if not ids:
-            return []
-        if invocations.claim(ids, self._lease_id) == len(ids):
-            return due
+        """Those of `due` that are ours now. The others give their slots back."""
+        mine: set[int] = set()
+        try:
+            mine = self._claimed([row.pk for row, _ in due])
+        finally:
+            for row, _ in due:
+                if row.pk not in mine:
+                    self._give_back(row)
+        return [(row, live) for row, live in due if row.pk in mine]
+
+    def _claimed(self, ids: list[int]) -> set[int]:
+        if not ids or invocations.claim(ids, self._lease_id) == len(ids):
+            return set(ids)
         mine = Invocation.objects.filter(pk__in=ids, status=Status.RUNNING, lease_id=self._lease_id)
-        claimed = set(mine.values_list("pk", flat=True))
-        return [(row, live) for row, live in due if row.pk in claimed]
+        return set(mine.values_list("pk", flat=True))
+
+    def _give_back(self, invocation: Invocation) -> None:
+        with self._lock:
+            self._slots.give_back(_requester(invocation))
+            self._slots_in[invocation.member_id].give_back(_requester(invocation))
 
     def _launch(self, invocation: Invocation, live: LiveMember) -> None:
         exchange = Exchange(partial(self._note_progress, invocation.pk))
         with self._lock:
             self._running[invocation.pk] = (invocation, live, exchange)
-            self._load[invocation.member_id] += 1
             live.calls += 1
         self._run_in_pool(self._call, (invocation, live, exchange))
 
@@ -300,7 +336,7 @@ class Dispatcher:
                 ended = ConnectError(how, is_refusal=not error.was_sent)
                 return Outcome.of_error(ended, member=live.name, tool=invocation.tool_name)
             # A server that serves one at a time cannot take all who call: as long as others run in it, it lives.
-            if error.is_refusal or self._load[live.member_id] + live.relayed < 2:
+            if error.is_refusal or self.calls_in(live.member_id) + live.relayed < 2:
                 unit_of_work(partial(self._lifecycle.connection_failed, live, error))
             return Outcome.of_error(error, member=live.name, tool=invocation.tool_name)
         except ClientError as error:
@@ -364,7 +400,8 @@ class Dispatcher:
     def _forget(self, invocation: Invocation) -> None:
         with self._lock:
             self._running.pop(invocation.pk)[1].calls -= 1
-            self._load[invocation.member_id] -= 1
+            self._slots.give_back(_requester(invocation))
+            self._slots_in[invocation.member_id].give_back(_requester(invocation))
             # Its place may be waited for: in its member, or in the hall. (Not `|=`: that loses a bell rung meanwhile.)
             if self._full or len(self._running) == self._concurrency - 1:
                 self._queue_changed = True
@@ -456,7 +493,8 @@ class Dispatcher:
 
     def calls_in(self, member_id: int) -> int:
         """How many queued calls run in the member now."""
-        return self._load[member_id]
+        slots = self._slots_in.get(member_id)
+        return slots.held if slots else 0
 
     def abandon(self, member_id: int) -> None:
         """Cancel what still runs in the member; those calls end as `lost`: the runtime is stopping."""
@@ -469,3 +507,7 @@ class Dispatcher:
     @property
     def is_idle(self) -> bool:
         return not self._running
+
+
+def _requester(invocation: Invocation) -> Owner:
+    return invocation.requested_by_id, invocation.token_id

@@ -1,11 +1,13 @@
-"""How much one token may do at a time: calls a minute, calls under way, what is kept for it. Counted in memory."""
+"""How much one token may do at a time: calls a minute, calls under way, slots, what is kept. Counted in memory."""
 
 from __future__ import annotations
 
+import collections
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from mcp_runtime.errors import TooManyCallsError
 
@@ -18,6 +20,60 @@ MAX_STREAMS_OF_TOKEN = 64
 MAX_SESSIONS = 2_000
 MAX_SESSIONS_OF_USER = 256
 MAX_SESSIONS_OF_TOKEN = 128
+
+
+# A principal as budgets count it: the ids of its user and of its token. The operator has neither.
+Owner = tuple[int | None, int | None]
+# A principal may hold so many times the slots that then stay free: three quarters of them while it is alone.
+SHARE = 3
+
+
+class Slots:
+    """Slots that principals share. Not for several threads at once.
+
+    A call may hang until its deadline, so slots are rationed before anybody waits for them. Whoever holds one may take
+    another as long as it then holds at most SHARE times what stays free (the "dynamic threshold" of shared buffers in
+    switches). One principal alone gets 12 of 16, a second one 3 of the rest, and whoever holds none may take the last.
+    While several are busy they converge to equal parts.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.held = 0
+        self._of_owner: collections.Counter[Owner] = collections.Counter()
+        self._of_user: collections.Counter[int | None] = collections.Counter()
+
+    @property
+    def free(self) -> int:
+        """Below zero after `count` became smaller."""
+        return self.count - self.held
+
+    def held_by(self, owner: Owner) -> int:
+        return self._of_owner[owner]
+
+    def may_take(self, owner: Owner) -> bool:
+        free, holds = self.free, self._of_owner[owner]
+        if free <= 0 or (holds and holds + 1 > SHARE * (free - 1)):
+            return False
+        # The last of a few is for another user: one user can have any number of tokens.
+        return free > 1 or self.count < SHARE + 1 or not self._of_user[owner[0]]
+
+    def take(self, owner: Owner) -> None:
+        self.held += 1
+        self._of_owner[owner] += 1
+        self._of_user[owner[0]] += 1
+
+    def give_back(self, owner: Owner) -> None:
+        self.held -= 1
+        _count_down(self._of_owner, owner)
+        _count_down(self._of_user, owner[0])
+
+
+def _count_down(counter: collections.Counter[Any], key: Any) -> None:
+    """Without a trace of who holds nothing any more: principals come and go."""
+    counter[key] -= 1
+    if counter[key] <= 0:
+        del counter[key]
 
 
 class Limiter:

@@ -24,6 +24,7 @@ from mcp_runtime.gateway.sessions import Caller
 from mcp_runtime.gateway.wire import Route, Wire, object_of
 from mcp_runtime.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp_runtime.lifecycle import LiveMember
+from mcp_runtime.limits import Owner
 
 logger = logging.getLogger("guildhall.gateway")
 
@@ -398,38 +399,38 @@ class Endpoints:
             live = None if refusals else self._seems_connected(member.pk)
             live = live or await self._live(member, request)
             route = self._wire.route_to(live, member.max_concurrency)
-            within = f"within {request.deadline.seconds:g} s"
+            owner, within = request.caller.principal.owner, f"within {request.deadline.seconds:g} s"
             request.not_sent = f"none of its {member.max_concurrency} slots became free {within}"
-            await route.places.take()
+            await route.places.take(owner)
             request.not_sent = f"it took no connection, or began no session, {within}"
             live.relayed += 1
             try:
                 if self._seems_connected(member.pk) is live:  # it may have gone while the call stood in line
-                    return _holding(route, await self._relay.ask(route, request))
+                    return _holding(route, owner, await self._relay.ask(route, request))
             except ConnectError as error:
-                _free(route)
+                _free(route, owner)
                 refusals += 1
                 if not error.is_refusal or refusals > MAX_REFUSALS:
                     raise
             except BaseException:
-                _free(route)
+                _free(route, owner)
                 raise
             else:
-                _free(route)
+                _free(route, owner)
 
 
-def _holding(route: Route, reply: Reply) -> Reply:
+def _holding(route: Route, owner: Owner, reply: Reply) -> Reply:
     """The reply; when it is over, so is its place."""
     if isinstance(reply, Stream):
-        reply.on_close(lambda: _free(route))
+        reply.on_close(lambda: _free(route, owner))
     else:
-        _free(route)
+        _free(route, owner)
     return reply
 
 
-def _free(route: Route) -> None:
+def _free(route: Route, owner: Owner) -> None:
     route.live.relayed -= 1
-    route.places.give_back()
+    route.places.give_back(owner)
 
 
 def _result(request: Request, result: dict[str, Any]) -> Answer:

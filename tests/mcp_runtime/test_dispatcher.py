@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.db import DataError, OperationalError, connection
 from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
@@ -33,7 +34,7 @@ from mcp_runtime.errors import (
 from mcp_runtime.invocations import Outcome
 from mcp_runtime.lifecycle import Lifecycle, LiveMember, restart_delay
 from mcp_runtime.transport import Exchange
-from roster.models import GuildMember, Hall, Invocation
+from roster.models import ApiToken, GuildMember, Hall, Invocation
 from tests.conftest import eventually
 from tests.machine import Stopwatch
 
@@ -186,6 +187,11 @@ def make_hall() -> Iterator[Callable[..., Hall_]]:
 def call(member: GuildMember, tool: str = "echo", **columns: Any) -> Invocation:
     values = {"arguments": {"tool": tool}, "timeout": 30, "door": "rest", **columns}
     return Invocation.objects.create(member=member, tool_name=tool, **values)
+
+
+def somebody(name: str = "") -> User:
+    """The user of that name, else one who has made no call yet."""
+    return User.objects.get_or_create(username=name or f"user-{User.objects.count()}")[0]
 
 
 def row(invocation: Invocation) -> Invocation:
@@ -402,7 +408,7 @@ def test_no_more_calls_at_a_time_than_the_member_takes_and_the_rest_stays_queued
     anna = hall.add(manifest={"max_concurrency": 3})
     client = hall.client(anna)
     client.go_on.clear()
-    calls = [call(anna) for _ in range(10)]
+    calls = [call(anna, requested_by=somebody()) for _ in range(10)]
     hall.turn()
     eventually(lambda: client.running == 3)
     hall.turn()
@@ -419,7 +425,7 @@ def test_sixteen_at_a_time_unless_the_manifest_says_otherwise(make_hall: Callabl
     anna = hall.add()
     hall.client(anna).go_on.clear()
     for _ in range(40):
-        call(anna)
+        call(anna, requested_by=somebody())
     hall.turn()
     assert Invocation.objects.filter(status="running").count() == 16
 
@@ -428,7 +434,7 @@ def test_a_member_full_of_hung_calls_keeps_no_other_waiting(make_hall: Callable[
     hall = make_hall()
     hung, well = hall.add("hung", manifest={"max_concurrency": 2}), hall.add("well")
     hall.client(hung).go_on.clear()
-    stuck = [call(hung) for _ in range(100)]
+    stuck = [call(hung, requested_by=somebody("ab"[number % 2])) for number in range(100)]
     other = call(well)
     hall.turn()
     eventually(lambda: (hall.turn(), row(other).status == "succeeded")[1])
@@ -455,7 +461,7 @@ def test_no_more_calls_at_a_time_than_the_hall_takes(make_hall: Callable[..., Ha
     members = [hall.add(name) for name in "abcdef"]
     for member in members:
         hall.client(member).go_on.clear()
-    calls = [call(members[number % 6]) for number in range(12)]
+    calls = [call(members[number % 6], requested_by=somebody()) for number in range(12)]
     hall.turn()
     assert statuses(*calls) == ["running"] * 5 + ["queued"] * 7
     for member in members:
@@ -464,19 +470,19 @@ def test_no_more_calls_at_a_time_than_the_hall_takes(make_hall: Callable[..., Ha
 
 
 def test_members_whose_calls_hang_leave_places_for_the_others(make_hall: Callable[..., Hall_]) -> None:
-    """None gets more than half of all places, and the last quarter is for members in which nothing runs."""
+    """None gets more than half; the last quarter is for members, half of it for requesters too, that run nothing."""
     hall = make_hall(concurrency=40)
     greedy = [hall.add(name, manifest={"max_concurrency": 1024}) for name in ("greedy", "greedier")]
     for member in greedy:
         hall.client(member).go_on.clear()
         for _ in range(50):
-            call(member)
+            call(member, requested_by=somebody())
     hall.turn()
-    assert [hall.dispatcher.calls_in(member.pk) for member in greedy] == [20, 10]
+    assert [hall.dispatcher.calls_in(member.pk) for member in greedy] == [20, 15]
     quick = [hall.add(f"quick-{number}") for number in range(12)]
     calls = [call(member) for member in quick for _ in range(3)]
     eventually(lambda: (hall.turn(), set(statuses(*calls)) == {"succeeded"})[1])
-    assert [hall.dispatcher.calls_in(member.pk) for member in greedy] == [20, 10]
+    assert [hall.dispatcher.calls_in(member.pk) for member in greedy] == [20, 15]
     hall.client(greedy[0]).go_on.set()  # what was passed over has its turn when places are free again
     eventually(lambda: (hall.turn(), hall.dispatcher.calls_in(greedy[1].pk) == 20)[1])
 
@@ -490,7 +496,7 @@ def test_a_hall_for_one_call_at_a_time_takes_it(make_hall: Callable[..., Hall_])
 def test_a_hall_that_was_full_looks_again_when_a_place_is_free(make_hall: Callable[..., Hall_]) -> None:
     hall = make_hall(concurrency=2)
     anna, bob = hall.add("anna"), hall.add("bob")
-    calls = [call(anna), call(bob), call(anna)]
+    calls = [call(anna, requested_by=somebody("a")), call(bob), call(anna, requested_by=somebody("a"))]
     hall.turn()
     eventually(lambda: len(hall.dispatcher._ended) == 2)
     hall.dispatcher.turn()
@@ -498,9 +504,52 @@ def test_a_hall_that_was_full_looks_again_when_a_place_is_free(make_hall: Callab
     assert statuses(*calls)[2] != "queued"
 
 
+def test_calls_of_one_token_that_hang_keep_no_other_token_waiting(make_hall: Callable[..., Hall_]) -> None:
+    hall = make_hall()
+    anna = hall.add()
+    ana, ben = somebody("ana"), somebody("ben")
+    tokens = [ApiToken.objects.create(user=user, name=name, digest=name) for user, name in ((ana, "a"), (ana, "b"))]
+    hall.client(anna).go_on.clear()
+    greedy = [call(anna, requested_by=ana, token=tokens[0]) for _ in range(64)]
+    others = [call(anna, requested_by=ana, token=tokens[1]), call(anna, requested_by=ben), call(anna)]
+    hall.turn()
+    assert statuses(*others) == ["running"] * 3
+    assert statuses(*greedy) == ["running"] * 12 + ["queued"] * 52
+    hall.client(anna).go_on.set()
+    eventually(lambda: (hall.turn(), set(statuses(*greedy, *others)) == {"succeeded"})[1])
+
+
+def test_calls_of_one_requester_that_hang_in_every_member_leave_slots_of_the_hall(
+    make_hall: Callable[..., Hall_],
+) -> None:
+    hall = make_hall(concurrency=32)
+    members = [hall.add(name) for name in "abcdef"]
+    for member in members:
+        hall.client(member).go_on.clear()
+        for _ in range(10):
+            call(member, requested_by=somebody("greedy"))
+    others = [call(member, requested_by=somebody("other")) for member in members[:2]]
+    hall.turn()
+    assert Invocation.objects.filter(status="running", requested_by=somebody("greedy")).count() == 24
+    assert statuses(others[0]) == ["running"]
+    assert hall.dispatcher._slots.free > 0
+
+
+def test_a_claim_that_fails_gives_its_slots_back(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
+    anna = hall.add()
+    invocation = call(anna)
+    with monkeypatch.context() as patch:
+        patch.setattr(invocations, "claim", failing(OperationalError("away")))
+        with pytest.raises(OperationalError):
+            hall.dispatcher.drain()
+    assert hall.dispatcher.calls_in(anna.pk) == 0
+    hall.run_all()
+    assert statuses(invocation) == ["succeeded"]
+
+
 def test_a_long_queue_is_taken_in_batches_of_few_statements(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher, "CLAIM_BATCH", 10)
-    anna = hall.add(manifest={"max_concurrency": 100})
+    anna = hall.add(manifest={"max_concurrency": 200})
     for _ in range(95):
         call(anna)
     with CaptureQueriesContext(connection) as queries:

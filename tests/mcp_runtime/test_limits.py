@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from mcp_runtime.errors import TooManyCallsError
-from mcp_runtime.limits import Limiter
+from mcp_runtime.limits import Limiter, Owner, Slots
 
 
 class Clock:
@@ -109,3 +109,60 @@ def test_many_at_once_never_exceed_the_limit() -> None:
     for thread in threads:
         thread.join()
     assert (most, len(refused)) == (5, 15)
+
+
+# Slots ------------------------------------------------------------------------------------------------------------
+
+
+def held(count: int, *owners: Owner) -> list[int]:
+    """How many each of them gets, one after the other, if each takes all it may."""
+    slots = Slots(count)
+    for owner in owners:
+        while slots.may_take(owner):
+            slots.take(owner)
+    return [slots.held_by(owner) for owner in owners]
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (0, [0, 0, 0]),
+        (1, [1, 0, 0]),
+        (2, [1, 1, 0]),
+        (3, [2, 1, 0]),
+        (4, [3, 1, 0]),
+        (16, [12, 3, 1]),
+        (256, [192, 48, 12]),
+    ],
+)
+def test_no_principal_takes_the_last_slots_while_others_hold_none(count: int, expected: list[int]) -> None:
+    assert held(count, (1, 1), (2, 2), (3, 3)) == expected
+
+
+def test_tokens_of_one_user_leave_the_last_slot_to_another_user() -> None:
+    assert held(16, *[(1, token) for token in range(10)], (2, 2)) == [12, 3, 0, 0, 0, 0, 0, 0, 0, 0, 1]
+
+
+def test_principals_that_are_all_busy_come_to_about_equal_parts() -> None:
+    slots, owners = Slots(16), [(1, 1), (2, 2), (3, 3)]
+    for owner in owners:
+        while slots.may_take(owner):
+            slots.take(owner)
+    for turn in range(100):
+        if slots.held_by(owner := owners[turn % 3]):
+            slots.give_back(owner)
+        for waiting in owners:
+            if slots.may_take(waiting):
+                slots.take(waiting)
+    parts = [slots.held_by(owner) for owner in owners]
+    assert min(parts) >= 3
+    assert sum(parts) >= 14
+
+
+def test_slots_that_are_given_back_leave_no_trace_of_who_held_them() -> None:
+    slots = Slots(100)
+    for number in range(50):
+        slots.take((number, number))
+    for number in range(50):
+        slots.give_back((number, number))
+    assert (slots.free, dict(slots._of_owner), dict(slots._of_user)) == (100, {}, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from mcp_runtime.gateway import endpoints
 from roster.models import ApiToken, GuildMember, Tool
 from tests.conftest import eventually
 from tests.end_to_end.agents import Agent, make_token
+from tests.machine import Stopwatch
 from tests.mcp_runtime.gateway.conftest import ALL, Asked, Member, World, event, result, text
 
 
@@ -184,3 +186,34 @@ def test_a_failure_of_anything_else_than_a_tool_tells_its_member_too(world: Worl
     notes.behaviours["*"] = lambda asked: asked.error(-5, "own words", data=[1])
     error = world.agent().begin().ask("resources/read", uri="x:1")["error"]
     assert error == {"code": -5, "message": "own words", "data": [1]}
+
+
+# Slots of a member ------------------------------------------------------------------------------------------------
+
+
+def test_calls_of_one_token_that_hang_keep_no_other_token_waiting(world: World) -> None:
+    go_on = threading.Event()
+
+    def call(asked: Asked) -> None:
+        said = asked.message["params"]["arguments"].get("say", "")
+        if not said:
+            go_on.wait(20)
+        asked.result(text(said))
+
+    member = world.member(behaviours={"tools/call": call})
+    quick = world.agent(token=make_token()).begin()
+    greedy = world.agent(token=make_token()).begin()
+    message = {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "notes__echo", "arguments": {}}}
+    assert quick.text("notes__echo", say="first") == "first"
+    sent = [greedy.sent({**message, "id": number}) for number in range(64)]
+    try:
+        eventually(lambda: len(member.heard("tools/call")) >= 13)
+        watch = Stopwatch()
+        for number in range(5):
+            assert quick.text("notes__echo", say=str(number)) == str(number)
+        assert watch.seconds < 2
+        assert len(member.heard("tools/call")) == 1 + 12 + 5
+    finally:
+        go_on.set()
+        for connection in sent:
+            connection.close()
