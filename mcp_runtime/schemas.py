@@ -1,16 +1,18 @@
 """A tool's input schema: is it usable, do arguments fit it, where do they hold secrets. No Django, no I/O.
 
-Schemas come from members, so nothing here trusts them: no reference is fetched, no schema makes the check run for
-ever, and whatever a schema breaks is reported as a fault of that schema.
+Schemas come from members and arguments from clients, so nothing here trusts them: no reference is fetched, whatever
+walks through them has a budget of CPU time, and whatever a schema breaks is reported as a fault of that schema.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import islice
 from typing import Any
 
 import attrs
@@ -23,10 +25,22 @@ from referencing.jsonschema import DRAFT202012
 
 MASK = "********"
 MAX_SCHEMA_CHARACTERS = 200_000
-# What one validation may cost. A step is one schema applied to one value: 10 to 20 microseconds.
-MAX_STEPS = 200_000
-# Characters times instructions of a pattern that cost as much as a step, at worst.
-PATTERN_WORK_PER_STEP = 1000
+# Budgets in seconds of the thread's own CPU time: a thread that waits for the interpreter is not punished for others.
+CHECK_SECONDS = 1.0  # of one schema, against the schema of schemas
+VALIDATION_SECONDS = 0.5  # of one validation; a schema applied to a value takes 5 to 20 microseconds
+SECRETS_SECONDS = 0.25  # of one search for secrets
+# Of a pattern, for a character and an instruction, at worst.
+PATTERN_SECONDS = 5e-9
+# Errors that one validation may come across, those of alternatives included: each is 2 to 3 kB.
+MAX_ERRORS = 20_000
+# Of those at the top so many are looked at for the most telling ones.
+MAX_COMPARED = 1000
+# The library looks each item up in a list of those that are evaluated: more are left to the member.
+MAX_UNEVALUATED = 1000
+# Schemas that apply to the same value, summed over all parts of a schema. A schema that asks for more is hostile.
+MAX_IN_PLACE = 50_000
+# Names and indexes in all places of secrets of one call; they are kept with it.
+MAX_SECRET_STEPS = 20_000
 # So many misfits are told at once, the most telling first.
 MAX_MISFITS = 20
 MAX_REASON = 500
@@ -69,28 +83,56 @@ def check_schema(schema: Any) -> str:
 
 
 def validate(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
-    """Raise ArgumentsError for the most telling misfit, BrokenSchemaError when the schema fails in use."""
+    """Raise ArgumentsError for the most telling misfit, BrokenSchemaError when the schema fails in use.
+
+    What takes more than VALIDATION_SECONDS is an ArgumentsError.
+    """
     validator = _validator(schema)
     try:
-        errors = _errors(validator, arguments)
+        errors = _errors(validator, arguments, VALIDATION_SECONDS)
     except _TooMuchWorkError:
         raise ArgumentsError("", "checking them against the tool's input schema takes too long") from None
+    except (RecursionError, OverflowError) as fault:
+        # Deep nesting and huge numbers break good schemas too. One caller must not end the validation for all others.
+        if arguments and not _fails_without_arguments(validator):
+            reason = "they nest too deep or hold too large a number to be checked against the tool's input schema"
+            raise ArgumentsError("", reason) from None
+        raise _broken_in_use(fault) from fault
     except Exception as fault:  # a schema may break the library anyhow
-        raise BrokenSchemaError(f"the input schema cannot be applied: {type(fault).__name__}: {fault}"[:500]) from fault
+        raise _broken_in_use(fault) from fault
     if errors:
         first = errors[0]
         place = ".".join(str(part) for part in first.absolute_path)
         raise ArgumentsError(place, first.message[:MAX_REASON], [_misfit(error) for error in errors])
 
 
-def _errors(validator: Validator, instance: Any) -> list[jsonschema.ValidationError]:
-    """What does not fit, the most telling first; of alternatives what is wrong with the nearest one."""
-    token = _work.set(_Work())
+def _fails_without_arguments(validator: Validator) -> bool:
     try:
-        # `best_match` goes by relevance too, and takes the greatest.
-        found = sorted(validator.iter_errors(instance), key=jsonschema.exceptions.relevance, reverse=True)
+        _errors(validator, {}, VALIDATION_SECONDS)
+    except _TooMuchWorkError:
+        return False
+    except Exception:  # noqa: BLE001 - as in `validate`
+        return True
+    return False
+
+
+def _broken_in_use(fault: Exception) -> BrokenSchemaError:
+    return BrokenSchemaError(f"the input schema cannot be applied: {type(fault).__name__}: {fault}"[:500])
+
+
+def _errors(validator: Validator, instance: Any, seconds: float) -> list[jsonschema.ValidationError]:
+    """What does not fit, the most telling first; of alternatives what is wrong with the nearest one.
+
+    Raises _TooMuchWorkError.
+    """
+    work = _Work(seconds)
+    token = _work.set(work)
+    try:
+        found = [work.noted(error) for error in islice(validator.iter_errors(instance), MAX_COMPARED)]
     finally:
         _work.reset(token)
+    # `best_match` goes by relevance too, and takes the greatest.
+    found.sort(key=jsonschema.exceptions.relevance, reverse=True)
     return [jsonschema.exceptions.best_match([error]) or error for error in found[:MAX_MISFITS]]
 
 
@@ -104,6 +146,13 @@ def _misfit(error: jsonschema.ValidationError) -> Misfit:
 
 
 def _validator(schema: Any) -> Validator:
+    validator, fault = _checked_validator(_text_of(schema))
+    if validator is None:
+        raise BrokenSchemaError(fault)
+    return validator
+
+
+def _text_of(schema: Any) -> str:
     if not isinstance(schema, dict):
         raise BrokenSchemaError("the input schema is not a JSON object")
     try:
@@ -112,26 +161,28 @@ def _validator(schema: Any) -> Validator:
         raise BrokenSchemaError("the input schema is nested too deep") from error
     if len(text) > MAX_SCHEMA_CHARACTERS:
         raise BrokenSchemaError(f"the input schema is longer than {MAX_SCHEMA_CHARACTERS:,} characters")
-    return _checked_validator(text)
+    return text
 
 
 @lru_cache(maxsize=256)
-def _checked_validator(text: str) -> Validator:
-    """Judging a schema costs far more than applying it: once per text is enough. (Faults are not remembered.)"""
+def _checked_validator(text: str) -> tuple[Validator | None, str]:
+    """The validator, or None and what is wrong. Checking a schema costs far more than applying it: once per text."""
     schema = json.loads(text)
     try:
         cls = _guarded(validator_for(schema, default=jsonschema.Draft202012Validator), '"patternProperties"' in text)
-        errors = _errors(cls(cls.META_SCHEMA, registry=Registry()), schema)
+        errors = _errors(cls(cls.META_SCHEMA, registry=Registry()), schema, CHECK_SECONDS)
     except _TooMuchWorkError:
-        raise BrokenSchemaError("the input schema takes too long to check") from None
-    except Exception as fault:  # as above
-        raise BrokenSchemaError(f"the input schema cannot be read: {type(fault).__name__}: {fault}"[:500]) from fault
+        return None, "the input schema takes too long to check"
+    except Exception as fault:  # noqa: BLE001 - as above
+        return None, f"the input schema cannot be read: {type(fault).__name__}: {fault}"[:500]
     if errors:
         place = ".".join(str(part) for part in errors[0].absolute_path)
-        raise BrokenSchemaError(f"the input schema is broken at {place or 'its root'}: {errors[0].message}"[:500])
+        return None, f"the input schema is broken at {place or 'its root'}: {errors[0].message}"[:500]
+    if (marks := _secret_marks(text)) is not None and not marks.is_decidable:
+        return None, "the input schema refers to itself too often to tell secrets from other arguments: all are masked"
     # An explicit empty registry: without one the library would fetch a remote $ref over the network.
     validator: Validator = cls(schema, registry=Registry())
-    return validator
+    return validator, ""
 
 
 # Guards: what a hostile schema could make endless -----------------------------------------------------------------
@@ -142,15 +193,34 @@ class _TooMuchWorkError(Exception):
 
 
 class _Work:
-    """What one validation has cost so far."""
+    """What one validation, or one search for secrets, may cost: `seconds` of the thread's CPU time, and MAX_ERRORS."""
 
-    def __init__(self) -> None:
-        self._steps = 0.0
+    def __init__(self, seconds: float) -> None:
+        self._end = time.thread_time() + seconds
+        self._trifles = 0
+        self._errors = 0
 
-    def add(self, steps: float) -> None:
-        self._steps += steps
-        if self._steps > MAX_STEPS:
+    def look(self, expected: float = 0.0) -> None:
+        """Raises _TooMuchWorkError when the time is over, or will be after `expected` seconds more."""
+        if time.thread_time() + expected > self._end:
             raise _TooMuchWorkError
+
+    def trifle(self) -> None:
+        """As `look`, for what takes less than a look at the clock does."""
+        self._trifles += 1
+        if self._trifles % 32 == 0:
+            self.look()
+
+    def noted(self, error: jsonschema.ValidationError) -> jsonschema.ValidationError:
+        """The error, shortened: its message quotes the value, which may be megabytes, and is kept in `args` as well."""
+        if error.args:
+            error.args = ()
+            error.message = error.message[:MAX_REASON]
+            self._errors += 1
+            if self._errors > MAX_ERRORS:
+                raise _TooMuchWorkError
+            self.look()
+        return error
 
 
 _work: ContextVar[_Work] = ContextVar("work")
@@ -165,21 +235,43 @@ def _guarded(cls: Any, has_pattern_properties: bool) -> Any:
         "additionalProperties": _additional_properties(cls.VALIDATORS["additionalProperties"]),
         "uniqueItems": _unique_items,
     }
+    for keyword in ("unevaluatedItems", "unevaluatedProperties"):
+        if keyword in cls.VALIDATORS:
+            keywords[keyword] = _unless_many(cls.VALIDATORS[keyword])
     if has_pattern_properties:
         # The library's own search of patternProperties goes through `re`, out of reach: left to the member.
         keywords["unevaluatedProperties"] = _unchecked
     guarded: Any = extend(cls, keywords)  # type: ignore[no-untyped-call]
     guarded.evolve = _evolve
+    guarded.descend = _descend(guarded.descend)
+    guarded.is_valid = _is_valid
     return guarded
 
 
 def _evolve(validator: Any, **changes: Any) -> Any:
     """The same class for a subschema: the library's own evolve leaves for an unguarded one where that says `$schema`.
 
-    Every application of a subschema comes through here, references included: the place to count.
+    Every application of a subschema comes through here, references included: the place to look at the clock.
     """
-    _work.get().add(1)
+    _work.get().look()
     return attrs.evolve(validator, **changes)
+
+
+def _descend(original: Any) -> Any:
+    """`map` and a plain function, no generator: one more frame for each level would reach the recursion limit."""
+
+    def descend(validator: Any, instance: Any, schema: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        work = _work.get()
+        work.trifle()  # `true` and `false` are applied without `evolve`
+        return map(work.noted, original(validator, instance, schema, *args, **kwargs))
+
+    return descend
+
+
+def _is_valid(validator: Any, instance: Any) -> bool:
+    """`contains` tries one validator on each item, without `evolve`."""
+    _work.get().look()
+    return next(validator.iter_errors(instance), None) is None
 
 
 def _pattern(_: Any, pattern: str, instance: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
@@ -217,18 +309,29 @@ def _unique_items(_: Any, wanted: Any, instance: Any, __: Any) -> Iterator[jsons
         yield jsonschema.ValidationError(f"{instance!r} has non-unique elements")
 
 
+def _unless_many(original: Any) -> Any:
+    def unevaluated(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
+        if isinstance(instance, (list, dict)) and len(instance) <= MAX_UNEVALUATED:
+            yield from original(validator, value, instance, schema)
+
+    return unevaluated
+
+
 def _unchecked(*_: Any) -> Iterator[jsonschema.ValidationError]:
     yield from ()
 
 
 def _canonical(value: Any) -> str:
     """The same text for what JSON Schema calls equal: 1 and 1.0 are, 1 and true are not."""
+    _work.get().trifle()
     return json.dumps(_with_whole_numbers(value), sort_keys=True)
 
 
 def _with_whole_numbers(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)
+    if isinstance(value, (dict, list)):
+        _work.get().look()
     if isinstance(value, dict):
         return {key: _with_whole_numbers(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -250,8 +353,7 @@ def _search(pattern: str, text: str) -> bool | None:
     compiled = _compiled(pattern)
     if compiled is None:
         return None
-    if work := _work.get(None):
-        work.add(1 + compiled.programsize * len(text) / PATTERN_WORK_PER_STEP)
+    _work.get().look(compiled.programsize * len(text) * PATTERN_SECONDS)
     return compiled.search(text) is not None
 
 
@@ -274,8 +376,11 @@ _SECRET_WORDS = (b'"writeOnly"', b'"password"')
 _IN_PLACE = ("if", "then", "else")
 _IN_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
 _IN_PLACE_MAPS = ("dependentSchemas", "dependencies")
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _OTHER_PROPERTIES = ("additionalProperties", "unevaluatedProperties")
 _OTHER_ITEMS = ("items", "additionalItems", "unevaluatedItems", "contains")
+
+Part = dict[str, Any]
 
 
 def may_mark_secrets(encoded: bytes) -> bool:
@@ -284,28 +389,143 @@ def may_mark_secrets(encoded: bytes) -> bool:
 
 
 def secret_paths(schema: dict[str, Any], arguments: dict[str, Any]) -> list[list[str | int]]:
-    """Places in `arguments` that the schema marks `writeOnly` or `format: password`, the broken parts passed over."""
-    found: set[Path] = set()
-    seen: set[tuple[int, Path]] = set()
-    # A list of work, not recursion: schemas may refer to themselves. `seen` is what ends that.
-    todo: list[tuple[Any, Any, Path]] = [(schema, arguments, ())]
-    references = _References(schema)
-    while todo:
-        part, value, path = todo.pop()
-        if not isinstance(part, dict) or (id(part), path) in seen:
-            continue
-        seen.add((id(part), path))
-        if path and (part.get("writeOnly") is True or part.get("format") == "password"):
-            found.add(path)
-            continue
-        todo += [(other, value, path) for other in _same_place(part, references)]
-        if isinstance(value, dict):
-            for key, item in value.items():
-                todo += [(other, item, (*path, key)) for other in _of_property(part, key)]
-        elif isinstance(value, list):
-            for index, item in enumerate(value):
-                todo += [(other, item, (*path, index)) for other in _of_item(part, index)]
-    return [list(path) for path in sorted(found, key=str)]
+    """Places in `arguments` that the schema marks `writeOnly` or `format: password`, the broken parts passed over.
+
+    Where that cannot be told within SECRETS_SECONDS everything counts as a secret: each argument is a place.
+    """
+    everything: list[list[str | int]] = [[name] for name in arguments]
+    if not arguments:
+        return []
+    try:
+        text = json.dumps(schema)
+    except RecursionError:
+        return everything
+    if not may_mark_secrets(text.encode()):
+        return []
+    if len(text) > MAX_SCHEMA_CHARACTERS or (marks := _secret_marks(text)) is None or not marks.is_decidable:
+        return everything
+    token = _work.set(_Work(SECRETS_SECONDS))
+    try:
+        return sorted(_bounded(marks.places_in(arguments)), key=str)
+    except _TooMuchWorkError:
+        return everything
+    finally:
+        _work.reset(token)
+
+
+def _bounded(places: Iterator[list[str | int]]) -> Iterator[list[str | int]]:
+    steps = 0
+    for place in places:
+        steps += len(place)
+        if steps > MAX_SECRET_STEPS:
+            raise _TooMuchWorkError
+        yield place
+
+
+@lru_cache(maxsize=64)
+def _secret_marks(text: str) -> _SecretMarks | None:
+    """The marks of the schema with this text; None when it has none. What is hostile in it is found out once."""
+    if not may_mark_secrets(text.encode()):
+        return None
+    return _SecretMarks(json.loads(text))
+
+
+class _SecretMarks:
+    """Where a schema marks secrets. For each of its parts it knows the parts that apply to the same value.
+
+    Read by several threads, and changed by none.
+    """
+
+    def __init__(self, schema: Part) -> None:
+        self._references = _References(schema)
+        self._root = schema
+        self._in_place: dict[int, tuple[Part, ...]] = {}
+        token = _work.set(_Work(SECRETS_SECONDS))
+        try:
+            self._gather()
+            self.is_decidable = True
+        except _TooMuchWorkError:
+            self._in_place = {}
+            self.is_decidable = False
+        finally:
+            _work.reset(token)
+
+    def _gather(self) -> None:
+        left = MAX_IN_PLACE
+        todo: list[Any] = [self._root]
+        while todo:
+            part = todo.pop()
+            _work.get().trifle()
+            if isinstance(part, dict) and id(part) not in self._in_place:
+                parts = self._in_place[id(part)] = self._closure(part, left)
+                left -= len(parts)
+                todo += [*part.values(), *parts]
+            elif isinstance(part, list):
+                todo += part
+
+    def _closure(self, part: Part, most: int) -> tuple[Part, ...]:
+        """`part` and the parts that apply wherever it does. Raises _TooMuchWorkError for more than `most`."""
+        found = {id(part): part}
+        todo: list[Part] = [part]
+        while todo:
+            for other in _same_place(todo.pop(), self._references):
+                if isinstance(other, dict) and id(other) not in found:
+                    _work.get().trifle()
+                    if len(found) >= most:
+                        raise _TooMuchWorkError
+                    found[id(other)] = other
+                    todo.append(other)
+        return tuple(found.values())
+
+    def places_in(self, arguments: dict[str, Any]) -> Iterator[list[str | int]]:
+        """Within `_work`; raises _TooMuchWorkError."""
+        path: list[str | int] = []
+        # Not recursion, and no list of all work: of each level only the children that are yet to be looked at.
+        parts = self._all([self._root])
+        if any(_is_secret(part) for part in parts):
+            for name in arguments:
+                yield [name]
+            return
+        levels = [self._children(parts, arguments)]
+        while levels:
+            child = next(levels[-1], None)
+            if child is None:
+                levels.pop()
+                if path:
+                    path.pop()
+                continue
+            key, value, parts = child
+            if any(_is_secret(part) for part in parts):
+                yield [*path, key]
+            elif isinstance(value, (dict, list)):
+                path.append(key)
+                levels.append(self._children(parts, value))
+
+    def _children(self, parts: list[Part], value: Any) -> Iterator[tuple[str | int, Any, list[Part]]]:
+        """Key, value, and the parts that apply, of each child that any part applies to."""
+        work = _work.get()
+        children: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
+        parts_of: Callable[[Part, Any], Iterator[Any]] = _of_property if isinstance(value, dict) else _of_item
+        for key, item in children:
+            applying: list[Any] = []
+            for part in parts:
+                work.trifle()
+                applying += parts_of(part, key)
+            if applying and (found := self._all(applying)):
+                yield key, item, found
+
+    def _all(self, parts: list[Any]) -> list[Part]:
+        """These, and all that apply wherever they do, each once."""
+        found: dict[int, Part] = {}
+        for part in parts:
+            if isinstance(part, dict) and id(part) not in found:
+                _work.get().trifle()
+                found.update((id(other), other) for other in self._in_place[id(part)])
+        return list(found.values())
+
+
+def _is_secret(part: Part) -> bool:
+    return part.get("writeOnly") is True or part.get("format") == "password"
 
 
 def _same_place(schema: dict[str, Any], references: _References) -> Iterator[Any]:
@@ -315,7 +535,7 @@ def _same_place(schema: dict[str, Any], references: _References) -> Iterator[Any
         yield from _list(schema.get(keyword))
     for keyword in _IN_PLACE_MAPS:
         yield from _dict(schema.get(keyword)).values()
-    for keyword in ("$ref", "$dynamicRef"):
+    for keyword in _REFERENCES:
         if isinstance(schema.get(keyword), str):
             yield references.target(schema[keyword])
 
@@ -369,39 +589,55 @@ class _References:
             return None
 
 
-def mask(arguments: dict[str, Any], paths: list[list[str | int]]) -> dict[str, Any]:
+def mask(arguments: dict[str, Any], paths: Sequence[Sequence[str | int]]) -> dict[str, Any]:
     """A copy of `arguments` with MASK at `paths`; places that are not there are passed over."""
-    masked: Any = arguments
-    for path in paths:
-        masked = _masked(masked, path)
-    return dict(masked)
+    masked: dict[str, Any] = _changed(arguments, _tree_of(paths), _hide)
+    return masked
 
 
-def without(arguments: dict[str, Any], paths: list[list[str | int]]) -> dict[str, Any]:
+def without(arguments: dict[str, Any], paths: Sequence[Sequence[str | int]]) -> dict[str, Any]:
     """A copy of `arguments` with nothing at `paths`: a property is gone, an item of a list is null."""
-    left: Any = arguments
+    left: dict[str, Any] = _changed(arguments, _tree_of(paths), _take_away)
+    return left
+
+
+def _hide(holder: Any, key: Any) -> None:
+    holder[key] = MASK
+
+
+def _take_away(holder: Any, key: Any) -> None:
+    if isinstance(holder, dict):
+        del holder[key]
+    else:
+        holder[key] = None
+
+
+_Tree = dict[str | int, Any]  # None at the end of a path
+
+
+def _tree_of(paths: Sequence[Sequence[str | int]]) -> _Tree:
+    """The paths as one tree, so that what holds thousands of secrets is copied once. Of two the shorter one counts."""
+    tree: _Tree = {}
     for path in paths:
-        left = _without(left, path)
-    return dict(left)
+        place: _Tree | None = tree
+        for key in path[:-1]:
+            place = place.setdefault(key, {}) if place is not None else None
+        if place is not None:
+            place[path[-1]] = None
+    return tree
 
 
-def _without(value: Any, path: list[str | int]) -> Any:
-    key, rest = path[0], path[1:]
-    if isinstance(value, dict) and key in value:
-        if not rest:
-            return {name: item for name, item in value.items() if name != key}
-        return {**value, key: _without(value[key], rest)}
-    if isinstance(value, list) and isinstance(key, int) and key < len(value):
-        return [*value[:key], _without(value[key], rest) if rest else None, *value[key + 1 :]]
-    return value
+def _changed(value: Any, tree: _Tree, change: Callable[[Any, Any], None]) -> Any:
+    copied = value.copy()
+    for key, rest in tree.items():
+        if isinstance(value, dict) != isinstance(key, str) or not _is_there(value, key):
+            continue
+        if rest is None:
+            change(copied, key)
+        elif isinstance(value[key], (dict, list)):
+            copied[key] = _changed(value[key], rest, change)
+    return copied
 
 
-def _masked(value: Any, path: list[str | int]) -> Any:
-    if not path:
-        return MASK
-    key, rest = path[0], path[1:]
-    if isinstance(value, dict) and key in value:
-        return {**value, key: _masked(value[key], rest)}
-    if isinstance(value, list) and isinstance(key, int) and key < len(value):
-        return [*value[:key], _masked(value[key], rest), *value[key + 1 :]]
-    return value
+def _is_there(value: Any, key: Any) -> bool:
+    return key in value if isinstance(value, dict) else 0 <= key < len(value)

@@ -9,6 +9,7 @@ from typing import Any
 # Schemas come from members: one that nests or branches without end still gives a small skeleton.
 MAX_DEPTH = 8
 MAX_PROPERTIES = 100
+MAX_VALUES = 1000  # in all: a hundred properties that refer to each other would be millions
 
 EMPTY_VALUES: Mapping[str, Any] = {"string": "", "integer": 0, "number": 0, "boolean": False, "array": [], "null": None}
 
@@ -28,42 +29,51 @@ def parse_arguments(text: str) -> Any:
 
 def skeleton_of(schema: dict[str, Any]) -> dict[str, Any]:
     """The least that might fit `schema`: its required properties, and those with a default, each with a first value."""
-    return _object(schema, schema, 0)
+    return _Skeleton(schema).of_object(schema, 0)
 
 
-def _object(schema: dict[str, Any], root: dict[str, Any], depth: int) -> dict[str, Any]:
-    properties, required = schema.get("properties"), schema.get("required")
-    if not isinstance(properties, dict):
-        return {}
-    wanted = [
-        name
-        for name, part in properties.items()
-        if (isinstance(required, list) and name in required) or (isinstance(part, dict) and "default" in part)
-    ]
-    return {name: _value(properties[name], root, depth + 1) for name in wanted[:MAX_PROPERTIES]}
+class _Skeleton:
+    def __init__(self, root: dict[str, Any]) -> None:
+        self._root = root
+        self._left = MAX_VALUES
 
+    def of_object(self, schema: dict[str, Any], depth: int) -> dict[str, Any]:
+        properties, required = schema.get("properties"), schema.get("required")
+        if not isinstance(properties, dict):
+            return {}
+        names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+        wanted = [
+            name for name, part in properties.items() if name in names or (isinstance(part, dict) and "default" in part)
+        ]
+        return {name: self._value(properties[name], depth + 1) for name in wanted[:MAX_PROPERTIES]}
 
-def _value(schema: Any, root: dict[str, Any], depth: int) -> Any:
-    if not isinstance(schema, dict) or depth > MAX_DEPTH:
-        return None
-    for keyword in ("default", "const"):
-        if keyword in schema:
-            return schema[keyword]
-    for keyword in ("examples", "enum"):
-        if isinstance(schema.get(keyword), list) and schema[keyword]:
-            return schema[keyword][0]
-    if isinstance(schema.get("$ref"), str):
-        return _value(_resolve(schema["$ref"], root), root, depth + 1)
-    for keyword in ("anyOf", "oneOf", "allOf"):
-        if isinstance(schema.get(keyword), list) and schema[keyword]:
-            return _value(schema[keyword][0], root, depth + 1)
-    kinds = schema.get("type")
-    kind = kinds[0] if isinstance(kinds, list) and kinds else kinds
-    if kind == "object" or "properties" in schema:
-        return _object(schema, root, depth)
-    if kind in ("integer", "number") and isinstance(schema.get("minimum"), (int, float)):
-        return schema["minimum"]
-    return EMPTY_VALUES.get(kind) if isinstance(kind, str) else None
+    def _value(self, schema: Any, depth: int) -> Any:
+        self._left -= 1
+        if not isinstance(schema, dict) or depth > MAX_DEPTH or self._left < 0:
+            return None
+        for keyword in ("default", "const"):
+            if keyword in schema:
+                return self._given(schema[keyword])
+        for keyword in ("examples", "enum"):
+            if isinstance(schema.get(keyword), list) and schema[keyword]:
+                return self._given(schema[keyword][0])
+        if isinstance(schema.get("$ref"), str):
+            return self._value(_resolve(schema["$ref"], self._root), depth + 1)
+        for keyword in ("anyOf", "oneOf", "allOf"):
+            if isinstance(schema.get(keyword), list) and schema[keyword]:
+                return self._value(schema[keyword][0], depth + 1)
+        kinds = schema.get("type")
+        kind = kinds[0] if isinstance(kinds, list) and kinds else kinds
+        if kind == "object" or "properties" in schema:
+            return self.of_object(schema, depth)
+        if kind in ("integer", "number") and isinstance(schema.get("minimum"), (int, float)):
+            return schema["minimum"]
+        return EMPTY_VALUES.get(kind) if isinstance(kind, str) else None
+
+    def _given(self, value: Any) -> Any:
+        """A value of the schema's own counts by its length: a thousand places may refer to one."""
+        self._left -= len(json.dumps(value)) // 100
+        return value
 
 
 def _resolve(reference: str, root: dict[str, Any]) -> Any:

@@ -188,8 +188,9 @@ def load(extras: Mapping[str, Extras]) -> Roster:
 def _tool(member: str, name: str, definition: dict[str, Any], *, has_schema: bool) -> OfferedTool:
     listed_as = protocol.qualified_name(member, name)
     listed = protocol.offered_definition(definition, listed_as, has_schema=has_schema)
-    encoded = jsonrpc.encode(listed)
-    return OfferedTool(member, name, listed_as, definition, encoded, schemas.may_mark_secrets(encoded))
+    # Not of what is listed: a schema that cannot be used is left out there, and marks secrets all the same.
+    may_hold_secrets = schemas.may_mark_secrets(jsonrpc.encode(definition.get("inputSchema")))
+    return OfferedTool(member, name, listed_as, definition, jsonrpc.encode(listed), may_hold_secrets)
 
 
 def _member(row: GuildMember, tools: Mapping[str, OfferedTool], hidden: frozenset[str]) -> OfferedMember:

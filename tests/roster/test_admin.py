@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -678,6 +679,17 @@ def test_a_schema_that_refers_to_itself_gives_a_skeleton_that_ends() -> None:
     schema = {"type": "object", "properties": {"again": {"$ref": "#"}}, "required": ["again"]}
 
     assert len(json.dumps(calls.skeleton_of(schema))) < 200
+
+
+def test_a_schema_whose_properties_refer_to_each_other_gives_a_skeleton_of_bounded_size() -> None:
+    names = [f"p{number}" for number in range(100)]
+    schema = {"properties": {name: {"$ref": "#"} for name in names}, "required": names * 200}
+    large = {"properties": {name: {"$ref": "#/$defs/d"} for name in names}, "required": names}
+
+    watch = time.thread_time()
+    assert len(json.dumps(calls.skeleton_of(schema))) < 100_000
+    assert len(json.dumps(calls.skeleton_of({**large, "$defs": {"d": {"default": "x" * 50_000}}}))) < 200_000
+    assert time.thread_time() - watch < 1
 
 
 # Invocations ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,98 @@
+"""A real hall among hostile members: what they list, where their files lie, what they write to the operator."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from typing import Any
+
+import pytest
+import requests
+
+from mcp_runtime import schemas
+from roster.models import Invocation, Tool
+from tests.conftest import ROOT, eventually
+from tests.end_to_end.agents import Agent, make_token
+from tests.end_to_end.conftest import PATIENCE, Hall
+from tests.end_to_end.test_up import bring_up
+from tests.machine import Stopwatch
+
+pytestmark = pytest.mark.processes
+
+SECRET = {"type": "string", "writeOnly": True}
+
+
+def add_stage(hall: Hall, name: str, stage: dict[str, Any], **manifest: Any) -> None:
+    folder = hall.add(name, args=["stage.py", "${PORT}"], **manifest)
+    shutil.copy(ROOT / "tests" / "servers" / "stage.py", folder / "stage.py")
+    (folder / "stage.json").write_text(json.dumps(stage))
+
+
+def invoke(hall: Hall, token: str, tool: str, arguments: dict[str, Any]) -> requests.Response:
+    return requests.post(
+        f"{hall.url}/api/members/stage/tools/{tool}/invoke/",
+        json={"arguments": arguments},
+        headers={"Authorization": f"Bearer {token}", "Prefer": "wait=20"},
+        timeout=PATIENCE,
+    )
+
+
+def test_a_call_of_a_hostile_tool_takes_no_time_and_leaves_no_secret_behind(hall: Hall) -> None:
+    patterns = {f"^x{number}.*[a-z]+{number}$": SECRET for number in range(4000)}
+    tools = [{"name": "costly", "inputSchema": {"type": "object", "patternProperties": patterns}}]
+    add_stage(hall, "stage", {"tools": tools, "answers": {"costly": {"result": {"content": []}}}})
+    bring_up(hall, "stage")
+    token = make_token()
+    arguments = {f"key{number}": "hunter2" for number in range(20_000)}
+
+    watch = Stopwatch()
+    answer = invoke(hall, token, "costly", arguments)
+    seconds = watch.seconds
+
+    assert answer.status_code == 200, answer.text[:300]
+    assert set(answer.json()["arguments"].values()) == {schemas.MASK}
+    # More than 20 s before there was a budget, all of it in a thread of the web.
+    assert seconds < 5.0
+
+    agent = Agent(hall, token, "/mcp/stage").begin()
+    assert "result" in agent.ask("tools/call", name="costly", arguments={**arguments, "x1a1": "hunter2"})
+    eventually(lambda: Invocation.objects.filter(door="gateway").exists(), within=PATIENCE)
+    assert "hunter2" not in json.dumps(Invocation.objects.get(door="gateway").arguments)
+
+
+def test_secrets_of_a_tool_with_a_broken_schema_are_masked_in_calls_through_the_gateway_too(hall: Hall) -> None:
+    schema = {"type": "object", "properties": {"pw": SECRET, "n": {"type": "nonsense"}}}
+    add_stage(hall, "stage", {"tools": [{"name": "login", "inputSchema": schema}]})
+    bring_up(hall, "stage")
+
+    agent = Agent(hall, make_token(), "/mcp/stage").begin()
+    assert "result" in agent.ask("tools/call", name="login", arguments={"pw": "hunter2"})
+
+    eventually(lambda: Invocation.objects.filter(door="gateway").exists(), within=PATIENCE)
+    assert Invocation.objects.get(door="gateway").arguments == {"pw": schemas.MASK}
+
+
+def test_no_reference_of_a_schema_is_fetched(hall: Hall) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}/schema.json"
+        keywords = {"$ref": address, "$dynamicRef": address, "$schema": address, "file": f"file://{ROOT}/README.md"}
+        tools = [
+            {"name": f"tool{n}", "inputSchema": {"type": "object", "properties": {"a": {**SECRET, keyword: to}}}}
+            for n, (keyword, to) in enumerate(keywords.items())
+        ]
+        tools.append({"name": "root", "inputSchema": {"$schema": address, "$id": address, "$ref": "other.json"}})
+        tools.append({"name": "local", "inputSchema": {"properties": {"a": {"$ref": keywords["file"]}}}})
+        add_stage(hall, "stage", {"tools": tools})
+        bring_up(hall, "stage")
+        token = make_token()
+        agent = Agent(hall, token, "/mcp/stage").begin()
+
+        for tool in tools:
+            assert invoke(hall, token, tool["name"], {"a": "b"}).status_code < 500
+            agent.ask("tools/call", name=tool["name"], arguments={"a": "b"})
+
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+        assert Tool.objects.get(name="local").schema_error.startswith("the input schema cannot be applied")
