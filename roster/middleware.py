@@ -8,7 +8,10 @@ from urllib.parse import urlsplit
 from django.conf import settings
 from django.core.exceptions import DisallowedHost
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http.request import split_domain_port
 from django.middleware.gzip import GZipMiddleware
+
+MAX_PORT, MAX_PORT_DIGITS = 65_535, 5
 
 
 class ContentSecurityPolicyMiddleware:
@@ -48,6 +51,9 @@ class OriginMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         try:
             host = request.get_host()
+            port = split_domain_port(host)[1]  # Django looks at the name alone
+            if port and not (len(port) <= MAX_PORT_DIGITS and 1 <= int(port) <= MAX_PORT):
+                raise DisallowedHost
         except DisallowedHost:
             text = "This host is none of the hall's; GUILD_HALL_ALLOWED_HOSTS names more.\n"
             return HttpResponse(text, status=403, content_type="text/plain")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import signal
 import socket
 import sys
@@ -25,7 +26,8 @@ EXIT_PORT_TAKEN = 2
 MAX_BODY = 1_000_000
 MAX_LINE = 16_384
 MAX_HEADERS = 100
-LOCAL_NAMES = ("localhost", "127.0.0.1")
+LOCAL_NAMES = ("127.0.0.1", "localhost")
+LOCAL_ORIGIN = re.compile(r"https?://(?:localhost|127\.0\.0\.1|\[::1\])(?::([1-9][0-9]{0,4}))?")
 
 
 # Tools: what they are, and how one is called ------------------------------------------------------------------------
@@ -296,9 +298,8 @@ def check_head(request: Request, port: int) -> None:
 
 def is_local_origin(origin: str) -> bool:
     """Whether the page came from this machine, whatever the port."""
-    scheme, _, address = origin.partition("://")
-    name, _, port = address.partition(":")
-    return scheme in ("http", "https") and name in LOCAL_NAMES and (not port or port.isdigit())
+    match = LOCAL_ORIGIN.fullmatch(origin)
+    return match is not None and int(match[1] or 1) <= 65_535
 
 
 def body_length(request: Request) -> int:

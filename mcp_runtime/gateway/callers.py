@@ -14,6 +14,7 @@ from mcp_runtime.database import unit_of_work
 from mcp_runtime.errors import TokenError
 
 MAX_KEPT = 10_000
+MAX_PORT, MAX_PORT_DIGITS = 65_535, 5
 MISSING = (
     "No token: send Authorization: Bearer gh_... "
     "(manage.py create_token makes one; the hall's data folder has one in local-token)."
@@ -78,8 +79,9 @@ class Origins:
 
     def _host_fault(self, host: bytes) -> str:
         text = host.decode("latin-1")
-        domain, _ = split_domain_port(text)
-        if not domain or not validate_host(domain, self._allowed_hosts):
+        domain, port = split_domain_port(text)
+        is_port = not port or (len(port) <= MAX_PORT_DIGITS and 1 <= int(port) <= MAX_PORT)
+        if not domain or not is_port or not validate_host(domain, self._allowed_hosts):
             return f"Host {text[:100]!r} is not one of the hall's (GUILD_HALL_ALLOWED_HOSTS)."
         if len(self._good_hosts) < 100:
             self._good_hosts.add(host)

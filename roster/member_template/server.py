@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import sys
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
@@ -92,7 +93,14 @@ def call_tool(name: Any, arguments: Any) -> dict[str, Any]:
 # HTTP -------------------------------------------------------------------------------------------------------------
 
 LOCAL_NAMES = ("127.0.0.1", "localhost")
+LOCAL_ORIGIN = re.compile(r"https?://(?:localhost|127\.0\.0\.1|\[::1\])(?::([1-9][0-9]{0,4}))?")
 MAX_BODY = 1_000_000
+
+
+def is_local_origin(origin: str) -> bool:
+    """Whether the page came from this machine, whatever the port."""
+    match = LOCAL_ORIGIN.fullmatch(origin)
+    return match is not None and int(match[1] or 1) <= 65_535
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -123,9 +131,9 @@ class Handler(BaseHTTPRequestHandler):
         origin = self.headers.get("Origin")
         length = self.headers.get("Content-Length", "")
         # A web page must not reach a server on this machine through its visitor's browser (DNS rebinding).
-        if self.headers.get("Host") not in [f"{name}:{port}" for name in LOCAL_NAMES]:
+        if self.headers.get("Host", "").lower() not in [f"{name}:{port}" for name in LOCAL_NAMES]:
             return 403
-        if origin is not None and origin.partition("://")[2].partition(":")[0] not in LOCAL_NAMES:
+        if origin is not None and not is_local_origin(origin):
             return 403
         if self.path != "/mcp":
             return 404

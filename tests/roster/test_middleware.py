@@ -26,6 +26,10 @@ ADDRESSES = [
     "/nowhere",
 ]
 HOST = "localhost:8000"
+FOREIGN_HOSTS = [
+    *("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.nip.io"),
+    *("localhost:0", "localhost:65536", "localhost:99999999"),
+]
 
 pytestmark = pytest.mark.django_db
 
@@ -36,7 +40,7 @@ def _static_root() -> None:
     settings.STATIC_ROOT.mkdir(exist_ok=True)
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.nip.io"])
+@pytest.mark.parametrize("host", FOREIGN_HOSTS)
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_a_foreign_host_is_403_everywhere(address: str, host: str) -> None:
     """A page that rebinds its own name to 127.0.0.1 sends that name (REQ-MCP-HTTP-31)."""

@@ -123,6 +123,10 @@ def test_programs_and_the_halls_own_pages_may_ask(headers: dict[str, str]) -> No
     [
         ({"host": "evil.example"}, "Host 'evil.example' is not one of the hall's"),
         ({"host": ""}, "Host '' is not one of the hall's"),
+        ({"host": "127.0.0.1:0"}, "is not one of the hall's"),
+        ({"host": "127.0.0.1:65536"}, "is not one of the hall's"),
+        ({"host": "127.0.0.1:99999999"}, "is not one of the hall's"),
+        ({"host": f"127.0.0.1:{'9' * 5000}"}, "is not one of the hall's"),
         ({"origin": "http://evil.example"}, "Origin 'http://evil.example' is not allowed here"),
         ({"origin": "http://127.0.0.1:9"}, "is not allowed here"),
         ({"origin": "null"}, "is not allowed here"),
