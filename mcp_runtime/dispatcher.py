@@ -263,18 +263,19 @@ class Dispatcher:
     def _in_the_way(self, member_id: int, count: int, requester: Owner) -> _Line | None:
         """Whose calls must wait, if this requester's call in this member must; the member has `count` slots.
 
-        Members whose calls hang must not take every slot of the hall: none gets more than half of them, and the last
-        quarter is for members in which nothing runs; half of that for requesters too of whom nothing runs. Requesters
-        share the slots of each member, and those of the hall, see `Slots`.
+        Neither members whose calls hang nor requesters may take every slot of the hall. No member gets more than half.
+        The last quarter is for members in which nothing runs, half of it also for requesters of whom nothing runs, and
+        the last sixteenth of all for these requesters alone. Requesters share the slots of each member, see `Slots`.
         """
         hall, member = self._slots, self._slots_in.setdefault(member_id, Slots(0))
         member.count = min(count, max(self._concurrency // 2, 1))
-        kept = self._concurrency // 4
-        if not hall.may_take(requester):
+        kept, last = self._concurrency // 4, max(self._concurrency // 16, int(self._concurrency > 1))
+        holds = hall.held_by(requester) > 0
+        if holds and hall.free <= last:
             return None, requester
         if member.free <= 0 or (member.held and hall.free <= kept // 2):
             return member_id, None
-        if not member.may_take(requester) or (member.held and hall.held_by(requester) and hall.free <= kept):
+        if not member.may_take(requester) or (member.held and holds and hall.free <= kept):
             return member_id, requester
         return None
 

@@ -530,9 +530,21 @@ def test_calls_of_one_requester_that_hang_in_every_member_leave_slots_of_the_hal
             call(member, requested_by=somebody("greedy"))
     others = [call(member, requested_by=somebody("other")) for member in members[:2]]
     hall.turn()
-    assert Invocation.objects.filter(status="running", requested_by=somebody("greedy")).count() == 24
+    assert Invocation.objects.filter(status="running", requested_by=somebody("greedy")).count() == 24 + 3
     assert statuses(others[0]) == ["running"]
     assert hall.dispatcher._slots.free > 0
+
+
+def test_hung_members_leave_slots_to_well_ones_also_for_who_called_them(make_hall: Callable[..., Hall_]) -> None:
+    hall = make_hall(concurrency=64)
+    for name in ("bad", "worse", "worst"):
+        hung = hall.add(name, manifest={"max_concurrency": 1000})
+        hall.client(hung).go_on.clear()
+        for _ in range(70):
+            call(hung)
+    well = hall.add("well")
+    calls = [call(well) for _ in range(5)]
+    eventually(lambda: (hall.turn(), set(statuses(*calls)) == {"succeeded"})[1])
 
 
 def test_a_claim_that_fails_gives_its_slots_back(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
