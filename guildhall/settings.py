@@ -5,8 +5,10 @@ docs/settings.md has the table. A value that cannot be right is refused here, at
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import sys
 import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,6 +16,8 @@ from urllib.parse import urlsplit
 import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.utils import get_random_secret_key
+
+from mcp_runtime import console
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 MANAGED_PORTS = (20000, 30000)
@@ -78,15 +82,43 @@ def env_origins(name: str) -> list[str]:
     return origins
 
 
+def private_umask() -> int:
+    """Nothing that the hall makes is for other users. The result is for members: the umask that it was started with."""
+    before = os.umask(0o077)
+    # One process of the hall starts another, which has the private one from the beginning.
+    if not re.fullmatch(r"[0-7]{3}", os.environ.get("GUILD_HALL_USER_UMASK", "")):
+        os.environ["GUILD_HALL_USER_UMASK"] = f"{before:03o}"
+    return int(os.environ["GUILD_HALL_USER_UMASK"], 8)
+
+
 def private_folder(path: Path) -> Path:
+    path = path.resolve()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
+        status = path.stat()
     except OSError as error:
         raise ImproperlyConfigured(
             f"GUILD_HALL_DATA_DIR={path}: {error.strerror}. Choose a folder that you may write to."
         ) from error
+    if status.st_mode & 0o077:
+        close_to_others(path, status)
     return path
+
+
+def close_to_others(path: Path, status: os.stat_result) -> None:
+    """Others could read the password hashes, the secret key and the logs in it."""
+    if status.st_uid != os.geteuid():
+        raise ImproperlyConfigured(
+            f"GUILD_HALL_DATA_DIR={path}: it belongs to another user, and others may read it. "
+            f"Run: sudo chown {os.geteuid()} {path} && sudo chmod 700 {path}. "
+            f"Or choose a folder that does not exist yet, e.g. {path / 'hall'}."
+        )
+    with contextlib.suppress(OSError):  # a file system without modes: roster.W002 says so
+        path.chmod(0o700)
+    if not path.stat().st_mode & 0o077:
+        said = f"other users of this machine could read the data folder {path}; it is private now (mode 0700)"
+        print(console.line("hall", said), file=sys.stderr)
 
 
 def made_once(path: Path) -> str:
@@ -111,6 +143,7 @@ GUILD_HALL_PORT = env_int("GUILD_HALL_PORT", 8000, 1, 65535)
 GUILD_HALL_GATEWAY_PORT = env_int("GUILD_HALL_GATEWAY_PORT", 8100, 1, 65535)
 GUILD_HALL_PORT_RANGE = env_port_range("GUILD_HALL_PORT_RANGE")
 GUILD_HALL_MEMBERS_DIR = env_path("GUILD_HALL_MEMBERS_DIR", BASE_DIR / "guild-members")
+USER_UMASK = private_umask()
 GUILD_HALL_DATA_DIR = private_folder(env_path("GUILD_HALL_DATA_DIR", BASE_DIR / "var"))
 # Calls that may run at the same time in the whole hall; threads are made when needed.
 GUILD_HALL_CONCURRENCY = env_int("GUILD_HALL_CONCURRENCY", 256, 1, 4096)
@@ -151,6 +184,9 @@ TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en-us"
 STATIC_URL = "static/"
 STATIC_ROOT = GUILD_HALL_DATA_DIR / "static"
+# Static files are in the data folder.
+FILE_UPLOAD_PERMISSIONS = 0o600
+FILE_UPLOAD_DIRECTORY_PERMISSIONS = 0o700
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {"BACKEND": "guildhall.static_files.CompressedOnceStorage"},

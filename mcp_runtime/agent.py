@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from mcp_runtime import agent_setup
 from mcp_runtime.errors import SpawnError
-from mcp_runtime.process import child_environment, kill_marked
+from mcp_runtime.process import child_environment, kill_marked, user_umask
 
 logger = logging.getLogger("guildhall.agent")
 
@@ -90,6 +90,7 @@ class AgentProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
+                umask=user_umask(),
             )
         except OSError as error:
             raise SpawnError(f"the agent cannot be started: {error}") from error

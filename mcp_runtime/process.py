@@ -100,6 +100,11 @@ def child_environment(own: Mapping[str, str], mark: str) -> dict[str, str]:
     return {**inherited, **own, MARK_VARIABLE: mark}
 
 
+def user_umask() -> int:
+    """The umask that the hall was started with, for what it starts in turn; its own is private (see the settings)."""
+    return int(os.environ.get("GUILD_HALL_USER_UMASK", "-1"), 8)  # -1: as ours
+
+
 class MemberProcess:
     """A running server process, leader of a session and process group of its own."""
 
@@ -145,6 +150,7 @@ class MemberProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                umask=user_umask(),
             )
         except FileNotFoundError as error:
             raise SpawnError(f"command not found: {argv[0]!r}") from error

@@ -47,3 +47,18 @@ def check_port_range_is_apart(**_: Any) -> list[CheckMessage]:
             id="roster.W001",
         )
     ]
+
+
+@register()
+def check_data_dir_is_private(**_: Any) -> list[CheckMessage]:
+    """The settings close it to others; on a file system without modes (FAT, some network shares) they cannot."""
+    folder = settings.GUILD_HALL_DATA_DIR
+    if not folder.stat().st_mode & 0o077:
+        return []
+    return [
+        Warning(
+            f"Other users of this machine may read the data folder {folder}: its file system keeps no modes.",
+            hint="It holds the secret key and password hashes. Point GUILD_HALL_DATA_DIR at another file system.",
+            id="roster.W002",
+        )
+    ]

@@ -103,7 +103,7 @@ class Hall:
         (folder / "guild-member.json").write_text(json.dumps(values))
         return folder
 
-    def popen(self, argv: list[str], **environment: str) -> subprocess.Popen[bytes]:
+    def popen(self, argv: list[str], *, umask: int = -1, **environment: str) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
             process = subprocess.Popen(
                 argv,
@@ -112,6 +112,7 @@ class Hall:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                umask=umask,
             )
         self.processes.append(process)
         return process
@@ -128,9 +129,9 @@ class Hall:
         assert process.poll() is None, self.output()
         return process
 
-    def up(self, **environment: str) -> subprocess.Popen[bytes]:
+    def up(self, *, umask: int = -1, **environment: str) -> subprocess.Popen[bytes]:
         """The whole hall, web included, as `make run` starts it; on its way up."""
-        return self.popen([sys.executable, "manage.py", "up"], **environment)
+        return self.popen([sys.executable, "manage.py", "up"], umask=umask, **environment)
 
     @property
     def url(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import stat
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from roster.models import Invocation, Tool
 from tests.conftest import ROOT, eventually
 from tests.end_to_end.agents import Agent, make_token
 from tests.end_to_end.conftest import PATIENCE, Hall
-from tests.end_to_end.test_up import bring_up
+from tests.end_to_end.test_up import bring_up, wait_for_web
 from tests.machine import Stopwatch
 
 pytestmark = pytest.mark.processes
@@ -96,3 +97,41 @@ def test_no_reference_of_a_schema_is_fetched(hall: Hall) -> None:
         with pytest.raises(BlockingIOError):
             listener.accept()
         assert Tool.objects.get(name="local").schema_error.startswith("the input schema cannot be applied")
+
+
+# The data folder --------------------------------------------------------------------------------------------------
+
+
+def test_what_a_running_hall_writes_is_private_and_its_members_keep_the_users_umask(hall: Hall) -> None:
+    folder = hall.add("one")
+    (folder / "server.py").write_text(
+        "import os\nopen('made', 'w').close()\nopen('umask', 'w').write(f'{os.umask(0):03o}')\n"
+        + (folder / "server.py").read_text()
+    )
+    shutil.copytree(folder, hall.members_dir / "two")
+    manifest = json.loads((folder / "guild-member.json").read_text())
+    launched = {
+        "name": "two",
+        "transport": "stdio",
+        "args": ["-c", "import os; open('umask', 'w').write('%03o' % os.umask(0))"],
+    }
+    (hall.members_dir / "two" / "guild-member.json").write_text(json.dumps({**manifest, **launched}))
+    hall.data_dir.mkdir()
+    hall.data_dir.chmod(0o755)
+    database = {"DATABASE_URL": "", "REDIS_URL": ""}
+    hall.up(umask=0o027, **database)
+    told = [hall.members_dir / name / "umask" for name in ("one", "two")]
+    eventually(
+        lambda: all(file.exists() and len(file.read_text()) == 3 for file in told),
+        within=PATIENCE,
+        what="the members start",
+    )
+    eventually(lambda: (hall.data_dir / "logs" / "one.log").exists(), within=PATIENCE)
+    wait_for_web(hall)
+
+    assert f"could read the data folder {hall.data_dir}" in hall.output()
+    paths = [hall.data_dir, *hall.data_dir.rglob("*")]
+    assert {"guildhall.sqlite3", "guildhall.sqlite3-wal", "logs", "one.log", "local-token"} <= {p.name for p in paths}
+    assert [path for path in paths if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077] == []
+    assert [file.read_text() for file in told] == ["027", "027"]
+    assert stat.S_IMODE((folder / "made").stat().st_mode) == 0o640

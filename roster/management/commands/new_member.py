@@ -31,6 +31,7 @@ class Command(BaseCommand):
         name: str = options["name"]
         members_dir: Path = settings.GUILD_HALL_MEMBERS_DIR
         require_free(name, members_dir)
+        os.umask(settings.USER_UMASK)  # the folder is the user's, and not the hall's
         try:
             folder = scaffold(name, members_dir)
         except OSError as error:
