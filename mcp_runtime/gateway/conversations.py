@@ -1,7 +1,7 @@
 """Sessions with members, on behalf of callers; and what is said in them that is no request.
 
 A member with sessions gets one per caller's session, begun in the caller's version with the caller's capabilities, so
-that what it asks (sampling, elicitation) reaches the one who can answer. A user's modern callers of the same
+that what it asks (sampling, elicitation) reaches the one who can answer. A token's modern callers of the same
 capabilities share one. A member that forgets its sessions gets new ones; a modern member needs none.
 """
 
@@ -23,7 +23,8 @@ from mcp_runtime.gateway.connections import Response
 from mcp_runtime.gateway.sessions import Caller, CallerSession
 from mcp_runtime.gateway.wire import Route, Wire, decoded, no_answer, object_of, response_in
 
-MAX_SHARED = 100  # sessions of modern callers with one member
+MAX_SHARED = 1_000  # sessions of modern callers with one member
+MAX_SHARED_OF_CALLER = 10
 ASKABLE = ("elicitation", "roots", "sampling")
 GOODBYE_SECONDS = 2.0
 PROBE_SECONDS = 2.0
@@ -50,6 +51,7 @@ class _Known:
     """What is known of a member while its process lives."""
 
     shared: dict[Any, asyncio.Future[Conversation]] = field(default_factory=dict)  # by who it is for
+    running: set[Any] = field(default_factory=set)  # of a member without sessions, whatever version it is asked in
     probe: asyncio.Future[bool] | None = None  # does it speak the modern way too
     probe_again_at: float = 0.0
 
@@ -114,13 +116,19 @@ class Conversations:
         shared = self._of(route).shared
         if not route.live.client.session.id:
             # One for all: who cancels `1` must not cancel somebody else's `1`.
-            return await self._kept(shared, None, route, caller)
+            return await self._kept(shared, _version_of(route, caller), route, caller)
         if caller.session is not None:
             return await self._kept(caller.session.conversations, route.live.member_id, route, caller)
-        key = (caller.principal.user_id, _declared(caller))
-        while len(shared) >= MAX_SHARED and key not in shared:
-            self._let_go(shared.pop(next(iter(shared))))
+        key = (caller.principal.user_id, caller.principal.token_id, _declared(caller))
+        if key not in shared:
+            self._make_room(shared, key)
         return await self._kept(shared, key, route, caller)
+
+    def _make_room(self, shared: dict[Any, asyncio.Future[Conversation]], key: tuple[Any, ...]) -> None:
+        """Of too many sessions the oldest ends: one of the same caller, who may declare what they like, first."""
+        own = [one for one in shared if one[:-1] == key[:-1]]
+        for spare in own[: max(len(own) - MAX_SHARED_OF_CALLER + 1, 0)] or list(shared)[: len(shared) - MAX_SHARED + 1]:
+            self._let_go(shared.pop(spare))
 
     async def _kept(
         self, kept: dict[Any, asyncio.Future[Conversation]], key: Any, route: Route, caller: Caller
@@ -135,7 +143,8 @@ class Conversations:
     async def _begin(self, route: Route, caller: Caller) -> Conversation:
         own = route.live.client.session
         if not own.id:
-            return Conversation(route, own.version, None)
+            version = await self._agreed_version(route, _version_of(route, caller))
+            return Conversation(route, version, None, self._of(route).running)
         version = caller.session.version if caller.session else own.version
         capabilities = caller.capabilities if caller.session else json.loads(_declared(caller))
         params = {**protocol.initialize_params(CLIENT_NAME, CLIENT_VERSION, capabilities), "protocolVersion": version}
@@ -148,6 +157,25 @@ class Conversations:
         if caller.session and caller.session.log_level:
             await self._call_quietly(begun, "logging/setLevel", {"level": caller.session.log_level})
         return begun
+
+    async def _agreed_version(self, route: Route, asked: str) -> str:
+        """The newest version that a client of `asked` and a member without sessions both know.
+
+        The hall's own handshake tells of one version alone, and without a session the member keeps nothing of another.
+        """
+        own = route.live.client.session.version
+        if asked == own:
+            return own
+        params = {**protocol.initialize_params(CLIENT_NAME, CLIENT_VERSION, {}), "protocolVersion": asked}
+        try:
+            async with asyncio.timeout(INITIALIZE_TIMEOUT):
+                begun = await self._shaken_hands(Conversation(route, asked, None), params)
+        except (ClientError, TimeoutError):
+            return own  # it takes nothing else
+        if begun.id:
+            self.later(self._end(begun))
+            return own
+        return begun.version
 
     async def _shaken_hands(self, beginning: Conversation, params: dict[str, Any]) -> Conversation:
         message = jsonrpc.request(self.new_id(), "initialize", params)
@@ -274,6 +302,11 @@ class Conversations:
 def _declared(caller: Caller) -> str:
     """What a modern caller can be asked; those who can be asked the same share a session."""
     return json.dumps({key: caller.capabilities[key] for key in ASKABLE if key in caller.capabilities}, sort_keys=True)
+
+
+def _version_of(route: Route, caller: Caller) -> str:
+    """The version to ask a member without sessions in, if it knows it."""
+    return caller.session.version if caller.session else route.live.client.session.version
 
 
 def _is_stale(found: asyncio.Future[Conversation], route: Route) -> bool:

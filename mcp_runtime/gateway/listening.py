@@ -42,6 +42,7 @@ KINDS = {
     "resourcesListChanged": ("resources", "notifications/resources/list_changed"),
 }
 RESOURCE_UPDATED = "notifications/resources/updated"
+_LIST_CHANGES = frozenset(method for _, method in KINDS.values())
 
 
 @dataclass(eq=False)
@@ -281,7 +282,8 @@ class Listening:
             async with contextlib.aclosing(self._relay.listen(route, stream.caller, self._filter(stream))) as messages:
                 async for message in messages:
                     stream.heard[route.live.name].set()  # its acknowledgement is the first
-                    self._pass(stream, route.live.name, message, "")
+                    if self._is_asked_for(stream, route.live.name, message):
+                        self._pass(stream, route.live.name, message, "")
             return
         conversation = await self._with.conversation(route, stream.caller)
         for name, uri in self._resources(stream):  # of a session as well: it may be another process now
@@ -305,6 +307,9 @@ class Listening:
             async for event in events:
                 told = decoded(event.data) if event.data else {}
                 for stream in list(streams) if told else ():
+                    name = conversation.route.live.name
+                    if conversation.id is None and not self._is_asked_for(stream, name, told):
+                        continue
                     self._pass(stream, conversation.route.live.name, told, event.event_id)
 
     async def _share(self, stream: OpenStream, conversation: Conversation) -> None:
@@ -349,6 +354,17 @@ class Listening:
             wanted["resourceSubscriptions"] = uris
         return wanted
 
+    def _is_asked_for(self, stream: OpenStream, name: str, message: dict[str, Any]) -> bool:
+        """Whether the message of a member without sessions may be for this client.
+
+        Such a member does not know whom it speaks to, so what it logs may be about anybody's call.
+        """
+        if message.get("method") in _LIST_CHANGES:
+            return True
+        uri = str(object_of(message.get("params")).get("uri"))
+        own = [known for member, known in self._resources(stream) if member == name]
+        return message.get("method") == RESOURCE_UPDATED and any(_is_part(uri, known) for known in own)
+
     def _pass(self, stream: OpenStream, name: str, message: dict[str, Any], event_id: str) -> None:
         """A member's message, if this stream is to carry it."""
         method = str(message.get("method"))
@@ -386,3 +402,8 @@ class Listening:
         for key, (_, method) in KINDS.items():
             if stream.wants(key):
                 stream.put(jsonrpc.notification(method))
+
+
+def _is_part(uri: str, whole: str) -> bool:
+    """Whether a resource is one that was subscribed to, or a part of it (25-11: server/resources, Subscriptions)."""
+    return uri == whole or uri.startswith(whole.removesuffix("/") + "/")

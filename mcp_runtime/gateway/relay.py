@@ -76,6 +76,9 @@ class Relay:
         if request.caller.is_modern and "requestState" in request.params:
             return await self._answered(request)
         conversation = await self._with.conversation(route, request.caller)
+        if conversation.id is None and request.method == "resources/unsubscribe":
+            # The member takes all callers for one: others may have subscribed to the same.
+            return Answer(jsonrpc.encode(jsonrpc.result_response(request.id, {})))
         try:
             return await self._ask_in(conversation, request)
         except _SessionOverError:
@@ -422,7 +425,8 @@ class Relay:
                     event_id = prefix + events.last_event_id if events.last_event_id else ""
                     message = decoded(data) if data else {}
                     if "method" in message and "id" in message:
-                        if session is None or not _may_ask(session, str(message["method"])):
+                        may_ask = session is not None and _may_ask(session, str(message["method"]))
+                        if session is None or not may_ask or conversation.id is None:  # without one: about whose call?
                             await self._decline(conversation, message)
                             continue
                         data = self._asked(message, conversation, session, None)

@@ -17,7 +17,7 @@ from mcp_runtime.gateway.sessions import Caller
 from mcp_runtime.gateway.wire import Wire
 from mcp_runtime.protocol import MODERN_VERSION
 from tests.conftest import eventually
-from tests.end_to_end.agents import META
+from tests.end_to_end.agents import META, make_token
 from tests.mcp_runtime.gateway.conftest import (
     Asked,
     Member,
@@ -69,7 +69,7 @@ def test_a_session_that_is_still_being_begun_when_its_caller_ends_ends_too(world
 def test_modern_callers_share_a_session_if_they_can_be_asked_the_same(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(conversations, "MAX_SHARED", 2)
+    monkeypatch.setattr(conversations, "MAX_SHARED_OF_CALLER", 2)
     member = world.member()
 
     def call(**capabilities: Any) -> int:
@@ -81,6 +81,28 @@ def test_modern_callers_share_a_session_if_they_can_be_asked_the_same(
     assert ended(member) == []
     assert call(sampling={}) == 4
     eventually(lambda: ended(member) == ["s2"])
+
+
+def test_modern_callers_of_two_tokens_share_no_session_and_end_none_of_each_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversations, "MAX_SHARED_OF_CALLER", 2)
+    member = world.member()
+    ann, bob = make_token(), make_token()  # of one user: a token may be narrower than another
+
+    def call(token: str, **capabilities: Any) -> None:
+        meta = {f"{META}clientCapabilities": capabilities}
+        said = world.agent(token=token).modern("tools/call", name="notes__echo", arguments={}, meta=meta)
+        assert said.status_code == 200
+
+    call(ann)
+    call(bob)
+    assert len(member.heard("initialize")) == 3
+    for number in range(3):
+        call(bob, sampling={"of": number})
+    eventually(lambda: ended(member) == ["s3", "s4"])
+    call(ann)
+    assert len(member.heard("initialize")) == 6
 
 
 def test_a_member_that_speaks_both_is_asked_in_the_callers_era(world: World) -> None:
@@ -117,6 +139,42 @@ def test_members_without_session_ids_are_spoken_to_without(world: World) -> None
         assert world.agent().begin().text("notes__echo") == "{}"
     assert len(member.heard("initialize")) == 1
     assert all("Mcp-Session-Id" not in one.headers for one in member.requests)
+
+
+@pytest.mark.parametrize(
+    ("known", "asked", "spoken"),
+    [
+        (("2025-06-18", "2025-11-25"), "2025-11-25", "2025-11-25"),
+        (("2025-03-26", "2025-06-18", "2025-11-25"), "2025-03-26", "2025-03-26"),
+        (("2025-06-18",), "2025-11-25", "2025-06-18"),
+        (("2025-06-18",), "2024-11-05", "2025-06-18"),  # nothing that both know
+        (("2025-06-18", "2025-11-25"), "2025-06-18", "2025-06-18"),
+    ],
+)
+def test_a_member_without_sessions_is_asked_in_the_newest_version_that_both_sides_know(
+    world: World, known: tuple[str, ...], asked: str, spoken: str
+) -> None:
+    def agree(one: Asked) -> None:
+        wanted = one.message["params"]["protocolVersion"]
+        one.result({"protocolVersion": wanted if wanted in known else known[-1]})
+
+    member = world.member(behaviours={"initialize": agree})
+    agent = world.agent().begin(asked)
+    assert [agent.text("notes__echo") for _ in range(2)] == ["{}", "{}"]
+    calls = [one for one in member.requests if one.body and one.message["method"] == "tools/call"]
+    assert [one.headers["MCP-Protocol-Version"] for one in calls] == [spoken] * 2
+    assert len(member.heard("initialize")) == (1 if asked == "2025-06-18" else 2)
+
+
+def test_a_member_without_sessions_that_takes_one_version_alone_is_asked_in_that(world: World) -> None:
+    def agree(one: Asked) -> None:
+        if one.message["params"]["protocolVersion"] == "2025-06-18":
+            one.result({"protocolVersion": "2025-06-18"})
+        else:
+            one.error(-32602, "not that one")
+
+    world.member(behaviours={"initialize": agree})
+    assert world.agent().begin("2025-11-25").text("notes__echo") == "{}"
 
 
 def test_a_handshake_may_come_on_a_stream(world: World) -> None:

@@ -25,6 +25,7 @@ from tests.mcp_runtime.gateway.conftest import (
     request,
     result,
 )
+from tests.mcp_runtime.test_client import initialize_result
 
 UPDATED = "notifications/resources/updated"
 
@@ -42,6 +43,10 @@ def saying(*events: bytes) -> Any:
         asked.hang()
 
     return behave
+
+
+def without_session(asked: Asked) -> None:
+    asked.result(initialize_result(asked.message["params"]["protocolVersion"]))
 
 
 def listen(agent: Agent, **wanted: Any) -> Heard:
@@ -147,6 +152,39 @@ def test_a_question_on_a_members_stream_is_asked_or_declined(world: World) -> No
     assert replies[0]["result"] == {"action": "cancel"}
     assert replies[1]["error"]["code"] == -32601
     assert replies[2]["result"] == {}
+
+
+def test_a_member_without_sessions_tells_each_client_no_more_than_is_known_to_be_for_it(world: World) -> None:
+    question = request("q1", "elicitation/create", message="Is ann's secret right?")
+    updates = [notification(UPDATED, uri=uri) for uri in ("x:1", "x:1/part", "x:10")]
+    changed = notification("notifications/tools/list_changed")
+    declined = threading.Event()
+
+    def say(asked: Asked) -> None:
+        asked.stream(*map(event, [log("ann's secret"), question, *updates, changed]))
+        assert reply_to(asked, "q1")["error"]["code"] == -32601
+        declined.set()
+        asked.hang()
+
+    member = world.member(behaviours={"initialize": without_session, "*": lambda asked: asked.result({})})
+    clients = [world.agent("/mcp/notes", make_token()).begin(elicitation={}) for _ in range(2)]
+    for client, uri in zip(clients, ("x:1", "x:2"), strict=True):
+        assert client.ask("resources/subscribe", uri=uri)["result"] == {}
+    member.behaviours["GET"] = say
+    with clients[0].listening() as anns, clients[1].listening() as bobs:
+        assert [anns.next(), anns.next(), anns.next()] == [*updates[:2], changed]
+        assert bobs.next() == changed
+        assert declined.wait(5)
+        assert len(anns.everything + bobs.everything) == 4
+
+
+def test_a_client_of_a_member_without_sessions_ends_nobody_elses_subscription(world: World) -> None:
+    member = world.member(behaviours={"initialize": without_session, "*": lambda asked: asked.result({})})
+    ann, bob = (world.agent("/mcp/notes", make_token()).begin() for _ in range(2))
+    for client in (ann, bob):
+        assert client.ask("resources/subscribe", uri="x:1")["result"] == {}
+    assert ann.ask("resources/unsubscribe", uri="x:1")["result"] == {}
+    assert member.heard("resources/unsubscribe") == []
 
 
 def test_more_streams_than_there_is_room_for_are_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
