@@ -21,6 +21,7 @@ from django.db.models import Q
 from django.db.models.expressions import RawSQL
 from django.utils import timezone
 
+from mcp_runtime import protocol
 from mcp_runtime.errors import AccessError, NotAllowedError, TokenError
 from mcp_runtime.limits import Owner
 from roster.models import ApiToken, GuildMember, Hall, Tool
@@ -375,6 +376,8 @@ def _obstacles(member: str, tool: str) -> list[str]:
         reasons.append(f"member {member!r} lists no tool {tool!r}")
     elif not known.enabled:
         reasons.append(f"tool {tool!r} of member {member!r} is switched off")
+    elif protocol.needs_task(known.definition):
+        reasons.append(f"tool {tool!r} of member {member!r} {protocol.NEEDS_TASK}")
     return reasons
 
 

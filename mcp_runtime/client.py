@@ -698,6 +698,8 @@ def _collect_tools(result: dict[str, Any], found: ToolList) -> None:
         else:
             names.add(name)
             found.tools.append(tool)
+            if protocol.needs_task(tool):
+                _warn(found, f"tools/list: {name!r} {protocol.NEEDS_TASK}")
 
 
 def _warn(found: ToolList, text: str) -> None:

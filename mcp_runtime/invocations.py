@@ -22,7 +22,7 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Cast
 from django.utils import timezone
 
-from mcp_runtime import access, jsonrpc, schemas, statistics
+from mcp_runtime import access, jsonrpc, protocol, schemas, statistics
 from mcp_runtime.access import OPERATOR, Principal
 from mcp_runtime.changes import CALL_ENDED, notify
 from mcp_runtime.errors import (
@@ -34,6 +34,7 @@ from mcp_runtime.errors import (
     ProtocolError,
     RemoteError,
     RequestCancelledError,
+    RequestRefusedError,
     RequestTimeoutError,
     ToolDisabledError,
     ToolError,
@@ -171,6 +172,8 @@ def callable_tool(member_name: str, tool_name: str) -> Tool:
         raise UnknownToolError(f"member {member_name!r} lists no tool {tool_name!r}{reason}")
     if not tool.enabled:
         raise ToolDisabledError(f"tool {tool_name!r} of member {member_name!r} is switched off")
+    if protocol.needs_task(tool.definition):
+        raise RequestRefusedError(f"tool {tool_name!r} of member {member_name!r} {protocol.NEEDS_TASK}")
     return tool
 
 

@@ -248,16 +248,49 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
 
 def offered_definition(definition: Mapping[str, Any], name: str, *, has_schema: bool = True) -> dict[str, Any]:
     """A tool as the member defined it, but for what would cost a client every other member's tools, under `name`."""
-    kept = {key: value for key, value in definition.items() if isinstance(value, _KINDS.get(key, object))}
+    kept: dict[str, Any] = {
+        key: value for key, value in definition.items() if isinstance(value, _KINDS.get(key, object))
+    }
     for key in ("inputSchema", "outputSchema"):
         if key in kept and not _is_schema_of_object(kept[key]):
             del kept[key]
-    annotations: Any = kept.get("annotations", {})
-    if not all(isinstance(value, str if key == "title" else bool) for key, value in annotations.items()):
-        del kept["annotations"]
+    for key in kept.keys() & {"annotations", "execution"}:
+        kept[key] = {name: value for name, value in kept[key].items() if _is_hint(name, value)}
+    if "icons" in kept:
+        kept["icons"] = [icon for icon in kept["icons"] if _is_icon(icon)]
     if not has_schema:
         kept.pop("inputSchema", None)
     return {"name": name, "inputSchema": {"type": "object"}, **kept} | {"name": name}
+
+
+_BOOLEAN_HINTS = frozenset(("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint"))
+_TASK_SUPPORT = ("forbidden", "optional", "required")
+
+
+def _is_hint(name: str, value: Any) -> bool:
+    """Whether the hint has a value that clients accept. They do not look at hints that MCP does not name."""
+    if name == "title":
+        return isinstance(value, str)
+    if name == "taskSupport":
+        return value in _TASK_SUPPORT
+    return name not in _BOOLEAN_HINTS or isinstance(value, bool)
+
+
+def _is_icon(icon: Any) -> bool:
+    if not isinstance(icon, dict) or not isinstance(icon.get("src"), str):
+        return False
+    sizes, theme = icon.get("sizes", []), icon.get("theme", "light")
+    are_sizes = isinstance(sizes, list) and all(isinstance(size, str) for size in sizes)
+    return are_sizes and theme in ("light", "dark") and isinstance(icon.get("mimeType", ""), str)
+
+
+NEEDS_TASK = "runs only as a task: it is offered at the member's own address of the gateway alone, /mcp/<member>"
+
+
+def needs_task(definition: Mapping[str, Any]) -> bool:
+    """Whether the tool runs only as a task (25-11: basic/utilities/tasks), which a plain call cannot be."""
+    execution = definition.get("execution")
+    return isinstance(execution, dict) and execution.get("taskSupport") == "required"
 
 
 def _is_schema_of_object(schema: Any) -> bool:

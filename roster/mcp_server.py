@@ -121,7 +121,8 @@ class RosterServer:
             raise MethodError(INTERNAL_ERROR, str(error)) from error
 
     def _list(self) -> dict[str, Any]:
-        return {"tools": [listed(tool) for tool in offered_tools(self._who())]}
+        offered = offered_tools(self._who())
+        return {"tools": [listed(tool) for tool in offered if not protocol.needs_task(tool.definition)]}
 
     def cancelled(self, requestId: Any = None, **_: Any) -> None:
         with self._lock:

@@ -602,7 +602,7 @@ def _checked_id(message: dict[str, Any]) -> Any:
 
 
 def _hashable(value: Any) -> Any:
-    return value if isinstance(value, (str, int, float)) else None
+    return value if isinstance(value, (str, int, float)) and not isinstance(value, bool) else None
 
 
 def _params(message: dict[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,15 @@ MAX_REFUSALS = 3  # nobody listened, so nothing was sent: the call is for the me
 INSTRUCTIONS = "Tools of several servers, each named server__tool. A server that does not run is started by a call."
 MAX_SUBSCRIPTIONS = 1_000  # of one session that outlive the member's process
 MAX_URI = 2_000
+TASKS_EXTENSION = f"{protocol.META}tasks"
 USUAL_PARAMS = {"name", "arguments", "_meta"}
+# What each request is about: the parameter that must be there, a string.
+NAMED_BY = {
+    **dict.fromkeys(("tools/call", "prompts/get"), "name"),
+    **dict.fromkeys(("resources/read", "resources/subscribe", "resources/unsubscribe"), "uri"),
+}
+WITH_ARGUMENTS = ("tools/call", "prompts/get")
+REFERENCES = {"ref/prompt": "name", "ref/resource": "uri"}
 LISTS = {
     "tools/list": "tools",
     "prompts/list": "prompts",
@@ -151,6 +159,7 @@ class Endpoints:
             raise MethodError(INVALID_REQUEST, "this session has been initialized; a new one begins without its id")
         if method == "server/discover" and caller.is_modern:
             return _result(request, self.discovery(place))
+        _require_params(request)
         if method == "logging/setLevel":
             return await self._set_level(request)
         if method == "tools/call":
@@ -170,16 +179,18 @@ class Endpoints:
     # Tools --------------------------------------------------------------------------------------------------------
 
     async def _call_tool(self, place: Place, request: Request) -> Reply:
-        name = request.params.get("name")
-        if place.member is None and str(name) not in self._roster().tools:
+        name: str = request.params["name"]
+        if place.member is None and name not in self._roster().tools:
             await self.look_again()  # a member that was connected in this moment
-        member, tool = self._tool(place, str(name), request.caller)
+        member, tool = self._tool(place, name, request.caller)
         if tool is not None:
             request.schema = object_of(tool.definition.get("inputSchema"))
-        own_name = tool.name if tool else str(name)
+        own_name = tool.name if tool else name
         size = len(request.body or b"")
         # Written anew: what was judged here is what the member reads, however it takes keys that come twice.
         request.params, request.body = {**request.params, "name": own_name}, None
+        if place.member is None:
+            request.params = _without_task(request.params)
         if any(key.lower() in ("name", "arguments") for key in request.params.keys() - USUAL_PARAMS):
             raise MethodError(INVALID_PARAMS, "name and arguments are written in lower case, once")
         request.deadline.set(
@@ -239,6 +250,9 @@ class Endpoints:
         if not caller.principal.may_invoke(member.name, own_name):
             text = f"{caller.principal.name} may not call tool {own_name[:100]!r} of member {member.name!r}"
             raise MethodError(INVALID_PARAMS, text, {"member": member.name, "kind": "forbidden"})
+        if place.member is None and tool is not None and tool.needs_task:
+            text = f"tool {own_name[:100]!r} of member {member.name!r} {protocol.NEEDS_TASK}"
+            raise MethodError(INVALID_PARAMS, text)
         return member, tool
 
     def _recorded(self, stream: Stream, call: Call, request: Request, member: str) -> Stream:
@@ -271,7 +285,7 @@ class Endpoints:
         if request.method in LISTS:
             return await self._list_of_member(member, request)
         reply = await self._ask_told(member, request)
-        self._note_subscription(request, name, str(request.params.get("uri")))
+        self._note_subscription(request, name, request.params.get("uri", ""))
         return reply
 
     async def _ask_told(self, member: OfferedMember, request: Request) -> Reply:
@@ -339,10 +353,10 @@ class Endpoints:
                 raise MethodError(INVALID_PARAMS, "unknown cursor: the list has one page")
             return _listed(request, LISTS[method], roster.list_of(LISTS[method], principal, scope))
         if method == "prompts/get":
-            found = roster.prompt(str(request.params.get("name")))
+            found = roster.prompt(request.params["name"])
             return await self._ask_named(found, scope, request, {"name": found[1]} if found else {})
         if method in ("resources/read", "resources/subscribe", "resources/unsubscribe"):
-            found = roster.resource(str(request.params.get("uri")), principal, scope)
+            found = roster.resource(request.params["uri"], principal, scope)
             reply = await self._ask_named(found, scope, request, {"uri": found[1]} if found else {})
             self._note_subscription(request, *(found or ("", "")))
             return reply
@@ -356,25 +370,19 @@ class Endpoints:
         """To the member that has it, under its own name for it."""
         is_there = found is not None and found[0] in self._roster().members and scope.has(found[0])
         if found is None or not is_there or not request.caller.principal.may_use_all(found[0]):
-            what = request.params.get("uri") or request.params.get("name") or "it"
-            code = (
-                eras.RESOURCE_NOT_FOUND if "uri" in request.params and not request.caller.is_modern else INVALID_PARAMS
-            )
-            raise MethodError(
-                code, f"no member has {str(what)[:200]!r}", {"uri": what} if "uri" in request.params else None
-            )
+            raise _not_found(request)
         member = self.member(found[0])
         request.params, request.body = {**request.params, **own}, None
         request.deadline.set(member.timeout, f"{request.method} of member {member.name!r}", member.name)
         return await self._ask_told(member, request)
 
     async def _complete(self, scope: Scope, request: Request) -> Reply:
-        ref = object_of(request.params.get("ref"))
+        ref = request.params["ref"]
         roster, principal = self._roster(), request.caller.principal
-        if ref.get("type") == "ref/prompt":
-            found, key = roster.prompt(str(ref.get("name"))), "name"
+        if ref["type"] == "ref/prompt":
+            found, key = roster.prompt(ref["name"]), "name"
         else:
-            found, key = roster.resource(str(ref.get("uri")), principal, scope), "uri"
+            found, key = roster.resource(ref["uri"], principal, scope), "uri"
         own = {"ref": {**ref, key: found[1]}} if found else {}
         return await self._ask_named(found, scope, request, own)
 
@@ -417,6 +425,46 @@ class Endpoints:
                 raise
             else:
                 _free(route, owner)
+
+
+def _require_params(request: Request) -> None:
+    """Raises MethodError for params that lack what the request is about: nobody may guess at it."""
+    params = request.params
+    if (key := NAMED_BY.get(request.method)) is not None and not isinstance(params.get(key), str):
+        raise MethodError(INVALID_PARAMS, f"{request.method}: {key} must be a string")
+    if request.method in WITH_ARGUMENTS and not isinstance(params.get("arguments"), dict | None):
+        raise MethodError(INVALID_PARAMS, f"{request.method}: arguments must be an object")
+    if request.method == "completion/complete":
+        ref = object_of(params.get("ref"))
+        key = REFERENCES.get(str(ref.get("type")))
+        if key is None:
+            raise MethodError(INVALID_PARAMS, f"completion/complete: ref.type must be one of {', '.join(REFERENCES)}")
+        if not isinstance(ref.get(key), str):
+            raise MethodError(INVALID_PARAMS, f"completion/complete: ref.{key} must be a string")
+
+
+def _without_task(params: dict[str, Any]) -> dict[str, Any]:
+    """A call as no task: where nobody offers tasks, nobody could ask for its result (25-11: basic/utilities/tasks)."""
+    params = {key: value for key, value in params.items() if key != "task"}
+    meta, key = object_of(params.get("_meta")), f"{protocol.META}clientCapabilities"
+    capabilities = object_of(meta.get(key))
+    extensions = object_of(capabilities.get("extensions"))
+    if TASKS_EXTENSION in extensions:
+        extensions = {name: value for name, value in extensions.items() if name != TASKS_EXTENSION}
+        params["_meta"] = {**meta, key: {**capabilities, "extensions": extensions}}
+    return params
+
+
+def _not_found(request: Request) -> MethodError:
+    """Names what was asked for, and says it in the words of the client's era."""
+    params = request.params
+    if "uri" in params:
+        code = INVALID_PARAMS if request.caller.is_modern else eras.RESOURCE_NOT_FOUND
+        return MethodError(code, f"no member has {params['uri'][:200]!r}", {"uri": params["uri"]})
+    ref = params.get("ref", params)
+    kind, name = ("resource", ref["uri"]) if "uri" in ref else ("prompt", ref["name"])
+    text = f"no member has the {kind} {name[:200]!r}; {kind}s/list says what there is"
+    return MethodError(INVALID_PARAMS, text)
 
 
 def _holding(route: Route, owner: Owner, reply: Reply) -> Reply:

@@ -32,6 +32,7 @@ class OfferedTool:
     definition: Mapping[str, Any]
     listed: bytes
     may_hold_secrets: bool  # its arguments
+    needs_task: bool = False  # it runs only as a task, and beside other members' tools there are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class Roster:
         return [
             tool
             for tool in self.tools.values()
-            if scope.has(tool.member) and principal.may_invoke(tool.member, tool.name)
+            if scope.has(tool.member) and not tool.needs_task and principal.may_invoke(tool.member, tool.name)
         ]
 
     def list_of(self, kind: str, principal: Principal, scope: Scope) -> bytes:
@@ -190,7 +191,8 @@ def _tool(member: str, name: str, definition: dict[str, Any], *, has_schema: boo
     listed = protocol.offered_definition(definition, listed_as, has_schema=has_schema)
     # Not of what is listed: a schema that cannot be used is left out there, and marks secrets all the same.
     may_hold_secrets = schemas.may_mark_secrets(jsonrpc.encode(definition.get("inputSchema")))
-    return OfferedTool(member, name, listed_as, definition, jsonrpc.encode(listed), may_hold_secrets)
+    needs_task = protocol.needs_task(definition)
+    return OfferedTool(member, name, listed_as, definition, jsonrpc.encode(listed), may_hold_secrets, needs_task)
 
 
 def _member(row: GuildMember, tools: Mapping[str, OfferedTool], hidden: frozenset[str]) -> OfferedMember:

@@ -461,6 +461,14 @@ def test_a_list_without_end_or_measure_is_refused(peers: Peers, behaviour: Behav
         peers({"tools/list": behaviour})[1].list_tools()
 
 
+def test_a_tool_that_runs_only_as_a_task_is_told_with_where_it_is_offered(peers: Peers) -> None:
+    entries = [{"name": "a", "execution": {"taskSupport": "required"}}, {"name": "b", "execution": "required"}]
+    found = peers({"tools/list": lambda r: r.result({"tools": entries})})[1].list_tools()
+    assert found.tools == entries
+    (warning,) = found.warnings
+    assert warning.startswith("tools/list: 'a' runs only as a task: it is offered at")
+
+
 def test_entries_that_are_no_tools_are_left_out_and_told(peers: Peers) -> None:
     entries = [{"name": "good"}, "text", {"name": ""}, {"name": 7}, {}, {"name": "x" * 256}, {"name": "good", "a": 1}]
     found = peers({"tools/list": lambda r: r.result({"tools": entries})})[1].list_tools()

@@ -173,6 +173,10 @@ def forget_member() -> None:
     GuildMember.objects.all().delete()
 
 
+def make_tool_a_task() -> None:
+    Tool.objects.update(definition={"name": "echo", "execution": {"taskSupport": "required"}})
+
+
 def break_member() -> None:
     Tool.objects.all().delete()
     GuildMember.objects.update(status="error", last_error=f"it fell over{GuildMember.TAIL_MARK}another's argument")
@@ -185,6 +189,12 @@ def break_member() -> None:
         (remove_member, UnknownMemberError, "no member 'anna' is in the roster"),
         (forget_member, UnknownMemberError, "no member 'anna' is in the roster"),
         (switch_tool_off, ToolDisabledError, "tool 'echo' of member 'anna' is switched off"),
+        (
+            make_tool_a_task,
+            RequestRefusedError,
+            "tool 'echo' of member 'anna' runs only as a task: it is offered at the member's own address of the "
+            "gateway alone, /mcp/<member>",
+        ),
         (unlist_tool, UnknownToolError, "member 'anna' lists no tool 'echo'"),
         (break_member, UnknownToolError, "member 'anna' lists no tool 'echo': it fell over"),
     ],

@@ -4,6 +4,7 @@ import base64
 import re
 import time
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -239,6 +240,24 @@ def test_no_two_tools_are_named_alike_and_no_name_is_too_long_or_holds_what_name
     names = [protocol.qualified_name(member, tool) for member, tool in PAIRS + LONG]
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name) for name in names)
+
+
+def offered(**parts: Any) -> dict[str, Any]:
+    return protocol.offered_definition({"name": "echo", "inputSchema": {"type": "object"}, **parts}, "one__echo")
+
+
+def test_an_annotation_that_is_not_valid_does_not_cost_the_tool_the_others() -> None:
+    hints = {"title": "Echo", "readOnlyHint": True, "openWorldHint": False, "priority": 0.5, "vendor/x": {"a": 1}}
+    slips = {"destructiveHint": "no", "idempotentHint": 1}
+    assert offered(annotations={**hints, **slips})["annotations"] == hints
+    assert "title" not in offered(annotations={**hints, "title": 5})["annotations"]
+    assert offered(annotations={"readOnlyHint": "yes"})["annotations"] == {}
+
+
+def test_an_icon_that_is_not_valid_does_not_cost_the_tool_the_others() -> None:
+    good = [{"src": "x"}, {"src": "y", "sizes": ["any"], "theme": "dark", "mimeType": "image/png", "x": 1}]
+    bad = [5, {}, {"src": "z", "sizes": "any"}, {"src": "z", "mimeType": 5}]
+    assert offered(icons=[*bad, *good])["icons"] == good
 
 
 # What a stream says of itself -------------------------------------------------------------------------------------

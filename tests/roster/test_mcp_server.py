@@ -111,7 +111,11 @@ def test_a_schema_that_breaks_the_rules_is_replaced(conversation: Conversation, 
         {"annotations": {"readOnlyHint": "yes"}},
         {"outputSchema": []},
         {"outputSchema": {"type": "string"}},
+        {"annotations": {"readOnlyHint": None, "taskSupport": 5}},
+        {"execution": {"taskSupport": "maybe"}},
+        {"execution": {"taskSupport": ["required"]}},
         {"icons": 7},
+        {"icons": [7, {"src": 7}, {"src": "x", "sizes": "any"}, {"src": "x", "theme": "blue"}]},
         {"_meta": 3},
         {"inputSchema": {"type": "object", "properties": []}},
         {"inputSchema": {"type": "object", "required": "text"}},
@@ -127,6 +131,14 @@ def test_a_slip_in_one_definition_does_not_cost_the_client_the_list(
     listed = conversation.server.list_tools()
     assert ListToolsResult.model_validate(listed).tools[0].name == "one__echo"
     assert listed["tools"][0]["x-ours"] == ["kept", "ü"]
+
+
+def test_a_tool_that_runs_only_as_a_task_is_neither_listed_nor_called(conversation: Conversation, echo: Tool) -> None:
+    Tool.objects.update(definition={**echo.definition, "execution": {"taskSupport": "required"}})
+    assert conversation.server.list_tools()["tools"] == []
+    with pytest.raises(MethodError, match="tool 'echo' of member 'one' runs only as a task"):
+        conversation.call().result(10)
+    assert not Invocation.objects.exists()
 
 
 def test_a_cancellation_that_comes_before_its_call_is_queued_is_not_lost(

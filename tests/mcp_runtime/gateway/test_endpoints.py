@@ -10,9 +10,20 @@ import pytest
 from mcp_runtime.gateway import endpoints
 from roster.models import ApiToken, GuildMember, Tool
 from tests.conftest import eventually
-from tests.end_to_end.agents import Agent, make_token
+from tests.end_to_end.agents import META, Agent, make_token
 from tests.machine import Stopwatch
-from tests.mcp_runtime.gateway.conftest import ALL, Asked, Member, World, event, result, text
+from tests.mcp_runtime.gateway.conftest import (
+    ALL,
+    MODERN,
+    Asked,
+    Member,
+    World,
+    event,
+    in_background,
+    request,
+    result,
+    text,
+)
 
 
 def echo_params(asked: Asked) -> None:
@@ -98,12 +109,104 @@ def test_what_no_member_has_is_refused_in_the_words_of_the_era(world: World, not
     for method, params in {
         "prompts/get": {"name": "nobody__x"},
         "completion/complete": {"ref": {"type": "ref/prompt", "name": "x"}},
-        "tools/call": {"name": ["x"]},
+        "tools/call": {"name": "x"},
     }.items():
         assert old.ask(method, **params)["error"]["code"] == -32602, method
     for method in ("tools/list", "prompts/list"):
         assert old.ask(method, cursor="2")["error"]["message"] == "unknown cursor: the list has one page"
     assert old.ask("odd/method")["error"] == {"code": -32601, "message": "'odd/method' is no method of the roster"}
+
+
+MALFORMED: dict[str, tuple[str, dict[str, Any]]] = {
+    "tools/call: name must be a string": ("tools/call", {"arguments": {}}),
+    "prompts/get: name must be a string": ("prompts/get", {"name": 5}),
+    "resources/read: uri must be a string": ("resources/read", {"uri": None}),
+    "resources/subscribe: uri must be a string": ("resources/subscribe", {}),
+    "resources/unsubscribe: uri must be a string": ("resources/unsubscribe", {"uri": ["x:1"]}),
+    "tools/call: arguments must be an object": ("tools/call", {"name": "echo", "arguments": [1]}),
+    "prompts/get: arguments must be an object": ("prompts/get", {"name": "greet", "arguments": "a"}),
+    "completion/complete: ref.type must be one of ref/prompt, ref/resource": ("completion/complete", {"ref": "greet"}),
+    "completion/complete: ref.name must be a string": ("completion/complete", {"ref": {"type": "ref/prompt"}}),
+    "completion/complete: ref.uri must be a string": ("completion/complete", {"ref": {"type": "ref/resource"}}),
+}
+
+
+@pytest.mark.parametrize("path", ["/mcp", "/mcp/notes"])
+def test_a_request_that_does_not_say_what_it_is_about_is_refused_and_reaches_no_member(
+    world: World, notes: Member, path: str
+) -> None:
+    old, new = world.agent(path).begin(), world.agent(path)
+    odd_name = {"name": 5, "arguments": {}}
+    assert old.ask("tools/call", **odd_name)["error"]["message"] == "tools/call: name must be a string"
+    for reason, (method, params) in MALFORMED.items():
+        error = old.ask(method, **params)["error"]
+        assert (error["code"], error["message"]) == (-32602, reason)
+        if method not in ("resources/subscribe", "resources/unsubscribe"):
+            message, headers = new.modern_message(method)
+            message["params"] |= params
+            named = params.get("name", params.get("uri"))
+            name = {"Mcp_Name": named} if isinstance(named, str) else {}
+            assert new.post(message, **headers, **name).json()["error"] == error
+        assert notes.heard(method) == []
+
+
+def test_arguments_may_be_left_out_or_null(world: World, notes: Member) -> None:
+    agent = world.agent().begin()
+    assert "result" in agent.ask("tools/call", name="notes__echo")
+    assert "result" in agent.ask("tools/call", name="notes__echo", arguments=None)
+
+
+def test_what_is_not_found_is_named(world: World, notes: Member) -> None:
+    agent = world.agent().begin()
+    prompt = "no member has the prompt 'greet'; prompts/list says what there is"
+    assert agent.ask("prompts/get", name="greet")["error"] == {"code": -32602, "message": prompt}
+    ref = {"type": "ref/prompt", "name": "greet"}
+    assert agent.ask("completion/complete", ref=ref)["error"] == {"code": -32602, "message": prompt}
+    ref = {"type": "ref/resource", "uri": "y:{n}"}
+    resource = "no member has the resource 'y:{n}'; resources/list says what there is"
+    assert agent.ask("completion/complete", ref=ref)["error"] == {"code": -32602, "message": resource}
+
+
+def test_a_cancellation_of_true_does_not_cancel_request_one(world: World) -> None:
+    member = world.member(behaviours={"tools/call": lambda asked: asked.hang()}, timeout=0.6)
+    agent, other = world.agent().begin(), world.agent()
+    other.http.headers.update(agent.http.headers)
+    with in_background(lambda: agent.post(request(1, "tools/call", name="notes__echo")).json()["error"]) as ended:
+        eventually(lambda: member.heard("tools/call"))
+        assert other.notify("notifications/cancelled", requestId=True).status_code == 202
+    assert ended[0]["data"]["kind"] == "timeout"
+
+
+# Tasks ------------------------------------------------------------------------------------------------------------
+
+TASKS = [
+    {"name": "plain", "execution": {"taskSupport": "optional"}},
+    {"name": "long", "execution": {"taskSupport": "required"}},
+]
+
+
+def test_a_tool_that_runs_only_as_a_task_is_offered_at_its_members_own_address_alone(world: World) -> None:
+    member = world.member(tools=TASKS, behaviours={"tools/list": lambda asked: asked.result({"tools": TASKS})})
+    agent, own = world.agent().begin(), world.agent("/mcp/notes").begin("2025-11-25", tasks={})
+    assert agent.tools() == ["notes__plain"]
+    refused = agent.call("notes__long")["error"]
+    assert refused["code"] == -32602
+    assert refused["message"].startswith("tool 'long' of member 'notes' runs only as a task")
+    assert member.heard("tools/call") == []
+    assert own.tools() == ["plain", "long"]
+    own.ask("tools/call", name="long", task={"ttl": 1})
+    assert member.heard("tools/call")[-1]["params"] == {"name": "long", "task": {"ttl": 1}}
+
+
+def test_where_no_tasks_are_offered_a_call_as_a_task_is_a_plain_call(world: World) -> None:
+    member = world.member(tools=TASKS, behaviours=MODERN)
+    world.agent().begin().ask("tools/call", name="notes__plain", task={"ttl": 1})
+    capabilities = {"extensions": {"io.modelcontextprotocol/tasks": {}, "x/y": {}}, "sampling": {}}
+    meta = {f"{META}clientCapabilities": capabilities}
+    world.agent().modern("tools/call", name="notes__plain", meta=meta)
+    old, new = (message["params"] for message in member.heard("tools/call"))
+    assert "task" not in old
+    assert new["_meta"][f"{META}clientCapabilities"] == {"extensions": {"x/y": {}}, "sampling": {}}
 
 
 def test_a_tool_that_is_switched_off_is_not_there(world: World, notes: Member) -> None:
