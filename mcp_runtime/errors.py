@@ -16,6 +16,7 @@ McpRuntimeError
       ConnectError                     refused, reset, or no connection in time
       RequestTimeoutError(seconds)     the total deadline of a request passed
       HttpStatusError(status)          an HTTP status that is no answer
+      ForeignAnswerError               an answer to another request
       RequestCancelledError            somebody asked to stop waiting
     ProtocolError                      answered, but not valid JSON-RPC or MCP
     RemoteError(code, message, data)   a proper JSON-RPC error object
@@ -157,6 +158,13 @@ class HttpStatusError(TransportError):
         what = f"{status}, a redirect, which the hall does not follow" if status in REDIRECTS else str(status)
         super().__init__(f"answered with HTTP status {what}" + (f": {excerpt}" if excerpt else ""))
         self.status = status
+
+
+class ForeignAnswerError(TransportError):
+    """The member answered another request than the one that was sent there. Its own answer is not to be had."""
+
+    def __init__(self) -> None:
+        super().__init__("answered another request than this one; the call may have run")
 
 
 class RequestCancelledError(TransportError):

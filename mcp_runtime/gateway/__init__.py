@@ -16,6 +16,7 @@ A request goes from the outside in, and a module imports only those further in:
     owed                    streams that wait for a caller who lost them
     conversations > wire    sessions with members; the ways to them
     connections             HTTP to members
+    envelope                messages, read no deeper than their outermost object
     offers                  the roster in memory
     messages > sessions     a request on its way, and its replies; callers' sessions
     session_file            what sessions' ids do not carry, on disk

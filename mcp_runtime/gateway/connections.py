@@ -1,5 +1,8 @@
 """HTTP/1.1 to members, on the gateway's loop: connections that are kept, and answers as they come.
 
+A kept connection serves one principal, and the next request only after its reader says with `keep` that the answer
+was the right one: a member that answers twice, or late, then reaches nobody else.
+
 Small on purpose: a call is one request with a short body, and whatever stands here is paid for by each of them. The
 parser is httptools, that of the gateway's own server. Redirects, cookies, proxies and compression are none of it.
 """
@@ -18,6 +21,9 @@ import httptools
 
 from mcp_runtime import remote, transport
 from mcp_runtime.errors import ClientError, ConnectError, ProtocolError
+from mcp_runtime.limits import Owner
+
+NOBODY: Owner = (None, None)  # the hall itself
 
 BUFFERED = 262_144  # bytes of an answer that nobody has read yet; then its sender waits
 DISCARDED = 65_536  # bytes of an answer nobody wants, for which a connection is kept
@@ -43,8 +49,22 @@ class Address:
         return cls(parts.hostname or "", parts.port or (443 if is_tls else 80), is_tls, authority, target or "/")
 
 
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """Whose connections to which address: those of one pool may stand in for each other."""
+
+    host: str
+    port: int
+    is_tls: bool
+    owner: Owner
+
+
 class Response:
-    """An answer whose head has come. Its body is read with `chunks` or `whole`, let go with `release` or `close`."""
+    """An answer whose head has come. Its body is read with `chunks` or `whole`.
+
+    Then `keep` gives the connection back for the next request, and `close` ends it. `release` is for an answer whose
+    body does not matter.
+    """
 
     def __init__(self, connection: _Connection, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
@@ -54,6 +74,7 @@ class Response:
         self._unread = 0
         self._is_complete = False
         self._is_unwanted = False
+        self.is_kept = False
         self._error: ClientError | None = None
         self._reader: asyncio.Future[None] | None = None
         self.content_type = (self.header("content-type") or "").partition(";")[0].strip().lower()
@@ -88,9 +109,16 @@ class Response:
                 data += chunk
                 if len(data) > max_bytes:
                     raise ProtocolError(f"the answer is larger than {max_bytes:,} bytes")
-        finally:
+        except BaseException:
             self.close()
+            raise
         return bytes(data)
+
+    def keep(self) -> None:
+        """The answer is the right one: once it is complete, its connection may serve the next request."""
+        self.is_kept = True
+        if self._is_complete:
+            self._connection.give_back(self)
 
     def release(self) -> None:
         """Nobody wants the body. The connection is kept if there is little of it."""
@@ -98,11 +126,12 @@ class Response:
         self._parts.clear()
         if not self._is_complete:
             asyncio.get_running_loop().call_later(DISCARD_SECONDS, self.close)
+        self.keep()
 
     def close(self) -> None:
-        """Whoever reads it hears that it broke off; the connection goes with it."""
-        if not self._is_complete:
-            self._connection.fail(ConnectError(transport.CLOSED_EARLY))
+        """Whoever reads it hears that it broke off. The connection goes with it, unless `keep` gave it back."""
+        if not self._is_complete or not self.is_kept:
+            self._connection.end(self)
 
     # From the connection
 
@@ -131,13 +160,14 @@ class _Connection(asyncio.Protocol):
 
     _transport: asyncio.Transport
 
-    def __init__(self, kept: list[_Connection], all_open: set[_Connection]) -> None:
-        self._kept = kept  # those of its address that wait for the next request
-        self._open = all_open
+    def __init__(self, connections: Connections, pool: _Pool) -> None:
+        self._connections = connections
+        self.pool = pool
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
         self._answer: asyncio.Future[Response] | None = None
         self._response: Response | None = None
+        self._unconfirmed: Response | None = None  # complete, and its reader has not said that it is right
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
         self._ends_with_connection = False
@@ -146,14 +176,31 @@ class _Connection(asyncio.Protocol):
 
     async def ask(self, request: bytes) -> Response:
         """Raises ConnectError and ProtocolError. Whoever gives up waiting gives up the connection."""
-        self._answer = self._loop.create_future()
+        answer: asyncio.Future[Response] = self._loop.create_future()
+        self._answer = answer
         self._head_bytes = 0
         self._transport.write(request)
         try:
-            return await self._answer
+            return await answer
         except asyncio.CancelledError:
-            self.fail(ConnectError(transport.CLOSED_EARLY))
+            # The answer may have come in the same moment. `self` may be at work for somebody else by then.
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                answer.result().close()
+            elif self._answer is answer:
+                self.fail(ConnectError(transport.CLOSED_EARLY))
             raise
+
+    def give_back(self, response: Response) -> None:
+        """The answer was the right one."""
+        if self._unconfirmed is response:
+            self._unconfirmed = None
+            self.idle_since = self._loop.time()
+            self._connections.put(self)
+
+    def end(self, response: Response) -> None:
+        """The answer was a wrong one, or is not wanted: nothing else is read from here."""
+        if response in (self._response, self._unconfirmed):
+            self.fail(ConnectError(transport.CLOSED_EARLY))
 
     def resume(self) -> None:
         if self._is_paused:
@@ -163,7 +210,7 @@ class _Connection(asyncio.Protocol):
     def fail(self, error: ClientError) -> None:
         """The end of it, and of what is under way on it."""
         answer, response = self._answer, self._response
-        self._answer = self._response = None
+        self._answer = self._response = self._unconfirmed = None
         if answer is not None and not answer.done():
             answer.set_exception(error)
         if response is not None:
@@ -174,11 +221,17 @@ class _Connection(asyncio.Protocol):
     def is_open(self) -> bool:
         return not self._transport.is_closing()
 
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is asked on it, and nobody reads an answer."""
+        return self._answer is None and self._response is None
+
     # From the loop
 
     def connection_made(self, made: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, made)
-        self._open.add(self)
+        self.idle_since = self._loop.time()
+        self._connections.opened(self)
 
     def data_received(self, data: bytes) -> None:
         if self._answer is None and self._response is None:
@@ -195,9 +248,7 @@ class _Connection(asyncio.Protocol):
                 self.fail(ProtocolError(f"the headers are longer than {transport.HEAD_BYTES:,} bytes"))
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._open.discard(self)
-        if self in self._kept:
-            self._kept.remove(self)
+        self._connections.forget(self)
         if self._response is not None and self._ends_with_connection and error is None:
             self._response.end()
             self._response = None
@@ -235,11 +286,13 @@ class _Connection(asyncio.Protocol):
         self._answer = self._response = None
         response.end()
         self.resume()
-        if self._parser.should_keep_alive() and self.is_open:
-            self.idle_since = self._loop.time()
-            self._kept.append(self)
-        else:
+        if not self._parser.should_keep_alive() or not self.is_open:
             self._transport.close()
+            return
+        self.idle_since = self._loop.time()
+        self._unconfirmed = response
+        if response.is_kept:
+            self.give_back(response)
 
 
 class Connections:
@@ -247,7 +300,7 @@ class Connections:
 
     def __init__(self) -> None:
         self._tls = transport.tls_context()
-        self._kept: dict[tuple[str, int, bool], list[_Connection]] = {}
+        self._kept: dict[_Pool, list[_Connection]] = {}
         self._open: set[_Connection] = set()
         self._sweep: asyncio.TimerHandle | None = None
 
@@ -264,6 +317,7 @@ class Connections:
         headers: Mapping[str, str],
         body: bytes | None,
         secrets: Collection[str] = (),
+        owner: Owner = NOBODY,
         on_write: Callable[[], None] | None = None,
     ) -> Response:
         """The answer, as soon as its head is there. Raises ConnectError and ProtocolError, without `secrets`.
@@ -271,15 +325,16 @@ class Connections:
         `on_write()` is called when there is a connection, before the first byte is written to it.
         """
         request = _written(address, verb, headers, body)
-        kept = self._kept.setdefault((address.host, address.port, address.is_tls), [])
-        connection = self._taken(kept) or await self._connect(address, kept, secrets)
+        pool = _Pool(address.host, address.port, address.is_tls, owner)
+        connection = self._taken(pool) or await self._connect(pool, secrets)
         if on_write is not None:
             on_write()
         return await connection.ask(request)
 
-    def _taken(self, kept: list[_Connection]) -> _Connection | None:
+    def _taken(self, pool: _Pool) -> _Connection | None:
         """One that was in use a moment ago: servers close those that idle, and may just be about to."""
         latest = asyncio.get_running_loop().time() - transport.IDLE_SECONDS
+        kept = self._kept.get(pool)
         while kept:
             connection = kept.pop()
             if connection.is_open and connection.idle_since > latest:
@@ -287,16 +342,13 @@ class Connections:
             connection.fail(ConnectError(transport.CLOSED_EARLY))
         return None
 
-    async def _connect(self, address: Address, kept: list[_Connection], secrets: Collection[str]) -> _Connection:
+    async def _connect(self, pool: _Pool, secrets: Collection[str]) -> _Connection:
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(transport.IDLE_SECONDS, self._close_idle)
         try:
             async with asyncio.timeout(transport.CONNECT_TIMEOUT):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: _Connection(kept, self._open),
-                    address.host,
-                    address.port,
-                    ssl=self._tls if address.is_tls else None,
+                    lambda: _Connection(self, pool), pool.host, pool.port, ssl=self._tls if pool.is_tls else None
                 )
         except TimeoutError as error:
             raise ConnectError(f"no connection within {transport.CONNECT_TIMEOUT:g} s") from error
@@ -312,11 +364,27 @@ class Connections:
     def _close_idle(self) -> None:
         self._sweep = None
         now = asyncio.get_running_loop().time()
-        for kept in self._kept.values():
-            for connection in [one for one in kept if now - one.idle_since > transport.IDLE_SECONDS]:
-                connection.fail(ConnectError(transport.CLOSED_EARLY))
+        for connection in [one for one in self._open if one.is_idle and now - one.idle_since > transport.IDLE_SECONDS]:
+            connection.fail(ConnectError(transport.CLOSED_EARLY))
         if self._open:
             self._sweep = asyncio.get_running_loop().call_later(transport.IDLE_SECONDS, self._close_idle)
+
+    # From connections
+
+    def opened(self, connection: _Connection) -> None:
+        self._open.add(connection)
+
+    def put(self, connection: _Connection) -> None:
+        """It waits for the next request of its pool."""
+        self._kept.setdefault(connection.pool, []).append(connection)
+
+    def forget(self, connection: _Connection) -> None:
+        self._open.discard(connection)
+        kept = self._kept.get(connection.pool, [])
+        if connection in kept:
+            kept.remove(connection)
+        if not kept:
+            self._kept.pop(connection.pool, None)
 
 
 def _written(address: Address, verb: str, headers: Mapping[str, str], body: bytes | None) -> bytes:

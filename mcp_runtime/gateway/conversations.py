@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import json
 import math
+import secrets
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,9 +20,12 @@ from typing import Any
 from mcp_runtime import jsonrpc, protocol
 from mcp_runtime.client import CLIENT_NAME, CLIENT_VERSION, INITIALIZE_TIMEOUT, REQUEST_TIMEOUT
 from mcp_runtime.errors import ClientError, HttpStatusError, ProtocolError, RequestTimeoutError
-from mcp_runtime.gateway.connections import Response
+from mcp_runtime.gateway import envelope
+from mcp_runtime.gateway.connections import NOBODY, Response
+from mcp_runtime.gateway.envelope import Message
 from mcp_runtime.gateway.sessions import Caller, CallerSession
-from mcp_runtime.gateway.wire import Route, Wire, decoded, no_answer, object_of, response_in
+from mcp_runtime.gateway.wire import STREAM_ENDED, Route, Wire, no_answer, the_answer
+from mcp_runtime.limits import Owner
 
 MAX_SHARED = 1_000  # sessions of modern callers with one member
 MAX_SHARED_OF_CALLER = 10
@@ -33,12 +37,12 @@ PROBE_AGAIN_SECONDS = 30.0  # after one that told nothing
 
 @dataclass(eq=False, slots=True)
 class Conversation:
-    """A session with a member; `id` None: the member gives none. `running` are ids that it has not answered yet."""
+    """A session with a member; `id` None: the member gives none. Nobody but `owner` speaks in it."""
 
     route: Route
     version: str
     id: str | None
-    running: set[Any] = field(default_factory=set)
+    owner: Owner
     headers: Mapping[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -51,7 +55,6 @@ class _Known:
     """What is known of a member while its process lives."""
 
     shared: dict[Any, asyncio.Future[Conversation]] = field(default_factory=dict)  # by who it is for
-    running: set[Any] = field(default_factory=set)  # of a member without sessions, whatever version it is asked in
     probe: asyncio.Future[bool] | None = None  # does it speak the modern way too
     probe_again_at: float = 0.0
 
@@ -62,11 +65,12 @@ class Conversations:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
         self._ids = itertools.count(1)
+        self._prefix = f"gh-{secrets.token_hex(4)}"
         self._goodbyes: set[asyncio.Task[Any]] = set()
 
     def new_id(self) -> str:
-        """An id that no caller uses by accident."""
-        return f"gh-{next(self._ids)}"
+        """An id that was never used before, by any runtime: an answer under it answers one request alone."""
+        return f"{self._prefix}-{next(self._ids)}"
 
     @staticmethod
     def _of(route: Route) -> _Known:
@@ -98,14 +102,14 @@ class Conversations:
         message = jsonrpc.request(self.new_id(), "server/discover", params)
         try:
             async with asyncio.timeout(PROBE_SECONDS):
-                response = await self._wire.send(route, "POST", headers, jsonrpc.encode(message))
+                response = await self._wire.send(route, "POST", headers, jsonrpc.encode(message), NOBODY)
                 if response.status != 200:
                     response.close()
                     return False
-                data = await self._first_message(response)
-            result = object_of(decoded(data or b"{}").get("result"))
-            return protocol.MODERN_VERSION in (result.get("supportedVersions") or [])
-        except (ClientError, TimeoutError, TypeError):
+                answer = await self._first_answer(response, message["id"])
+            versions = envelope.fields(answer.result).get("supportedVersions")
+            return any(envelope.text(version) == protocol.MODERN_VERSION for version in envelope.items(versions))
+        except (ClientError, TimeoutError):
             known.probe_again_at = asyncio.get_running_loop().time() + PROBE_AGAIN_SECONDS
             return False
 
@@ -113,13 +117,10 @@ class Conversations:
 
     async def conversation(self, route: Route, caller: Caller) -> Conversation:
         """The session with the member for this caller, begun if there is none."""
-        shared = self._of(route).shared
-        if not route.live.client.session.id:
-            # One for all: who cancels `1` must not cancel somebody else's `1`.
-            return await self._kept(shared, _version_of(route, caller), route, caller)
-        if caller.session is not None:
+        shared, has_sessions = self._of(route).shared, bool(route.live.client.session.id)
+        if has_sessions and caller.session is not None:
             return await self._kept(caller.session.conversations, route.live.member_id, route, caller)
-        key = (caller.principal.user_id, caller.principal.token_id, _declared(caller))
+        key = (*caller.principal.owner, _declared(caller) if has_sessions else _version_of(route, caller))
         if key not in shared:
             self._make_room(shared, key)
         return await self._kept(shared, key, route, caller)
@@ -143,12 +144,12 @@ class Conversations:
     async def _begin(self, route: Route, caller: Caller) -> Conversation:
         own = route.live.client.session
         if not own.id:
-            version = await self._agreed_version(route, _version_of(route, caller))
-            return Conversation(route, version, None, self._of(route).running)
+            version = await self._agreed_version(route, caller)
+            return Conversation(route, version, None, caller.principal.owner)
         version = caller.session.version if caller.session else own.version
         capabilities = caller.capabilities if caller.session else json.loads(_declared(caller))
         params = {**protocol.initialize_params(CLIENT_NAME, CLIENT_VERSION, capabilities), "protocolVersion": version}
-        beginning = Conversation(route, version, None)
+        beginning = Conversation(route, version, None, caller.principal.owner)
         try:
             async with asyncio.timeout(INITIALIZE_TIMEOUT):
                 begun = await self._shaken_hands(beginning, params)
@@ -158,18 +159,18 @@ class Conversations:
             await self._call_quietly(begun, "logging/setLevel", {"level": caller.session.log_level})
         return begun
 
-    async def _agreed_version(self, route: Route, asked: str) -> str:
+    async def _agreed_version(self, route: Route, caller: Caller) -> str:
         """The newest version that a client of `asked` and a member without sessions both know.
 
         The hall's own handshake tells of one version alone, and without a session the member keeps nothing of another.
         """
-        own = route.live.client.session.version
+        own, asked = route.live.client.session.version, _version_of(route, caller)
         if asked == own:
             return own
         params = {**protocol.initialize_params(CLIENT_NAME, CLIENT_VERSION, {}), "protocolVersion": asked}
         try:
             async with asyncio.timeout(INITIALIZE_TIMEOUT):
-                begun = await self._shaken_hands(Conversation(route, asked, None), params)
+                begun = await self._shaken_hands(Conversation(route, asked, None, caller.principal.owner), params)
         except (ClientError, TimeoutError):
             return own  # it takes nothing else
         if begun.id:
@@ -179,27 +180,37 @@ class Conversations:
 
     async def _shaken_hands(self, beginning: Conversation, params: dict[str, Any]) -> Conversation:
         message = jsonrpc.request(self.new_id(), "initialize", params)
-        response = await self._wire.send(beginning.route, "POST", beginning.headers, jsonrpc.encode(message))
-        data = await self._first_message(response)
+        response = await self._post(beginning, message)
         if response.status != 200:
-            raise no_answer(response, data)
-        result = jsonrpc.result_of(response_in(jsonrpc.decode(data), message["id"]))
-        agreed = str(result.get("protocolVersion"))
+            raise no_answer(response, await self._wire.read(response))
+        answer = await self._first_answer(response, message["id"])
+        if (error := answer.remote_error()) is not None:
+            raise error
+        agreed = envelope.text(envelope.fields(answer.result).get("protocolVersion"))
         if agreed not in protocol.HANDSHAKE_VERSIONS:
             raise ProtocolError(f"answered initialize with protocol version {agreed[:40]!r}")
-        begun = Conversation(beginning.route, agreed, response.header(protocol.SESSION_HEADER))
+        session_id = response.header(protocol.SESSION_HEADER)
+        begun = Conversation(beginning.route, agreed, session_id, beginning.owner)
         await self.tell(begun, jsonrpc.notification("notifications/initialized"))
         return begun
 
-    async def _first_message(self, response: Response) -> bytes:
-        """Of an answer in one piece or on a stream, which is not heard further; empty where there is none."""
+    async def _post(self, conversation: Conversation, message: dict[str, Any]) -> Response:
+        body = envelope.encode(message)
+        return await self._wire.send(conversation.route, "POST", conversation.headers, body, conversation.owner)
+
+    async def _first_answer(self, response: Response, sent_id: Any) -> Message:
+        """Of an answer in one piece, or on a stream that is not read further."""
+        if response.content_type != protocol.EVENT_STREAM:
+            return await self._wire.answer(response, sent_id)
         try:
-            if response.status != 200 or response.content_type != protocol.EVENT_STREAM:
-                return await self._wire.read(response)
             async with contextlib.aclosing(self._wire.events(response, protocol.EventStream())) as parts:
-                return await anext((part async for part in parts if part), b"")
+                async for data in parts:
+                    message = await self._wire.message(data) if data else None
+                    if message is not None and message.is_response:
+                        return the_answer([message], sent_id)
         finally:
             response.close()
+        raise ProtocolError(STREAM_ENDED)
 
     def forget(self, conversation: Conversation, caller: Caller) -> None:
         for held in (self._of(conversation.route).shared, caller.session.conversations if caller.session else {}):
@@ -223,7 +234,7 @@ class Conversations:
         found.add_done_callback(end)
 
     async def _end(self, conversation: Conversation) -> None:
-        response = await self._wire.send(conversation.route, "DELETE", conversation.headers, None)
+        response = await self._wire.send(conversation.route, "DELETE", conversation.headers, None, conversation.owner)
         response.release()
 
     async def close(self, seconds: float) -> None:
@@ -253,7 +264,7 @@ class Conversations:
         headers = {**conversation.headers, "Accept": protocol.EVENT_STREAM}
         if last_event_id:
             headers[protocol.LAST_EVENT_HEADER] = last_event_id
-        response = await self._wire.send(conversation.route, "GET", headers, None)
+        response = await self._wire.send(conversation.route, "GET", headers, None, conversation.owner)
         if response.status != 200 or response.content_type != protocol.EVENT_STREAM:
             response.close()
             raise HttpStatusError(response.status)
@@ -277,10 +288,7 @@ class Conversations:
         with contextlib.suppress(ClientError, TimeoutError):
             async with asyncio.timeout(GOODBYE_SECONDS):
                 message = jsonrpc.request(self.new_id(), method, params)
-                response = await self._wire.send(
-                    conversation.route, "POST", conversation.headers, jsonrpc.encode(message)
-                )
-                await self._wire.read(response)
+                (await self._post(conversation, message)).release()
 
     async def tell_cancelled(self, conversation: Conversation, asked_id: Any, reason: str) -> None:
         params = {"requestId": asked_id, "reason": reason}
@@ -293,7 +301,7 @@ class Conversations:
     async def tell(self, conversation: Conversation, message: dict[str, Any]) -> None:
         """A message without an answer."""
         async with asyncio.timeout(REQUEST_TIMEOUT):
-            response = await self._wire.send(conversation.route, "POST", conversation.headers, jsonrpc.encode(message))
+            response = await self._post(conversation, message)
             if not 200 <= response.status < 300:
                 raise no_answer(response, await self._wire.read(response))
             response.release()

@@ -14,7 +14,7 @@ from typing import Any
 
 from mcp_runtime import jsonrpc, protocol
 from mcp_runtime.errors import ClientError, ConnectError, MethodError, ProtocolError, RemoteError
-from mcp_runtime.gateway import eras
+from mcp_runtime.gateway import envelope, eras
 from mcp_runtime.gateway.conversations import Conversations
 from mcp_runtime.gateway.messages import Answer, Event, Reply, Request, Stream, unavailable
 from mcp_runtime.gateway.offers import OfferedMember, OfferedTool, Roster, Scope
@@ -329,12 +329,11 @@ class Endpoints:
     @staticmethod
     def _narrowed(member: OfferedMember, request: Request, body: bytes) -> bytes:
         """A tools/list without what is switched off, or not for this caller."""
-        message = jsonrpc.decode(body)
-        tools = object_of(object_of(message).get("result")).get("tools")
-        if not isinstance(tools, list):
-            return body
+        answer = envelope.read(body)
+        result = envelope.fields(answer.result)
+        tools = envelope.items(result.get("tools"))
         may = request.caller.principal.may_invoke
-        names = [str(object_of(tool).get("name")) for tool in tools]
+        names = [envelope.text(envelope.fields(tool).get("name")) for tool in tools]
         kept = [
             tool
             for name, tool in zip(names, tools, strict=True)
@@ -342,7 +341,7 @@ class Endpoints:
         ]
         if len(kept) == len(tools):
             return body
-        return jsonrpc.encode({**message, "result": {**message["result"], "tools": kept}})
+        return envelope.encode(jsonrpc.result_response(answer.id, {**result, "tools": kept}))
 
     # The roster ---------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from mcp_runtime import protocol
 from mcp_runtime.errors import MethodError
+from mcp_runtime.gateway.envelope import fields, is_object, small
 from mcp_runtime.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND
 from mcp_runtime.protocol import HANDSHAKE_VERSIONS, META, MODERN_VERSION
 
@@ -143,40 +144,37 @@ def http_status(code: int) -> int:
 
 
 def for_modern(method: str, params: Mapping[str, Any], response: dict[str, Any]) -> dict[str, Any]:
-    """A response of a server with sessions, as a modern caller expects it."""
-    error = response.get("error")
-    if isinstance(error, dict):
-        if error.get("code") == RESOURCE_NOT_FOUND and method == "resources/read":
-            data = error.get("data")
-            told = data if isinstance(data, dict) else {}
-            error = {**error, "code": INVALID_PARAMS, "data": {**told, "uri": params.get("uri")}}
-        elif error.get("code") == URL_ELICITATION_REQUIRED:
+    """A response of a server with sessions, as a modern caller expects it. Its parts may be Raw (envelope.py)."""
+    if "error" in response:
+        error, code = fields(response["error"]), error_code(response)
+        if code == RESOURCE_NOT_FOUND and method == "resources/read":
+            error = {**error, "code": INVALID_PARAMS, "data": {**fields(error.get("data")), "uri": params.get("uri")}}
+        elif code == URL_ELICITATION_REQUIRED:
             error = {**error, "code": INTERNAL_ERROR}
         return {**response, "error": error}
-    result = response.get("result")
-    if not isinstance(result, dict):
-        return response
     extra = UNCACHED if method in CACHEABLE else {}
-    return {**response, "result": {"resultType": "complete", **extra, **result}}
+    return {**response, "result": {"resultType": "complete", **extra, **fields(response["result"])}}
+
+
+def error_code(response: Mapping[str, Any]) -> int:
+    """The code of an error response; 0 for another."""
+    code = small(fields(response.get("error")).get("code"))
+    return code if isinstance(code, int) else 0
 
 
 def for_handshake(method: str, response: dict[str, Any]) -> dict[str, Any]:
-    """A modern server's response, as a caller with a session expects it."""
-    error = response.get("error")
-    if isinstance(error, dict):
-        data = error.get("data")
-        is_missing = method == "resources/read" and error.get("code") == INVALID_PARAMS
-        if is_missing and isinstance(data, dict) and "uri" in data:
+    """A modern server's response, as a caller with a session expects it. Its parts may be Raw (envelope.py)."""
+    if "error" in response:
+        error = fields(response["error"])
+        if method == "resources/read" and error_code(response) == INVALID_PARAMS and "uri" in fields(error.get("data")):
             return {**response, "error": {**error, "code": RESOURCE_NOT_FOUND}}
         return response
-    result = response.get("result")
-    if not isinstance(result, dict):
-        return response
+    result = fields(response["result"])
     kept = {key: value for key, value in result.items() if key not in ("resultType", "ttlMs", "cacheScope")}
-    if "structuredContent" in kept and not isinstance(kept["structuredContent"], dict):
+    if "structuredContent" in kept and not is_object(kept["structuredContent"]):
         del kept["structuredContent"]  # any JSON only since 2026-07-28; the text says the same
-    if isinstance(kept.get("_meta"), dict):
-        kept["_meta"] = {key: value for key, value in kept["_meta"].items() if not key.startswith(META)}
+    if is_object(kept.get("_meta")):
+        kept["_meta"] = {key: value for key, value in fields(kept["_meta"]).items() if not key.startswith(META)}
         if not kept["_meta"]:
             del kept["_meta"]
     return {**response, "result": kept}
@@ -187,7 +185,6 @@ def without_hop(meta: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in meta.items() if not key.startswith(META)}
 
 
-def wants_log(level: Any, params: Mapping[str, Any]) -> bool:
-    """Whether a log message reaches the `level` that was asked for; none is wanted where no level was."""
-    said = params.get("level")
+def wants_log(level: Any, said: str) -> bool:
+    """Whether a log message of level `said` reaches the one that was asked for; none is wanted where no level was."""
     return level in LOG_LEVELS and said in LOG_LEVELS and LOG_LEVELS.index(said) >= LOG_LEVELS.index(level)

@@ -15,9 +15,12 @@ from typing import Any
 
 from mcp_runtime import jsonrpc, protocol
 from mcp_runtime.errors import MethodError, ProtocolError
+from mcp_runtime.gateway import envelope
 from mcp_runtime.gateway.connections import Response
 from mcp_runtime.gateway.conversations import Conversation
+from mcp_runtime.gateway.envelope import Message
 from mcp_runtime.gateway.messages import QUESTION_SECONDS, Request
+from mcp_runtime.gateway.wire import the_answer
 from mcp_runtime.jsonrpc import INVALID_PARAMS
 
 MAX_TOLD = 100
@@ -29,10 +32,10 @@ CAPABILITIES = {"sampling/createMessage": "sampling", "elicitation/create": "eli
 
 @dataclass(eq=False)
 class Source:
-    """A member's stream, read until the answer to `asked_id`. `is_over`: nothing is owed any more."""
+    """A member's stream, read until the answer to `sent_id`. `is_over`: nothing is owed any more."""
 
     conversation: Conversation
-    asked_id: Any
+    sent_id: str
     response: Response
     events: protocol.EventStream
     parts: AsyncGenerator[bytes]
@@ -40,8 +43,12 @@ class Source:
     is_held: bool = False
     told: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_TOLD))  # ids of its last events, as passed on
 
-    def answers(self, message: dict[str, Any]) -> bool:
-        return bool(message) and "method" not in message and message.get("id") == self.asked_id
+    def is_answered_by(self, message: Message) -> bool:
+        """Whether it is the answer, and so the end. Raises ForeignAnswerError for another request's."""
+        if message.is_response:
+            the_answer([message], self.sent_id)
+            self.is_over = True
+        return message.is_response
 
 
 @dataclass(eq=False)
@@ -50,7 +57,7 @@ class _Round:
 
     source: Source
     about: tuple[Any, ...]
-    questions: dict[str, dict[str, Any]]
+    questions: dict[str, Message]
     timer: asyncio.TimerHandle = field(repr=False)
 
 
@@ -61,7 +68,7 @@ class Held:
         self._rounds: dict[str, _Round] = {}
         self._give_up = give_up
 
-    def hold(self, source: Source, request: Request, question: dict[str, Any]) -> bytes:
+    def hold(self, source: Source, request: Request, question: Message) -> bytes:
         """Keep the stream; the response that asks the caller. Raises ProtocolError when too many are kept."""
         about = _about(request)
         of_caller = sum(waiting.about[:2] == about[:2] for waiting in self._rounds.values())
@@ -87,15 +94,15 @@ class Held:
         del self._rounds[str(state)]
         waiting.timer.cancel()
         waiting.source.is_held = False
-        return waiting.source, [(question["id"], told[key]) for key, question in waiting.questions.items()]
+        return waiting.source, [(question.id, told[key]) for key, question in waiting.questions.items()]
 
     def _response(self, request: Request, state: str) -> bytes:
         asked = {
-            key: {"method": question["method"]} | ({"params": question["params"]} if "params" in question else {})
+            key: {"method": question.method} | ({} if question.params is None else {"params": question.params})
             for key, question in self._rounds[state].questions.items()
         }
         result = {"resultType": "input_required", "inputRequests": asked, "requestState": state}
-        return jsonrpc.encode(jsonrpc.result_response(request.id, result))
+        return envelope.encode(jsonrpc.result_response(request.id, result))
 
     def _expire(self, state: str) -> None:
         waiting = self._rounds.pop(state, None)

@@ -16,14 +16,16 @@ from django.db import Error
 from mcp_runtime import jsonrpc, limits, protocol
 from mcp_runtime.access import Principal
 from mcp_runtime.errors import AccessError, ClientError, HttpStatusError
+from mcp_runtime.gateway import envelope
 from mcp_runtime.gateway.connections import Response
 from mcp_runtime.gateway.conversations import Conversation, Conversations
 from mcp_runtime.gateway.endpoints import Place
+from mcp_runtime.gateway.envelope import Message
 from mcp_runtime.gateway.messages import Event, Stream
 from mcp_runtime.gateway.offers import OfferedMember, Roster, resource_uri
 from mcp_runtime.gateway.relay import Relay
 from mcp_runtime.gateway.sessions import Caller, CallerSession, Outbox
-from mcp_runtime.gateway.wire import Route, Wire, decoded, object_of
+from mcp_runtime.gateway.wire import Route, Wire
 from mcp_runtime.lifecycle import LiveMember
 
 logger = logging.getLogger("guildhall.gateway")
@@ -64,10 +66,10 @@ class OpenStream:
     def put(self, message: dict[str, Any], event_id: str = "") -> None:
         """A notification, tagged with the subscription that it belongs to."""
         if self.wanted is not None:
-            params = dict(message.get("params") or {})
-            meta = {**object_of(params.get("_meta")), f"{protocol.META}subscriptionId": self.listen_id}
+            params = envelope.fields(message.get("params"))
+            meta = {**envelope.fields(params.get("_meta")), f"{protocol.META}subscriptionId": self.listen_id}
             message = {**message, "params": {**params, "_meta": meta}}
-        self.outbox.put(jsonrpc.encode(message), event_id)
+        self.outbox.put(envelope.encode(message), event_id)
 
 
 @dataclass(eq=False)
@@ -305,15 +307,15 @@ class Listening:
     ) -> None:
         async with contextlib.aclosing(self._relay.hear(response, conversation, session)) as events:
             async for event in events:
-                told = decoded(event.data) if event.data else {}
-                for stream in list(streams) if told else ():
+                if event.data:
+                    message = await self._wire.message(event.data)
                     name = conversation.route.live.name
-                    if conversation.id is None and not self._is_asked_for(stream, name, told):
-                        continue
-                    self._pass(stream, conversation.route.live.name, told, event.event_id)
+                    for stream in list(streams):
+                        if conversation.id is not None or self._is_asked_for(stream, name, message):
+                            self._pass(stream, name, message, event.event_id)
 
     async def _share(self, stream: OpenStream, conversation: Conversation) -> None:
-        """Modern callers of one user share a session with the member, and so the one stream that it may have."""
+        """Modern callers of one token share a session with the member, and so the one stream that it may have."""
         ear = self._ears.get(conversation)
         if ear is None or ear.task.done():
             ear = self._ears[conversation] = Ear(conversation)
@@ -354,43 +356,41 @@ class Listening:
             wanted["resourceSubscriptions"] = uris
         return wanted
 
-    def _is_asked_for(self, stream: OpenStream, name: str, message: dict[str, Any]) -> bool:
+    def _is_asked_for(self, stream: OpenStream, name: str, message: Message) -> bool:
         """Whether the message of a member without sessions may be for this client.
 
         Such a member does not know whom it speaks to, so what it logs may be about anybody's call.
         """
-        if message.get("method") in _LIST_CHANGES:
+        if message.method in _LIST_CHANGES:
             return True
-        uri = str(object_of(message.get("params")).get("uri"))
+        uri = envelope.text(envelope.fields(message.params).get("uri"))
         own = [known for member, known in self._resources(stream) if member == name]
-        return message.get("method") == RESOURCE_UPDATED and any(_is_part(uri, known) for known in own)
+        return message.method == RESOURCE_UPDATED and any(_is_part(uri, known) for known in own)
 
-    def _pass(self, stream: OpenStream, name: str, message: dict[str, Any], event_id: str) -> None:
+    def _pass(self, stream: OpenStream, name: str, message: Message, event_id: str) -> None:
         """A member's message, if this stream is to carry it."""
-        method = str(message.get("method"))
-        params = message.get("params", {})
-        if not isinstance(params, dict):
-            return
+        method, params, passed = message.method, envelope.fields(message.params), message.parts()
         key = next((key for key, (_, told) in KINDS.items() if told == method), None)
         if method == "notifications/subscriptions/acknowledged":
+            return
+        if message.params is not None and not envelope.is_object(message.params):
             return
         if key is not None and (stream.place.member is None or not stream.wants(key)):
             return  # of the roster's own lists the roster tells
         if stream.wanted is not None and key is None and method != RESOURCE_UPDATED:
             return
         if method == RESOURCE_UPDATED:
-            uri = params.get("uri")
+            uri = envelope.text(params.get("uri"))
             if stream.wanted is not None and (name, uri) not in self._resources(stream):
                 return
             if stream.place.member is None:
-                uri = self._listed_uri(stream, name, str(uri))
-                message = {**message, "params": {**params, "uri": uri}}
-        if isinstance(params.get("_meta"), dict):
-            kept = {k: v for k, v in params["_meta"].items() if k != f"{protocol.META}subscriptionId"}
-            message = {**message, "params": {**message["params"], "_meta": kept}}
-            if not kept:
-                del message["params"]["_meta"]
-        stream.put(message, event_id)
+                params["uri"] = self._listed_uri(stream, name, uri)
+                passed["params"] = params
+        if envelope.is_object(params.get("_meta")):
+            meta = envelope.fields(params.pop("_meta"))
+            kept = {key: value for key, value in meta.items() if key != f"{protocol.META}subscriptionId"}
+            passed["params"] = {**params, "_meta": kept} if kept else params
+        stream.put(passed, event_id)
 
     @staticmethod
     def _listed_uri(stream: OpenStream, name: str, uri: str) -> str:

@@ -10,7 +10,6 @@ import collections
 import json
 import logging
 import math
-import re
 import threading
 import time
 from collections.abc import Mapping
@@ -25,7 +24,9 @@ from mcp_runtime import access, jsonrpc, protocol, schemas
 from mcp_runtime.access import Principal
 from mcp_runtime.database import give_connection_back
 from mcp_runtime.errors import ClientError, MethodError, ProtocolError, RemoteError, ToolError
+from mcp_runtime.gateway import envelope
 from mcp_runtime.gateway.clients import NAMELESS, ClientName, Clients
+from mcp_runtime.gateway.envelope import Message
 from mcp_runtime.invocations import Outcome
 from roster.models import Invocation
 
@@ -45,14 +46,11 @@ STOP_SECONDS = 1.0  # for all that is left; tries that fail in its second half a
 BATCH = 500
 MAX_WAITING = 20_000
 MAX_WAITING_BYTES = 64_000_000  # of messages that were sent and answered
-READ_WHOLE = 65_536  # bytes: longer answers are not taken apart
 CUT = protocol.CUT
 # In one statement. SQLite gives the interpreter back for each, and the loop takes it away: one by one, rows take twice
 # as long, and so do the calls that come in meanwhile. More would be more parameters than an old SQLite takes.
 ROWS_AT_ONCE = 50
 _KEY = ("finished_at", "started_at", "member_id", "tool_name")
-_IS_ERROR_OBJECT = re.compile(rb'\s*\{(?:\s*"(?:jsonrpc|id)"\s*:\s*[^,{\[]{1,200},)*\s*"error"\s*:')
-_IS_ERROR = re.compile(rb'"isError"\s*:\s*true')
 
 
 @dataclass(eq=False, slots=True)
@@ -252,22 +250,30 @@ class Recorder:
 
     def _outcome(self, call: Call) -> tuple[Outcome, str | None, str | None]:
         """What a response says of the call; result and error data as JSON, as far as they are kept."""
-        if len(call.body) > READ_WHOLE and not _IS_ERROR_OBJECT.match(call.body):
-            text = call.body[: self._max_bytes].decode("utf-8", "replace")
-            is_error = bool(_IS_ERROR.search(call.body))
-            return self._of_result(call, {}, self._cut(text, len(call.body), is_error), is_error=is_error)
         try:
-            result = jsonrpc.result_of(jsonrpc.decode(call.body))
+            answer = envelope.read(call.body)
+            if (error := answer.remote_error()) is not None:
+                raise error
         except RemoteError as error:
             outcome = Outcome.of_error(error, member=call.member, tool=call.tool)
             return outcome, None, outcome.error_data if len(outcome.error_data or "") <= self._max_bytes else None
         except ProtocolError as error:
             return Outcome.of_error(error, member=call.member, tool=call.tool), None, None
-        is_error = result.get("isError") is True
+        is_error = bytes(envelope.fields(answer.result).get("isError", b"")) == b"true"
+        result, encoded = self._kept_result(answer, is_error)
+        return self._of_result(call, result, encoded, is_error=is_error)
+
+    def _kept_result(self, answer: Message, is_error: bool) -> tuple[dict[str, Any], str]:
+        """A result, and its JSON as far as it is kept; empty for one that is too long, or holds what cannot be kept."""
+        data = bytes(answer.result or b"")
+        try:
+            result: dict[str, Any] = envelope.small(answer.result)
+        except ProtocolError:
+            return {}, self._cut(data[: self._max_bytes].decode("utf-8", "replace"), len(data), is_error)
         encoded = jsonrpc.encode(result).decode()
         if len(encoded) > self._max_bytes:
             encoded = self._cut(protocol.text_of(result)[: self._max_bytes], len(encoded), is_error)
-        return self._of_result(call, result, encoded, is_error=is_error)
+        return result, encoded
 
     def _of_result(
         self, call: Call, result: dict[str, Any], encoded: str, *, is_error: bool

@@ -1,4 +1,8 @@
-"""One request to one member, and everything that comes back: bytes pass as they are wherever both sides agree."""
+"""One request to one member, and everything that comes back.
+
+A request goes out under an id of the gateway's own, and its answer goes on under the caller's: only the parts in
+between pass as the bytes that they are.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +16,20 @@ from typing import Any
 from mcp_runtime import jsonrpc, protocol
 from mcp_runtime.client import CLIENT_NAME, CLIENT_VERSION
 from mcp_runtime.errors import ConnectError, HttpStatusError, ProtocolError
-from mcp_runtime.gateway import eras, held
+from mcp_runtime.gateway import envelope, eras, held
 from mcp_runtime.gateway.connections import Response
 from mcp_runtime.gateway.conversations import Conversation, Conversations
+from mcp_runtime.gateway.envelope import Message
 from mcp_runtime.gateway.held import Held, Source, StillWaitingError
 from mcp_runtime.gateway.messages import Answer, Event, Reply, Request, Stream
 from mcp_runtime.gateway.sessions import Caller, CallerSession, Question
-from mcp_runtime.gateway.wire import Route, Wire, decoded, is_error, mentions, no_answer, object_of, response_in
+from mcp_runtime.gateway.wire import STREAM_ENDED, Route, Wire, object_of, the_answer
 from mcp_runtime.lifecycle import LiveMember
 
-SMALL = 65_536  # bytes: what is so short is read as a whole before it is passed on
 MAX_ROUNDS = 10  # of input that one call may ask for
 MAX_RENAMED = 100  # ids of ours that the caller of a session would not know
 MAX_QUESTIONS = 100  # of members, that one caller has not answered yet
 RESUMES = 20
-STREAM_ENDED = "the event stream ended without the answer"
 # What a modern caller may be told beside the answer.
 PASSED_TO_MODERN = ("notifications/progress", "notifications/message")
 
@@ -91,35 +94,27 @@ class Relay:
 
     async def _ask_in(self, conversation: Conversation, request: Request) -> Reply:
         """In a session of a handshake version."""
-        asked_id, body = request.id, request.body
-        if asked_id in conversation.running or body is None or request.caller.is_modern:
-            # Somebody else's id, or one that its owner uses twice: answers must not be mixed up.
-            asked_id = self._with.new_id() if asked_id in conversation.running else asked_id
-            params = request.params
-            if request.caller.is_modern and "_meta" in params:
-                params = {**params, "_meta": eras.without_hop(eras.meta_of({"params": params}))}
-            body = jsonrpc.encode(jsonrpc.request(asked_id, request.method, params))
-        conversation.running.add(asked_id)
-        is_streaming = False
+        sent_id, params = self._with.new_id(), request.params
+        if request.caller.is_modern and "_meta" in params:
+            params = {**params, "_meta": eras.without_hop(eras.meta_of({"params": params}))}
+        body = envelope.encode(jsonrpc.request(sent_id, request.method, params))
+        request.tell_cancelled = partial(self._with.tell_cancelled, conversation, sent_id)
         try:
-            request.tell_cancelled = partial(self._with.tell_cancelled, conversation, asked_id)
             route, headers = conversation.route, conversation.headers
-            response = await self._wire.send(route, "POST", headers, body, request.begin_sending)
+            response = await self._wire.send(route, "POST", headers, body, conversation.owner, request.begin_sending)
             if response.status == 200 and response.content_type == protocol.EVENT_STREAM:
-                is_streaming = True
-                return self._stream(self._source(response, conversation, asked_id), request)
-            data = await self._wire.read(response)
+                return self._stream(self._source(response, conversation, sent_id), request)
             if response.status == 404 and conversation.id:
+                data = await self._wire.read(response)
+                response.close()
                 raise _SessionOverError(404, jsonrpc.excerpt(data))
-            return self._whole(response, data, request, asked_id)
+            answer = await self._wire.answer(response, sent_id)
         except asyncio.CancelledError:
             # The deadline, or the caller went away: either way nobody waits for it any more.
             if not request.deadline.is_cancelled:
-                self._with.later(self._with.tell_cancelled(conversation, asked_id, "nobody waits for it any more"))
+                self._with.later(self._with.tell_cancelled(conversation, sent_id, "nobody waits for it any more"))
             raise
-        finally:
-            if not is_streaming:
-                conversation.running.discard(asked_id)
+        return self._restated(answer, request)
 
     def _stream(self, source: Source, request: Request) -> Stream:
         """A stream of a member with sessions, for a caller of either era."""
@@ -134,34 +129,24 @@ class Relay:
                 request.caller.session.questions.pop(question, None)
         if source.is_held:
             return
-        source.conversation.running.discard(source.asked_id)
         source.response.close()
         if not source.is_over and not request.deadline.is_cancelled:
-            told = self._with.tell_cancelled(source.conversation, source.asked_id, "nobody waits for it any more")
+            told = self._with.tell_cancelled(source.conversation, source.sent_id, "nobody waits for it any more")
             self._with.later(told)
 
-    def _whole(self, response: Response, data: bytes, request: Request, asked_id: Any) -> Answer:
-        """An answer in one piece, from a member with sessions."""
-        if response.content_type != protocol.JSON or (response.status != 200 and not is_error(data)):
-            raise no_answer(response, data)
-        if len(data) > SMALL and not request.caller.is_modern and asked_id == request.id and mentions(data, asked_id):
-            return Answer(data)  # reading megabytes would hold everybody else
-        value = jsonrpc.decode(data)
-        message = response_in(value, asked_id)
-        if request.caller.is_modern:
-            return self._for_modern(message, request)
-        if value is message and asked_id == request.id and message.get("id") == request.id:
-            return Answer(data)
-        return Answer(jsonrpc.encode({**message, "id": request.id}))
+    @staticmethod
+    def _restated(answer: Message, request: Request) -> Answer:
+        """The answer of a member with sessions, under its caller's id and in its caller's era."""
+        response = answer.response_to(request.id)
+        if not request.caller.is_modern:
+            return Answer(envelope.encode(response))
+        response = eras.for_modern(request.method, request.params, response)
+        code = eras.error_code(response)
+        return Answer(envelope.encode(response), eras.http_status(code) if code else 200)
 
-    def _for_modern(self, message: dict[str, Any], request: Request) -> Answer:
-        told = eras.for_modern(request.method, request.params, {**message, "id": request.id})
-        code = told["error"].get("code", 0) if isinstance(told.get("error"), dict) else 0
-        return Answer(jsonrpc.encode(told), eras.http_status(code) if code else 200)
-
-    def _source(self, response: Response, conversation: Conversation, asked_id: Any) -> Source:
+    def _source(self, response: Response, conversation: Conversation, sent_id: Any) -> Source:
         events = protocol.EventStream()
-        return Source(conversation, asked_id, response, events, self._wire.events(response, events))
+        return Source(conversation, sent_id, response, events, self._wire.events(response, events))
 
     async def _events(self, source: Source, request: Request) -> AsyncGenerator[Event]:
         """For a caller with a session, who resumes a stream that ends early itself: event ids are the member's own."""
@@ -172,13 +157,11 @@ class Relay:
                 event_id = prefix + events.last_event_id if events.last_event_id else ""
                 if event_id:
                     self._note(event_id, source, request)
-                message = decoded(data) if data else {}
-                if source.answers(message):
-                    source.is_over = True
-                    same = source.asked_id == request.id
-                    yield Event(data if same else _renamed(message, request.id), event_id, is_last=True)
+                message = await self._wire.message(data) if data else None
+                if message is not None and source.is_answered_by(message):
+                    yield Event(self._restated(message, request).body, event_id, is_last=True)
                     return
-                passed = await self._taken_in(data, message, source.conversation, request) if data else b""
+                passed = await self._taken_in(data, message, source.conversation, request) if message else b""
                 if passed is not None:
                     yield Event(passed, event_id, events.retry_ms if events.retry_ms != retry_ms else None)
                     retry_ms = events.retry_ms
@@ -191,8 +174,8 @@ class Relay:
         if not source.told or source.told[-1] != event_id:
             source.told.append(event_id)
         session = request.caller.session
-        if session is not None and source.asked_id != request.id:
-            session.renamed[source.asked_id] = request.id
+        if session is not None:
+            session.renamed[source.sent_id] = request.id
             while len(session.renamed) > MAX_RENAMED:
                 del session.renamed[next(iter(session.renamed))]
 
@@ -212,16 +195,15 @@ class Relay:
         for _ in range(RESUMES):
             try:
                 async for data in source.parts:
-                    message = decoded(data) if data else {}
-                    if source.answers(message):
-                        source.is_over = True
-                        answer = self._for_modern(message, request)
+                    message = await self._wire.message(data) if data else None
+                    if message is not None and source.is_answered_by(message):
+                        answer = self._restated(message, request)
                         yield Event(answer.body, is_last=True, status=answer.status)
                         return
-                    if self._may_hold(message, request):
+                    if message is not None and self._may_hold(message, request):
                         yield Event(self._held.hold(source, request, message), is_last=True)
                         return
-                    passed = await self._taken_in(data, message, source.conversation, request) if data else None
+                    passed = await self._taken_in(data, message, source.conversation, request) if message else None
                     if passed is not None:
                         yield Event(passed)
             finally:
@@ -234,9 +216,9 @@ class Relay:
         raise ProtocolError(f"{STREAM_ENDED}, {RESUMES} times")
 
     @staticmethod
-    def _may_hold(message: dict[str, Any], request: Request) -> bool:
-        needed = held.CAPABILITIES.get(str(message.get("method")))
-        return "id" in message and needed is not None and needed in request.caller.capabilities
+    def _may_hold(message: Message, request: Request) -> bool:
+        needed = held.CAPABILITIES.get(str(message.method))
+        return message.is_request and needed is not None and needed in request.caller.capabilities
 
     async def _go_on(self, source: Source) -> None:
         """The rest of a stream that ended early, for a caller who cannot resume it (25-11: basic/transports)."""
@@ -265,32 +247,25 @@ class Relay:
         return self._stream(source, request)
 
     async def _taken_in(
-        self, data: bytes, message: dict[str, Any], conversation: Conversation, request: Request
+        self, data: bytes, message: Message, conversation: Conversation, request: Request
     ) -> bytes | None:
         """What of it the caller is told: questions under an id of ours, notifications as they are."""
-        method = message.get("method")
-        if not isinstance(method, str):
-            return None
-        if "id" in message:
+        if message.is_request:
             session = request.caller.session
-            if method == "ping":
-                await self._with.reply(conversation, {"jsonrpc": "2.0", "id": message["id"], "result": {}})
-                return None
-            if session is None or not request.takes_stream or not _may_ask(session, method):
-                text = f"{method} is not offered here"
-                refusal = jsonrpc.error_response(message["id"], jsonrpc.METHOD_NOT_FOUND, text)
-                await self._with.reply(conversation, refusal)
+            if session is None or not request.takes_stream or not _may_ask(session, message):
+                await self._decline(conversation, message)
                 return None
             return self._asked(message, conversation, session, request)
         if request.caller.is_modern:
-            if method not in PASSED_TO_MODERN:
+            if message.method not in PASSED_TO_MODERN:
                 return None
-            if method == "notifications/message" and not eras.wants_log(request.caller.log_level, _params(message)):
+            level = envelope.text(envelope.fields(message.params).get("level"))
+            if message.method == "notifications/message" and not eras.wants_log(request.caller.log_level, level):
                 return None
         return data
 
     def _asked(
-        self, message: dict[str, Any], conversation: Conversation, session: CallerSession, request: Request | None
+        self, message: Message, conversation: Conversation, session: CallerSession, request: Request | None
     ) -> bytes:
         """A member's question, as the caller gets it; the answer comes with a POST of its own, see `Question`."""
         our_id = self._with.new_id()
@@ -298,7 +273,7 @@ class Relay:
         async def answer(reply: dict[str, Any]) -> None:
             if request is not None:
                 request.deadline.resume()
-            await self._with.reply(conversation, {**reply, "id": message["id"]})
+            await self._with.reply(conversation, {**reply, "id": message.id})
 
         while len(session.questions) >= MAX_QUESTIONS:
             del session.questions[next(iter(session.questions))]  # asked longest ago, and never answered
@@ -306,32 +281,34 @@ class Relay:
         if request is not None:
             request.questions.append(our_id)
             request.deadline.pause()
-        return jsonrpc.encode({**message, "id": our_id})
+        return envelope.encode(message.request_as(our_id))
 
     # Modern members -----------------------------------------------------------------------------------------------
 
     async def _ask_modern(self, route: Route, request: Request) -> Reply:
         if request.method in eras.REMOVED:
-            return Answer(jsonrpc.encode(jsonrpc.result_response(request.id, {})))  # the gateway's own business
-        reply = await self._post_modern(route, request, request.params, request.body)
+            return Answer(envelope.encode(jsonrpc.result_response(request.id, {})))  # the gateway's own business
         session = request.caller.session
+        status, reply = await self._post_modern(route, request, request.params)
+        if isinstance(reply, Stream):
+            return reply if session is None else Stream(self._in_rounds(route, request, session, reply), inner=reply)
         if session is None:
-            return reply
-        if isinstance(reply, Answer):
-            message = response_in(jsonrpc.decode(reply.body), request.id)
-            if not _wants_input(message):
-                return Answer(jsonrpc.encode(eras.for_handshake(request.method, message)))
-        inner = reply if isinstance(reply, Stream) else None
-        return Stream(self._in_rounds(route, request, session, reply), inner=inner)
+            return Answer(envelope.encode(reply.response_to(request.id)), status)
+        if not _wants_input(reply):
+            return Answer(_for_handshake(reply, request))
+        return Stream(self._in_rounds(route, request, session, reply))
 
-    async def _post_modern(self, route: Route, request: Request, params: dict[str, Any], body: bytes | None) -> Reply:
+    async def _post_modern(
+        self, route: Route, request: Request, params: dict[str, Any]
+    ) -> tuple[int, Message | Stream]:
+        """The HTTP status of the reply, and the answer or a stream of it."""
         caller = request.caller
         if not caller.is_modern:
             meta = {**eras.meta_of({"params": params}), **protocol.modern_meta(CLIENT_NAME, CLIENT_VERSION, {})}
             meta[f"{protocol.META}clientCapabilities"] = caller.capabilities
             if caller.log_level:
                 meta[f"{protocol.META}logLevel"] = caller.log_level
-            params, body = {**params, "_meta": meta}, None
+            params = {**params, "_meta": meta}
         headers = {**route.headers, protocol.VERSION_HEADER: protocol.MODERN_VERSION}
         headers |= protocol.modern_headers(request.method, params)
         if caller.is_modern:
@@ -340,39 +317,31 @@ class Relay:
             with contextlib.suppress(ValueError):
                 places = protocol.parameter_headers(request.schema)
                 headers |= protocol.parameter_values(places, params.get("arguments") or {})
-        if body is None:
-            body = jsonrpc.encode(jsonrpc.request(request.id, request.method, params))
-        response = await self._wire.send(route, "POST", headers, body, request.begin_sending)
+        sent_id = self._with.new_id()
+        body = envelope.encode(jsonrpc.request(sent_id, request.method, params))
+        response = await self._wire.send(route, "POST", headers, body, caller.principal.owner, request.begin_sending)
         if response.status == 200 and response.content_type == protocol.EVENT_STREAM:
-            return Stream(self._modern_events(response, request), response.close)
-        data = await self._wire.read(response)
-        if response.content_type != protocol.JSON or (response.status != 200 and not is_error(data)):
-            raise no_answer(response, data)
-        if len(data) <= SMALL or not mentions(data, request.id):
-            value = jsonrpc.decode(data)
-            if (message := response_in(value, request.id)) is not value:
-                data = jsonrpc.encode(message)
-        return Answer(data, response.status)
+            return 200, Stream(self._modern_events(response, sent_id, request), response.close)
+        return response.status, await self._wire.answer(response, sent_id)
 
-    async def _modern_events(self, response: Response, request: Request) -> AsyncGenerator[Event]:
+    async def _modern_events(self, response: Response, sent_id: str, request: Request) -> AsyncGenerator[Event]:
         async with contextlib.aclosing(self._wire.events(response, protocol.EventStream())) as parts:
             async for data in parts:
-                message = decoded(data) if data else {}
-                is_last = "method" not in message and message.get("id") == request.id
-                if is_last or ("method" in message and "id" not in message):  # it asks nothing on a stream
-                    yield Event(data, is_last=is_last)
-                if is_last:
+                message = await self._wire.message(data) if data else None
+                if message is not None and message.is_response:
+                    answer = the_answer([message], sent_id).response_to(request.id)
+                    yield Event(envelope.encode(answer), is_last=True)
                     return
+                if message is not None and not message.is_request:  # it asks nothing on a stream
+                    yield Event(data)
         raise _StreamEndedError(STREAM_ENDED)
 
     async def _in_rounds(
-        self, route: Route, request: Request, session: CallerSession, reply: Reply
+        self, route: Route, request: Request, session: CallerSession, reply: Message | Stream
     ) -> AsyncGenerator[Event]:
         """A modern member that asks for input, for a caller who answers questions (26: basic/patterns/mrtr)."""
         for _ in range(MAX_ROUNDS):
-            if isinstance(reply, Answer):
-                last = reply.body
-            else:
+            if isinstance(reply, Stream):
                 last = b""
                 async with contextlib.aclosing(reply):
                     async for event in reply.events:
@@ -380,36 +349,35 @@ class Relay:
                             last = event.data
                         else:
                             yield event
-            message = response_in(jsonrpc.decode(last), request.id)
-            if not _wants_input(message):
-                yield Event(jsonrpc.encode(eras.for_handshake(request.method, message)), is_last=True)
+                reply = await self._wire.message(last)
+            if not _wants_input(reply):
+                yield Event(_for_handshake(reply, request), is_last=True)
                 return
-            result = message["result"]
+            result = envelope.fields(reply.result)
             answers: dict[str, Any] = {}
-            for key, asked in object_of(result.get("inputRequests")).items():
+            for key, asked in envelope.fields(result.get("inputRequests")).items():
                 if not request.takes_stream:
                     raise ProtocolError("asked for input, and the caller takes no stream to be asked on")
+                question = envelope.fields(asked)
+                method = envelope.text(question.get("method"))
                 our_id = self._with.new_id()
                 told: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
                 session.questions[our_id] = Question(partial(_settle, told))
                 request.deadline.pause()
                 try:
-                    method, params = str(object_of(asked).get("method")), object_of(asked).get("params")
-                    yield Event(jsonrpc.encode(jsonrpc.request(our_id, method, params)))
+                    yield Event(envelope.encode(jsonrpc.request(our_id, method, question.get("params"))))
                     answer = await told
                 finally:
                     session.questions.pop(our_id, None)
                     request.deadline.resume()
                 if not isinstance(answer.get("result"), dict):
                     said = object_of(answer.get("error")).get("message") or "no result"
-                    raise ProtocolError(
-                        f"asked for input ({object_of(asked).get('method')}) that it was not given: {said}"
-                    )
+                    raise ProtocolError(f"asked for input ({method[:100]}) that it was not given: {said}")
                 answers[key] = answer["result"]
             more = {**request.params}
             more |= {"inputResponses": answers} if answers else {}
             more |= {"requestState": result["requestState"]} if "requestState" in result else {}
-            reply = await self._post_modern(route, request, more, None)
+            _, reply = await self._post_modern(route, request, more)
         raise ProtocolError(f"asked for input {MAX_ROUNDS} times for one call")
 
     # What comes unasked -------------------------------------------------------------------------------------------
@@ -423,28 +391,34 @@ class Relay:
             async with contextlib.aclosing(self._wire.events(response, events, bounded=False)) as parts:
                 async for data in parts:
                     event_id = prefix + events.last_event_id if events.last_event_id else ""
-                    message = decoded(data) if data else {}
-                    if "method" in message and "id" in message:
-                        may_ask = session is not None and _may_ask(session, str(message["method"]))
+                    try:
+                        message = await self._wire.message(data) if data else None
+                    except ProtocolError:
+                        continue  # one that nobody can read costs nobody the others
+                    if message is not None and message.is_request:
+                        may_ask = session is not None and _may_ask(session, message)
                         if session is None or not may_ask or conversation.id is None:  # without one: about whose call?
                             await self._decline(conversation, message)
                             continue
                         data = self._asked(message, conversation, session, None)
-                    elif session is not None and "method" not in message and _hashable_id(message) in session.renamed:
-                        data = _renamed(message, session.renamed[message["id"]])
+                    elif message is not None and message.is_response:
+                        if session is None or message.id not in session.renamed:
+                            continue  # an answer that nobody here waits for
+                        data = envelope.encode(message.response_to(session.renamed[message.id]))
                     yield Event(data, event_id, events.retry_ms)
         finally:
             response.close()
 
-    async def _decline(self, conversation: Conversation, message: dict[str, Any]) -> None:
-        if message["method"] == "ping":
-            reply: dict[str, Any] = jsonrpc.result_response(message["id"], {})
+    async def _decline(self, conversation: Conversation, message: Message) -> None:
+        """Answer a member's question in the place of a caller who cannot."""
+        if message.method == "ping":
+            reply: dict[str, Any] = jsonrpc.result_response(message.id, {})
         else:
-            text = f"{message['method']} is not offered here"
-            reply = jsonrpc.error_response(message["id"], jsonrpc.METHOD_NOT_FOUND, text)
+            text = f"{str(message.method)[:100]} is not offered here"
+            reply = jsonrpc.error_response(message.id, jsonrpc.METHOD_NOT_FOUND, text)
         await self._with.reply(conversation, reply)
 
-    async def listen(self, route: Route, caller: Caller, wanted: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+    async def listen(self, route: Route, caller: Caller, wanted: dict[str, Any]) -> AsyncGenerator[Message]:
         """`subscriptions/listen` with a modern member: its notifications, the acknowledgement first."""
         params = {
             "notifications": wanted,
@@ -456,24 +430,23 @@ class Relay:
         listen_id = self._with.new_id()
         headers = {**route.headers, protocol.VERSION_HEADER: protocol.MODERN_VERSION}
         headers |= protocol.modern_headers("subscriptions/listen", params)
-        body = jsonrpc.encode(jsonrpc.request(listen_id, "subscriptions/listen", params))
-        response = await self._wire.send(route, "POST", headers, body)
+        body = envelope.encode(jsonrpc.request(listen_id, "subscriptions/listen", params))
+        response = await self._wire.send(route, "POST", headers, body, caller.principal.owner)
         try:
             if response.status != 200 or response.content_type != protocol.EVENT_STREAM:
                 raise HttpStatusError(response.status)
             async with contextlib.aclosing(self._wire.events(response, protocol.EventStream(), bounded=False)) as parts:
                 async for data in parts:
-                    message = decoded(data) if data else {}
-                    if "method" in message and "id" not in message:
+                    message = await self._wire.message(data) if data else None
+                    if message is not None and message.method is not None and not message.is_request:
                         yield message
         finally:
             response.close()
 
     def _give_up(self, source: Source) -> None:
         """A caller did not come back with its answers, or not for long enough."""
-        source.conversation.running.discard(source.asked_id)
         source.response.close()
-        self._with.later(self._with.tell_cancelled(source.conversation, source.asked_id, "the caller did not answer"))
+        self._with.later(self._with.tell_cancelled(source.conversation, source.sent_id, "the caller did not answer"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,13 +472,9 @@ class _Rest:
         return self.relay.behind(event_id, self.source, self.request)
 
 
-def _hashable_id(message: dict[str, Any]) -> Any:
-    message_id = message.get("id")
-    return message_id if isinstance(message_id, (str, int)) else None
-
-
-def _renamed(message: dict[str, Any], message_id: Any) -> bytes:
-    return jsonrpc.encode({**message, "id": message_id})
+def _for_handshake(answer: Message, request: Request) -> bytes:
+    """A modern member's answer, for a caller with a session."""
+    return envelope.encode(eras.for_handshake(request.method, answer.response_to(request.id)))
 
 
 async def _settle(told: asyncio.Future[dict[str, Any]], answer: dict[str, Any]) -> None:
@@ -513,14 +482,10 @@ async def _settle(told: asyncio.Future[dict[str, Any]], answer: dict[str, Any]) 
         told.set_result(answer)
 
 
-def _params(message: dict[str, Any]) -> dict[str, Any]:
-    return object_of(message.get("params"))
-
-
-def _may_ask(session: CallerSession, method: str) -> bool:
+def _may_ask(session: CallerSession, message: Message) -> bool:
     """Whether the caller said that it answers such questions."""
-    return held.CAPABILITIES.get(method) in session.capabilities
+    return held.CAPABILITIES.get(str(message.method)) in session.capabilities
 
 
-def _wants_input(message: Any) -> bool:
-    return object_of(object_of(message).get("result")).get("resultType") == "input_required"
+def _wants_input(answer: Message) -> bool:
+    return envelope.text(envelope.fields(answer.result).get("resultType")) == "input_required"

@@ -19,13 +19,13 @@ import uvloop
 from django.db import Error, connection
 from django.utils import timezone
 
-from mcp_runtime import access, jsonrpc, protocol
+from mcp_runtime import access, protocol
 from mcp_runtime.access import OPERATOR
 from mcp_runtime.availability import Availability
 from mcp_runtime.changes import SqliteChanges
 from mcp_runtime.database import unit_of_work
 from mcp_runtime.errors import ClientError, RemoteError
-from mcp_runtime.gateway import offers, session_file
+from mcp_runtime.gateway import envelope, offers, session_file
 from mcp_runtime.gateway.app import App
 from mcp_runtime.gateway.callers import Callers, Origins
 from mcp_runtime.gateway.conversations import Conversations
@@ -326,15 +326,20 @@ class Gateway:
                 async with contextlib.aclosing(reply):
                     async for event in reply.events:
                         body = event.data if event.is_last else body
-            result = jsonrpc.result_of(jsonrpc.decode(body))
-            entries = result.get(kind)
-            for entry in entries if isinstance(entries, list) else []:
-                count += 1
-                if isinstance(entry, dict) and isinstance(entry.get(key), str) and count <= MAX_LEARNED:
+            answer = envelope.read(body)
+            if (error := answer.remote_error()) is not None:
+                raise error
+            result = envelope.fields(answer.result)
+            entries = envelope.items(result.get(kind))
+            for part in entries[: MAX_LEARNED - count]:
+                entry = envelope.small(part)
+                if isinstance(entry, dict) and isinstance(entry.get(key), str):
                     yield entry
-            if not isinstance(result.get("nextCursor"), str) or count > MAX_LEARNED:
+            count += len(entries)
+            cursor = envelope.text(result.get("nextCursor"))
+            if not cursor or count >= MAX_LEARNED:
                 return
-            params = {"cursor": result["nextCursor"], **meta}
+            params = {"cursor": cursor, **meta}
 
     # Members ------------------------------------------------------------------------------------------------------
 

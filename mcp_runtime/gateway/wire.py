@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import json
-import re
 from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from mcp_runtime import jsonrpc, protocol
 from mcp_runtime.client import CLIENT_NAME, CLIENT_VERSION
 from mcp_runtime.database import unit_of_work
-from mcp_runtime.errors import ClientError, ConnectError, HttpStatusError, ProtocolError, RemoteError
+from mcp_runtime.errors import ClientError, ConnectError, ForeignAnswerError, HttpStatusError, ProtocolError
+from mcp_runtime.gateway import envelope
 from mcp_runtime.gateway.connections import Address, Connections, Response
+from mcp_runtime.gateway.envelope import Message
 from mcp_runtime.lifecycle import EXIT_GRACE, Lifecycle, LiveMember
 from mcp_runtime.limits import Owner, Slots
 
-LARGE_ID_SEARCH = 4_096
+STREAM_ENDED = "the event stream ended without the answer"
+
+Read = TypeVar("Read")
 
 
 class Places:
@@ -109,9 +112,11 @@ class Wire:
         self._routes: dict[int, Route] = {}
         # One for all: most of what rivals lose, they lose by making a client, a session or a TLS context per call.
         self._connections = Connections()
+        self._reader = ThreadPoolExecutor(1, "gateway-reader")
 
     def close(self) -> None:
         self._connections.close()
+        self._reader.shutdown(wait=False, cancel_futures=True)
 
     def route_to(self, live: LiveMember, places: int | None = None) -> Route:
         """The way to the process; `places` None: who asks takes none."""
@@ -128,13 +133,49 @@ class Wire:
         verb: str,
         headers: Mapping[str, str],
         body: bytes | None,
+        owner: Owner,
         on_write: Callable[[], None] | None = None,
     ) -> Response:
         secrets = route.live.client.headers.secrets
-        return await self._connections.request(route.address, verb, headers, body, secrets, on_write)
+        return await self._connections.request(route.address, verb, headers, body, secrets, owner, on_write)
 
     async def read(self, response: Response) -> bytes:
         return await response.whole(self._max_bytes)
+
+    async def answer(self, response: Response, sent_id: Any) -> Message:
+        """The answer in one piece to what was sent under that id, a result or an error.
+
+        Raises ProtocolError and ForeignAnswerError. Only a connection that gave the right answer is used again.
+        """
+        data = await self.read(response)
+        try:
+            found = await self._checked(response, data, sent_id)
+        except BaseException:
+            response.close()
+            raise
+        response.keep()
+        return found
+
+    async def _checked(self, response: Response, data: bytes, sent_id: Any) -> Message:
+        if response.content_type != protocol.JSON:
+            raise no_answer(response, data)
+        try:
+            found = the_answer(await self._in_thread(envelope.read_answer, data), sent_id)
+        except ProtocolError as error:
+            raise (error if response.status == 200 else no_answer(response, data)) from error
+        if response.status != 200 and found.error is None:
+            raise no_answer(response, data)
+        return found
+
+    async def message(self, data: bytes) -> Message:
+        """One message of a stream. Raises ProtocolError."""
+        return await self._in_thread(envelope.read, data)
+
+    async def _in_thread(self, work: Callable[[bytes], Read], data: bytes) -> Read:
+        """Large messages are read aside, one at a time: meanwhile the loop serves everybody else."""
+        if len(data) <= envelope.MAX_SMALL:
+            return work(data)
+        return await asyncio.get_running_loop().run_in_executor(self._reader, work, data)
 
     async def events(
         self, response: Response, events: protocol.EventStream, *, bounded: bool = True
@@ -174,40 +215,22 @@ class Wire:
         return ConnectError(live.how_it_ended(when), is_refusal=is_refusal)
 
 
-def decoded(data: bytes) -> dict[str, Any]:
-    message = jsonrpc.decode(data)
-    return message if isinstance(message, dict) else {}
-
-
-def is_error(data: bytes) -> bool:
-    try:
-        return isinstance(object_of(json.loads(data)).get("error"), dict)
-    except ValueError:
-        return False
-
-
-def response_in(value: Any, asked_id: Any) -> dict[str, Any]:
-    """The response to `asked_id`. Raises ProtocolError where there is none."""
-    for message in value if isinstance(value, list) else [value]:
-        if isinstance(message, dict) and "method" not in message and ("result" in message or "error" in message):
-            is_anonymous_error = message.get("id") is None and "error" in message
-            if message.get("id") == asked_id or is_anonymous_error:
-                return message
-    raise ProtocolError("the answer is not a JSON-RPC 2.0 response to what was asked")
-
-
-def mentions(data: bytes, asked_id: Any) -> bool:
-    """Whether a long answer carries the id at one of its ends, where serializers put it."""
-    wanted = re.compile(rb'"id"\s*:\s*' + re.escape(json.dumps(asked_id).encode()) + rb"\s*[,}]")
-    return bool(wanted.search(data[:LARGE_ID_SEARCH]) or wanted.search(data[-LARGE_ID_SEARCH:]))
+def the_answer(messages: list[Message], sent_id: Any) -> Message:
+    """The one response to what was sent. Raises ForeignAnswerError for another's, ProtocolError where there is none."""
+    responses = [message for message in messages if message.is_response]
+    if len(responses) != 1:
+        raise ProtocolError("the answer is not a JSON-RPC 2.0 response to what was asked")
+    (answer,) = responses
+    if answer.answers(sent_id) or answer.is_unaddressed_error:
+        return answer
+    raise ForeignAnswerError
 
 
 def no_answer(response: Response, data: bytes) -> ClientError:
+    """Why that is no answer."""
     if response.status != 200:
         with contextlib.suppress(ProtocolError):
-            try:
-                jsonrpc.result_of(jsonrpc.decode(data))
-            except RemoteError as error:
+            if (error := envelope.read(data).remote_error()) is not None:
                 return error
         return HttpStatusError(response.status, jsonrpc.excerpt(data) if data else "")
     kind = response.content_type or "no content type"

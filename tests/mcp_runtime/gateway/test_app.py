@@ -128,7 +128,7 @@ def test_batches_are_answered_in_their_order(world: World) -> None:
 
 def test_a_call_of_a_batch_can_be_cancelled_alone(world: World) -> None:
     def call(asked: Asked) -> None:
-        if asked.message["id"] == "slow":
+        if asked.message["params"]["arguments"]["is_slow"]:
             asked.hang()
         asked.result(text("quick"))
 
@@ -136,7 +136,10 @@ def test_a_call_of_a_batch_can_be_cancelled_alone(world: World) -> None:
     agent = world.agent().begin("2025-03-26")
     other = Agent(world, None)  # type: ignore[arg-type]
     other.http.headers.update(agent.http.headers)
-    batch = [request(name, "tools/call", name="notes__echo", arguments={}) for name in ("slow", "quick")]
+    batch = [
+        request(name, "tools/call", name="notes__echo", arguments={"is_slow": name == "slow"})
+        for name in ("slow", "quick")
+    ]
     with in_background(lambda: other.post(batch).json()) as ended:
         eventually(lambda: len(member.heard("tools/call")) == 2)
         assert agent.notify("notifications/cancelled", requestId="slow", reason="enough").status_code == 202
@@ -144,7 +147,8 @@ def test_a_call_of_a_batch_can_be_cancelled_alone(world: World) -> None:
     assert (slow["id"], slow["error"]["data"]["kind"]) == ("slow", "cancelled")
     assert (quick["id"], quick["result"]) == ("quick", text("quick"))
     (told,) = member.heard("notifications/cancelled")
-    assert told["params"] == {"requestId": "slow", "reason": "enough"}
+    slow_id = next(one["id"] for one in member.heard("tools/call") if one["params"]["arguments"]["is_slow"])
+    assert told["params"] == {"requestId": slow_id, "reason": "enough"}
     assert sorted(row.status for row in world.calls(2)) == ["cancelled", "succeeded"]
 
 
@@ -190,7 +194,7 @@ def test_a_call_that_is_cancelled_ends_with_the_members_last_word_or_soon_withou
     assert ended[0]["message"] == "tool 'echo' of member 'notes': it was cancelled"
     assert ended[0]["data"] == {"kind": "cancelled", "member": "notes"}
     (told,) = member.heard("notifications/cancelled")
-    assert told["params"] == {"requestId": 9, "reason": "enough"}
+    assert told["params"] == {"requestId": member.heard("tools/call")[0]["id"], "reason": "enough"}
     assert [row.status for row in world.calls()] == ["cancelled"]
 
 

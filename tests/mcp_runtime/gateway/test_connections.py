@@ -15,7 +15,7 @@ import uvloop
 from mcp_runtime import transport
 from mcp_runtime.errors import ConnectError, ProtocolError
 from mcp_runtime.gateway import connections
-from mcp_runtime.gateway.connections import Address, Connections, Response
+from mcp_runtime.gateway.connections import NOBODY, Address, Connections, Response, _Pool
 from tests.certificates import Authority
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
@@ -99,7 +99,10 @@ class World:
         return await asyncio.wait_for(asked, 5)
 
     async def text(self) -> bytes:
-        return await asyncio.wait_for((await self.ask()).whole(1_000), 5)
+        response = await self.ask()
+        body = await asyncio.wait_for(response.whole(1_000), 5)
+        response.keep()
+        return body
 
     async def eventually(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(5):
@@ -288,6 +291,7 @@ def test_a_server_waits_when_nobody_reads_what_it_says(monkeypatch: pytest.Monke
         await world.eventually(lambda: response._connection._is_paused)
         assert response._unread < 1_000_000
         assert sum([len(chunk) async for chunk in response.chunks()]) == size
+        response.keep()
         assert await world.text() == b"{}"
         assert world.server.connections == 1
 
@@ -362,6 +366,75 @@ def test_who_says_something_unasked_loses_the_connection() -> None:
         await asyncio.wait_for(world.server.lost.wait(), 5)
         assert await world.text() == b"{}"
         assert world.server.connections == 2
+
+
+def test_a_connection_serves_nobody_else_until_its_answer_was_found_right() -> None:
+    @run(OK)
+    async def _(world: World) -> None:
+        response = await world.ask()
+        assert await response.whole(1_000) == b"{}"
+        assert await world.text() == b"{}"
+        assert world.server.connections == 2
+        response.close()  # it was a wrong one
+        await asyncio.wait_for(world.server.lost.wait(), 5)
+        assert await world.text() == b"{}"
+        assert world.server.connections == 2
+
+
+def test_an_answer_that_nobody_judges_holds_its_connection_for_a_moment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "IDLE_SECONDS", 0.02)
+
+    @run(OK)
+    async def _(world: World) -> None:
+        response = await world.ask()
+        assert await response.whole(1_000) == b"{}"
+        await world.eventually(lambda: not world.connections._open)
+        response.keep()
+        assert not any(world.connections._kept.values())
+
+
+def test_a_connection_serves_the_principal_alone_that_it_was_made_for() -> None:
+    @run(OK)
+    async def _(world: World) -> None:
+        for owner, connections_then in [((1, 1), 1), ((1, 2), 2), ((2, None), 3), ((1, 1), 3)]:
+            response = await world.connections.request(world.address, "POST", JSON, b"{}", owner=owner)
+            assert await response.whole(1_000) == b"{}"
+            response.keep()
+            assert world.server.connections == connections_then
+
+
+def test_who_gives_up_when_the_answer_has_come_takes_no_connection_from_the_next_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next request comes to its turn between the answer and the one who asked, and gave up."""
+    late: list[asyncio.Task[Any]] = []
+    innocent: list[asyncio.Task[bytes]] = []
+    worlds: list[World] = []
+    come, complete = connections._Connection.on_headers_complete, connections._Connection.on_message_complete
+
+    def head_came(self: Any) -> None:
+        if not innocent:
+            innocent.append(asyncio.ensure_future(directly(worlds[0])))
+        come(self)
+
+    def body_came(self: Any) -> None:
+        complete(self)
+        if not late[0].done():
+            late[0].cancel()
+
+    async def directly(world: World) -> bytes:
+        return await (await world.connections.request(world.address, "POST", JSON, b"{}")).whole(1_000)
+
+    monkeypatch.setattr(connections._Connection, "on_headers_complete", head_came)
+    monkeypatch.setattr(connections._Connection, "on_message_complete", body_came)
+
+    @run(OK)
+    async def _(world: World) -> None:
+        worlds.append(world)
+        late.append(asyncio.ensure_future(world.connections.request(world.address, "POST", JSON, b"{}")))
+        with pytest.raises(asyncio.CancelledError):
+            await late[0]
+        assert await innocent[0] == b"{}"
 
 
 async def _never(talk: Talk) -> None:
@@ -500,7 +573,7 @@ def test_no_connection_in_time_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(connections.asyncio, "get_running_loop", lambda: Unreachable(loop, never))
             with pytest.raises(ConnectError, match=r"no connection within 0\.01 s"):
-                await world.connections._connect(world.address, [], ())
+                await world.connections._connect(_Pool("127.0.0.1", 1, False, NOBODY), ())
 
 
 class Unreachable:

@@ -138,7 +138,6 @@ def test_results_are_restated_for_modern_callers() -> None:
     }
     listed = eras.for_modern("tools/list", {}, {"result": {"tools": [], "ttlMs": 5}})["result"]
     assert listed == {"resultType": "complete", "ttlMs": 5, "cacheScope": "private", "tools": []}
-    assert eras.for_modern("tools/call", {}, {"result": 7}) == {"result": 7}
     missing = eras.for_modern("resources/read", {"uri": "u:1"}, error(-32002, data={"more": 1}))
     assert missing == error(-32602, data={"more": 1, "uri": "u:1"})
     assert eras.for_modern("tools/call", {}, error(-32002)) == error(-32002)
@@ -157,7 +156,6 @@ def test_results_are_restated_for_callers_with_sessions() -> None:
     assert eras.for_handshake("tools/call", {"result": told})["result"] == {"content": [], "_meta": {"own": 2}}
     told = {"structuredContent": {"a": 1}, "_meta": {f"{META}x": 1}}
     assert eras.for_handshake("tools/call", {"result": told})["result"] == {"structuredContent": {"a": 1}}
-    assert eras.for_handshake("tools/call", {"result": [1]}) == {"result": [1]}
     missing = error(-32602, data={"uri": "u:1"})
     assert eras.for_handshake("resources/read", missing) == error(-32002, data={"uri": "u:1"})
     assert eras.for_handshake("resources/read", error(-32602)) == error(-32602)
@@ -175,4 +173,4 @@ def test_results_are_restated_for_callers_with_sessions() -> None:
     ],
 )
 def test_a_log_message_is_wanted_from_the_level_that_was_asked_for(level: Any, said: str, wanted: bool) -> None:
-    assert eras.wants_log(level, {"level": said}) is wanted
+    assert eras.wants_log(level, said) is wanted

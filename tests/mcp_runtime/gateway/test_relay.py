@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 
 from mcp_runtime.gateway import relay
 from tests.conftest import eventually
-from tests.end_to_end.agents import META, Agent, messages_of
+from tests.end_to_end.agents import META, Agent, make_token, messages_of
 from tests.mcp_runtime.gateway.conftest import (
     MODERN,
     Asked,
@@ -52,11 +54,18 @@ def streaming(*events: bytes) -> Any:
 # Members with sessions, callers with sessions ---------------------------------------------------------------------
 
 
-def test_an_answer_passes_word_for_word(world: World) -> None:
-    odd = b'{ "jsonrpc":"2.0","result":{"content":[],"x":1.50,"_meta":{"a":"\\u00e9"}} , "id":%d}'
-    world.member(behaviours={"tools/call": lambda asked: asked.http(200, odd % asked.id)})
+def as_json(asked: Asked) -> bytes:
+    """The id of a request, as it stands in its answer."""
+    return json.dumps(asked.id).encode()
+
+
+def test_a_result_passes_word_for_word_under_the_id_of_its_client(world: World) -> None:
+    result = b'{"content":[] ,"x":1.50,"_meta":{"a":"\\u00e9"}}'
+    odd = b'{ "jsonrpc":"2.0","result":%b , "x": 1, "id":%b}'
+    world.member(behaviours={"tools/call": lambda asked: asked.http(200, odd % (result, as_json(asked)))})
     agent = world.agent().begin()
-    assert agent.send("tools/call", name="notes__echo", arguments={}).content == odd % 2
+    response = agent.send("tools/call", name="notes__echo", arguments={})
+    assert response.content == b'{"jsonrpc":"2.0","id":2,"result":%b}' % result
 
 
 def test_what_comes_before_the_answer_passes_with_ids_to_go_on_from(world: World) -> None:
@@ -70,10 +79,12 @@ def test_what_comes_before_the_answer_passes_with_ids_to_go_on_from(world: World
     assert rest == b""
 
 
-def test_answers_to_others_and_foreign_ids_on_a_stream_are_not_passed(world: World) -> None:
-    world.member(behaviours={"tools/call": streaming(event(result(999, **text("stray"))), b"data: {}\n\n")})
+def test_an_answer_to_another_request_on_a_stream_fails_the_call_and_is_not_passed(world: World) -> None:
+    world.member(behaviours={"tools/call": streaming(event(result(999, **text("stray"))))})
     response = world.agent().begin().send("tools/call", name="notes__echo", arguments={})
-    assert [message.get("result", {}).get("content") for message in messages_of(response)] == [text("done")["content"]]
+    (message,) = messages_of(response)
+    assert (message["id"], message["error"]["data"]) == (2, {"member": "notes", "kind": "transport"})
+    assert "the call may have run" in message["error"]["message"]
 
 
 def test_a_stream_that_ends_early_is_resumed_by_its_caller(world: World) -> None:
@@ -82,7 +93,8 @@ def test_a_stream_that_ends_early_is_resumed_by_its_caller(world: World) -> None
         asked.hang_up()
 
     def go_on(asked: Asked) -> None:
-        asked.stream(event(result(2, **text("from " + asked.headers["Last-Event-ID"])), "42"))
+        (call,) = member.heard("tools/call")
+        asked.stream(event(result(call["id"], **text("from " + asked.headers["Last-Event-ID"])), "42"))
         asked.hang_up()
 
     member = world.member(behaviours={"tools/call": begin, "GET": go_on})
@@ -501,7 +513,10 @@ def test_a_member_with_sessions_has_the_callers_headers_judged_for_it(world: Wor
 NO_ANSWERS: dict[str, tuple[Any, str]] = {
     "text": (lambda asked: asked.http(200, b"hi", kind="text/plain"), "answered with text/plain instead of JSON: 'hi'"),
     "no JSON": (lambda asked: asked.http(200, b"{nope"), "the answer is not JSON"),
-    "another's": (lambda asked: asked.json(result("x")), "not a JSON-RPC 2.0 response to what was asked"),
+    "another's": (
+        lambda asked: asked.json(result("x")),
+        "answered another request than this one; the call may have run",
+    ),
     "an array": (lambda asked: asked.json([1]), "not a JSON-RPC 2.0 response to what was asked"),
     "nothing": (lambda asked: asked.http(202), "answered with HTTP status 202"),
     "a failure": (lambda asked: asked.http(500, b"oops", kind="text/plain"), "answered with HTTP status 500: 'oops'"),
@@ -561,23 +576,115 @@ def test_an_error_without_an_id_is_the_answer(world: World) -> None:
     assert answer["error"] == {"code": -32600, "message": "what?"}
 
 
-def test_a_large_answer_passes_without_being_read(world: World) -> None:
-    body = b'{"jsonrpc":"2.0","id":%d,"result":{"content":[], "x":"' + b"y" * 100_000 + b'"}}'
-    world.member(behaviours={"tools/call": lambda asked: asked.http(200, body % asked.id)})
+def test_a_large_result_passes_word_for_word(world: World) -> None:
+    body = b'{"jsonrpc":"2.0","id":%b,"result":{"content":[], "x":"' + b"y" * 100_000 + b'"}}'
+    world.member(behaviours={"tools/call": lambda asked: asked.http(200, body % as_json(asked))})
     response = world.agent().begin().send("tools/call", name="notes__echo", arguments={})
-    assert response.content == body % 2
-    world.member("other", {**MODERN, "tools/call": lambda asked: asked.http(200, body % asked.id)})
+    assert response.content == body % b"2"
+    world.member("other", {**MODERN, "tools/call": lambda asked: asked.http(200, body % as_json(asked))})
     eventually(lambda: "other__echo" in world.agent().begin().tools())
-    assert modern_call(world.agent(), "other__echo").content == body % 1
+    assert modern_call(world.agent(), "other__echo").content == body % b"1"
 
 
 def test_a_large_answer_to_something_else_fails_the_call(world: World) -> None:
     body = b'{"jsonrpc":"2.0","id":"x","result":{"x":"' + b"y" * 100_000 + b'"}}'
     world.member(behaviours={"tools/call": lambda asked: asked.http(200, body)})
-    assert (
-        "not a JSON-RPC 2.0 response"
-        in failure(world.agent().begin().send("tools/call", name="notes__echo", arguments={}))[1]
-    )
+    message = failure(world.agent().begin().send("tools/call", name="notes__echo", arguments={}))[1]
+    assert "answered another request" in message
+
+
+FILLING = '"' + "y" * 100_000 + '"'
+FORGERIES = {
+    "another's id at the top, the right one inside": '{"jsonrpc":"2.0","id":"x","result":{"id":%s,"x":FILLING}}',
+    "the right id in a text": '{"jsonrpc":"2.0","id":"x","result":{"x":FILLING,"t":"\\"id\\":%s,"}}',
+    "a question": '{"jsonrpc":"2.0","id":%s,"method":"sampling/createMessage","params":{"x":FILLING}}',
+    "a notification": '{"jsonrpc":"2.0","method":"notifications/message","params":{"id":%s,"x":FILLING}}',
+    "no JSON": '{"jsonrpc":"2.0","id":%s,"result":{"x":FILLING}} and more',
+    "no UTF-8": '{"jsonrpc":"2.0","id":%s,"result":{"x":FILLING,"y":"\xff"}}',
+    "two ids": '{"jsonrpc":"2.0","id":%s,"result":{"x":FILLING},"id":"x"}',
+    "two results": '{"jsonrpc":"2.0","id":%s,"result":{"x":FILLING},"result":{}}',
+    "too deep": '{"jsonrpc":"2.0","id":%s,"result":{"x":FILLING,"y":' + "[" * 40_000 + "]" * 40_000 + "}}",
+}
+
+
+@pytest.mark.parametrize("era", ["with sessions", "modern"])
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_large_answer_is_read_like_a_small_one(world: World, forgery: str, era: str) -> None:
+    def call(asked: Asked) -> None:
+        whole = FORGERIES[forgery].replace("FILLING", FILLING) % as_json(asked).decode()
+        asked.http(200, whole.encode("latin-1"))
+
+    member = world.member(behaviours={**(MODERN if era == "modern" else {}), "tools/call": call})
+    for response in (
+        world.agent().begin().send("tools/call", name="notes__echo", arguments={}),
+        modern_call(world.agent()),
+    ):
+        (message,) = messages_of(response)
+        assert message["error"]["data"]["member"] == "notes"
+        assert "y" * 1000 not in response.text
+    assert world.failures == []
+    assert member.live.relayed == 0
+
+
+def answering_late(*, again: Callable[[Asked], None]) -> Any:
+    """A tool that answers, and to its first call once more, after the second one came on the same connection."""
+    first: list[Asked] = []
+
+    def behave(asked: Asked) -> None:
+        if not first:
+            first.append(asked)
+            asked.result(text("for the first"))
+            return
+        if asked.connection == first[0].connection:
+            again(first[0])
+        asked.result(text("for the second"))
+
+    return behave
+
+
+def a_second_result(first: Asked) -> None:
+    first.result(text("for the first, again"))
+
+
+def a_second_stream(first: Asked) -> None:
+    said = notification("notifications/message", level="info", data="of the first")
+    body = event(said) + event(result(first.id, **text("for the first, again")))
+    first.http(200, body, kind="text/event-stream")
+
+
+@pytest.mark.parametrize("again", [a_second_result, a_second_stream])
+def test_an_answer_that_comes_twice_reaches_no_other_token(world: World, again: Any) -> None:
+    world.member(behaviours={"tools/call": answering_late(again=again)})
+    first, second = (world.agent(token=make_token(User.objects.create_superuser(name))).begin() for name in ("a", "b"))
+    assert first.text("notes__echo") == "for the first"
+    assert second.text("notes__echo") == "for the second"
+    assert world.failures == []
+
+
+def test_an_answer_that_comes_twice_fails_the_next_call_of_its_token_and_not_the_member(world: World) -> None:
+    world.member(behaviours={"tools/call": answering_late(again=a_second_result)})
+    agent = world.agent().begin()
+    assert agent.text("notes__echo") == "for the first"
+    error = agent.ask("tools/call", name="notes__echo", arguments={})["error"]
+    assert error["data"] == {"member": "notes", "kind": "transport"}
+    assert error["message"].endswith("answered another request than this one; the call may have run")
+    assert agent.text("notes__echo") == "for the second"
+    assert [call.error_kind for call in world.calls(3)] == ["", "transport", ""]
+    assert world.failures == []
+
+
+def test_no_id_goes_to_a_member_twice(world: World) -> None:
+    member = world.member()
+    for _ in range(2):
+        agent = world.agent().begin()
+        for _ in range(2):
+            other = Agent(world, None)  # type: ignore[arg-type]
+            other.http.headers.update(agent.http.headers)
+            assert other.post(request(5, "tools/call", name="notes__echo", arguments={})).json()["id"] == 5
+        assert modern_call(world.agent()).status_code == 200
+    ids = [message["id"] for message in member.heard("tools/call")]
+    assert len(set(ids)) == len(ids) == 6
+    assert 5 not in ids
 
 
 def test_a_member_that_refuses_the_session_fails_the_call_and_is_asked_again_with_the_next(world: World) -> None:
@@ -586,7 +693,7 @@ def test_a_member_that_refuses_the_session_fails_the_call_and_is_asked_again_wit
     began = {
         "answered with HTTP status 500": lambda asked: asked.http(500),
         "with protocol version '1999'": lambda asked: asked.result({"protocolVersion": "1999"}),
-        "the answer is not JSON": lambda asked: (asked.stream(), asked.hang_up()),
+        "the event stream ended without the answer": lambda asked: (asked.stream(), asked.hang_up()),
         "no complete answer within 0.2 s": lambda asked: asked.hang(),
         "no complete answer within 0.2": lambda asked: (asked.stream(), asked.hang()),
     }

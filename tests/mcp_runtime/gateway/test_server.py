@@ -94,7 +94,7 @@ def test_a_list_without_end_is_bounded(world: World, monkeypatch: pytest.MonkeyP
     empty = pages(*[[] for _ in range(50)], kind="resources")
     member = world.member(behaviours={"prompts/list": endless, "resources/list": empty}, capabilities=ALL)
     eventually(lambda: listed(world, "prompts/list", "prompts") == ["notes__p0", "notes__p1", "notes__p2"])
-    assert len(member.heard("prompts/list")) == 4
+    assert len(member.heard("prompts/list")) == 3
     assert len(member.heard("resources/list")) == 5
 
 
