@@ -209,7 +209,9 @@ class Listening:
 
     def _note(self, stream: OpenStream) -> None:
         roster, principal = self._roster(), stream.caller.principal
-        stream.told = {kind: roster.digest_of(kind, principal, stream.place.scope) for kind, _ in KINDS.values()}
+        scope = stream.place.scope
+        stream.told = {kind: roster.digest_of(kind, principal, scope) for kind, _ in KINDS.values()}
+        stream.told["resources"] += roster.digest_of("resourceTemplates", principal, scope)  # one notification for both
 
     # Members ------------------------------------------------------------------------------------------------------
 
@@ -254,16 +256,20 @@ class Listening:
     async def _follow(self, stream: OpenStream, name: str) -> None:
         """Hear the member, whenever it is there, for as long as the stream is open."""
         heard: LiveMember | None = None
+        was_away = False
         while True:
             member = self._roster().members.get(name)
             live = self._connected(member) if member else None
             if live is None or member is None:
                 stream.heard[name].set()
+                was_away = True
                 await self._member_changed.wait()
                 continue
-            if heard not in (None, live) and stream.place.member is not None:
-                self._say_all_changed(stream)  # whatever it was before, it is another process now
-            heard = live
+            if (was_away or heard not in (None, live)) and stream.place.member is not None:
+                # Another process than before, or the first: lists that came from memory are now the member's own, which
+                # may show a client more than it showed the hall.
+                self._say_all_changed(stream)
+            heard, was_away = live, False
             route = self._wire.route_to(live, member.max_concurrency)
             try:
                 await self._hear(stream, route)

@@ -110,6 +110,36 @@ def test_a_member_without_a_stream_is_asked_for_it_once_a_process(world: World) 
     assert gets() == 2
 
 
+def test_a_list_from_memory_that_the_member_replaces_by_its_own_is_told_of(world: World) -> None:
+    shown = [{"name": name, "inputSchema": {"type": "object"}} for name in ("echo", "for_clients_that_can_be_asked")]
+    member = world.member(behaviours={"tools/list": lambda asked: asked.result({"tools": shown})})
+    live = world.live.pop(member.row.pk)
+    agent = world.agent("/mcp/notes").begin(sampling={})
+    with agent.listening() as old, listen(world.agent("/mcp/notes"), toolsListChanged=True) as new:
+        assert agent.tools() == ["echo"]
+        world.live[member.row.pk] = live
+        world.gateway.member_changed(member.row.pk)
+        assert old.until("notifications/tools/list_changed")
+        assert new.until("notifications/tools/list_changed")
+        assert agent.tools() == ["echo", "for_clients_that_can_be_asked"]
+
+
+def test_resource_templates_that_change_are_told_as_resources(world: World) -> None:
+    templates: list[dict[str, Any]] = []
+    lists = {
+        "resources/list": lambda asked: asked.result({"resources": []}),
+        "resources/templates/list": lambda asked: asked.result({"resourceTemplates": templates}),
+        "prompts/list": lambda asked: asked.result({"prompts": []}),
+    }
+    member = world.member(behaviours=lists, capabilities=ALL)
+    with world.agent().begin().listening() as heard:
+        world.gateway.lists_changed(member.row.pk)
+        eventually(lambda: member.heard("resources/templates/list"))
+        templates.append({"uriTemplate": "x:{id}", "name": "x"})
+        world.gateway.lists_changed(member.row.pk)
+        assert heard.next() == {"jsonrpc": "2.0", "method": "notifications/resources/list_changed"}
+
+
 def test_a_roster_that_changes_is_told_to_those_whose_lists_are_others(world: World) -> None:
     member, _ = world.member("notes"), world.member("other")
     narrow = make_token(scope=ApiToken.Scope.MEMBERS, members=[GuildMember.objects.get(name="other")])
