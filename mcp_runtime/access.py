@@ -1,7 +1,9 @@
 """Who may do what: the one place that decides, for every door.
 
 A `Principal` is a snapshot of one who asks. Making it takes a few queries, asking it none, so that a list of a thousand
-tools costs nothing. Whoever keeps one makes it anew when `version()` is another, and looks at `is_expired`.
+tools costs nothing. Whoever keeps one makes it anew when `version()` is another, and looks at `is_expired`. Not every
+change shows in the version, for QuerySet.update and plain SQL send no signals. So nobody keeps one for long without a
+comparison with the rows: `KEPT_SECONDS` here, `are_outdated` for the gateway.
 
 A member or tool that came after the snapshot is decided right by it: members begin without groups (giving them some
 changes the version), and a scope holds the names it opens, never those it does not.
@@ -9,6 +11,9 @@ changes the version), and a scope holds the names it opens, never those it does 
 
 from __future__ import annotations
 
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -36,9 +41,13 @@ VIEW_SESSIONS = "roster.view_agentsession"
 # How exact `last_used_at` is.
 TOUCH_SECONDS = 60.0
 MAX_KEPT = 2000
+# How long a change that did not show in the version may stay unseen here.
+KEPT_SECONDS = 2.0
 
 # In SQL: it is asked at every request, and the ORM would take longer for it than for the token.
 _VERSION = f"SELECT CAST(hall_id AS text) || ':' || access_version FROM {Hall._meta.db_table} WHERE id = 1"  # noqa: S608
+
+_VERSION_AND_USER = f"SELECT ({_VERSION}), is_active FROM {User._meta.db_table} WHERE id = %s"  # noqa: S608 - a constant
 
 
 @dataclass(frozen=True)
@@ -157,15 +166,16 @@ def version() -> str | None:
 
 def principal_of_user(user: User) -> Principal:
     """Who comes without a token: a browser's session, a command. Raises AccessError for a user who is not active."""
-    seen = version()
-    kept = _kept.get(("user", user.pk))
-    if kept is not None and seen is not None and kept[0] == seen:
-        return kept[1]
-    # Anew: an instance remembers the permissions that it was asked for.
-    fresh = User.objects.filter(pk=user.pk).first()
-    if fresh is None or not fresh.is_active:
+    with connection.cursor() as cursor:
+        cursor.execute(_VERSION_AND_USER, [user.pk])
+        row = cursor.fetchone()
+    if row is None or not row[1]:
         raise AccessError(f"user {user.get_username()!r} is not active")
-    return _keep(("user", user.pk), seen, _principal(fresh))
+    seen = None if row[0] is None else str(row[0])
+    if (kept := _known(("user", user.pk), seen)) is not None:
+        return kept
+    fresh = User.objects.get(pk=user.pk)
+    return _keep(("user", user.pk), seen, _principal(fresh, _rights_of([fresh])[fresh.pk]))
 
 
 def principal_of_token(text: str) -> Principal:
@@ -186,30 +196,68 @@ def holder_of(text: str) -> tuple[User, Principal]:
     if used is None or used <= timezone.now() - timedelta(seconds=TOUCH_SECONDS):
         touch(token.pk)
     seen: str | None = token.version
-    kept = _kept.get(("token", token.pk))
-    if kept is not None and seen is not None and kept[0] == seen:
-        return token.user, kept[1]
+    if (kept := _known(("token", token.pk), seen)) is not None:
+        return token.user, kept
     return token.user, _keep(("token", token.pk), seen, principal_of_row(token))
 
 
 def principal_of_row(token: ApiToken) -> Principal:
     """As `principal_of_token`, of a token that is at hand. Raises TokenError."""
     require_good(token)
-    scope = ApiToken.Scope(token.scope)
-    members = token.members.values_list("name", flat=True) if scope == ApiToken.Scope.MEMBERS else None
-    tools = token.tools.values_list("member__name", "name") if scope == ApiToken.Scope.TOOLS else None
-    rate, flight = token.calls_per_minute, token.max_in_flight
-    return _principal(
-        token.user,
-        token_id=token.pk,
-        token_name=token.name,
-        token_hint=token.hint,
-        expires_at=token.expires_at,
-        members=None if members is None else frozenset(members),
-        tools=None if tools is None else frozenset(tools),
-        calls_per_minute=settings.GUILD_HALL_CALLS_PER_MINUTE if rate is None else rate,
-        max_in_flight=settings.GUILD_HALL_MAX_IN_FLIGHT if flight is None else flight,
-    )
+    return _principals_of([token])[token.pk]
+
+
+def are_outdated(kept: Collection[Principal]) -> bool:
+    """Whether one of these, each with a token, would be another now. The same few queries for one and for thousands.
+
+    Then what this process keeps is forgotten, for that may be as old.
+    """
+    ids = [who.token_id for who in kept if who.token_id is not None and not who.is_expired]
+    tokens = ApiToken.objects.select_related("user").filter(pk__in=ids)
+    now = _principals_of([token for token in tokens if _is_good(token)])
+    is_outdated = any(now.get(who.token_id or 0) != who for who in kept if not who.is_expired)
+    if is_outdated:
+        _kept.clear()
+    return is_outdated
+
+
+def _principals_of(tokens: Collection[ApiToken]) -> dict[int, Principal]:
+    """By the token's id. Each token needs its user at hand."""
+    rights = _rights_of({token.user_id: token.user for token in tokens}.values())
+    of_scope = {scope: [token.pk for token in tokens if token.scope == scope] for scope in ApiToken.Scope}
+    members: dict[int, set[str]] = defaultdict(set)
+    if narrowed := of_scope[ApiToken.Scope.MEMBERS]:
+        links = ApiToken.members.through.objects.filter(apitoken__in=narrowed)
+        for token_id, name in links.values_list("apitoken_id", "guildmember__name"):
+            members[token_id].add(name)
+    tools: dict[int, set[tuple[str, str]]] = defaultdict(set)
+    if narrowed := of_scope[ApiToken.Scope.TOOLS]:
+        chosen = ApiToken.tools.through.objects.filter(apitoken__in=narrowed)
+        for token_id, member, tool in chosen.values_list("apitoken_id", "tool__member__name", "tool__name"):
+            tools[token_id].add((member, tool))
+    return {
+        token.pk: _principal(
+            token.user,
+            rights[token.user_id],
+            token_id=token.pk,
+            token_name=token.name,
+            token_hint=token.hint,
+            expires_at=token.expires_at,
+            members=frozenset(members[token.pk]) if token.scope == ApiToken.Scope.MEMBERS else None,
+            tools=frozenset(tools[token.pk]) if token.scope == ApiToken.Scope.TOOLS else None,
+            calls_per_minute=_or_default(token.calls_per_minute, settings.GUILD_HALL_CALLS_PER_MINUTE),
+            max_in_flight=_or_default(token.max_in_flight, settings.GUILD_HALL_MAX_IN_FLIGHT),
+        )
+        for token in tokens
+    }
+
+
+def _or_default(limit: int | None, default: int) -> int:
+    return default if limit is None else limit
+
+
+def _is_good(token: ApiToken) -> bool:
+    return token.state == "good" and token.user.is_active
 
 
 def require_good(token: ApiToken) -> None:
@@ -229,31 +277,84 @@ def touch(*token_ids: int) -> None:
     ApiToken.objects.filter(stale, pk__in=token_ids).update(last_used_at=now)
 
 
-def _principal(user: User, **of_token: Any) -> Principal:
-    reserved = GuildMember.objects.exclude(groups=None)
-    closed = reserved.none() if user.is_superuser else reserved.exclude(groups__in=Group.objects.filter(user=user))
+@dataclass(frozen=True)
+class _Rights:
+    """Of an active user: those of the permissions named above, and the members that are reserved for others."""
+
+    permissions: frozenset[str]
+    closed_members: frozenset[str] = frozenset()
+
+
+_ALL_RIGHTS = _Rights(frozenset({INVOKE, CONTROL, VIEW_CALLS, VIEW_MEMBERS, VIEW_TOOLS}))  # a superuser's
+
+
+def _rights_of(users: Iterable[User]) -> dict[int, _Rights]:
+    """By the user's id. Not by `User.has_perm`, which asks two queries for each user."""
+    found = {user.pk: _ALL_RIGHTS for user in users if user.is_superuser}
+    ids = [user.pk for user in users if not user.is_superuser]
+    if not ids:
+        return found
+    codenames = [permission.partition(".")[2] for permission in _ALL_RIGHTS.permissions]
+    named = {"permission__codename__in": codenames, "permission__content_type__app_label": "roster"}
+    permissions: dict[int, set[str]] = defaultdict(set)
+    own = User.user_permissions.through.objects.filter(user__in=ids, **named)
+    for user_id, codename in own.values_list("user_id", "permission__codename"):
+        permissions[user_id].add(f"roster.{codename}")
+    of_group: dict[int, set[str]] = defaultdict(set)
+    for group_id, codename in Group.permissions.through.objects.filter(**named).values_list(
+        "group_id", "permission__codename"
+    ):
+        of_group[group_id].add(f"roster.{codename}")
+    groups: dict[int, set[int]] = defaultdict(set)
+    for user_id, group_id in User.groups.through.objects.filter(user__in=ids).values_list("user_id", "group_id"):
+        groups[user_id].add(group_id)
+        permissions[user_id] |= of_group[group_id]
+    reserved: dict[str, set[int]] = defaultdict(set)
+    for member, group_id in GuildMember.objects.exclude(groups=None).values_list("name", "groups__id"):
+        reserved[member].add(group_id)
+    for user_id in ids:
+        closed = frozenset(member for member, allowed in reserved.items() if not allowed & groups[user_id])
+        found[user_id] = _Rights(frozenset(permissions[user_id]), closed)
+    return found
+
+
+def _principal(user: User, rights: _Rights, **of_token: Any) -> Principal:
     return Principal(
         user_id=user.pk,
         name=user.get_username(),
-        invokes=user.has_perm(INVOKE),
-        controls=user.has_perm(CONTROL),
-        views_calls=user.has_perm(VIEW_CALLS),
-        views_members=user.has_perm(VIEW_MEMBERS),
-        views_tools=user.has_perm(VIEW_TOOLS),
-        closed_members=frozenset(closed.values_list("name", flat=True)),
+        invokes=INVOKE in rights.permissions,
+        controls=CONTROL in rights.permissions,
+        views_calls=VIEW_CALLS in rights.permissions,
+        views_members=VIEW_MEMBERS in rights.permissions,
+        views_tools=VIEW_TOOLS in rights.permissions,
+        closed_members=rights.closed_members,
         **of_token,
     )
 
 
-# Of this process, each with the version it was made at. A snapshot that is younger than its version is made once more.
-_kept: dict[tuple[str, int], tuple[str, Principal]] = {}
+@dataclass(frozen=True)
+class _Kept:
+    version: str
+    made_at: float
+    principal: Principal
+
+
+# Of this process. A snapshot that is younger than its version is made once more.
+_kept: dict[tuple[str, int], _Kept] = {}
+
+
+def _known(key: tuple[str, int], seen: str | None) -> Principal | None:
+    kept = _kept.get(key)
+    if kept is None or kept.version != seen or time.monotonic() > kept.made_at + KEPT_SECONDS:
+        return None
+    return kept.principal
 
 
 def _keep(key: tuple[str, int], seen: str | None, principal: Principal) -> Principal:
     if seen is not None:
         if len(_kept) >= MAX_KEPT:
             _kept.clear()
-        _kept[key] = seen, principal
+        _kept[key] = _Kept(seen, time.monotonic(), principal)
     return principal
 
 

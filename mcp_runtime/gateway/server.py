@@ -19,15 +19,14 @@ import uvloop
 from django.db import Error, connection
 from django.utils import timezone
 
-from mcp_runtime import access, protocol
+from mcp_runtime import protocol
 from mcp_runtime.access import OPERATOR
 from mcp_runtime.availability import Availability
-from mcp_runtime.changes import SqliteChanges
 from mcp_runtime.database import unit_of_work
 from mcp_runtime.errors import ClientError, RemoteError
 from mcp_runtime.gateway import envelope, offers, session_file
 from mcp_runtime.gateway.app import App
-from mcp_runtime.gateway.callers import Callers, Origins
+from mcp_runtime.gateway.callers import AccessWatch, Callers, Origins
 from mcp_runtime.gateway.conversations import Conversations
 from mcp_runtime.gateway.endpoints import LISTS, Endpoints
 from mcp_runtime.gateway.listening import Listening
@@ -48,9 +47,6 @@ logger = logging.getLogger("guildhall.gateway")
 
 START_SECONDS = 10.0
 STOP_SECONDS = 1.0
-# How soon a change of who may do what is noticed: SQLite is asked whether anybody wrote at all, others for the version.
-ACCESS_LOOK = 0.2
-ACCESS_QUERY = 0.25
 SESSIONS_SECONDS = 5.0  # between two looks whether more is known of sessions than their ids say
 RELOAD_SECONDS = 10.0  # rows are the truth: looked at this often even when nobody told of a change
 SHORTEST_RELOAD = 0.05
@@ -93,6 +89,7 @@ class Gateway:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
         self._recorder = Recorder(max_bytes=options.record_bytes)
+        self._callers = Callers()
         self._roster = Roster()
         self._looked_at = 0.0
         self._extras: dict[str, Extras] = {}
@@ -154,7 +151,6 @@ class Gateway:
         self._wire = Wire(self._lifecycle, max_bytes=self._options.max_bytes)
         conversations = Conversations(self._wire)
         self._relay = relay = Relay(self._wire, conversations)
-        self._callers = Callers()
         self._listening = Listening(self._wire, conversations, relay, lambda: self._roster, self._connected)
         self._owed = owed = Owed()
 
@@ -375,23 +371,16 @@ class Gateway:
 
     def _watch_access(self) -> None:
         """In a thread of its own: notice when somebody may do other things than before."""
-        changes = SqliteChanges(str(connection.settings_dict["NAME"])) if connection.vendor == "sqlite" else None
-        known: str | None = None
-        while not self._stopping.wait(ACCESS_QUERY if changes is None else ACCESS_LOOK):
+        watch = AccessWatch(self._callers.kept)
+        while not self._stopping.wait(watch.seconds):
             try:
-                if changes is not None and known is not None and not changes.look():
-                    continue
-                seen = unit_of_work(access.version)
+                if watch.look():
+                    self._soon(self._access_changed)
             except Exception as error:
                 if not isinstance(error, Error):  # this thread must not end: it is what tells of revoked tokens
                     logger.exception("the gateway's look at who may do what failed; the next one follows")
-                time.sleep(ACCESS_QUERY)
-                continue
-            if seen != known:
-                known = seen
-                self._soon(self._access_changed)
-        if changes is not None:
-            changes.close()
+                time.sleep(watch.seconds)
+        watch.close()
         connection.close()
 
     def _access_changed(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group, Permission, User
+from django.db import connection
 from django.db.models import ProtectedError
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
@@ -16,7 +17,7 @@ from pytest_django import DjangoAssertNumQueries
 from mcp_runtime import access, control, discovery, lease
 from mcp_runtime.access import OPERATOR, Principal
 from mcp_runtime.errors import AccessError, NotAllowedError, TokenError
-from roster.models import ApiToken, GuildMember, Hall, Tool
+from roster.models import ApiToken, GuildMember, Hall, MemberGroup, Tool
 
 pytestmark = pytest.mark.django_db
 Scope = ApiToken.Scope
@@ -129,6 +130,23 @@ def test_a_user_who_is_not_active_is_nobody(bob: User) -> None:
     bob.save()
     with pytest.raises(AccessError, match="'bob' is not active"):
         access.principal_of_user(bob)
+
+
+def test_a_user_switched_off_without_a_signal_is_nobody_at_once(bob: User) -> None:
+    access.principal_of_user(bob)
+    User.objects.filter(pk=bob.pk).update(is_active=False)
+    with pytest.raises(AccessError, match="'bob' is not active"):
+        access.principal_of_user(bob)
+
+
+def test_a_snapshot_is_not_kept_for_long(bob: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = ApiToken.make(user=bob)[1]
+    assert access.principal_of_token(token).invokes
+    assert access.principal_of_user(bob).invokes
+    User.user_permissions.through.objects.all().delete()
+    monkeypatch.setattr(access, "KEPT_SECONDS", -1.0)
+    assert not access.principal_of_token(token).invokes
+    assert not access.principal_of_user(bob).invokes
 
 
 # Tokens -----------------------------------------------------------------------------------------------------------
@@ -302,6 +320,81 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a member is enabled": lambda it: control.enable(it["notes"]),
     "a member is deleted": lambda it: it["notes"].delete(),
 }
+
+
+def unseen(model: Any, **columns: Any) -> Callable[[dict[str, Any]], Any]:
+    """A change of these columns that sends no signal."""
+    return lambda it: model.objects.update(**columns)
+
+
+def sql(statement: str) -> Callable[[dict[str, Any]], Any]:
+    def run(it: dict[str, Any]) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+
+    return run
+
+
+PAST = timezone.now() - timedelta(days=1)
+UNSEEN_CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a user is switched off": unseen(User, is_active=False),
+    "a user is switched off in SQL": sql("UPDATE auth_user SET is_active = '0'"),
+    "a user becomes a superuser": unseen(User, is_superuser=True),
+    "a user is renamed": unseen(User, username="robert"),
+    "a token is revoked": unseen(ApiToken, revoked_at=PAST),
+    "a token expires": unseen(ApiToken, expires_at=PAST),
+    "a token is narrowed": unseen(ApiToken, scope=Scope.MEMBERS),
+    "a token is limited": unseen(ApiToken, calls_per_minute=1),
+    "a token is deleted": lambda it: ApiToken.objects.filter(pk=it["token"].pk)._raw_delete("default"),
+    "a user loses a permission": lambda it: User.user_permissions.through.objects.all().delete(),
+    "a user leaves a group": lambda it: User.groups.through.objects.all().delete(),
+    "a group loses a permission": lambda it: Group.permissions.through.objects.all().delete(),
+    "a member is reserved": lambda it: MemberGroup.objects.bulk_create(
+        [MemberGroup(member=it["notes"], group=it["empty"])]
+    ),
+    "a scope loses a member": lambda it: ApiToken.members.through.objects.all().delete(),
+    "a scope loses a tool": lambda it: ApiToken.tools.through.objects.all().delete(),
+}
+
+
+@pytest.mark.parametrize("change", UNSEEN_CHANGES.values(), ids=UNSEEN_CHANGES.keys())
+def test_whatever_decides_outdates_the_snapshots_that_it_changes(
+    bob: User, notes: GuildMember, writers: Group, change: Callable[[dict[str, Any]], Any]
+) -> None:
+    """Also where no signal told of it. The version is the same, so only the rows can tell."""
+    bob.user_permissions.clear()
+    bob.user_permissions.add(permission("invoke_tool"))
+    writers.permissions.add(permission("view_invocation"))
+    bob.groups.add(writers)
+    add_member("reserved").groups.add(writers)
+    row, token = ApiToken.make(user=bob)
+    in_scope = [
+        with_token(bob, scope=Scope.MEMBERS, members=[notes]),
+        with_token(bob, scope=Scope.TOOLS, tools=[notes.tools.get(name="add")]),
+    ]
+    kept = [access.principal_of_token(token), *in_scope]
+    before = access.version()
+    assert not access.are_outdated(kept)
+    change({"notes": notes, "token": row, "empty": Group.objects.create(name="empty")})
+    assert access.version() == before
+    assert access.are_outdated(kept)
+
+
+def test_snapshots_that_nobody_changed_are_not_outdated(
+    bob: User, notes: GuildMember, writers: Group, django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    notes.groups.add(writers)
+    alice = User.objects.create_superuser("alice")
+    charlie = User.objects.create_user("charlie")
+    charlie.groups.add(writers)
+    writers.permissions.add(permission("control_member"))
+    kept = [with_token(user) for user in (alice, bob, charlie)]
+    kept += [with_token(bob, scope=Scope.MEMBERS, members=[notes]), with_token(bob, calls_per_minute=0)]
+    kept += [with_token(user, scope=Scope.TOOLS, tools=list(notes.tools.all())) for user in (alice, charlie)]
+    kept.append(Principal(1, "past", token_id=1, expires_at=PAST))  # it is looked up again when it is asked for
+    with django_assert_num_queries(7):
+        assert not access.are_outdated(kept)
+    assert not access.are_outdated([])
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Collection
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Permission, User
+from django.utils import timezone
 
+from mcp_runtime import access, control
+from mcp_runtime.access import Principal
 from mcp_runtime.gateway import app
-from roster.models import AgentSession, ApiToken, Hall, Tool
+from roster.models import AgentSession, ApiToken, Hall, Invocation, Tool
 from tests.conftest import eventually
 from tests.end_to_end.agents import MODERN, Agent, make_token
+from tests.machine import Stopwatch
 from tests.mcp_runtime.gateway.conftest import Asked, World, event, in_background, notification, request, result, text
 
 
@@ -303,3 +309,61 @@ def test_a_session_whose_user_may_use_nothing_any_more_is_given_no_stream(world:
     Hall.access_changed()
     eventually(lambda: agent.tools() == [])
     assert get(agent).status_code == 403
+
+
+SILENT_CHANGES: dict[str, Callable[[], Any]] = {
+    "the user is switched off": lambda: User.objects.update(is_active=False),
+    "the token is revoked": lambda: ApiToken.objects.update(revoked_at=timezone.now()),
+    "the token expires": lambda: ApiToken.objects.update(expires_at=timezone.now() - timedelta(hours=1)),
+    "the permission is taken away": lambda: User.user_permissions.through.objects.all().delete(),
+}
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("change", SILENT_CHANGES.values(), ids=SILENT_CHANGES.keys())
+def test_a_user_who_was_switched_off_without_a_signal_is_shut_out_within_two_seconds(
+    world: World, change: Callable[[], Any]
+) -> None:
+    """QuerySet.update and plain SQL tell nobody: the gateway compares what it has in memory with the rows."""
+    Hall.objects.create()
+    user = User.objects.create_user("ada")
+    user.user_permissions.add(Permission.objects.get(codename="invoke_tool"))
+    world.member()
+    agent = world.agent(token=make_token(user)).begin()
+    for is_on in (False, True):  # what the gateway has not noticed yet would make it look at the rows
+        control.switch_tool(Tool.objects.get(), on=is_on)
+        eventually(lambda listed=["notes__echo"] if is_on else []: agent.tools() == listed)  # type: ignore[misc]
+    with agent.listening() as heard:
+        change()
+        watch = Stopwatch()
+        # Of a user who may do nothing any more, the token is good and the list empty.
+        eventually(lambda: agent.send("tools/list").json().get("result", {}).get("tools") in (None, []))
+        assert watch.seconds < 2
+        assert agent.send("tools/call", name="notes__echo", arguments={}).json().get("result") is None
+        if agent.send("ping").status_code == 401:
+            assert heard.ended.wait(5)
+
+
+def test_principals_that_nobody_changed_stay_in_memory_while_others_write(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comparison is no reason to look anybody up again."""
+    Hall.objects.create()
+    member = world.member()
+    agent = world.agent().begin()
+    compared: list[bool] = []
+    are_outdated = access.are_outdated
+
+    def compare(kept: Collection[Principal]) -> bool:
+        compared.append(are_outdated(kept))
+        return compared[-1]
+
+    monkeypatch.setattr(access, "are_outdated", compare)
+    eventually(lambda: compared)
+    assert agent.send("ping").status_code == 200
+    monkeypatch.setattr(access, "principal_of_token", lambda text: pytest.fail("looked up again"))
+    for wanted in (2, 3):
+        Invocation.objects.create(member=member.row, tool_name="echo", timeout=1, door="rest")
+        eventually(lambda wanted=wanted: len(compared) >= wanted)  # type: ignore[misc]
+        assert agent.send("ping").status_code == 200
+    assert set(compared) == {False}
