@@ -482,6 +482,8 @@ class JsonRpcClient:
         # An error that came before the id could be read has none.
         is_anonymous_error = isinstance(message, dict) and answered is None and "error" in message
         if isinstance(message, dict) and not is_anonymous_error and not _same_id(answered, request_id):
+            # What it answers may be the request before on this connection, and our answer is still to come there.
+            self._adapter.close()
             raise ProtocolError(f"answered request {reprlib.repr(answered)}, but {request_id} was asked")
         return message
 

@@ -603,6 +603,24 @@ def test_an_answer_that_is_no_response_is_a_protocol_error(peers: Peers, body: b
     assert len(str(caught.value)) < 600
 
 
+def test_an_answer_that_comes_twice_fails_one_call_alone(peers: Peers) -> None:
+    """The second answer to the first call comes in the place of the second call's, and so on if nobody hangs up."""
+    calls: list[Request] = []
+
+    def call(request: Request) -> None:
+        calls.append(request)
+        if len(calls) > 1 and request.connection == calls[0].connection:
+            calls[-2].result(text("too late"))
+        else:
+            request.result(text("in time"))
+
+    client = peers.calling(call)
+    assert client.invoke_tool("x", {}) == text("in time")
+    with pytest.raises(ProtocolError, match="but 2 was asked"):
+        client.invoke_tool("x", {})
+    assert [client.invoke_tool("x", {}) for _ in range(3)] == [text("in time")] * 3
+
+
 @pytest.mark.parametrize("kind", ["text/html", "text/plain; charset=utf-8", "", "application/jsonp"])
 def test_what_does_not_call_itself_json_is_quoted_not_parsed(peers: Peers, kind: str) -> None:
     with pytest.raises(ProtocolError, match="instead of JSON: '<h1>Hello</h1> there'"):
