@@ -284,6 +284,11 @@ else:
     pool = {"min_size": 2, "max_size": 16, "timeout": 5, "reconnect_timeout": 1}
     DATABASES["default"].setdefault("OPTIONS", {})["pool"] = pool
 
+# What no manifest may have sent to a server, wherever its own folder lies.
+PRIVATE_PLACES = [GUILD_HALL_DATA_DIR, BASE_DIR / ".env"]
+if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
+    PRIVATE_PLACES += [Path(f"{DATABASES['default']['NAME']}{suffix}") for suffix in ("", "-wal", "-shm")]
+
 # Celery: one queue of doorbells. Rows are the truth, so a message carries nothing and may be lost. -------------------
 
 # A bell that cannot be rung at once is not worth waiting for: the runtime looks at the rows every second anyway.

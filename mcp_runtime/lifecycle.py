@@ -137,6 +137,7 @@ class Lifecycle:
         port_range: tuple[int, int],
         max_result_bytes: int,
         plain_http_hosts: Collection[str] = (),
+        private: Collection[Path] = (),
         on_change: Callable[[int], None] = lambda _: None,
         on_lists_changed: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -150,6 +151,7 @@ class Lifecycle:
         self._port_range = port_range
         self._max_result_bytes = max_result_bytes
         self._plain_http_hosts = plain_http_hosts
+        self._private = (data_dir, *private)
         self._on_change = on_change
         self._on_lists_changed = on_lists_changed
         self._live: dict[int, LiveMember] = {}
@@ -273,7 +275,9 @@ class Lifecycle:
             manifest.url,
             connections=manifest.max_concurrency + 2,
             max_bytes=self._max_result_bytes,
-            headers=remote.resolve(manifest.headers, self._members_dir / member.directory),
+            headers=remote.resolve(
+                manifest.headers, remote.Sources(self._members_dir / member.directory, self._private)
+            ),
             on_notification=partial(self._notified, member.pk),
         )
         live = LiveMember(member.pk, member.name, 0, client, NoProcess(), remote.shown_url(manifest.url))

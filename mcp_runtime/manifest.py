@@ -119,12 +119,16 @@ class ManifestFile:
 
 
 def find(members_dir: Path) -> Iterator[Path]:
-    """Every folder with a manifest, up to two levels deep, by name. Links out of `members_dir` are passed over."""
+    """Every folder with a manifest, up to two levels deep, by name. Links out of `members_dir` are passed over.
+
+    A link to a member's folder is found as well, and refused when it is read. One to the members folder, or to a
+    collection in it, is passed over: all members in it would be there twice.
+    """
     root = members_dir.resolve()
     for folder in _folders(members_dir, root):
         if has_manifest(folder):
             yield folder
-        else:
+        elif not folder.is_symlink():
             yield from (inner for inner in _folders(folder, root) if has_manifest(inner))
 
 
@@ -164,16 +168,23 @@ def fingerprint(members_dir: Path) -> frozenset[tuple[str, int, int, int]]:
 def read_all(members_dir: Path, owners: Mapping[str, str] | None = None) -> list[ManifestFile]:
     """Every manifest under `members_dir`, good and bad. `owners` tells the folders that had their names before."""
     folders = [(folder, folder.relative_to(members_dir).as_posix()) for folder in find(members_dir)]
-    return read_folders(folders, owners)
+    return read_folders(folders, owners, root=members_dir)
 
 
-def read_folders(folders: Iterable[tuple[Path, str]], owners: Mapping[str, str] | None = None) -> list[ManifestFile]:
-    """The manifests of these folders, each with what to call the folder.
+def read_folders(
+    folders: Iterable[tuple[Path, str]], owners: Mapping[str, str] | None = None, *, root: Path | None = None
+) -> list[ManifestFile]:
+    """The manifests of these folders, each with what to call the folder. `root` is the members folder.
 
     A name that several use belongs to the folder that `owners` (name to folder) tells, else to the first: a copy of a
     member's folder must not take the place of the original.
     """
-    files = [read_file(folder, directory) for folder, directory in folders]
+    folders = list(folders)
+    originals = _originals(folders)
+    files = [
+        _linked(directory, originals[folder]) if folder in originals else read_file(folder, directory, root)
+        for folder, directory in folders
+    ]
     claims: dict[str, list[str]] = {}
     for file in files:
         if file.manifest is not None:
@@ -181,6 +192,21 @@ def read_folders(folders: Iterable[tuple[Path, str]], owners: Mapping[str, str] 
     known = {_fold(name): directory for name, directory in (owners or {}).items()}
     winners = {name: known[name] if known.get(name) in claimed else claimed[0] for name, claimed in claims.items()}
     return [_unless_taken(file, winners) for file in files]
+
+
+def _originals(folders: list[tuple[Path, str]]) -> dict[Path, str]:
+    """Of each folder that is found under several names: what the original is called. The original is not in it."""
+    found: dict[Path, tuple[Path, str]] = {}
+    # The folder itself before links to it.
+    for folder, directory in sorted(folders, key=lambda one: one[0].is_symlink()):
+        found.setdefault(folder.resolve(), (folder, directory))
+    kept = {folder for folder, _ in found.values()}
+    return {folder: found[folder.resolve()][1] for folder, _ in folders if folder not in kept}
+
+
+def _linked(directory: str, original: str) -> ManifestFile:
+    reason = f"the folder {directory!r} is the folder {original!r} under another name; one folder is one member"
+    return _faulty(directory, ManifestError("", reason))
 
 
 def _fold(name: str) -> str:
@@ -195,11 +221,12 @@ def _unless_taken(file: ManifestFile, winners: Mapping[str, str]) -> ManifestFil
     return _faulty(file.directory, ManifestError("name", reason), file.warnings)
 
 
-def read_file(folder: Path, directory: str) -> ManifestFile:
+def read_file(folder: Path, directory: str, root: Path | None = None) -> ManifestFile:
+    """The manifest in `folder`. Its file may be a link, but not out of `root`, or of the folder where there is none."""
     name_hint, unknown = "", []
     try:
         _require_storable(directory)
-        values = _load(folder / FILE_NAME)
+        values = _load(folder / FILE_NAME, root or folder)
         name_hint = values["name"] if isinstance(values.get("name"), str) and NAME.fullmatch(values["name"]) else ""
         unknown = _unknown_keys(values)  # told with a fault as well: what is missing may be there, misspelt
         manifest, warnings = parse(values)
@@ -218,12 +245,15 @@ def _require_storable(directory: str) -> None:
         raise ManifestError("", "the folder's name is not UTF-8; rename it")
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load(path: Path, root: Path) -> dict[str, Any]:
     try:
+        place = path.resolve(strict=True)
+        if not place.is_relative_to(root.resolve()):
+            raise ManifestError("", "is a link to a file outside of the members folder; put the file itself there")
         # A pipe or device would keep the reader for ever.
-        if path.exists() and not path.is_file():
+        if not place.is_file():
             raise ManifestError("", "is not a file")
-        with path.open("rb") as file:
+        with place.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise ManifestError("", f"larger than {MAX_BYTES:,} bytes")
@@ -233,6 +263,8 @@ def _load(path: Path) -> dict[str, Any]:
         raise ManifestError("", f"cannot be read: {error.strerror}") from error
     except RecursionError as error:
         raise ManifestError("", "nested too deep") from error
+    except RuntimeError as error:  # before Python 3.13: links that lead to each other
+        raise ManifestError("", "cannot be read: too many levels of symbolic links") from error
     except ValueError as error:
         raise ManifestError("", f"not JSON: {error}") from error
     if not isinstance(values, dict):

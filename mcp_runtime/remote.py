@@ -6,10 +6,12 @@ when a connection begins, and is nowhere but in the client that sends it.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import os
 import re
+import stat
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,10 +42,15 @@ SECRET_NAME = re.compile(
     r"(?i)^authorization$|^proxy-authorization$|^cookie$|auth$|token|secret|key|password|credential"
 )
 REFERENCE = re.compile(r"\$\{(?:env:([A-Za-z_][A-Za-z0-9_]*)|file:([^{}]+))\}")
-# Sent to a stranger by nobody's will: the hall's settings hold its key's place and its database's password.
-OWN_VARIABLE = re.compile(r"GUILD_HALL_.*|DATABASE_URL|REDIS_URL")
+# The hall's settings, the password of its database, and the keys of its agents: never sent to a server.
+OWN_VARIABLE = re.compile(
+    r"GUILD_HALL_.*|DATABASE_URL|REDIS_URL|PG[A-Z]+|ANTHROPIC_API_KEY|ANTHROPIC_AUTH_TOKEN|CLAUDE_CODE_OAUTH_TOKEN"
+)
+# What the kernel tells of processes, their environment among it.
+KERNEL_FOLDERS = (Path("/proc"), Path("/sys"))
 TELLING = 8  # characters of a longer secret that are not to be told either
 SHORTEST_SECRET = 4  # to mask "1" would make every text unreadable
+OWN = "is the hall's own, and no member's"
 HOW = "write ${env:NAME} or ${file:PATH} in its place, and keep it there"
 
 
@@ -115,7 +122,7 @@ def header_fault(name: str, value: str) -> str:
     if "${" in REFERENCE.sub("\0", value):
         return "only ${env:NAME} and ${file:PATH} are filled in"
     if own := [env for env, _ in REFERENCE.findall(value) if OWN_VARIABLE.fullmatch(env)]:
-        return f"{own[0]} is the hall's own, and no member's"
+        return f"{own[0]} {OWN}"
     if SECRET_NAME.search(name) and not REFERENCE.search(value):
         return f"holds a secret in clear; {HOW}"
     return ""
@@ -130,12 +137,74 @@ class Headers:
     """What was filled in, for the hall to keep out of whatever the server says."""
 
 
-def resolve(headers: Mapping[str, str], folder: Path, environment: Mapping[str, str] = os.environ) -> Headers:
+@dataclass(frozen=True)
+class Sources:
+    """Where references are read: the environment, and files relative to the member's `folder`."""
+
+    folder: Path
+    private: tuple[Path, ...] = ()
+    """Files and folders of the hall's own, whose content is never sent to a server."""
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
+
+    def read(self, reference: re.Match[str]) -> str:
+        """Raises SecretError, which names the place and never the value."""
+        env, path = reference.groups()
+        what = f"the environment variable {env}" if env else f"the file {path}"
+        if env and OWN_VARIABLE.fullmatch(env):
+            raise SecretError(f"{what} {OWN}")
+        text = self.environment.get(env, "") if env else self._content(self.folder / path, what)
+        text = text.strip()
+        if not text:
+            raise SecretError(f"{what} is {'empty' if not env or env in self.environment else 'not set'}")
+        if not VALUE.fullmatch(text) or len(text) > MAX_VALUE:
+            raise SecretError(f"{what} holds what no header can: it must be one line of visible ASCII")
+        return text
+
+    def _content(self, path: Path, what: str) -> str:
+        try:
+            if path.exists() and not path.is_file():
+                raise SecretError(f"{what} is not a file")
+            # Another one may lie there now: what was opened is checked, without waiting for the other end of a pipe.
+            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
+                    raise SecretError(f"{what} is not a file")
+                if self._is_private(path.resolve(), status):
+                    raise SecretError(f"{what} {OWN}")
+                return file.read(4 * MAX_VALUE).decode("latin-1")
+        except (FileNotFoundError, NotADirectoryError):
+            raise SecretError(f"{what} does not exist") from None
+        except ValueError:  # a NUL in the path
+            raise SecretError(f"{what} is no path") from None
+        except OSError as error:
+            raise SecretError(f"{what} cannot be read: {error.strerror}") from error
+
+    def _is_private(self, path: Path, status: os.stat_result) -> bool:
+        if any(path.is_relative_to(folder) for folder in KERNEL_FOLDERS):
+            return True
+        # The members may lie inside of the data folder.
+        if path.is_relative_to(self.folder.resolve()):
+            return _is_one_of(status, self.private)
+        return any(path.is_relative_to(place.resolve()) for place in self.private) or _is_one_of(status, self.private)
+
+
+def _is_one_of(status: os.stat_result, places: Collection[Path]) -> bool:
+    """Whether a file is one of these, or right in one of these folders, under whatever name: there are hard links."""
+    for place in places:
+        files = place.iterdir() if place.is_dir() else [place]
+        for file in files:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(status, file.stat()):
+                    return True
+    return False
+
+
+def resolve(headers: Mapping[str, str], sources: Sources) -> Headers:
     """Headers with their references filled in. Raises SecretError, which names the place and never the value."""
     secrets: list[str] = []
 
     def fill_in(match: re.Match[str]) -> str:
-        secrets.append(_read(match, folder, environment))
+        secrets.append(sources.read(match))
         return secrets[-1]
 
     values = {}
@@ -147,36 +216,14 @@ def resolve(headers: Mapping[str, str], folder: Path, environment: Mapping[str, 
     return Headers(values, tuple(secrets))
 
 
-def missing(headers: Mapping[str, str], folder: Path, environment: Mapping[str, str] = os.environ) -> Iterator[str]:
+def missing(headers: Mapping[str, str], sources: Sources) -> Iterator[str]:
     """What `resolve` would stumble over here: all of it, one sentence each."""
     for name, value in headers.items():
         for match in REFERENCE.finditer(value):
             try:
-                _read(match, folder, environment)
+                sources.read(match)
             except SecretError as error:
                 yield f"headers.{name}: {error}"
-
-
-def _read(reference: re.Match[str], folder: Path, environment: Mapping[str, str]) -> str:
-    env, path = reference.groups()
-    what = f"the environment variable {env}" if env else f"the file {path}"
-    text = environment.get(env, "") if env else _content(folder / path, what)
-    text = text.strip()
-    if not text:
-        raise SecretError(f"{what} is {'empty' if not env or env in environment else 'not set'}")
-    if not VALUE.fullmatch(text) or len(text) > MAX_VALUE:
-        raise SecretError(f"{what} holds what no header can: it must be one line of visible ASCII")
-    return text
-
-
-def _content(path: Path, what: str) -> str:
-    try:
-        if not path.is_file():  # a pipe would keep the reader for ever
-            raise SecretError(f"{what} " + ("is not a file" if path.exists() else "does not exist"))
-        with path.open("rb") as file:
-            return file.read(4 * MAX_VALUE).decode("latin-1")
-    except OSError as error:
-        raise SecretError(f"{what} cannot be read: {error.strerror}") from error
 
 
 def masked(text: str, secrets: Collection[str]) -> str:

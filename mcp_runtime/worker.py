@@ -77,6 +77,7 @@ class Runtime:
             port_range=settings.GUILD_HALL_PORT_RANGE,
             max_result_bytes=settings.GUILD_HALL_MAX_RESULT_BYTES,
             plain_http_hosts=settings.GUILD_HALL_PLAIN_HTTP_HOSTS,
+            private=settings.PRIVATE_PLACES,
             on_change=self._member_changed,
             on_lists_changed=lambda member_id: self._gateway.lists_changed(member_id),
         )

@@ -498,6 +498,59 @@ def test_links_out_of_the_members_folder_are_passed_over(tmp_path: Path) -> None
     assert directories(members_dir) == ["inside", "second"]
 
 
+def test_a_manifest_that_is_a_link_out_of_the_members_folder_is_refused(tmp_path: Path) -> None:
+    outside = write(tmp_path / "outside")
+    beside = write(tmp_path / "members-too")  # its name begins like that of the members folder
+    members_dir = tmp_path / "members"
+    for name, target in (("a", outside), ("b", beside)):
+        (members_dir / name).mkdir(parents=True)
+        (members_dir / name / manifest.FILE_NAME).symlink_to(target / manifest.FILE_NAME)
+    (tmp_path / "step").symlink_to(outside)
+    (members_dir / "c").mkdir()
+    (members_dir / "c" / manifest.FILE_NAME).symlink_to(f"../../step/{manifest.FILE_NAME}")
+    (members_dir / "d").mkdir()
+    (members_dir / "d" / manifest.FILE_NAME).symlink_to(manifest.FILE_NAME)
+    *files, loop = manifest.read_all(members_dir)
+    assert [file.manifest for file in [*files, loop]] == [None] * 4
+    assert {file.error.reason for file in files if file.error} == {
+        "is a link to a file outside of the members folder; put the file itself there"
+    }
+    assert loop.fault.startswith("d/guild-member.json: cannot be read")
+
+
+def test_a_manifest_that_is_a_link_inside_of_the_members_folder_is_read(tmp_path: Path) -> None:
+    """Mounted configuration comes so: the file leads to one of a hidden folder beside it."""
+    write(tmp_path / "a" / ".data" / "1")
+    (tmp_path / "a" / ".data" / "now").symlink_to("1")
+    (tmp_path / "a" / manifest.FILE_NAME).symlink_to(f".data/now/{manifest.FILE_NAME}")
+    (file,) = manifest.read_all(tmp_path)
+    assert file.manifest is not None
+
+
+def test_a_link_to_the_members_folder_or_to_a_collection_doubles_nothing(tmp_path: Path) -> None:
+    for place in ("one", "collection/two"):
+        write(tmp_path / place, {**SEEDS_FORM, "name": Path(place).name})
+    (tmp_path / "all").symlink_to(".")
+    (tmp_path / "again").symlink_to("collection")
+    (tmp_path / "collection" / "up").symlink_to("..")
+    assert directories(tmp_path) == ["collection/two", "one"]
+
+
+def test_a_link_to_a_members_folder_is_refused_with_both_names(tmp_path: Path) -> None:
+    write(tmp_path / "real")
+    (tmp_path / "a-link").symlink_to("real")
+    link, real = manifest.read_all(tmp_path, owners={"example": "a-link"})
+    assert real.manifest is not None
+    assert link.fault.endswith("the folder 'a-link' is the folder 'real' under another name; one folder is one member")
+
+
+def test_a_member_that_is_only_found_through_a_link_is_one(tmp_path: Path) -> None:
+    write(tmp_path / "too" / "deep" / "here")
+    (tmp_path / "here").symlink_to("too/deep/here")
+    (file,) = manifest.read_all(tmp_path)
+    assert (file.directory, file.fault) == ("here", "")
+
+
 def test_a_members_folder_that_is_itself_a_link_is_read(tmp_path: Path) -> None:
     write(tmp_path / "real" / "x")
     (tmp_path / "link").symlink_to("real")

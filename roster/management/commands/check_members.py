@@ -115,7 +115,8 @@ def _faults(folder: Path, file: ManifestFile) -> Iterator[ManifestError]:
 def _missing_secrets(folder: Path, file: ManifestFile) -> Iterator[str]:
     """No faults: the runtime may have another environment than who checks."""
     headers = file.manifest.headers if file.manifest else {}
-    return (f"{sentence}; the runtime needs it" for sentence in remote.missing(headers, folder))
+    sources = remote.Sources(folder, tuple(settings.PRIVATE_PLACES))
+    return (f"{sentence}; the runtime needs it" for sentence in remote.missing(headers, sources))
 
 
 def _process_warnings() -> dict[str, list[str]]:
