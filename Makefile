@@ -4,6 +4,7 @@
 # bench-peers  installs what `bench` measures beside the gateway (FastMCP, mcpo; with npm mcp-proxy, mcp-hub)
 # agent  install what agents' sessions need (docs/sessions.md)
 # screenshots  the README's pictures, made anew (needs Chromium)
+# attack  a real hall under attack, the honest beside it; `ARGS=--short` in 90 s
 # conformance  what the MCP conformance suite finds in client and gateway; conformance-suite  installs it (needs npm)
 
 VENV ?= .venv
@@ -34,6 +35,9 @@ bench-peers: $(VENV)/.installed-dev
 
 conformance: $(VENV)/.installed-dev conformance-suite
 	$(BIN)/python -m tests.conformance
+
+attack: $(VENV)/.installed-dev
+	@$(BIN)/python -m tests.attack $(ARGS)
 
 screenshots: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.end_to_end.browser.screenshots
@@ -82,4 +86,4 @@ $(VENV)/.python:
 	echo "macOS: brew install python    Somewhere else: make run PYTHON=/path/to/python3"; \
 	exit 1
 
-.PHONY: run test check lint bench bench-peers screenshots agent conformance conformance-suite clean
+.PHONY: run test check lint bench bench-peers attack screenshots agent conformance conformance-suite clean

@@ -1,0 +1,74 @@
+"""Twenty classes of attack that broke servers of this kind, and which attack of ours tries each, or why none does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Class:
+    """`attacks`: by name. `tests`: of pytest, where the class needs no hall. `reason`: what does not apply, and why."""
+
+    name: str
+    attacks: tuple[str, ...] = ()
+    tests: tuple[str, ...] = ()
+    reason: str = ""
+
+
+CLASSES = {
+    1: Class(
+        "an id of another principal, used with a good token",
+        ("ids-of-others", "idempotency-keys", "stdio-broadcast"),
+        ("tests/mcp_runtime/gateway/test_sessions.py", "tests/mcp_runtime/gateway/test_owed.py"),
+    ),
+    2: Class("a route that forgot to ask who comes", ("no-token",)),
+    3: Class(
+        "an endpoint that tries a server out starts it",
+        ("manifests",),
+        reason="no endpoint takes a command or an address; what judges manifests starts nothing, and that is tried",
+    ),
+    4: Class(
+        "requests to inner addresses",
+        ("manifests", "fetches-and-redirects"),
+        reason="no OAuth metadata, registry, webhook or OpenAPI document is fetched: manifests are the one source",
+    ),
+    5: Class("a redirect carries headers to another origin", ("fetches-and-redirects",)),
+    6: Class("$ref in a schema fetches, reads a file or blocks", ("fetches-and-redirects", "hostile-schemas")),
+    7: Class(
+        "paths that lead outside",
+        ("paths-outside", "links-and-secrets"),
+        reason="no archive is unpacked anywhere",
+    ),
+    8: Class("default and weak secrets", ("files",)),
+    9: Class("a caller's header replaces the credentials of a member", ("headers-to-members",)),
+    10: Class("JSON that two readers read differently", ("ambiguous-json", "costly-bodies", "forged-answers")),
+    11: Class("headers that say something else than the body", ("lying-headers",)),
+    12: Class("OAuth flows", reason="there is no OAuth: bearer tokens alone, made by people of the hall"),
+    13: Class("DNS rebinding: Host and Origin", ("rebinding",), ("tests/roster/test_middleware.py",)),
+    14: Class("patterns and templates that backtrack", ("hostile-schemas",), ("tests/mcp_runtime/test_schemas.py",)),
+    15: Class("answers of two callers are mixed up", ("secrets-never-mix", "late-second-answers", "forged-answers")),
+    16: Class(
+        "text that deceives people",
+        ("hostile-words", "forged-log-lines"),
+        ("tests/end_to_end/browser/test_hostile_strings.py", "tests/mcp_runtime/test_console.py"),
+    ),
+    17: Class("members and tools with the same or near names", ("near-names", "hostile-words")),
+    18: Class(
+        "tools that change after they were approved",
+        reason="nothing is approved or pinned: a list that changes is served as it is, and the roster shows it",
+    ),
+    19: Class("commands: a shell, the hall's environment", ("environment",)),
+    20: Class(
+        "a member breaks out of its sandbox",
+        reason="there is none: a member runs as the user who runs the hall, as SECURITY.md says",
+    ),
+}
+
+
+def table() -> str:
+    """One line for each class."""
+    lines = []
+    for number, one in CLASSES.items():
+        tried = ", ".join((*one.attacks, *one.tests)) or "does not apply"
+        lines.append(f"J{number:<3} {one.name}: {tried}{f' ({one.reason})' if one.reason else ''}")
+    return "\n".join(lines)

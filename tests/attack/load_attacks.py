@@ -1,0 +1,313 @@
+"""One principal takes what it can: bytes, connections, streams, slots. Memory stays bounded and returns."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+
+from tests.attack.client import call_message, opened
+from tests.attack.hall import Hall, eventually
+from tests.attack.tally import Tally
+
+MEGABYTE = 1_000_000
+GROWTH = 200 * MEGABYTE  # that an attack may add to web, guard and worker while it lasts
+LEFT = 120 * MEGABYTE  # and of that, what may be left of it: allocators keep some
+RETURN_SECONDS = 20.0
+WAIT = 2.0  # seconds that a neighbour at the same member waits at most
+
+
+@contextlib.contextmanager
+def memory_returns(hall: Hall, tally: Tally) -> Iterator[None]:
+    """Web, guard and worker grow within bounds while it lasts, and not for good."""
+    before, most, over = hall.memory(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not over.wait(0.1):
+            most = max(most, hall.memory())
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watching.join()
+    tally.expect(most - before < GROWTH, f"memory grew by over {GROWTH // MEGABYTE} MB")
+    returned = eventually(lambda: hall.memory() - before < LEFT, RETURN_SECONDS)
+    tally.expect(returned, f"over {LEFT // MEGABYTE} MB were not given back")
+
+
+def head(hall: Hall, port: int, length: int, path: str = "/mcp", more: str = "") -> bytes:
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {hall.tokens['attacker']}\r\n"
+        f"Content-Type: application/json\r\n{more}Content-Length: {length}\r\n\r\n"
+    ).encode()
+
+
+@contextlib.contextmanager
+def held(hall: Hall, port: int, data: bytes, number: int) -> Iterator[list[socket.socket]]:
+    """So many connections that sent this and say no more."""
+    with contextlib.ExitStack() as stack:
+        connections = []
+        for _ in range(number):
+            with contextlib.suppress(OSError):
+                connection = stack.enter_context(opened(port))
+                connection.settimeout(1.0)
+                connections.append(connection)
+                connection.sendall(data)
+        yield connections
+
+
+def honest_calls(hall: Hall, tally: Tally, seconds: float) -> None:
+    """The neighbour is served all the while, at both doors, on new connections, within moments."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for name, call in (("web", _over_rest), ("gateway", _through_gateway)):
+            began = time.monotonic()
+            try:
+                right = call(hall)
+            except (OSError, http.client.HTTPException, ValueError):
+                right = False
+            tally.expect(right, f"an honest call at the {name} failed")
+            tally.expect(time.monotonic() - began < 2 * WAIT, f"an honest call at the {name} took over {2 * WAIT:g} s")
+        time.sleep(0.1)
+
+
+def _over_rest(hall: Hall) -> bool:
+    with hall.web("neighbour", seconds=10) as client:
+        return client.rest("GET", "/api/members/neighbour/").status == 200
+
+
+def _through_gateway(hall: Hall) -> bool:
+    with hall.client("neighbour", seconds=10) as client:
+        return client.call("neighbour__echo", {"text": "hello"}, modern=True).text == "hello"
+
+
+def half_sent_requests(hall: Hall, tally: Tally) -> None:
+    """Heads and bodies that never end, at both doors, with a token and without: more than the web has threads."""
+    seconds = 6.0 * max(tally.share, 0.2)
+    for port, path in ((hall.port, "/api/roster/"), (hall.gateway_port, "/mcp")):
+        beginnings = [
+            b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ",
+            head(hall, port, 100_000, path) + b"{",
+            f"POST /admin/login/ HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 500\r\n\r\na=".encode(),
+            b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\nfffff\r\nx",
+        ]
+        for data in beginnings:
+            with held(hall, port, data, 40) as connections:
+                tally.tries += len(connections)
+                honest_calls(hall, tally, seconds / len(beginnings))
+
+
+def silent_connections(hall: Hall, tally: Tally) -> None:
+    """Connections that say nothing at all."""
+    for port in (hall.port, hall.gateway_port):
+        with memory_returns(hall, tally), held(hall, port, b"", tally.of(2000, 400)) as connections:
+            tally.tries += len(connections)
+            honest_calls(hall, tally, 6.0 * max(tally.share, 0.2))
+
+
+def slow_readers_and_writers(hall: Hall, tally: Tally) -> None:
+    """Requests that come byte by byte, and whose answers nobody reads."""
+    over = threading.Event()
+    request = head(hall, hall.gateway_port, 2, more="X: " + "y" * 400 + "\r\n")
+    list_request = (
+        f"GET /api/roster/ HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {hall.tokens['attacker']}\r\n\r\n"
+    )
+
+    def drip(port: int) -> None:
+        with contextlib.suppress(OSError), opened(port) as connection:
+            for byte in request:
+                if over.wait(0.05):
+                    return
+                connection.sendall(bytes([byte]))
+
+    with ThreadPoolExecutor(60) as pool, held(hall, hall.port, list_request.encode() * 200, 40) as unread:
+        for number in range(60):
+            pool.submit(drip, hall.port if number % 2 else hall.gateway_port)
+        tally.tries += 60 + len(unread)
+        try:
+            honest_calls(hall, tally, 8.0 * max(tally.share, 0.2))
+        finally:
+            over.set()
+
+
+def unfinished_bodies(hall: Hall, tally: Tally) -> None:
+    """200 bodies of 3.9 MB, all but the last byte."""
+    body = b'{"a":"' + b"x" * (3_900_000 - 7)
+    with memory_returns(hall, tally), ThreadPoolExecutor(8) as pool, contextlib.ExitStack() as stack:
+
+        def send(_: int) -> None:
+            with contextlib.suppress(OSError):
+                connection = stack.enter_context(opened(hall.gateway_port))
+                connection.settimeout(2.0)
+                connection.sendall(head(hall, hall.gateway_port, 3_900_000) + body)
+
+        sending = pool.map(send, range(tally.of(200, 100)))
+        honest_calls(hall, tally, 3.0)
+        tally.tries += len(list(sending))
+        honest_calls(hall, tally, 3.0 * max(tally.share, 0.3))
+
+
+def costly_bodies(hall: Hall, tally: Tally) -> None:
+    """Bodies that cost most to read: millions of `{}`, depth, long strings, numbers; the neighbour waits for none."""
+    braces = b"[" + b"{}," * 1_200_000 + b"{}]"
+    argument = {
+        "braces": braces,
+        "brackets": b"[" + b"[]," * 1_200_000 + b"[]]",
+        "depth": b"[" * 100_000 + b"]" * 100_000,
+        "deep objects": b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
+        "string": b'"' + b"x" * 3_600_000 + b'"',
+        "escapes": b'"' + b"\\u0000" * 600_000 + b'"',
+        "numbers": b"[" + b"1e308," * 600_000 + b"1]",
+        "long number": b"1" * 3_600_000,
+        "keys": b"{" + b",".join(b'"%d":0' % n for n in range(300_000)) + b"}",
+    }
+    body = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"%b","arguments":{"a":%b}}}'
+
+    def send(case: tuple[str, bytes]) -> None:
+        kind, tool = case
+        tally.expect(_status(hall, body % (tool, argument[kind])) < 500, f"the gateway answered 5xx to {kind}")
+
+    over = threading.Event()
+    with ThreadPoolExecutor(5) as pool:
+        honest = pool.submit(honest_until, hall, tally, over)
+        try:
+            list(pool.map(send, [*product(argument, (b"hostile__anything", b"nobody__knows"))] * tally.of(4)))
+        finally:
+            over.set()
+        honest.result()
+
+
+def _status(hall: Hall, body: bytes) -> int:
+    """0: the connection was closed, which is an answer to what is over a budget."""
+    with hall.client("attacker") as client:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            client.begin()
+            return client.post(body).status
+        return 0
+
+
+def honest_until(hall: Hall, tally: Tally, over: threading.Event) -> None:
+    while not over.is_set():
+        honest_calls(hall, tally, 0.2)
+
+
+def unread_streams(hall: Hall, tally: Tally) -> None:
+    """Streams of log messages of 100 kB that nobody reads: their own call's, and `GET /mcp`."""
+    with memory_returns(hall, tally), contextlib.ExitStack() as stack:
+        count = tally.of(1000, 300)
+        for number in range(20):
+            message, headers = call_message("hostile__flood", {"count": count, "bytes": 100_000}, number)
+            client = stack.enter_context(hall.client("attacker")).begin()
+            named = {**client.headers, **headers}
+            connection = stack.enter_context(contextlib.closing(_slow_socket(hall)))
+            body = json.dumps(message).encode()
+            lines = "".join(f"{name}: {value}\r\n" for name, value in named.items())
+            first = f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\n{lines}Content-Length: {len(body)}\r\n\r\n"
+            connection.sendall(first.encode() + body)
+            tally.tries += 1
+        honest_calls(hall, tally, 8.0 * max(tally.share, 0.4))
+
+
+def unread_listeners(hall: Hall, tally: Tally) -> None:
+    """Streams that were opened with GET, for what a stdio member says unasked, and that nobody reads."""
+    with memory_returns(hall, tally), contextlib.ExitStack() as stack:
+        for _ in range(20):
+            client = stack.enter_context(hall.client("attacker", "/mcp/pipe")).begin()
+            lines = "".join(f"{name}: {value}\r\n" for name, value in client.headers.items() if name != "Accept")
+            connection = stack.enter_context(contextlib.closing(_slow_socket(hall)))
+            head_ = f"GET /mcp/pipe HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/event-stream\r\n{lines}\r\n"
+            connection.sendall(head_.encode())
+        with hall.client("attacker", "/mcp/pipe") as caller:
+            caller.begin()
+            for _ in range(tally.of(100, 30)):
+                caller.call("shout", {"text": "s" * 1_000_000})
+                tally.tries += 1
+        honest_calls(hall, tally, 2.0)
+
+
+def _slow_socket(hall: Hall) -> socket.socket:
+    """With the smallest buffer there is, so that what nobody reads stays in the hall."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(20)
+    connection.connect(("127.0.0.1", hall.gateway_port))
+    return connection
+
+
+def giant_answers(hall: Hall, tally: Tally) -> None:
+    """A member answers with 50 MB, more than is taken, to several clients at once, over both doors."""
+
+    def call(number: int) -> None:
+        if number % 4 == 0:
+            with hall.web("attacker") as web:
+                reply = web.rest("POST", "/api/members/hostile/tools/big/invoke/", {"arguments": {}}, Prefer="wait=20")
+                tally.expect(reply.status in (200, 202, 429), f"REST answered {reply.status} to a giant answer")
+            return
+        with hall.client("attacker") as client:
+            size = 3_900_000 if number % 4 == 1 else 50_000_000
+            reply = client.call("hostile__big", {"bytes": size}, modern=number % 2 == 0)
+            tally.expect(reply.status < 500 or b"error" in reply.body, "a giant answer has no error of its own")
+
+    with memory_returns(hall, tally), ThreadPoolExecutor(4) as pool:
+        honest = pool.submit(honest_calls, hall, tally, 4.0)
+        list(pool.map(call, range(tally.of(40, 8))))
+        honest.result()
+
+
+def hanging_calls(hall: Hall, tally: Tally) -> None:
+    """One token's 64 hanging calls leave room for another's at the same member, at the gateway and in the queue."""
+    for door in ("gateway", "queue"):
+        with ThreadPoolExecutor(64) as pool, contextlib.ExitStack() as stack:
+            hung = [pool.submit(_hang, hall, stack, door) for _ in range(64)]
+            for one in hung:
+                one.result()
+            tally.tries += len(hung)
+            for number in range(tally.of(20, 3)):
+                began = time.monotonic()
+                with hall.client("victim", seconds=15) as client, hall.web("victim", seconds=15) as web:
+                    right = False
+                    with contextlib.suppress(OSError, http.client.HTTPException):
+                        if door == "gateway":
+                            right = client.call("shared__echo", {"text": f"{number}"}, modern=True).text == f"{number}"
+                        else:
+                            body = {"arguments": {"text": f"text {number}"}}
+                            path = "/api/members/shared/tools/echo/invoke/"
+                            reply = web.rest("POST", path, body, Prefer="wait=9")
+                            right = reply.status == 200 and f"text {number}" in json.dumps(
+                                json.loads(reply.body)["result"]
+                            )
+                took = time.monotonic() - began
+                tally.expect(right, f"another token's call failed beside 64 hanging ones ({door})")
+                tally.expect(
+                    took < WAIT, f"another token's call waited over {WAIT:g} s behind 64 hanging ones ({door})"
+                )
+            _cancel_all(hall)
+
+
+def _hang(hall: Hall, stack: contextlib.ExitStack, door: str) -> None:
+    if door == "queue":
+        with hall.web("attacker") as web:
+            web.rest("POST", "/api/members/shared/tools/sleep/invoke/", {"arguments": {"seconds": 25}})
+        return
+    message, headers = call_message("shared__sleep", {"seconds": 25}, 1, modern=True)
+    body = json.dumps(message).encode()
+    more = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+    connection = stack.enter_context(opened(hall.gateway_port))
+    connection.sendall(head(hall, hall.gateway_port, len(body), more=more) + body)
+
+
+def _cancel_all(hall: Hall) -> None:
+    with hall.web("attacker") as web:
+        page = json.loads(web.rest("GET", "/api/invocations/?status=queued,running&page_size=100").body)
+        for row in page.get("results", []):
+            web.rest("POST", f"/api/invocations/{row['id']}/cancel/")

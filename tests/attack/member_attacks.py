@@ -1,0 +1,286 @@
+"""A hostile member against the hall and its clients, and clients that would get each other's answers."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from typing import Any
+
+from tests.attack.client import Client, Reply, call_message, opened
+from tests.attack.hall import CLIENTS, Hall, eventually
+from tests.attack.tally import Tally
+
+SHAPES = [
+    *("foreign", "foreign-last", "request", "own-request", "cut", "two", "deep", "doubled-id", "doubled-id-2", "case"),
+    *("other-type", "no-id", "null-id", "both", "neither", "nan", "list", "bare", "utf8"),
+]
+SIZES = [10, 70_000, 1_000_000]
+PATHS = [("/mcp", "hostile__"), ("/mcp/hostile", "")]
+SLOW = 5.0  # seconds: what a hostile schema may cost whoever uses it
+STREAM = (
+    b"GET %b HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/event-stream\r\n"
+    b"Authorization: Bearer %b\r\nMcp-Session-Id: %b\r\n\r\n"
+)
+
+
+def forged_answers(hall: Hall, tally: Tally) -> None:
+    """Every wrong answer, in every size, whole and streamed, to clients of both eras."""
+    cases = list(product(SHAPES, SIZES, (False, True), (False, True), PATHS))
+    random.Random(10).shuffle(cases)
+    for shape, size, streamed, modern, (path, prefix) in cases[: tally.of(len(cases))]:
+        with hall.client("attacker", path, seconds=15) as client:
+            if not modern:
+                client.begin()
+            arguments = {"shape": shape, "bytes": size, "stream": streamed}
+            asked = random.choice([7, "7", "an id"])
+            try:
+                reply = client.call(f"{prefix}answer", arguments, modern=modern, request_id=asked)
+                fault = fault_of(reply, asked)
+            except (OSError, http.client.HTTPException) as error:
+                fault = f"no answer ({error!r})"
+            kind = f"{shape}, {size:,} bytes, {'modern' if modern else 'session'}{', streamed' if streamed else ''}"
+            tally.expect(not fault, f"{kind}: {fault}")
+    tally.expect(hall.pid_of("neighbour"), "the neighbour is not up after forged answers")
+
+
+def fault_of(reply: Reply, asked: Any) -> str:
+    """What is wrong with what the client got: exactly one response, strict JSON, with the id it asked with."""
+    try:
+        messages = reply.messages
+    except ValueError as error:
+        return f"the client got no strict JSON ({str(error)[:40]})"
+    if len(messages) != 1 or not isinstance(messages[0], dict):
+        return f"{len(messages)} messages in place of one response"
+    message = messages[0]
+    if "method" in message:
+        return f"a request or notice of the member reached the client: {message['method']}"
+    if message.get("id") != asked or type(message.get("id")) is not type(asked):
+        return f"the response has the id {message.get('id')!r}"
+    if ("result" in message) == ("error" in message):
+        return "the response has not exactly one of result and error"
+    return ""
+
+
+def late_second_answers(hall: Hall, tally: Tally) -> None:
+    """The member answers each call twice; the second answer comes when another token's call is in its connection."""
+    names = ["attacker", "victim"]
+    for modern in (False, True):
+        with contextlib.ExitStack() as stack:
+            clients = {name: stack.enter_context(hall.client(name, seconds=15)) for name in names}
+            for client in clients.values():
+                if not modern:
+                    client.begin()
+            for number in range(tally.of(100, 10)):
+                arguments = {"text": f"attacker {number}", "milliseconds": number % 5}
+                clients["attacker"].call("hostile__late", arguments, modern=modern, request_id=number)
+                wanted = f"victim {number}"
+                reply = clients["victim"].call("hostile__echo", {"text": wanted}, modern=modern, request_id=number)
+                tally.expect("attacker" not in reply.body.decode(), "one token's result reached another token's call")
+                fault = fault_of(reply, number)
+                tally.expect(not fault, f"the victim's call: {fault}")
+
+
+def cancelled_beside_healthy(hall: Hall, tally: Tally) -> None:
+    """One client breaks off call after call; those of another at the same member all succeed, and the member lives."""
+    before, over, broken_off = hall.pid_of("shared"), threading.Event(), []
+
+    def break_off() -> None:
+        message, headers = call_message("shared__anything", {}, 1, modern=True)
+        head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in headers.items())
+        body = json.dumps(message)
+        request = (
+            f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {hall.tokens['attacker']}\r\n{head}"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+        ).encode()
+        while not over.is_set():
+            with contextlib.suppress(OSError), opened(hall.gateway_port) as connection:
+                connection.sendall(request)
+                over.wait(random.random() * 0.004)
+                broken_off.append(1)
+            over.wait(0.02)  # some hundred a second: more of them would be a load test
+
+    with ThreadPoolExecutor(4) as pool, hall.client("victim") as victim:
+        for _ in range(4):
+            pool.submit(break_off)
+        try:
+            for number in range(tally.of(3000, 200)):
+                reply = victim.call("shared__echo", {"text": f"v{number}"}, modern=True)
+                tally.expect(reply.text == f"v{number}", "a healthy call beside cancelled ones failed")
+        finally:
+            over.set()
+    tally.tries += len(broken_off)
+    tally.expect(hall.pid_of("shared") == before, "the healthy member was ended for calls that were cancelled")
+
+
+def stdio_broadcast(hall: Hall, tally: Tally) -> None:
+    """What a stdio member says about one client's call is on no other client's stream."""
+    with contextlib.ExitStack() as stack:
+        victim = stack.enter_context(hall.client("victim", "/mcp/pipe")).begin()
+        spy = stack.enter_context(hall.client("attacker", "/mcp/pipe")).begin()
+        heard = stack.enter_context(listening(hall, spy, "/mcp/pipe"))
+        general = stack.enter_context(hall.client("attacker")).begin()
+        heard_general = stack.enter_context(listening(hall, general, "/mcp"))
+        spy.post({"jsonrpc": "2.0", "id": 1, "method": "resources/subscribe", "params": {"uri": "secret://0"}})
+        for number in range(tally.of(200, 20)):
+            secret = f"secret-of-victim-{number}"
+            tally.expect(victim.call("shout", {"text": secret}).text == "done", "the victim's own call failed")
+            echoed = spy.call("echo", {"text": "mine"})
+            tally.expect(b"secret-of-victim" not in echoed.body, "another's notification came on a call's stream")
+        time.sleep(0.5)  # for what must not come there is no condition to wait for
+        for stream, name in ((heard, "/mcp/pipe"), (heard_general, "/mcp")):
+            tally.expect(b"secret-of-victim" not in bytes(stream), f"another's notification came on GET {name}")
+
+
+@contextlib.contextmanager
+def listening(hall: Hall, client: Client, path: str) -> Iterator[bytearray]:
+    """All that is said unasked in the client's session, as it comes."""
+    heard = bytearray()
+    token, session = client.headers["Authorization"].removeprefix("Bearer "), client.headers["Mcp-Session-Id"]
+    with opened(hall.gateway_port) as connection:
+        connection.sendall(STREAM % (path.encode(), token.encode(), session.encode()))
+
+        def read() -> None:
+            with contextlib.suppress(OSError):
+                while part := connection.recv(65_536):
+                    heard.extend(part)
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        try:
+            yield heard
+        finally:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            reader.join(5)
+
+
+def secrets_never_mix(hall: Hall, tally: Tally) -> None:
+    """64 clients, each with its own token and secret: equal ids, with sessions and without, both kinds of path."""
+    calls = tally.of(64_000 // CLIENTS, 20)
+    # The long form is paced: a saturated gateway would say nothing of a neighbour's wait.
+    pause = 0.1 if tally.share == 1.0 else 0.0
+
+    def work(number: int) -> None:
+        modern, path, prefix = number % 2 == 0, *(("/mcp", "shared__") if number % 4 < 2 else ("/mcp/shared", ""))
+        with hall.client(f"client-{number}", path) as client:
+            if not modern:
+                client.begin()
+            for turn in range(calls):
+                secret = f"secret of client {number}, call {turn}."
+                if turn % 50 == 49:
+                    client.close()
+                try:
+                    reply = client.call(f"{prefix}echo", {"text": secret}, modern=modern, request_id=turn)
+                    tally.expect(reply.text == secret, mixed(reply.body, number))
+                except (OSError, http.client.HTTPException, ValueError) as error:
+                    tally.expect(False, f"a client's call failed: {type(error).__name__}")
+                time.sleep(pause * random.random())
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        list(pool.map(work, range(CLIENTS)))
+
+
+def mixed(body: bytes, number: int) -> str:
+    text = body.decode("utf-8", "replace")
+    is_another = "secret of client" in text and f"secret of client {number}," not in text
+    return "another client's secret came" if is_another else f"a call was not answered right: {text[:120]}"
+
+
+# Schemas, names, words ----------------------------------------------------------------------------------------------
+
+
+def hostile_schemas(hall: Hall, tally: Tally) -> None:
+    """Tools with hostile schemas are called over REST and gateway: each answer comes in time, whatever it says."""
+    deep: dict[str, Any] = {}
+    for _ in range(20):
+        deep = {f"p{index}": dict(deep) if index == 0 else "x" for index in range(10)}
+    many = {f"key{number}": "hunter2" for number in range(20_000)}
+    values: list[Any] = [many, {}, {"a": 1}, deep, {"a" * 40: "a" * 40}, {"a": [[n] for n in range(3000)]}]
+    tools = [
+        "doubling",
+        "branching",
+        "endless",
+        "wide",
+        "backtracking",
+        "remote",
+        "file",
+        "unique",
+        "big_number",
+        "no_schema",
+    ]
+    cases = list(product(tools, values))
+    random.Random(8).shuffle(cases)
+    for tool, value in [("patterns", many), ("doubling", many), *cases][: tally.of(len(cases), 10)]:
+        with hall.web("attacker") as web, hall.client("attacker") as client:
+            began = time.monotonic()
+            path = f"/api/members/lists/tools/{tool}/invoke/"
+            status = web.rest("POST", path, {"arguments": value}, Prefer="wait=5").status
+            tally.expect(status < 500, f"REST answered {status} for the schema {tool!r}")
+            tally.expect(time.monotonic() - began < 5 + SLOW, f"REST took over {5 + SLOW:g} s for the schema {tool!r}")
+            began = time.monotonic()
+            status = client.call(f"lists__{tool}", value, modern=True).status
+            tally.expect(status < 500, f"the gateway answered {status} for the schema {tool!r}")
+            tally.expect(time.monotonic() - began < SLOW, f"the gateway took over {SLOW:g} s for the schema {tool!r}")
+    for length in (10, 1000, 50_000):
+        with hall.client("attacker").begin() as client:
+            began, params = time.monotonic(), {"uri": "x://" + "a/" * length}
+            client.post({"jsonrpc": "2.0", "id": 1, "method": "resources/read", "params": params})
+            tally.expect(time.monotonic() - began < SLOW, "a URI template takes long to match")
+
+
+def fetches_and_redirects(hall: Hall, tally: Tally) -> None:
+    """Nothing that a member says makes the hall fetch an address: $ref in schemas, redirects (with their headers)."""
+    path, arguments = "/api/members/hostile/tools/redirect/invoke/", {"to": f"{hall.canary.address}/stolen"}
+    for _ in range(tally.of(50, 10)):
+        with hall.client("attacker") as client, hall.web("attacker") as web:
+            reply = client.call("hostile__redirect", arguments, modern=True)
+            tally.expect("error" in reply.messages[-1], "a redirect was taken for an answer")
+            web.rest("POST", path, {"arguments": arguments}, Prefer="wait=5")
+            tally.expect(not hall.canary.heard, "a member's redirect was followed")
+            client.call("lists__remote", {"a": 1}, modern=True)
+            reply = client.call("lists__file", {"a": 1}, modern=True)
+            tally.expect(b"root:" not in reply.body, "a $ref read a file")
+            tally.expect(not hall.canary.heard, "a $ref was fetched")
+
+
+def forged_log_lines(hall: Hall, tally: Tally) -> None:
+    """What a member sends in place of HTTP forges no line of the operator's console and moves no cursor."""
+    for number in range(tally.of(50, 5)):
+        with hall.client("attacker") as client, hall.web("attacker") as web:
+            client.call("hostile__garbage", {}, modern=True)
+            if number % 5 == 0:
+                web.rest("POST", "/api/members/hostile/tools/garbage/invoke/", {"arguments": {}}, Prefer="wait=5")
+        log = hall.log.read_bytes()
+        tally.expect(b"\x1b" not in log, "an escape sequence reached the console")
+        tally.expect(not any(is_forged(line) for line in log.splitlines()), "a log line is forged")
+        tally.expect(eventually(lambda: hall.pid_of("hostile"), 30), "the hostile member did not come back")
+
+
+def is_forged(line: bytes) -> bool:
+    return line.startswith(b"12:00:00 runtime        | forged")
+
+
+def hostile_words(hall: Hall, tally: Tally) -> None:
+    """Names, titles and descriptions of a hostile list: REST and gateway serve them to everybody, as strict JSON."""
+    for principal in ("attacker", "neighbour", "root") * tally.of(10):
+        with hall.web(principal) as web, hall.client(principal) as client:
+            for path in ("/api/members/lists/tools/", "/api/members/lists/", "/api/roster/", "/api/members/"):
+                reply = web.rest("GET", path)
+                tally.expect(reply.status == 200, f"GET {path} answers {reply.status} with hostile tools on the roster")
+            client.begin()
+            reply = client.post({"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
+            names = [tool["name"] for tool in reply.messages[-1]["result"]["tools"]]
+            tally.expect(len(set(names)) == len(names), "two tools have the same name")
+            good = all(name.replace("_", "a").replace("-", "a").replace(".", "a").isalnum() for name in names)
+            tally.expect(
+                good and all(name.isascii() and len(name) <= 64 for name in names), "a name that no client takes"
+            )
+            tally.expect("neighbour__echo" in names, "a hostile list hides an honest member's tools")

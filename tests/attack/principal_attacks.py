@@ -1,0 +1,286 @@
+"""A principal with a good token of its own reaches for what is another's; and somebody who has no token at all."""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+from itertools import product
+from typing import Any
+
+from tests.attack.client import Client, Reply, call_message, raw, strict_json
+from tests.attack.hall import Hall
+from tests.attack.tally import Tally
+
+REFUSED = (400, 401, 403, 404, 405, 421)
+PUBLIC = ("/healthz", "/readyz", "/static/", "/admin/login/")
+
+
+def ids_of_others(hall: Hall, tally: Tally) -> None:
+    """Sessions, event ids, states and calls of another principal: 404, and nothing of them is told."""
+    for number in range(tally.of(60, 5)):
+        secret = secrets.token_hex(8)
+        with hall.client("victim").begin() as victim, hall.client("attacker").begin() as attacker:
+            victim.call("neighbour__echo", {"text": secret})
+            session = victim.headers["Mcp-Session-Id"]
+            _stolen_session(tally, attacker, session, secret)
+            own = victim.call("neighbour__echo", {"text": secret})
+            tally.expect(own.text == secret, "the victim's session was ended by another principal")
+            state = secrets.token_urlsafe(40)
+            message, headers = call_message("neighbour__echo", {"text": "x"}, 1, modern=True)
+            message["params"] |= {"requestState": state, "inputResponses": {}}
+            fresh = Client(hall.gateway_port, hall.tokens["attacker"])
+            tally.expect(fresh.post(message, **headers).status < 500, "a forged requestState is a 5xx")
+            fresh.close()
+        _stolen_call(hall, tally, secret, number)
+
+
+def _stolen_session(tally: Tally, attacker: Client, session: str, secret: str) -> None:
+    own = attacker.headers["Mcp-Session-Id"]
+    attacker.headers["Mcp-Session-Id"] = session
+    for verb in ("POST", "GET", "DELETE"):
+        body = json.dumps(call_message("neighbour__echo", {"text": "x"}, 1)[0]).encode() if verb == "POST" else None
+        reply = attacker.request(verb, "/mcp", body, Last_Event_ID="neighbour/1")
+        tally.expect(reply.status == 404, f"{verb} in another's session answers {reply.status}")
+        tally.expect(secret.encode() not in reply.body, f"{verb} in another's session tells of it")
+    attacker.headers["Mcp-Session-Id"] = own
+
+
+def _stolen_call(hall: Hall, tally: Tally, secret: str, number: int) -> None:
+    key = f"key-{number}-{secret}"
+    path = "/api/members/neighbour/tools/echo/invoke/"
+    with hall.web("victim") as victim, hall.web("attacker") as attacker:
+        made = victim.rest("POST", path, {"arguments": {"text": secret}}, Prefer="wait=9", Idempotency_Key=key)
+        pk = json.loads(made.body)["id"]
+        for verb, address in (("GET", f"/api/invocations/{pk}/"), ("POST", f"/api/invocations/{pk}/cancel/")):
+            reply = attacker.rest(verb, address)
+            tally.expect(reply.status == 404, f"{verb} of another's call answers {reply.status}")
+            tally.expect(secret.encode() not in reply.body, "another's call is told")
+        tally.expect(secret.encode() not in attacker.rest("GET", "/api/invocations/").body, "another's call is listed")
+        repeated = attacker.rest("POST", path, {"arguments": {"text": "mine"}}, Prefer="wait=9", Idempotency_Key=key)
+        tally.expect(secret.encode() not in repeated.body, "an idempotency key gives another user's result")
+
+
+def idempotency_across_scopes(hall: Hall, tally: Tally) -> None:
+    """A narrowed token of the same user gets nothing of what the full one was answered under the same key."""
+    path = "/api/members/neighbour/tools/echo/invoke/"
+    with hall.web("root") as root:
+        made = root.rest("POST", "/api/tokens/", {"name": "narrow", "members": ["neighbour", "shared"]})
+        narrowed = Client(hall.port, json.loads(made.body)["token"])
+        for _ in range(tally.of(40, 5)):
+            key, secret = secrets.token_hex(8), secrets.token_hex(8)
+            first = root.rest("POST", path, {"arguments": {"text": secret}}, Prefer="wait=9", Idempotency_Key=key)
+            again = narrowed.rest("POST", path, {"arguments": {"text": secret}}, Prefer="wait=9", Idempotency_Key=key)
+            same = json.loads(first.body).get("id") == json.loads(again.body).get("id")
+            tally.expect(not same, "a narrowed token's idempotency key gives the full token's call")
+        narrowed.close()
+
+
+def routes_without_a_token(hall: Hall, tally: Tally) -> None:
+    """Every REST operation and admin page, and the gateway's paths, without a token and with bad ones."""
+    with hall.web("root") as root:
+        document = strict_json(root.rest("GET", "/api/schema/?format=json").body)
+    filled = {"{name}": "neighbour", "{tool}": "echo", "{id}": "1", "{pk}": "1"}
+    paths = [*document["paths"], "/metrics", "/admin/", "/admin/roster/guildmember/", "/admin/auth/user/1/change/"]
+    bad = [
+        "",
+        "gh_",
+        "gh_" + "x" * 43,
+        "null",
+        "undefined",
+        hall.tokens["root"][:-1],
+        hall.tokens["root"].upper(),
+        "\u00e9",
+    ]
+    for path, token, verb in product(paths, bad[: tally.of(len(bad), 2)], ("GET", "POST", "PUT", "PATCH", "DELETE")):
+        address = path
+        for name, value in filled.items():
+            address = address.replace(name, value)
+        with Client(hall.port, token) as client:
+            _expect_refusal(tally, client.request(verb, address, b"{}"), f"{verb} {path} at the web")
+    for path, token, verb in product(("/mcp", "/mcp/neighbour", "/sessions/1/mcp"), bad, ("GET", "POST", "DELETE")):
+        with Client(hall.gateway_port, token) as client:
+            _expect_refusal(tally, client.request(verb, path, b"{}"), f"{verb} {path} at the gateway")
+
+
+def _expect_refusal(tally: Tally, reply: Reply, what: str) -> None:
+    to_login = reply.status == 302 and "/admin/login/" in reply.headers.get("location", "")
+    tally.expect(reply.status in REFUSED or to_login, f"{what} without a good token answers {reply.status}")
+
+
+def headers_to_members(hall: Hall, tally: Tally) -> None:
+    """A member's request is built from nothing: no header of the caller's, nor its token, reaches a member."""
+    names = ["X-Upstream-Authorization", "X-Forwarded-For", "X-Forwarded-Host", "Cookie", "Proxy-Authorization"]
+    names += ["X-Api-Key", "Forwarded", "Via", "Referer", "Mcp-Param-Secret", "X-Original-URL", "traceparent"]
+    for number, modern in product(range(tally.of(30, 3)), (False, True)):
+        canary = f"stolen{number}"
+        with hall.client("attacker") as client:
+            if not modern:
+                client.begin()
+            message, headers = call_message("hostile__headers", {}, 1, modern=modern)
+            headers |= {name.replace("-", "_"): canary for name in names}
+            told = client.post(message, **headers).text
+            tally.expect(told, "the member was not called")
+            tally.expect(canary not in told, "a header of the caller reaches the member")
+            tally.expect(hall.tokens["attacker"] not in told, "the caller's token reaches the member")
+
+
+def ambiguous_json(hall: Hall, tally: Tally) -> None:
+    """What was judged is what goes out: doubled and case-variant keys, NaN, 1e999, depth, invalid UTF-8."""
+    own, deep = '"jsonrpc":"2.0","id":1', "[" * 10_000 + "]" * 10_000
+    bodies = [
+        '{{OWN},"method":"tools/list","method":"tools/call","params":{"name":"{T}headers","arguments":{}}}',
+        '{{OWN},"method":"tools/call","params":{"name":"{T}headers","name":"{T}headers","arguments":{}}}',
+        '{{OWN},"method":"tools/call","params":{"name":"{T}headers","arguments":{}},"params":{"name":"{T}headers"}}',
+        '{{OWN},"method":"tools/call","params":{"name":"{T}headers","arguments":{"a":1,"a":2}}}',
+        '{{OWN},"Method":"tools/list","method":"tools/call","params":{"Name":"x","name":"{T}headers","arguments":{}}}',
+        '{{OWN},"id":2,"method":"tools/call","params":{"name":"{T}headers","arguments":{}}}',
+        '{{OWN},"method":"tools/call","params":{"name":"{T}headers","arguments":{"a":NaN}}}',
+        '{{OWN},"method":"tools/call","params":{"name":"{T}headers","arguments":{"a":1e999}}}',
+        '{{OWN},"method":"tools/call","params":{"name":"{T}headers","arguments":{"a":"\xff"}}}',
+        '{{OWN},"method":"tools/call","params":{"name":"{T}headers","arguments":{"a":"\\ud800\\u0000"}}}',
+        '\xef\xbb\xbf{{OWN},"method":"tools/call","params":{"name":"{T}headers","arguments":{}}}',
+        '{{OWN},"method":"tools/call","params":{"name":"{T}headers","arguments":{}}}//c',
+        '{{OWN},"method":"tools/call","params":{"name":"{T}headers","arguments":{DEEP}}}',
+        '{{OWN},"method":"tools/call","params":{"arguments":{}}}',
+        '{{OWN},"method":"tools/call","params":{"name":5,"arguments":{}}}',
+        '{{OWN},"method":"tools/call","params":{"name":["{T}headers"],"arguments":{}}}',
+    ]  # fmt: skip
+    for _ in range(tally.of(5)):
+        for body, (path, prefix) in product(bodies, (("/mcp", "hostile__"), ("/mcp/hostile", ""))):
+            with hall.client("attacker", path).begin() as client:
+                filled = body.replace("{OWN}", own).replace("{DEEP}", deep).replace("{T}", prefix)
+                reply = client.post(filled.encode("latin-1"))
+                tally.expect(reply.status < 500, f"a 5xx for {body[30:110]}")
+                forwarded = json.loads(reply.text)["body"] if reply.text.startswith("{") else ""
+                tally.expect(not forwarded or _is_plain(forwarded), f"forwarded as it came: {body[30:110]}")
+                tally.expect(reply.text != "done", f"a tool that nobody named was called: {body[30:110]}")
+
+
+def _is_plain(body: str) -> bool:
+    """Whether two readers of it would read the same."""
+    try:
+        message: Any = strict_json(body.encode())
+    except ValueError:
+        return False
+    params = message.get("params", {})
+    named = isinstance(params.get("name"), str) and params["name"] not in ("None", "5")
+    return named and not any(key != key.lower() for key in message) and "Name" not in params
+
+
+def lying_headers(hall: Hall, tally: Tally) -> None:
+    """Rights and limits go by the body: headers that say something else are refused, and nothing runs."""
+    lies: list[dict[str, str]] = [{"Mcp_Name": "shared__echo"}, {"Mcp_Method": "tools/list"}, {"Mcp_Name": ""}]
+    lies += [{"MCP_Protocol_Version": "2025-06-18"}, {"MCP_Protocol_Version": "9999-01-01"}]
+    for _, lie in product(range(tally.of(20, 2)), lies):
+        mark = secrets.token_hex(8)
+        message, headers = call_message("neighbour__mark", {"text": mark}, 1, modern=True)
+        with hall.client("attacker") as client:
+            reply = client.post(message, **{**headers, **lie})
+            tally.expect(reply.status >= 400, f"a lying header is taken: {lie}")
+        tally.expect(mark not in hall.marks(), f"a call with a lying header ran: {lie}")
+
+
+def rebinding(hall: Hall, tally: Tally) -> None:
+    """Hosts and origins of other sites, at gateway, web, bridge and shipped members."""
+    rows = {row["name"]: row for row in hall.roster(hall.tokens["root"])}
+    ports = {"gateway": hall.gateway_port, "web": hall.port}
+    ports |= {name: int(rows[name]["port"]) for name in ("pipe", "example", "notes")}
+    for where, port in ports.items():
+        path = "/api/roster/" if where == "web" else "/mcp"
+        hosts = [b"evil.example", b"127.0.0.1.evil.example", b"localhost.evil", b"localhost:99999999", b"[::1", b""]
+        hosts += [b"localhost@evil.example", b"evil.example:%d" % port, b"127.0.0.1:%d, evil" % port, b"a b"]
+        good = b"127.0.0.1:%d" % port
+        origins = [
+            b"http://evil.example",
+            b"null",
+            b"http://localhost:%d.evil" % port,
+            b"http://localhost.evil:%d" % port,
+        ]
+        origins += [
+            b"http://127.0.0.1:%d@evil.example" % port,
+            b"file://",
+            b"http://127.0.0.1.evil.example",
+            b"https://[::1",
+        ]
+        origins += [
+            b"http://localhost:%d/../evil" % port,
+            b"http://evil.example:%d" % port,
+            b"http://127.0.0.1:99999999",
+        ]
+        cases = [(host, b"") for host in hosts] + [(good, b"\r\nOrigin: " + origin) for origin in origins]
+        for host, origin in cases:
+            status = _ping(hall, port, path, host, origin)
+            what = (origin.removeprefix(b"\r\n") or b"Host: " + host).replace(str(port).encode(), b"N").decode()
+            tally.expect(400 <= status < 500, f"{where}: {what} answers {status}")
+        tally.expect(_ping(hall, port, path, good, b"") in (200, 405), f"{where}: the right host is refused")
+
+
+def _ping(hall: Hall, port: int, path: str, host: bytes, origin: bytes) -> int:
+    """The status; 444 where the connection was closed without one."""
+    verb = b"GET" if path.startswith("/api") else b"POST"
+    body = b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{}}}'
+    head = b"%b %b HTTP/1.1\r\nHost: %b%b\r\nAuthorization: Bearer %b\r\nContent-Type: application/json\r\n"
+    head += b"Accept: application/json, text/event-stream\r\nContent-Length: %d\r\n\r\n"
+    token = hall.tokens["attacker"].encode()
+    data = head % (verb, path.encode(), host, origin, token, len(body) if verb == b"POST" else 0)
+    answer = raw(port, data + (body if verb == b"POST" else b""), quiet=0.1)
+    return int(answer[9:12]) if answer[:7] == b"HTTP/1." else 444
+
+
+def paths_outside(hall: Hall, tally: Tally) -> None:
+    """Targets that climb out of what is served: no file but the hall's own public ones comes back."""
+    climbs = [
+        "../",
+        "..%2f",
+        "%2e%2e/",
+        "%252e%252e/",
+        "..\\",
+        "..%5c",
+        "..;/",
+        "....//",
+        "/",
+        "%00/",
+        ".%00./",
+        "%c0%ae%c0%ae/",
+    ]
+    targets = ["secret-key", "guildhall.sqlite3", "local-token", "etc/passwd", "manage.py"]
+    roots = ["/static/", "/static/admin/", "/api/members/", "/api/members/neighbour/logs/", "/", "/mcp/"]
+    cases = list(product(roots, climbs, range(1, 4), targets))
+    random.Random(7).shuffle(cases)
+    key = (hall.data / "secret-key").read_bytes().strip()
+    for root, climb, depth, target in cases[: tally.of(len(cases), 60)]:
+        request = f"GET {root}{climb * depth}{target} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer "
+        port = hall.gateway_port if root == "/mcp/" else hall.port
+        answer = raw(port, (request + hall.tokens["attacker"] + "\r\nConnection: close\r\n\r\n").encode(), quiet=0.1)
+        leaks = (
+            key in answer or b"SQLite format 3" in answer or b"root:x:" in answer or b"execute_from_command" in answer
+        )
+        tally.expect(not leaks, f"a path leads outside: {root}{climb}")
+        tally.expect(answer[9:10] != b"5", f"a path that climbs is a 5xx: {root}{climb}")
+
+
+def near_names(hall: Hall, tally: Tally) -> None:
+    """Members and tools whose joined names would be the same: each listed name calls the tool of its own member."""
+    with hall.client("attacker").begin() as client:
+        listed = client.post({"jsonrpc": "2.0", "id": 1, "method": "tools/list"}).messages[-1]["result"]["tools"]
+        twins = [tool for tool in listed if tool.get("description", "").startswith("of twin")]
+        tally.expect(len(twins) == 4 and len({tool["name"] for tool in twins}) == 4, "twins' names are not all there")
+        for _ in range(tally.of(20, 2)):
+            for tool in twins:
+                owner = client.call(tool["name"], {}).text
+                tally.expect(owner == tool["description"], f"{tool['name']} reached another member's tool")
+
+
+def environment_of_members(hall: Hall, tally: Tally) -> None:
+    """A member has its arguments word for word, no shell between, and none of the hall's secrets around it."""
+    key = (hall.data / "secret-key").read_text().strip()
+    with hall.client("attacker") as client:
+        for _ in range(tally.of(20, 2)):
+            told = json.loads(client.call("hostile__environment", {}, modern=True).text)
+            names = {name for name in told["environment"] if name.startswith("GUILD_HALL_")}
+            tally.expect(names <= {"GUILD_HALL_MEMBER"}, f"the hall's settings reach a member: {sorted(names)[:3]}")
+            tally.expect(not {"DATABASE_URL", "REDIS_URL"} & told["environment"].keys(), "addresses reach a member")
+            tally.expect(key not in json.dumps(told), "the secret key reaches a member")
+            tally.expect(set(hall.shell_words) <= set(told["argv"]), "arguments are not word for word")
+    tally.expect(not list(hall.folder.rglob("pwned*")), "an argument was run by a shell")
