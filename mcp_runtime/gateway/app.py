@@ -25,7 +25,7 @@ from mcp_runtime.gateway import eras, offers
 from mcp_runtime.gateway.callers import Callers, Origins
 from mcp_runtime.gateway.clients import ClientName, Clients
 from mcp_runtime.gateway.conversations import Conversations
-from mcp_runtime.gateway.endpoints import Endpoints, Place
+from mcp_runtime.gateway.endpoints import NAMED_BY, Endpoints, Place
 from mcp_runtime.gateway.listening import Listening, TooManyStreamsError
 from mcp_runtime.gateway.messages import CANCEL_GRACE, Answer, Deadline, Event, Request, Stream, unavailable
 from mcp_runtime.gateway.offers import Roster, Scope
@@ -383,7 +383,8 @@ class App:
         told = {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in headers.items()
-            if name.startswith(b"mcp-param-")
+            # Of other methods than MCP's own nobody here knows what they name: the member judges it.
+            if name.startswith(b"mcp-param-") or (name == b"mcp-name" and message["method"] not in NAMED_BY)
         }
         request = Request(message_id, message["method"], _params(message), caller, Deadline(), post.body, told, headers)
         if request.method == LISTEN:

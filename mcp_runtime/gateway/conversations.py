@@ -32,6 +32,7 @@ MAX_SHARED_OF_CALLER = 10
 ASKABLE = ("elicitation", "roots", "sampling")
 GOODBYE_SECONDS = 2.0
 PROBE_SECONDS = 2.0
+MAX_DISCOVERED = 1_000  # members whose own words of themselves are kept
 PROBE_AGAIN_SECONDS = 30.0  # after one that told nothing
 
 
@@ -67,6 +68,7 @@ class Conversations:
         self._ids = itertools.count(1)
         self._prefix = f"gh-{secrets.token_hex(4)}"
         self._goodbyes: set[asyncio.Task[Any]] = set()
+        self._discovered: dict[int, dict[str, Any]] = {}  # by member; kept while it is stopped
 
     def new_id(self) -> str:
         """An id that was never used before, by any runtime: an answer under it answers one request alone."""
@@ -105,13 +107,31 @@ class Conversations:
                 response = await self._wire.send(route, "POST", headers, jsonrpc.encode(message), NOBODY)
                 if response.status != 200:
                     response.close()
+                    self._discovered.pop(route.live.member_id, None)
                     return False
                 answer = await self._first_answer(response, message["id"])
-            versions = envelope.fields(answer.result).get("supportedVersions")
-            return any(envelope.text(version) == protocol.MODERN_VERSION for version in envelope.items(versions))
+            versions = envelope.items(envelope.fields(answer.result).get("supportedVersions"))
+            is_modern = any(envelope.text(version) == protocol.MODERN_VERSION for version in versions)
         except (ClientError, TimeoutError):
             known.probe_again_at = asyncio.get_running_loop().time() + PROBE_AGAIN_SECONDS
             return False
+        self._remember(route.live.member_id, answer.result if is_modern else None)
+        return is_modern
+
+    def _remember(self, member_id: int, result: Any) -> None:
+        """What a member that speaks both eras says of itself in the modern one. Its row has what the handshake says."""
+        self._discovered.pop(member_id, None)
+        if len(self._discovered) >= MAX_DISCOVERED:
+            del self._discovered[next(iter(self._discovered))]
+        with contextlib.suppress(ProtocolError):  # it is too large to be kept
+            if result is not None:
+                self._discovered[member_id] = envelope.small(result)
+
+    async def discovered(self, member_id: int, route: Route | None, caller: Caller) -> dict[str, Any]:
+        """The member's result of `server/discover`; empty where it has none of its own. `route` None: from memory."""
+        if route is not None and not await self.is_modern(route, caller):
+            return {}
+        return self._discovered.get(member_id, {})
 
     # Sessions -----------------------------------------------------------------------------------------------------
 

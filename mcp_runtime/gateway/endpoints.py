@@ -93,9 +93,11 @@ class Endpoints:
         """The result of `initialize`."""
         return {"protocolVersion": version, **self._introduction(place)}
 
-    def discovery(self, place: Place) -> dict[str, Any]:
-        """The result of `server/discover`."""
+    async def discovery(self, place: Place, caller: Caller) -> dict[str, Any]:
+        """The result of `server/discover`; at a member's own path what the member says there, not in its handshake."""
         told = self._introduction(place)
+        if place.member is not None:
+            told |= await self._own_introduction(self.member(place.member), caller)
         info = told.pop("serverInfo")
         return {
             "resultType": "complete",
@@ -105,6 +107,18 @@ class Endpoints:
             "_meta": {f"{protocol.META}serverInfo": info},
         }
 
+    async def _own_introduction(self, member: OfferedMember, caller: Caller) -> dict[str, Any]:
+        live = self._connected(member)
+        route = None if live is None else self._wire.route_to(live, member.max_concurrency)
+        result = await self._conversations.discovered(member.pk, route, caller)
+        if not isinstance(result.get("capabilities"), dict):
+            return {}
+        told: dict[str, Any] = {"capabilities": _with_list_changes(result["capabilities"])}
+        if isinstance(result.get("instructions"), str):
+            told["instructions"] = result["instructions"]
+        info = object_of(object_of(result.get("_meta")).get(f"{protocol.META}serverInfo"))
+        return told | ({"serverInfo": info} if info else {})
+
     def _introduction(self, place: Place) -> dict[str, Any]:
         if place.member is None:
             return {
@@ -113,12 +127,8 @@ class Endpoints:
                 "instructions": INSTRUCTIONS,
             }
         member = self.member(place.member)
-        capabilities = {
-            **member.capabilities,
-            "tools": {**object_of(member.capabilities.get("tools")), "listChanged": True},
-        }
         told = {
-            "capabilities": capabilities,
+            "capabilities": _with_list_changes(member.capabilities),
             "serverInfo": {"version": "", **member.server_info, "name": member.server_info.get("name") or member.name},
         }
         return told | ({"instructions": member.instructions} if member.instructions else {})
@@ -158,7 +168,7 @@ class Endpoints:
         if method == "initialize":
             raise MethodError(INVALID_REQUEST, "this session has been initialized; a new one begins without its id")
         if method == "server/discover" and caller.is_modern:
-            return _result(request, self.discovery(place))
+            return _result(request, await self.discovery(place, caller))
         _require_params(request)
         if method == "logging/setLevel":
             return await self._set_level(request)
@@ -424,6 +434,16 @@ class Endpoints:
                 raise
             else:
                 _free(route, owner)
+
+
+def _with_list_changes(capabilities: Mapping[str, Any]) -> dict[str, Any]:
+    """A member's capabilities at its own path. That its tools changed the gateway tells, also where it does not itself.
+
+    None at all are those of a member that never ran.
+    """
+    if capabilities and "tools" not in capabilities:
+        return dict(capabilities)
+    return {**capabilities, "tools": {**object_of(capabilities.get("tools")), "listChanged": True}}
 
 
 def _require_params(request: Request) -> None:

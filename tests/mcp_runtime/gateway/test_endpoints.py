@@ -11,6 +11,7 @@ from mcp_runtime.gateway import endpoints
 from roster.models import ApiToken, GuildMember, Tool
 from tests.conftest import eventually
 from tests.end_to_end.agents import META, Agent, make_token
+from tests.end_to_end.agents import MODERN as MODERN_VERSION
 from tests.machine import Stopwatch
 from tests.mcp_runtime.gateway.conftest import (
     ALL,
@@ -80,6 +81,68 @@ def test_a_member_is_introduced_as_itself(world: World) -> None:
     assert told["capabilities"] == {"tools": {"x": 1, "listChanged": True}, "odd": {}}
     assert told["serverInfo"] == {"version": "", "title": "Notes!", "name": "notes"}
     assert told["instructions"] == "Be kind."
+
+
+HANDSHAKE = {"tools": {"listChanged": False}, "prompts": {"listChanged": True}, "logging": {}}
+DISCOVERED = {
+    "tools": {"listChanged": True},
+    "prompts": {"listChanged": False},
+    "resources": {"subscribe": True, "listChanged": True},
+    "extensions": {"io.modelcontextprotocol/ui": {"mimeTypes": ["text/html"]}},
+}
+
+
+def discovering(asked: Asked) -> None:
+    asked.result(
+        {
+            "resultType": "complete",
+            "supportedVersions": [MODERN_VERSION],
+            "capabilities": DISCOVERED,
+            "instructions": "In the modern way.",
+            "_meta": {f"{META}serverInfo": {"name": "both", "version": "2"}},
+        }
+    )
+
+
+def test_a_member_that_speaks_both_eras_is_introduced_in_each_with_what_it_says_there(world: World) -> None:
+    member = world.member(behaviours={"server/discover": discovering}, capabilities=HANDSHAKE)
+    agent = world.agent("/mcp/notes")
+    for _ in range(2):
+        told = agent.modern("server/discover").json()["result"]
+        assert told["capabilities"] == DISCOVERED
+        assert told["instructions"] == "In the modern way."
+        assert told["_meta"] == {f"{META}serverInfo": {"name": "both", "version": "2"}}
+        assert told["supportedVersions"][0] == MODERN_VERSION
+        assert introduced(agent)["capabilities"] == {**HANDSHAKE, "tools": {"listChanged": True}}
+        world.live.clear()  # the second time from memory
+    assert len(member.heard("server/discover")) == 1
+    member.behaviours["server/discover"] = lambda asked: asked.error(-32601, "Method not found", status=404)
+    world.live[member.row.pk] = member.restarted()
+    assert agent.modern("server/discover").json()["result"]["capabilities"]["logging"] == {}
+
+
+@pytest.mark.parametrize("capabilities", [None, [], {"tools": {"x": "y" * 70_000}}])
+def test_a_member_that_says_nothing_useful_of_itself_is_introduced_by_its_handshake(
+    world: World, capabilities: Any
+) -> None:
+    told = {"supportedVersions": [MODERN_VERSION], "capabilities": capabilities}
+    world.member(behaviours={"server/discover": lambda asked: asked.result(told)}, capabilities=HANDSHAKE)
+    told = world.agent("/mcp/notes").modern("server/discover").json()["result"]
+    assert told["capabilities"]["prompts"] == {"listChanged": True}
+
+
+def test_a_member_without_tools_is_not_introduced_as_one_that_has_some(world: World) -> None:
+    world.member(capabilities={"prompts": {}})
+    assert introduced(world.agent("/mcp/notes"))["capabilities"] == {"prompts": {}}
+
+
+def test_methods_of_extensions_keep_the_header_that_names_what_they_are_about(world: World) -> None:
+    member = world.member(behaviours={**MODERN, "*": echo_params})
+    agent = world.agent("/mcp/notes")
+    message, headers = agent.modern_message("tasks/get", taskId="t1")
+    assert agent.post(message, **headers, Mcp_Name="t1").status_code == 200
+    (asked,) = [one for one in member.requests if one.body and one.message["method"] == "tasks/get"]
+    assert asked.headers["mcp-name"] == "t1"
 
 
 def test_named_things_go_to_the_member_that_has_them_under_its_own_names(world: World, notes: Member) -> None:
