@@ -693,6 +693,8 @@ def _collect_tools(result: dict[str, Any], found: ToolList) -> None:
         name = tool.get("name") if isinstance(tool, dict) else None
         if not isinstance(name, str) or not 0 < len(name) <= MAX_TOOL_NAME:
             _warn(found, f"tools/list: entry {index} has no usable name and is left out")
+        elif fault := protocol.tool_name_fault(name):
+            _warn(found, f"tools/list: {name!a} is left out: {fault}")
         elif name in names:
             _warn(found, f"tools/list: {name!r} is listed twice; the first counts")
         elif len(found.tools) >= MAX_TOOLS:

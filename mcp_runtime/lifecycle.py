@@ -106,6 +106,7 @@ class LiveMember:
     big_answers: threading.Lock = field(default_factory=threading.Lock)  # are written one after the other
     connected_at: float | None = None
     progress: str = ""  # as it stands on the row
+    exposure: list[str] = field(default_factory=list)  # warnings of where it listens
     stop_asked: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -337,7 +338,8 @@ class Lifecycle:
         addresses = self._listening_addresses(live)
         found = self._while_alive(live, lambda: live.client.list_tools(REQUEST_TIMEOUT, live.talk))
         rows = tools.rows_of(live.member_id, found.tools)
-        warnings = [*found.warnings, *_exposure_warnings(addresses, live.port)]
+        live.exposure = _exposure_warnings(addresses, live.port)
+        warnings = [*found.warnings, *live.exposure]
         connected = persistently(lambda: self._write_connected(live, told, rows, warnings))
         if not connected:
             raise McpRuntimeError(LEASE_LOST)
@@ -620,7 +622,8 @@ class Lifecycle:
             self._to_error(member_id, [Status.CONNECTED], "tools/list", message, tail=tail, was_stable=stable)
         else:
             rows = tools.rows_of(member_id, found.tools)
-            persistently(lambda: self._write_refreshed(member_id, rows))
+            warnings = [*found.warnings, *live.exposure]
+            persistently(lambda: self._write_refreshed(member_id, rows, warnings))
             self._on_change(member_id)
 
     def abort_refresh(self, member_id: int) -> None:
@@ -665,9 +668,9 @@ class Lifecycle:
             self._tools_changed.add(live.member_id)  # it may have said so while nobody listened
             self._on_lists_changed(live.member_id)
 
-    def _write_refreshed(self, member_id: int, rows: list[Tool]) -> None:
+    def _write_refreshed(self, member_id: int, rows: list[Tool], warnings: list[str]) -> None:
         with transaction.atomic():
-            if self.own_row(member_id).filter(status=Status.CONNECTED).exists():
+            if self.own_row(member_id).filter(status=Status.CONNECTED).update(warnings=warnings):
                 tools.write(member_id, rows)
 
     # Common -------------------------------------------------------------------------------------------------------

@@ -220,6 +220,24 @@ class EventStream:
             self.retry_ms = int(value[:9])
 
 
+def tool_name_fault(name: str) -> str:
+    """Why a tool of this name is not offered; empty when it is.
+
+    MCP recommends letters, digits, `_`, `-` and `.`, and much else is in use. What is refused is what no address, list
+    or log line carries unchanged: `..` would even lead to tools of another member, for clients and proxies resolve it.
+    """
+    if _NOT_SHOWN.search(name):
+        return "its name has line breaks, control characters, or characters that turn the direction of text"
+    if any(part in (".", "..") for part in name.split("/")):
+        return "its name has '.' or '..' between slashes, which addresses do not keep"
+    return ""
+
+
+# C0, DEL and C1, line and paragraph separators, marks and overrides of direction, lone surrogates, and what stands for
+# characters that could not be stored.
+_NOT_SHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffd]")
+
+
 def qualified_name(member: str, tool: str) -> str:
     """A tool's name beside those of other members: `member__tool`, of what names may hold, 64 characters at most.
 

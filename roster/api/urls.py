@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from django.urls import path, re_path
+from django.urls import path, re_path, register_converter
+from django.urls.converters import StringConverter
 
 from mcp_runtime import control
 from roster.api import session_views, statistics, views
+
+
+class ToolNameConverter(StringConverter):
+    """Anything. Django's `path` takes no line break, and a list that holds one such name could not be shown at all."""
+
+    regex = r"[\s\S]+"
+
+
+register_converter(ToolNameConverter, "tool_name")
 
 urlpatterns = [
     path("", views.IndexView.as_view(), name="api"),
@@ -20,16 +30,16 @@ urlpatterns = [
     path("members/<str:name>/status-changes/", views.MemberStatusChangesView.as_view(), name="member-status-changes"),
     path("members/<str:name>/statistics/", statistics.MemberStatisticsView.as_view(), name="member-statistics"),
     path("members/<str:name>/tools/", views.ToolsView.as_view(), name="member-tools"),
-    path("members/<str:name>/tools/<path:tool>/invoke/", views.InvokeView.as_view(), name="tool-invoke"),
+    path("members/<str:name>/tools/<tool_name:tool>/invoke/", views.InvokeView.as_view(), name="tool-invoke"),
     *(
         path(
-            f"members/<str:name>/tools/<path:tool>/{verb}/",
+            f"members/<str:name>/tools/<tool_name:tool>/{verb}/",
             views.ToolSwitchView.as_view(verb=verb),
             name=f"tool-{verb}",
         )
         for verb in ("enable", "disable")
     ),
-    path("members/<str:name>/tools/<path:tool>/", views.ToolView.as_view(), name="tool"),
+    path("members/<str:name>/tools/<tool_name:tool>/", views.ToolView.as_view(), name="tool"),
     path("invocations/", views.InvocationsView.as_view(), name="invocations"),
     path("invocations/<int:pk>/", views.InvocationView.as_view(), name="invocation"),
     path("invocations/<int:pk>/cancel/", views.InvocationCancelView.as_view(), name="invocation-cancel"),

@@ -477,6 +477,40 @@ def test_entries_that_are_no_tools_are_left_out_and_told(peers: Peers) -> None:
     assert found.warnings == [*left_out, "tools/list: 'good' is listed twice; the first counts"]
 
 
+UNSHOWN = ["line\nbreak", "return\r", "nul\0", "\x1b[2J", "\x7f", "\x85", "a\u2028b", "\u202egnp.exe", "\u2066x"]
+RELATIVE = ["..", ".", "../../tokens", "a/../b", "../../other/tools/wipe", "a/./b"]
+ODD = [
+    "a/1.0",
+    "...",
+    "a..b",
+    "zwölf",
+    "%2e%2e",
+    "a b",
+    "what?#",
+    "\\",
+    "<b>",
+    "a" * 255,
+    "/a",
+    "\U0001f468\u200d\U0001f373",
+]
+
+
+@pytest.mark.parametrize("name", UNSHOWN + RELATIVE)
+def test_a_tool_whose_name_no_address_carries_is_left_out_and_told(peers: Peers, name: str) -> None:
+    """The other tools are there, and the member's page says why this one is not."""
+    found = peers({"tools/list": lambda r: r.result({"tools": [{"name": name}, {"name": "good"}]})})[1].list_tools()
+    assert found.tools == [{"name": "good"}]
+    (warning,) = found.warnings
+    shown = name.replace("\0", "\ufffd")  # as all text of members
+    assert warning.startswith(f"tools/list: {shown!a} is left out: its name has ")
+    assert warning.isprintable()
+
+
+def test_names_beyond_what_the_protocol_recommends_are_tools(peers: Peers) -> None:
+    found = peers({"tools/list": lambda r: r.result({"tools": [{"name": name} for name in ODD]})})[1].list_tools()
+    assert ([tool["name"] for tool in found.tools], found.warnings) == (ODD, [])
+
+
 def test_a_member_cannot_fill_the_memory_with_warnings(peers: Peers) -> None:
     found = peers({"tools/list": lambda r: r.result({"tools": [0] * 100_000})})[1].list_tools()
     assert len(found.warnings) == client.MAX_WARNINGS + 1

@@ -850,6 +850,19 @@ def test_a_refresh_lists_the_tools_anew(stage: Stage) -> None:
     assert stage.changes == [(member.pk, "connected")]
 
 
+def test_a_refresh_tells_what_of_the_new_list_is_left_out(stage: Stage) -> None:
+    member = stage.up(tools=[ECHO])
+    assert row(member).warnings == []
+    stage.set("tools.json", json.dumps([{"name": "line\nbreak"}, ECHO]))
+    stage.lifecycle.refresh(member.pk)
+    (warning,) = row(member).warnings
+    assert "'line\\nbreak' is left out" in warning
+    assert list(Tool.objects.filter(listed=True).values_list("name", flat=True)) == ["echo"]
+    stage.set("tools.json", json.dumps([ECHO]))
+    stage.lifecycle.refresh(member.pk)
+    assert row(member).warnings == []
+
+
 def test_a_refresh_that_fails_is_an_error_and_ends_the_process(stage: Stage) -> None:
     member = stage.up()
     fail(stage, member, "refresh")

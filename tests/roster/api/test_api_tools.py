@@ -117,3 +117,18 @@ def test_a_tool_and_one_called_like_its_address_do_not_mix(as_bob: Client, examp
     assert call(as_bob, f"{TOOLS}x/invoke/").json()["tool"] == "x"
     assert call(as_bob, f"{TOOLS}x/invoke/invoke/").json()["tool"] == "x/invoke"
     assert list(Invocation.objects.order_by("id").values_list("tool_name", flat=True)) == ["x", "x/invoke"]
+
+
+@pytest.mark.parametrize(
+    "name", ["line\nbreak", "\n", "a\r\nb", "a/../b", "..", "%0a", "%", "\u202etxt", "x" * 255, "?#;", "\\"]
+)
+def test_a_tool_of_any_name_can_be_listed_and_found(as_alice: Client, example: GuildMember, name: str) -> None:
+    """Rows of before are there until their member lists its tools again: none may take the others' list away."""
+    add_tool(example, name)
+    listed = as_alice.get("/api/members/example/tools/")
+    assert listed.status_code == 200
+    (tool,) = [tool for tool in listed.json()["tools"] if tool["name"] == name]
+    assert as_alice.get(tool["url"]).json()["name"] == name
+    called = as_alice.post(tool["invoke_url"], {}, content_type="application/json")
+    assert (called.status_code, called.json()["tool"]) == (202, name)
+    assert as_alice.get("/api/roster/").status_code == 200
