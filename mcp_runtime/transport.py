@@ -27,7 +27,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
 
-from mcp_runtime import protocol, remote
+from mcp_runtime import console, protocol, remote
 from mcp_runtime.errors import (
     ClientError,
     ConnectError,
@@ -40,6 +40,7 @@ from mcp_runtime.errors import (
 
 CONNECT_TIMEOUT = 5.0
 HEAD_BYTES = 256_000  # status line and headers, the answers of "100 Continue" before them included
+MAX_QUOTED = 300  # characters of what is not HTTP
 CLOSED_EARLY = "the connection was closed before the answer was complete"
 # Servers close idle connections (uvicorn and Node after 5 s): one that idled longer is not trusted with a call.
 IDLE_SECONDS = 1.0
@@ -391,7 +392,8 @@ def _translate(error: Exception, timeout: float) -> TransportError | ProtocolErr
     broken = (ConnectionError, ssl.SSLError, urllib3.exceptions.IncompleteRead, http.client.IncompleteRead)
     if any(isinstance(e, broken) for e in chain):
         return ConnectError(CLOSED_EARLY)
-    return ProtocolError(f"did not answer in HTTP: {chain[-1]}")
+    # Libraries quote what came: bytes of the member's, line breaks and escape sequences among them.
+    return ProtocolError(f"did not answer in HTTP: {console.visible(str(chain[-1])[:MAX_QUOTED])}")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

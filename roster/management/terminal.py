@@ -13,17 +13,18 @@ from django.contrib.auth.models import User
 from django.core.management.base import CommandError
 from django.core.serializers.json import DjangoJSONEncoder
 
+from mcp_runtime import console
 from mcp_runtime.invocations import Caller
 from roster import tokens
 from roster.models import Invocation
 
 NO_RUNTIME = "No runtime is alive; start one with: manage.py up (or runtime)."
 
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(f"(?!\n)[{console.CONTROLS}]")
 
 
 def harmless(text: str) -> str:
-    """`text` without control characters; newlines and tabs stay."""
+    """`text` without what a terminal obeys, or what changes the order of what it shows; newlines and tabs stay."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
 
 

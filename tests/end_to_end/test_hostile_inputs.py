@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import stat
@@ -174,3 +175,45 @@ def test_a_hall_sends_none_of_its_own_secrets_and_follows_no_link_out_of_the_mem
     assert rows["inside"] == ""
     assert "the folder 'other' is the folder 'inside' under another name" in rows["other"]
     assert "a link to a file outside of the members folder" in rows["linked"]
+
+
+# The operator's console -------------------------------------------------------------------------------------------
+
+FORGED = "12:00:01 runtime        | member 'good' is connected"
+EVIL = f"no\r\n{FORGED}\n\x1b[2J\x1b]0;title\x07\x9b2J\u202eevil\u2028"
+
+
+def test_no_member_forges_a_line_of_the_console_or_moves_its_cursor(hall: Hall) -> None:
+    tools = [{"name": "say", "inputSchema": {"type": "object"}}]
+    answers = {"say": {"result": {"content": [{"type": "text", "text": EVIL}]}}}
+    add_stage(hall, "stage", {"tools": tools, "answers": answers, "info": {"name": EVIL, "version": EVIL}})
+    add_stage(hall, "refuses", {"list_error": EVIL}, restart="never")
+    hall.add("noise", restart="never")
+    server = "import socket, sys, time\nlistener = socket.create_server(('127.0.0.1', int(sys.argv[1])))\n"
+    server += f"print({EVIL!r}.encode(), file=sys.stderr)\nsys.stderr.buffer.write({EVIL!r}.encode() + b'\\n')\n"
+    server += "while True:\n    peer, _ = listener.accept()\n"
+    server += "    peer.recv(9999)\n    peer.sendall(b'HTTP/1.1 \\x1b[2J200\\x9b\\r\\n\\r\\n')\n    peer.close()\n"
+    (hall.members_dir / "noise" / "server.py").write_text(server)
+    (hall.members_dir / "manifest").mkdir()
+    (hall.members_dir / "manifest" / "guild-member.json").write_text(json.dumps({"name": EVIL, EVIL: EVIL}))
+    bring_up(hall, "stage")
+    for name in ("refuses", "noise"):
+        wait_for_status(hall, name, "error")
+    token = make_token()
+    assert EVIL in invoke(hall, token, "say", {}).json()["result"]["content"][0]["text"]
+    requests.get(f"{hall.url}/api/%1b[2J%0d%0a12:00:01", headers={"Authorization": f"Bearer {token}"}, timeout=PATIENCE)
+
+    said = [
+        hall.output(),
+        *(hall.manage(*words).stdout for words in (["roster"], ["check_members"], ["logs", "noise"])),
+    ]
+    assert "did not answer in HTTP" in member("noise").error
+    for text in said:
+        assert FORGED not in text.splitlines()
+        assert [char for char in text if not char.isprintable() and char != "\n"] == []
+    assert all(re.match(r"\d\d:\d\d:\d\d [\w.-]+ +\| ", line) for line in said[0].splitlines())
+    # Its own line breaks come with its own name in front.
+    assert not [line for line in said[0].splitlines() if " runtime " in line and line.endswith("'good' is connected")]
+
+    piped = hall.manage("invoke", "stage", "say")
+    assert piped.stdout == f"{EVIL}\n".replace("\r\n", "\n")  # text mode of the test's own pipe

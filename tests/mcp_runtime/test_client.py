@@ -704,6 +704,26 @@ def test_what_is_not_http_is_a_protocol_error(peers: Peers, noise: bytes) -> Non
     assert isinstance(caught.value, ProtocolError | ConnectError)
 
 
+@pytest.mark.parametrize(
+    "noise",
+    [
+        b"HTTP/1.1 \x1b[2J200\x9b OK\r\n\r\n",
+        b"\x1b]0;title\x07\x1b[31m\xc2\x85 no\rHTTP\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: \x1b[2J\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n\x1b[2J\r\n",
+    ],
+)
+def test_the_error_about_what_is_not_http_quotes_no_control_characters(peers: Peers, noise: bytes) -> None:
+    def talk(request: Request) -> None:
+        request.send(noise)
+        request.hang_up()
+
+    with pytest.raises(ClientError) as caught:
+        peers.calling(talk).invoke_tool("echo", {})
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 400
+
+
 def test_endless_headers_are_refused(peers: Peers) -> None:
     def talk(request: Request) -> None:
         request.send(b"HTTP/1.1 200 OK\r\n")

@@ -47,11 +47,32 @@ def test_what_is_not_as_it_should_be_says_so(level: int, shown: str) -> None:
     assert LineFormatter().format(record("a", "oh", level)).endswith(f"| {shown}")
 
 
-def test_each_of_many_lines_has_its_columns_and_an_empty_text_is_a_line() -> None:
-    assert LineFormatter().format(record("a", "one\n\ntwo")).splitlines() == [
-        f"12:00:01 a              | {text}" for text in ("one", "", "two")
-    ]
+def test_a_record_is_one_line_whatever_it_quotes() -> None:
+    said = "no\r\n12:00:01 runtime        | member 'good' is connected\n"
+    assert LineFormatter().format(record("a", "it said %s", logging.WARNING, said)) == (
+        "12:00:01 a              | warning: it said no\\r\\n12:00:01 runtime        | member 'good' is connected"
+    )
     assert LineFormatter().format(record("a", "")) == "12:00:01 a              | "
+
+
+CONTROLS = [
+    *(chr(number) for number in range(32) if chr(number) != "\t"),
+    *(chr(number) for number in range(0x7F, 0xA0)),
+    *"\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ud800\udfff",
+]
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=ascii)
+def test_what_a_terminal_would_obey_is_shown_as_an_escape(control: str) -> None:
+    shown = LineFormatter().format(record("a", "%s", logging.INFO, f"x{control}y"))
+    assert shown == f"12:00:01 a              | x{ascii(control)[1:-1]}y"
+    shown.encode("ascii")
+    assert line("hall", f"x{control}y", MOMENT) == f"12:00:01 hall           | x{ascii(control)[1:-1]}y"
+
+
+def test_other_text_is_shown_as_it_is() -> None:
+    text = "tab\tCaf\u00e9 \u65e5\u672c \u05e9\u05dc\u05d5\u05dd \U0001f468\u200d\U0001f469 back\\slash"
+    assert LineFormatter().format(record("a", "%s", logging.INFO, text)).endswith(f"| {text}")
 
 
 def test_a_traceback_follows_its_message() -> None:
@@ -62,3 +83,33 @@ def test_a_traceback_follows_its_message() -> None:
     assert shown[0].endswith("| error: it failed")
     assert shown[1].endswith("| Traceback (most recent call last):")
     assert shown[-1].endswith("| ValueError: the reason")
+
+
+def test_the_text_of_an_exception_is_one_line_of_its_traceback() -> None:
+    said = "its answer\n12:00:01 runtime        | forged\x1b[2J\nTraceback (most recent call last):"
+    try:
+        try:
+            raise ValueError(said)
+        except ValueError as error:
+            raise RuntimeError(said) from error
+    except RuntimeError:
+        shown = LineFormatter().format(record("a", "it failed", logging.ERROR, exc_info=sys.exc_info())).splitlines()
+    one_line = said.replace("\n", "\\n").replace("\x1b", "\\x1b")
+    texts = [text.partition(" | ")[2] for text in shown]
+    assert [text for text in texts if "forged" in text] == [
+        f"ValueError: {one_line}",
+        f"RuntimeError: {one_line}",
+    ]
+    assert texts.count("Traceback (most recent call last):") == 2
+    assert "The above exception was the direct cause of the following exception:" in texts
+    assert any(text.startswith('  File "') for text in texts)
+    assert all(text.startswith("12:00:01 a              | ") for text in shown)
+
+
+def test_exceptions_of_a_group_are_shown_with_their_tracebacks() -> None:
+    try:
+        raise ExceptionGroup("several", [ValueError("one\ntwo")])
+    except ExceptionGroup:
+        shown = LineFormatter().format(record("a", "it failed", logging.ERROR, exc_info=sys.exc_info()))
+    assert "ValueError: one\\n" in shown
+    assert "\n12:00:01 a              |   + Exception Group Traceback (most recent call last):" in shown

@@ -15,7 +15,7 @@ import pytest
 from django.conf import settings
 from django.contrib.auth.models import Group, Permission, User
 from django.core.management import call_command
-from django.core.management.base import CommandError
+from django.core.management.base import CommandError, OutputWrapper
 from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -199,9 +199,23 @@ def text_result(*texts: str) -> dict[str, Any]:
 def test_invoke_waits_and_prints_the_text_of_the_answer(echo: Tool) -> None:
     ran = invoke_and_end("example", "echo", '{"text": "hi"}', result=text_result("hello", f"{RED}world"))
 
-    assert ran == Ran("hello\n\N{REPLACEMENT CHARACTER}[31mworld\n", "")
+    assert ran == Ran(f"hello\n{RED}world\n", "")
     call = Invocation.objects.get()
     assert (call.arguments, call.door, call.requested_by) == ({"text": "hi"}, "command", None)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("runtime")
+def test_what_invoke_prints_moves_no_cursor_of_a_terminal_and_is_exact_for_a_program(
+    echo: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = f"{RED}one\r\ntwo\x9b2J\u202ethree\u2066\u2028four\t\N{SNOWMAN}"
+    assert invoke_and_end("example", "echo", '{"text": "hi"}', result=text_result(said)).out == f"{said}\n"
+
+    monkeypatch.setattr(OutputWrapper, "isatty", lambda self: True)
+    shown = invoke_and_end("example", "echo", '{"text": "hi"}', result=text_result(said)).out
+    gone = "\N{REPLACEMENT CHARACTER}"
+    assert shown == f"{gone}[31mone\ntwo{gone}2J{gone}three{gone}{gone}four\t\N{SNOWMAN}\n"
 
 
 @pytest.mark.django_db(transaction=True)

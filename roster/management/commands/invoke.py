@@ -44,7 +44,9 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(as_json(_facts(invocation)))
         elif invocation.status == Invocation.Status.SUCCEEDED:
-            self.stdout.write(_answer(invocation))
+            answer = _answer(invocation)
+            # A program gets the text as the tool gave it; a terminal would obey what is in it.
+            self.stdout.write(harmless(answer) if self.stdout.isatty() else answer)
         _require_success(invocation)
 
     def queue(self, member: str, tool: str, text: str, who: Caller) -> Invocation:
@@ -103,7 +105,7 @@ def _answer(invocation: Invocation) -> str:
     """The result's text; as JSON when it holds anything else."""
     texts = texts_of(invocation.result)
     content = (invocation.result or {}).get("content")
-    return harmless("\n".join(texts)) if texts and len(texts) == len(content or []) else as_json(invocation.result)
+    return "\n".join(texts) if texts and len(texts) == len(content or []) else as_json(invocation.result)
 
 
 def _facts(invocation: Invocation) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from mcp_runtime import control
 from mcp_runtime.errors import RequestRefusedError
+from roster.management.terminal import one_line
 
 
 class Command(BaseCommand):
@@ -24,4 +25,5 @@ class Command(BaseCommand):
         except RequestRefusedError as refusal:
             raise CommandError(str(refusal)) from refusal
         control.switch_tool(tool, on=on)
-        self.stdout.write(f"Tool {tool.name} of {tool.member.name} is switched {'on' if on else 'off'}.")
+        name = one_line(tool.name, 255)
+        self.stdout.write(f"Tool {name} of {tool.member.name} is switched {'on' if on else 'off'}.")
