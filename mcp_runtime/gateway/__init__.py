@@ -12,6 +12,7 @@ A request goes from the outside in, and a module imports only those further in:
     replies                 HTTP to callers
     listening               streams of what comes unasked
     endpoints > records     what is answered, by whom; each call written down
+    links                   resources that results name
     relay > held            one request to one member; streams that wait for a caller's answers
     owed                    streams that wait for a caller who lost them
     conversations > wire    sessions with members; the ways to them

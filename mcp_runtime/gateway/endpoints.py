@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mcp_runtime import jsonrpc, protocol
+from mcp_runtime.access import Principal
 from mcp_runtime.errors import ClientError, ConnectError, MethodError, ProtocolError, RemoteError
-from mcp_runtime.gateway import envelope, eras
+from mcp_runtime.gateway import envelope, eras, links
 from mcp_runtime.gateway.conversations import Conversations
 from mcp_runtime.gateway.messages import Answer, Event, Reply, Request, Stream, unavailable
-from mcp_runtime.gateway.offers import OfferedMember, OfferedTool, Roster, Scope
+from mcp_runtime.gateway.offers import OfferedMember, OfferedTool, Roster, Scope, resource_uri
 from mcp_runtime.gateway.records import Call, Recorder
 from mcp_runtime.gateway.relay import Relay
 from mcp_runtime.gateway.sessions import Caller
@@ -33,6 +34,7 @@ MAX_REFUSALS = 3  # nobody listened, so nothing was sent: the call is for the me
 INSTRUCTIONS = "Tools of several servers, each named server__tool. A server that does not run is started by a call."
 MAX_SUBSCRIPTIONS = 1_000  # of one session that outlive the member's process
 MAX_URI = 2_000
+MAX_OWNERS = 10  # members that an error names
 TASKS_EXTENSION = f"{protocol.META}tasks"
 USUAL_PARAMS = {"name", "arguments", "_meta"}
 # What each request is about: the parameter that must be there, a string.
@@ -240,8 +242,9 @@ class Endpoints:
             raise
         if isinstance(reply, Answer):
             call.answered(reply.body)
-            return reply
-        return self._recorded(reply, call, request, member.name)
+        else:
+            reply = self._recorded(reply, call, request, member.name)
+        return reply if place.member else await self._with_links(reply, member.name, {})
 
     def _tool(self, place: Place, name: str, caller: Caller) -> tuple[OfferedMember, OfferedTool | None]:
         """Member and tool; a member may take a name on its own path that the roster does not know (yet)."""
@@ -280,6 +283,22 @@ class Endpoints:
             call.abandoned(timed_out=request.deadline.timeout.expired() and not request.deadline.is_cancelled)
 
         return Stream(events(), free, inner=stream, again=events)
+
+    async def _with_links(self, reply: Reply, member: str, asked: Mapping[str, str]) -> Reply:
+        """A member's reply whose result names resources by the URIs that they are listed under (links.py)."""
+
+        async def rewritten(body: bytes) -> bytes:
+            return await self._wire.in_thread(lambda data: links.with_member(data, member, asked), body)
+
+        if isinstance(reply, Answer):
+            return replace(reply, body=await rewritten(reply.body))
+        stream = reply
+
+        async def events() -> AsyncGenerator[Event]:
+            async for event in stream.events:
+                yield replace(event, data=await rewritten(event.data)) if event.is_last else event
+
+        return Stream(events(), inner=stream, again=events)
 
     # One member ---------------------------------------------------------------------------------------------------
 
@@ -365,7 +384,7 @@ class Endpoints:
             found = roster.prompt(request.params["name"])
             return await self._ask_named(found, scope, request, {"name": found[1]} if found else {})
         if method in ("resources/read", "resources/subscribe", "resources/unsubscribe"):
-            found = roster.resource(request.params["uri"], principal, scope)
+            found = self._resource(request.params["uri"], principal, scope)
             reply = await self._ask_named(found, scope, request, {"uri": found[1]} if found else {})
             self._note_subscription(request, *(found or ("", "")))
             return reply
@@ -380,10 +399,21 @@ class Endpoints:
         is_there = found is not None and found[0] in self._roster().members and scope.has(found[0])
         if found is None or not is_there or not request.caller.principal.may_use_all(found[0]):
             raise _not_found(request)
-        member = self.member(found[0])
+        member, asked_uri = self.member(found[0]), request.params.get("uri")
         request.params, request.body = {**request.params, **own}, None
         request.deadline.set(member.timeout, f"{request.method} of member {member.name!r}", member.name)
-        return await self._ask_told(member, request)
+        reply = await self._ask_told(member, request)
+        asked = {found[1]: asked_uri} if isinstance(asked_uri, str) else {}
+        return await self._with_links(reply, member.name, asked)
+
+    def _resource(self, uri: str, principal: Principal, scope: Scope) -> tuple[str, str] | None:
+        """Member and own URI of what is asked for. Raises MethodError where it may be of several members."""
+        owners = self._roster().owners_of(uri, principal, scope)
+        if len(owners) < 2:
+            return owners[0] if owners else None
+        listed = [resource_uri(member, own) for member, own in owners[:MAX_OWNERS]]
+        text = f"several members may have {uri[:200]!r}: ask for one of {', '.join(listed)[:MAX_URI]}"
+        raise MethodError(INVALID_PARAMS, text, {"uri": uri, "resources": listed})
 
     async def _complete(self, scope: Scope, request: Request) -> Reply:
         ref = request.params["ref"]
@@ -391,7 +421,7 @@ class Endpoints:
         if ref["type"] == "ref/prompt":
             found, key = roster.prompt(ref["name"]), "name"
         else:
-            found, key = roster.resource(ref["uri"], principal, scope), "uri"
+            found, key = self._resource(ref["uri"], principal, scope), "uri"
         own = {"ref": {**ref, key: found[1]}} if found else {}
         return await self._ask_named(found, scope, request, own)
 

@@ -7,6 +7,7 @@ while it is away.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,8 @@ from roster.models import AgentSession, GuildMember, Tool
 RESOURCE_PREFIX = "guild://"
 MAX_CACHED_LISTS = 500
 MAX_CACHED_DIGESTS = 500
+MAX_MATCHED = 2_000  # characters of a URI, and of a template that it is compared with
+_EXPRESSION = re.compile(r"\{[^{}]*\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,12 @@ class Extras:
     prompts: tuple[dict[str, Any], ...] = ()
     resources: tuple[dict[str, Any], ...] = ()
     templates: tuple[dict[str, Any], ...] = ()
+
+    def may_have(self, uri: str) -> bool:
+        """Whether a resource, or a template, is listed for this URI."""
+        return any(one["uri"] == uri for one in self.resources) or any(
+            one["uriTemplate"] == uri or template_matches(one["uriTemplate"], uri) for one in self.templates
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,20 +152,51 @@ class Roster:
         return None
 
     def resource(self, uri: str, principal: Principal, scope: Scope) -> tuple[str, str] | None:
-        """Member and own URI of a resource: by its listed URI, or by the own one that a tool's result told."""
+        """Member and own URI of a resource; None where no member has it, or several do."""
+        found = self.owners_of(uri, principal, scope)
+        return found[0] if len(found) == 1 else None
+
+    def owners_of(self, uri: str, principal: Principal, scope: Scope) -> list[tuple[str, str]]:
+        """Member and own URI of what that may be.
+
+        A listed URI names its member. A member's own URI may be that of every member that lists it, or has a template
+        for it.
+        """
         if uri.startswith(RESOURCE_PREFIX):
             member, slash, own = uri.removeprefix(RESOURCE_PREFIX).partition("/")
             is_there = member in self.members and scope.has(member) and principal.may_use_all(member)
-            return (member, own) if slash and own and is_there else None
-        for name, extras in self.extras.items():
-            if scope.has(name) and principal.may_use_all(name) and any(one["uri"] == uri for one in extras.resources):
-                return name, uri
-        return None
+            return [(member, own)] if slash and own and is_there else []
+        return [
+            (name, uri)
+            for name, extras in self.extras.items()
+            if scope.has(name) and principal.may_use_all(name) and extras.may_have(uri)
+        ]
 
 
 def resource_uri(member: str, uri: str) -> str:
     """A resource's URI beside those of other members; nothing is lost, and no other member changes it."""
     return f"{RESOURCE_PREFIX}{member}/{uri}"
+
+
+def template_matches(template: str, uri: str) -> bool:
+    """Whether the URI may be one of the template's (RFC 6570): its fixed parts occur in order, at both ends as well.
+
+    What stands in for an expression is not looked at, so this says yes rather than no, in linear time. A template that
+    begins with an expression would match everything, so it matches nothing.
+    """
+    if max(len(template), len(uri)) > MAX_MATCHED:
+        return False
+    first, *middle = _EXPRESSION.split(template)
+    if not first or not middle or not uri.startswith(first):
+        return False
+    last, at = middle.pop(), len(first)
+    end = len(uri) - len(last)
+    for part in middle:
+        at = uri.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return at <= end and uri.endswith(last)
 
 
 def members_of_session(session_id: int, user_id: int | None) -> frozenset[str] | None:

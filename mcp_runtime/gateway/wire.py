@@ -160,7 +160,7 @@ class Wire:
         if response.content_type != protocol.JSON:
             raise no_answer(response, data)
         try:
-            found = the_answer(await self._in_thread(envelope.read_answer, data), sent_id)
+            found = the_answer(await self.in_thread(envelope.read_answer, data), sent_id)
         except ProtocolError as error:
             raise (error if response.status == 200 else no_answer(response, data)) from error
         if response.status != 200 and found.error is None:
@@ -169,9 +169,9 @@ class Wire:
 
     async def message(self, data: bytes) -> Message:
         """One message of a stream. Raises ProtocolError."""
-        return await self._in_thread(envelope.read, data)
+        return await self.in_thread(envelope.read, data)
 
-    async def _in_thread(self, work: Callable[[bytes], Read], data: bytes) -> Read:
+    async def in_thread(self, work: Callable[[bytes], Read], data: bytes) -> Read:
         """Large messages are read aside, one at a time: meanwhile the loop serves everybody else."""
         if len(data) <= envelope.MAX_SMALL:
             return work(data)
