@@ -23,6 +23,8 @@ from mcp_runtime import remote, transport
 from mcp_runtime.errors import ClientError, ConnectError, ProtocolError
 from mcp_runtime.limits import Owner
 
+# Whose connections to which address (host, port, is_tls): those of one pool may stand in for each other.
+_Pool = tuple[str, int, bool, Owner]
 NOBODY: Owner = (None, None)  # the hall itself
 
 BUFFERED = 262_144  # bytes of an answer that nobody has read yet; then its sender waits
@@ -47,16 +49,6 @@ class Address:
         target = parts._replace(scheme="", netloc="", fragment="").geturl()
         authority = parts.netloc.rpartition("@")[2]
         return cls(parts.hostname or "", parts.port or (443 if is_tls else 80), is_tls, authority, target or "/")
-
-
-@dataclass(frozen=True, slots=True)
-class _Pool:
-    """Whose connections to which address: those of one pool may stand in for each other."""
-
-    host: str
-    port: int
-    is_tls: bool
-    owner: Owner
 
 
 class Response:
@@ -325,7 +317,7 @@ class Connections:
         `on_write()` is called when there is a connection, before the first byte is written to it.
         """
         request = _written(address, verb, headers, body)
-        pool = _Pool(address.host, address.port, address.is_tls, owner)
+        pool = (address.host, address.port, address.is_tls, owner)
         connection = self._taken(pool) or await self._connect(pool, secrets)
         if on_write is not None:
             on_write()
@@ -345,10 +337,11 @@ class Connections:
     async def _connect(self, pool: _Pool, secrets: Collection[str]) -> _Connection:
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(transport.IDLE_SECONDS, self._close_idle)
+        host, port, is_tls, _ = pool
         try:
             async with asyncio.timeout(transport.CONNECT_TIMEOUT):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: _Connection(self, pool), pool.host, pool.port, ssl=self._tls if pool.is_tls else None
+                    lambda: _Connection(self, pool), host, port, ssl=self._tls if is_tls else None
                 )
         except TimeoutError as error:
             raise ConnectError(f"no connection within {transport.CONNECT_TIMEOUT:g} s") from error

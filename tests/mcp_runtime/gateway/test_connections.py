@@ -15,7 +15,7 @@ import uvloop
 from mcp_runtime import transport
 from mcp_runtime.errors import ConnectError, ProtocolError
 from mcp_runtime.gateway import connections
-from mcp_runtime.gateway.connections import NOBODY, Address, Connections, Response, _Pool
+from mcp_runtime.gateway.connections import NOBODY, Address, Connections, Response
 from tests.certificates import Authority
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
@@ -573,7 +573,7 @@ def test_no_connection_in_time_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(connections.asyncio, "get_running_loop", lambda: Unreachable(loop, never))
             with pytest.raises(ConnectError, match=r"no connection within 0\.01 s"):
-                await world.connections._connect(_Pool("127.0.0.1", 1, False, NOBODY), ())
+                await world.connections._connect(("127.0.0.1", 1, False, NOBODY), ())
 
 
 class Unreachable:
