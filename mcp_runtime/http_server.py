@@ -75,30 +75,42 @@ class Exchange:
         self.is_over = False
         self._connection = connection
         self._parts = bytearray()
-        self._is_wanted = False
+        self._wanted = 0  # bytes of it
         self._reader: asyncio.Future[None] | None = None
         self._task: asyncio.Task[object] | None = None
         self._cancelling = 0
 
-    async def body(self) -> bytes:
-        """Raises TooLargeError, TimeoutError, and GoneError for a caller who breaks off."""
+    async def body(self, take: Callable[[int], None] = lambda size: None) -> bytes:
+        """All of it, once. `take(size)` is told how much of it will be in memory, before it is read; it may refuse.
+
+        Raises TooLargeError, TimeoutError, and GoneError for a caller who breaks off.
+        """
+        length = self.headers.get(b"content-length", b"")
+        self._wanted = int(length) if length.isdigit() else max(MAX_UNREAD, len(self._parts))
+        if self._wanted > MAX_BODY:
+            raise TooLargeError
+        take(self._wanted)
         if not self.is_complete:
-            await self._rest_of_body()
+            async with asyncio.timeout(BODY_SECONDS):
+                await self._rest_of_body(take)
         if len(self._parts) > MAX_BODY:
             raise TooLargeError
-        return bytes(self._parts)
+        body, self._parts = bytes(self._parts), bytearray()
+        take(len(body))
+        return body
 
-    async def _rest_of_body(self) -> None:
-        self._is_wanted = True
-        self._connection.resume()
+    async def _rest_of_body(self, take: Callable[[int], None]) -> None:
         if self.headers.get(b"expect", b"").lower() == b"100-continue":
             self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        async with asyncio.timeout(BODY_SECONDS):
-            while not self.is_complete and len(self._parts) <= MAX_BODY:
-                if self._connection.is_lost:
-                    raise GoneError
-                self._reader = asyncio.get_running_loop().create_future()
-                await self._reader
+        while not self.is_complete and len(self._parts) <= MAX_BODY:
+            if self._connection.is_lost:
+                raise GoneError
+            if len(self._parts) > self._wanted:  # its length was not told
+                self._wanted = min(2 * self._wanted, MAX_BODY)
+                take(self._wanted)
+            self._connection.resume()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
 
     # The reply ----------------------------------------------------------------------------------------------------
 
@@ -128,6 +140,7 @@ class Exchange:
 
     def _end(self) -> None:
         self.is_over = True
+        self._parts = bytearray()  # of a body that nobody asked for
         self._connection.answered(self)
 
     def _head(self, status: int, headers: Headers) -> bytes:
@@ -162,10 +175,9 @@ class Exchange:
     def take(self, part: bytes) -> bool:
         """One more part of the body. False: no more of it for now."""
         self._parts += part
-        if len(self._parts) > MAX_BODY:
+        if len(self._parts) > self._wanted:
             self._wake()
-            return False
-        return self._is_wanted or len(self._parts) <= MAX_UNREAD
+        return len(self._parts) <= max(self._wanted, MAX_UNREAD)
 
     def abort(self) -> None:
         self._connection.abort()

@@ -82,6 +82,16 @@ def encode(message: Any) -> bytes:
     return _ENCODER.encode(message).encode("utf-8", "surrogatepass")
 
 
+def beginning(value: Any, length: int) -> bytes:
+    """The JSON of `value`, or its first `length` bytes and some more: what is behind them is not encoded."""
+    parts = bytearray()
+    for part in _ENCODER.iterencode(value):
+        parts += part.encode("utf-8", "surrogatepass")
+        if len(parts) > length:
+            break
+    return bytes(parts)
+
+
 def decode(body: bytes, called: str = "the answer") -> Any:
     """The JSON value of `body`. Raises ProtocolError for what is not JSON, nests too deep or holds NaN."""
     try:

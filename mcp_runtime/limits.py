@@ -69,9 +69,9 @@ class Slots:
         _count_down(self._of_user, owner[0])
 
 
-def _count_down(counter: collections.Counter[Any], key: Any) -> None:
+def _count_down(counter: collections.Counter[Any], key: Any, count: int = 1) -> None:
     """Without a trace of who holds nothing any more: principals come and go."""
-    counter[key] -= 1
+    counter[key] -= count
     if counter[key] <= 0:
         del counter[key]
 
@@ -127,3 +127,59 @@ class Limiter:
         if key not in self._full_at and len(self._full_at) >= MAX_KEPT:
             self._full_at = {kept: moment for kept, moment in self._full_at.items() if moment > now}
         self._full_at[key] = full_at
+
+
+class BudgetError(Exception):
+    """More than the budget has left. `is_full`: that of all together, so that it is nobody's fault."""
+
+    def __init__(self, message: str, *, is_full: bool = False) -> None:
+        super().__init__(message)
+        self.is_full = is_full
+
+
+class ByteBudget:
+    """Bytes that are kept for principals: of a token, of its user, and in all. Not for several threads at once."""
+
+    def __init__(self, *, of_token: int, of_user: int, in_all: int) -> None:
+        self._of_token, self._of_user, self._in_all = of_token, of_user, in_all
+        self._taken = 0
+        self._by_token: collections.Counter[Owner] = collections.Counter()
+        self._by_user: collections.Counter[int | None] = collections.Counter()
+
+    def take(self, owner: Owner, size: int) -> None:
+        """`give_back` must follow. Raises BudgetError, and then nothing is counted."""
+        if self._by_token[owner] + size > self._of_token:
+            raise BudgetError(f"this token may have {self._of_token:,} bytes")
+        if self._by_user[owner[0]] + size > self._of_user:
+            raise BudgetError(f"the tokens of one user may have {self._of_user:,} bytes")
+        if self._taken + size > self._in_all:
+            raise BudgetError(f"all clients together may have {self._in_all:,} bytes", is_full=True)
+        self._taken += size
+        self._by_token[owner] += size
+        self._by_user[owner[0]] += size
+
+    def give_back(self, owner: Owner, size: int) -> None:
+        self._taken -= size
+        _count_down(self._by_token, owner, size)
+        _count_down(self._by_user, owner[0], size)
+
+
+class TimeShare:
+    """A part of a thread's time for each principal: `burst` seconds of it at once, then as much as `share` refills.
+
+    What was spent is known only afterwards, so a principal that spent too much waits before it goes on.
+    """
+
+    def __init__(self, share: float, burst: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._share, self._lead, self._clock = share, burst / share, clock
+        self._paid_at: dict[Owner, float] = {}  # when what was spent is refilled
+
+    def wait(self, owner: Owner) -> float:
+        """Seconds before the principal may go on; 0: now."""
+        return max(0.0, self._paid_at.get(owner, 0.0) - self._lead - self._clock())
+
+    def spend(self, owner: Owner, seconds: float) -> None:
+        now = self._clock()
+        if owner not in self._paid_at and len(self._paid_at) >= MAX_KEPT:
+            self._paid_at = {kept: moment for kept, moment in self._paid_at.items() if moment > now}
+        self._paid_at[owner] = max(self._paid_at.get(owner, now), now) + seconds / self._share

@@ -26,6 +26,7 @@ from mcp_runtime.gateway.callers import Callers, Origins
 from mcp_runtime.gateway.clients import ClientName, Clients
 from mcp_runtime.gateway.conversations import Conversations
 from mcp_runtime.gateway.endpoints import NAMED_BY, Endpoints, Place
+from mcp_runtime.gateway.intake import Intake
 from mcp_runtime.gateway.listening import Listening, TooManyStreamsError
 from mcp_runtime.gateway.messages import CANCEL_GRACE, Answer, Deadline, Event, Request, Stream, unavailable
 from mcp_runtime.gateway.offers import Roster, Scope
@@ -34,7 +35,7 @@ from mcp_runtime.gateway.relay import Relay
 from mcp_runtime.gateway.replies import JSON_HEADERS, STREAM_HEADERS, Outgoing, Refusal, body_of, encoded
 from mcp_runtime.gateway.sessions import Caller, CallerSession, Sessions
 from mcp_runtime.http_server import Exchange, GoneError
-from mcp_runtime.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
+from mcp_runtime.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST
 from mcp_runtime.limits import Limiter
 
 logger = logging.getLogger("guildhall.gateway")
@@ -62,12 +63,12 @@ _PATH = re.compile(r"/mcp(?:/(?P<member>[^/]+))?/?|/sessions/(?P<session>[^/]+)/
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """One POST as it came, from a caller who may come in. `message` is what `body` says."""
+    """One POST as it came, from a caller who may come in. `size` is that of `message` in bytes."""
 
     place: Place
     principal: Principal
     exchange: Exchange
-    body: bytes
+    size: int
     message: Any
 
     @property
@@ -105,6 +106,7 @@ class App:
         self._is_stopping = is_stopping
         self._session_members: dict[tuple[str, int | None], tuple[float, frozenset[str] | None]] = {}
         self._callers = callers
+        self._intake = Intake()
         self._origins = origins
         self._limiter = limiter
         self._sessions = sessions
@@ -201,13 +203,10 @@ class App:
             raise Refusal(
                 503, MethodError(INTERNAL_ERROR, "the runtime is stopping; try again in a moment"), headers=retry
             )
-        body = await body_of(exchange)
-        try:
-            message = jsonrpc.decode(body, "the body")
-        except ProtocolError as error:
-            raise Refusal(400, MethodError(PARSE_ERROR, str(error))) from error
-        with self._counted(principal, message):
-            await self._message(Post(place, principal, exchange, body, message))
+        with self._intake.bodies_of(principal.owner) as take:
+            size, message = await self._intake.message(principal.owner, exchange, take)
+            with self._counted(principal, message):
+                await self._message(Post(place, principal, exchange, size, message))
 
     @contextlib.contextmanager
     def _counted(self, principal: Principal, message: Any) -> Iterator[None]:
@@ -283,7 +282,7 @@ class App:
             await self._notified(place, caller, session, message)
             post.exchange.reply(202)
         else:
-            request = Request(_checked_id(message), message["method"], _params(message), caller, Deadline(), post.body)
+            request = Request(_checked_id(message), message["method"], _params(message), caller, Deadline(), post.size)
             with self._running(session, request):
                 await self._reply(post, request)
             if request.method in ("resources/subscribe", "resources/unsubscribe"):
@@ -346,7 +345,10 @@ class App:
                 elif "id" not in message:
                     await self._notified(post.place, caller, session, message)
                 else:
-                    request = Request(_checked_id(message), message["method"], _params(message), caller, Deadline())
+                    size = post.size // len(messages)
+                    request = Request(
+                        _checked_id(message), message["method"], _params(message), caller, Deadline(), size
+                    )
                     with self._counted(caller.principal, message), self._running(session, request):
                         return (await self._final(post.place, request)).body
             except Refusal as refusal:
@@ -386,7 +388,7 @@ class App:
             # Of other methods than MCP's own nobody here knows what they name: the member judges it.
             if name.startswith(b"mcp-param-") or (name == b"mcp-name" and message["method"] not in NAMED_BY)
         }
-        request = Request(message_id, message["method"], _params(message), caller, Deadline(), post.body, told, headers)
+        request = Request(message_id, message["method"], _params(message), caller, Deadline(), post.size, told, headers)
         if request.method == LISTEN:
             await self._listen(post, request)
         else:

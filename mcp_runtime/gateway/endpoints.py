@@ -198,9 +198,8 @@ class Endpoints:
         if tool is not None:
             request.schema = object_of(tool.definition.get("inputSchema"))
         own_name = tool.name if tool else name
-        size = len(request.body or b"")
         # Written anew: what was judged here is what the member reads, however it takes keys that come twice.
-        request.params, request.body = {**request.params, "name": own_name}, None
+        request.params = {**request.params, "name": own_name}
         if place.member is None:
             request.params = _without_task(request.params)
         if any(key.lower() in ("name", "arguments") for key in request.params.keys() - USUAL_PARAMS):
@@ -218,7 +217,7 @@ class Endpoints:
             may_hold_secrets=tool is None or tool.may_hold_secrets,
             principal=request.caller.principal,
             timeout=request.deadline.seconds,
-            size=size,
+            size=request.size,
             client=request.caller.client,
         )
         try:
@@ -400,7 +399,7 @@ class Endpoints:
         if found is None or not is_there or not request.caller.principal.may_use_all(found[0]):
             raise _not_found(request)
         member, asked_uri = self.member(found[0]), request.params.get("uri")
-        request.params, request.body = {**request.params, **own}, None
+        request.params = {**request.params, **own}
         request.deadline.set(member.timeout, f"{request.method} of member {member.name!r}", member.name)
         reply = await self._ask_told(member, request)
         asked = {found[1]: asked_uri} if isinstance(asked_uri, str) else {}

@@ -171,14 +171,14 @@ class Deadline:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A caller's request on its way to a member. `body` is its message as it came, if it may pass as it is."""
+    """A caller's request on its way to a member."""
 
     id: Any
     method: str
     params: dict[str, Any]
     caller: Caller
     deadline: Deadline
-    body: bytes | None = None
+    size: int = 0  # bytes that it came in
     parameter_headers: Mapping[str, str] = field(default_factory=dict)  # that the caller sent
     caller_headers: Mapping[bytes, bytes] = field(default_factory=dict)
     schema: Mapping[str, Any] = field(default_factory=dict)  # of the tool that is called

@@ -46,6 +46,7 @@ STOP_SECONDS = 1.0  # for all that is left; tries that fail in its second half a
 BATCH = 500
 MAX_WAITING = 20_000
 MAX_WAITING_BYTES = 64_000_000  # of messages that were sent and answered
+LARGE = 65_536  # bytes of a request; of its arguments no more is encoded than is kept
 CUT = protocol.CUT
 # In one statement. SQLite gives the interpreter back for each, and the loop takes it away: one by one, rows take twice
 # as long, and so do the calls that come in meanwhile. More would be more parameters than an old SQLite takes.
@@ -223,14 +224,12 @@ class Recorder:
         if outcome is None:
             outcome, result, error_data = self._outcome(call)
         principal = call.principal
-        arguments = call.arguments if isinstance(call.arguments, dict) else {}
-        # Most schemas have none, and looking for them takes as long as all the rest.
-        paths = schemas.secret_paths(dict(call.schema), arguments) if call.may_hold_secrets else []
+        arguments, paths = self._arguments(call)
         started, finished = _moment(call.started_at), _moment(call.finished_at)
         return {
             "member_id": call.member_id,
             "tool_name": call.tool[:255],
-            "arguments": self._kept_arguments(schemas.mask(arguments, paths) if paths else arguments),
+            "arguments": arguments,
             "timeout": call.timeout,
             "door": DOOR,
             "requested_by_id": principal.user_id,
@@ -290,14 +289,25 @@ class Recorder:
         cut = {"content": content, "_meta": {CUT: {"bytes": size}}} | ({"isError": True} if is_error else {})
         return jsonrpc.encode(cut).decode()
 
-    def _kept_arguments(self, arguments: dict[str, Any]) -> str:
+    def _arguments(self, call: Call) -> tuple[str, list[list[str | int]]]:
+        """Those of a call as JSON, as far as they are kept, without secrets; and where the secrets are."""
+        arguments = call.arguments if isinstance(call.arguments, dict) else {}
+        is_large = call.size > LARGE
         if not self._max_bytes:
-            return "{}"
-        encoded = jsonrpc.encode(arguments)
+            return "{}", []
+        if (
+            is_large and call.may_hold_secrets
+        ):  # to look for them takes this thread long, and the gateway's loop with it
+            return jsonrpc.encode({CUT: {"bytes": call.size, "beginning": ""}}).decode(), []
+        # Most schemas have none, and looking for them takes as long as all the rest.
+        paths = schemas.secret_paths(dict(call.schema), arguments) if call.may_hold_secrets else []
+        kept = schemas.mask(arguments, paths) if paths else arguments
+        encoded = jsonrpc.beginning(kept, self._max_bytes) if is_large else jsonrpc.encode(kept)
         if len(encoded) <= self._max_bytes:
-            return encoded.decode()
+            return encoded.decode(), paths
         beginning = encoded[: self._max_bytes].decode("utf-8", "replace")
-        return jsonrpc.encode({CUT: {"bytes": len(encoded), "beginning": beginning}}).decode()
+        size = call.size if is_large else len(encoded)
+        return jsonrpc.encode({CUT: {"bytes": size, "beginning": beginning}}).decode(), paths
 
 
 def _wait_briefly_for_locks() -> None:

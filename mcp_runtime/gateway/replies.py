@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mcp_runtime import http_server, jsonrpc
@@ -34,10 +35,10 @@ class Refusal(Exception):
         return jsonrpc.encode(jsonrpc.error_response(self.message_id, error.code, str(error), error.data))
 
 
-async def body_of(exchange: Exchange) -> bytes:
-    """Raises Refusal."""
+async def body_of(exchange: Exchange, take: Callable[[int], None] = lambda size: None) -> bytes:
+    """Raises Refusal. `take` as Exchange.body has it."""
     try:
-        return await exchange.body()
+        return await exchange.body(take)
     except TooLargeError:
         text = f"the message is larger than {http_server.MAX_BODY:,} bytes"
         raise Refusal(413, MethodError(INVALID_REQUEST, text)) from None

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from mcp_runtime.errors import TooManyCallsError
-from mcp_runtime.limits import Limiter, Owner, Slots
+from mcp_runtime.limits import BudgetError, ByteBudget, Limiter, Owner, Slots, TimeShare
 
 
 class Clock:
@@ -166,3 +166,49 @@ def test_slots_that_are_given_back_leave_no_trace_of_who_held_them() -> None:
     for number in range(50):
         slots.give_back((number, number))
     assert (slots.free, dict(slots._of_owner), dict(slots._of_user)) == (100, {}, {})
+
+
+# Bytes and time ---------------------------------------------------------------------------------------------------
+
+
+def test_bytes_are_counted_for_the_token_its_user_and_all() -> None:
+    budget = ByteBudget(of_token=10, of_user=15, in_all=20)
+    budget.take((1, 1), 10)
+    with pytest.raises(BudgetError, match="this token may have 10 bytes"):
+        budget.take((1, 1), 1)
+    with pytest.raises(BudgetError, match="one user may have 15 bytes"):
+        budget.take((1, 2), 6)
+    budget.take((2, 3), 10)
+    with pytest.raises(BudgetError, match="together may have 20 bytes") as full:
+        budget.take((3, 4), 1)
+    assert full.value.is_full
+    budget.give_back((1, 1), 10)
+    budget.take((3, 4), 10)
+    budget.give_back((2, 3), 10)
+    budget.give_back((3, 4), 10)
+    assert (budget._taken, dict(budget._by_token), dict(budget._by_user)) == (0, {}, {})
+
+
+def test_who_spent_more_than_its_share_waits_until_it_is_refilled() -> None:
+    clock = Clock()
+    shared = TimeShare(0.1, 0.5, clock)
+    shared.spend((1, 1), 0.5)
+    assert shared.wait((1, 1)) == 0
+    shared.spend((1, 1), 0.25)
+    assert shared.wait((1, 1)) == pytest.approx(2.5)
+    assert shared.wait((2, 2)) == 0
+    clock.now += 2.5
+    assert shared.wait((1, 1)) == pytest.approx(0)
+    clock.now += 1000
+    shared.spend((1, 1), 0.5)
+    assert shared.wait((1, 1)) == 0
+
+
+def test_shares_of_who_has_paid_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mcp_runtime.limits.MAX_KEPT", 10)
+    clock = Clock()
+    shared = TimeShare(0.1, 0.5, clock)
+    for number in range(30):
+        clock.now += 1
+        shared.spend((number, number), 0.001)
+    assert len(shared._paid_at) <= 10

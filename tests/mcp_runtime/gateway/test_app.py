@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from mcp_runtime import access, control
 from mcp_runtime.access import Principal
-from mcp_runtime.gateway import app
+from mcp_runtime.gateway import app, intake
 from roster.models import AgentSession, ApiToken, Hall, Invocation, Tool
 from tests.conftest import eventually
 from tests.end_to_end.agents import MODERN, Agent, make_token
@@ -266,7 +266,7 @@ def test_a_fault_of_our_own_is_a_500_and_in_the_log(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent = world.agent().begin()
-    monkeypatch.setattr(app.jsonrpc, "decode", lambda body: 1 / 0)
+    monkeypatch.setattr(intake, "read", lambda body: 1 / 0)
     response = agent.send("ping")
     assert (response.status_code, json.loads(response.content)["error"]["code"]) == (500, -32603)
     assert "the gateway failed to serve POST '/mcp'" in caplog.text

@@ -127,6 +127,21 @@ def test_what_is_too_long_is_cut_and_said_to_be(recorder: Recorder, call: Callab
     assert (large_error.status, large_error.error_code, large_error.result) == ("failed", -2, None)
 
 
+def test_of_large_arguments_no_more_is_encoded_than_is_kept(
+    recorder: Recorder, call: Callable[..., Call], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To encode all of it, or to search it for secrets, holds the interpreter that the gateway's loop works with."""
+    size = 4_000_000
+    endless = {"a": [{"b": 1}] * 300, "nothing": object()}  # which cannot be encoded
+    call(arguments=endless, size=size).answered(answer(**content("hi")))
+    call(arguments=endless, size=size, may_hold_secrets=True).answered(answer(**content("hi")))
+    monkeypatch.setattr(records.schemas, "secret_paths", lambda *_: pytest.fail("searched"))
+    cut, secret = written(recorder)
+    assert cut.arguments[CUT]["bytes"] == size
+    assert cut.arguments[CUT]["beginning"] == ('{"a":[' + '{"b":1},' * 40)[:200]
+    assert secret.arguments == {CUT: {"bytes": size, "beginning": ""}}
+
+
 def test_nothing_of_arguments_and_results_is_kept_where_the_operator_says_so(call: Callable[..., Call]) -> None:
     recorder = Recorder(max_bytes=0)
     call(recorder=recorder).answered(answer(**content("hi")))

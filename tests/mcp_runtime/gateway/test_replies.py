@@ -23,7 +23,7 @@ class Told:
         self.is_begun = False
         self.told: list[Any] = []
 
-    async def body(self) -> bytes:
+    async def body(self, take: Any) -> bytes:
         if self._fault is not None:
             raise self._fault
         return b"{}"
