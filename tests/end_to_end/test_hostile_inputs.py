@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -13,7 +14,7 @@ import pytest
 import requests
 
 from mcp_runtime import schemas
-from roster.models import GuildMember, Invocation, Tool
+from roster.models import ApiToken, GuildMember, Invocation, Tool
 from tests.conftest import ROOT, eventually
 from tests.end_to_end.agents import Agent, make_token
 from tests.end_to_end.conftest import PATIENCE, Hall, member, wait_for_status
@@ -217,3 +218,46 @@ def test_no_member_forges_a_line_of_the_console_or_moves_its_cursor(hall: Hall) 
 
     piped = hall.manage("invoke", "stage", "say")
     assert piped.stdout == f"{EVIL}\n".replace("\r\n", "\n")  # text mode of the test's own pipe
+
+
+# What SECURITY.md says of strangers -------------------------------------------------------------------------------
+
+WEB_PATHS = ["/", "/admin/", "/admin/login/", "/api/", "/api/docs/", "/api/schema/", "/api/roster/", "/api/nowhere/"]
+WEB_PATHS += ["/healthz", "/readyz", "/metrics", "/static/roster/admin.css", "/nowhere", "//", "/admin/%2e%2e/api/"]
+
+
+def test_a_foreign_host_and_a_foreign_origin_get_403_on_every_path(hall: Hall) -> None:
+    hall.add("one")
+    bring_up(hall, "one")
+    gateway = f"http://127.0.0.1:{hall.gateway_port}"
+    addresses = [f"{hall.url}{path}" for path in WEB_PATHS] + [f"{gateway}{path}" for path in ("/mcp", "/mcp/one")]
+    token = {"Authorization": f"Bearer {make_token()}"}
+    for address in addresses:
+        for method in ("GET", "POST", "OPTIONS"):
+            for foreign in ({"Host": "evil.example"}, {"Host": "localhost.evil.example"}, {"Host": "127.0.0.1:0"},
+                            {"Origin": "http://evil.example"}, {"Origin": "null"}):  # fmt: skip
+                for also in ({}, token):
+                    answer = requests.request(method, address, headers={**foreign, **also}, timeout=PATIENCE)
+                    assert answer.status_code == 403, (method, address, foreign, answer.status_code)
+
+
+def test_a_stranger_is_shown_nothing_of_the_api_and_the_database_holds_no_token(hall: Hall) -> None:
+    hall.add("one")
+    bring_up(hall, "one")
+    token = make_token()
+    for path in (
+        "",
+        "roster/",
+        "members/",
+        "members/one/",
+        "members/nobody/",
+        "tokens/",
+        "schema/",
+        "docs/",
+        "nowhere/",
+    ):
+        answer = requests.get(f"{hall.url}/api/{path}", timeout=PATIENCE, allow_redirects=False)
+        assert answer.status_code in (302, 401), path
+        assert "one" not in re.findall(r"\w+", answer.text)
+    assert ApiToken.objects.filter(digest=hashlib.sha256(token.encode()).hexdigest()).exists()
+    assert token not in json.dumps(list(ApiToken.objects.values()), default=str)
