@@ -4,7 +4,7 @@
 # bench-peers  installs what `bench` measures beside the gateway (FastMCP, mcpo; with npm mcp-proxy, mcp-hub)
 # agent  install what agents' sessions need (docs/sessions.md)
 # screenshots  the README's pictures, made anew (needs Chromium)
-# attack  a real hall under attack, the honest beside it; `ARGS=--short` in 90 s
+# attack  a real hall under attack, the honest beside it; `ARGS=--short` in 90 s    fuzz  its parsers (needs atheris)
 # conformance  what the MCP conformance suite finds in client and gateway; conformance-suite  installs it (needs npm)
 
 VENV ?= .venv
@@ -38,6 +38,10 @@ conformance: $(VENV)/.installed-dev conformance-suite
 
 attack: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.attack $(ARGS)
+
+fuzz: $(VENV)/.installed-dev
+	$(PIP) install -r requirements-fuzz.txt
+	@$(BIN)/python -m tests.attack.fuzz $(ARGS)
 
 screenshots: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.end_to_end.browser.screenshots
@@ -86,4 +90,4 @@ $(VENV)/.python:
 	echo "macOS: brew install python    Somewhere else: make run PYTHON=/path/to/python3"; \
 	exit 1
 
-.PHONY: run test check lint bench bench-peers attack screenshots agent conformance conformance-suite clean
+.PHONY: run test check lint bench bench-peers attack fuzz screenshots agent conformance conformance-suite clean

@@ -248,8 +248,11 @@ def test_every_package_that_tests_and_bench_import_is_required() -> None:
     wanted = {*requirements("requirements.txt"), *requirements("requirements-dev.txt")}
     paths = [path for folder in ("tests", "bench") for path in (ROOT / folder).rglob("*.py")]
     # npm comes with Python of its own, and those that are measured beside the hall with whole environments.
-    ours = (path for path in paths if not {"node_modules", ".peers"} & set(path.parts))
-    assert not_required(imported(ours), wanted) == {}
+    modules = imported(path for path in paths if not {"node_modules", ".peers"} & set(path.parts))
+    # Optional, and only in the process that fuzzes: there is no wheel of it for everybody.
+    assert modules.pop("atheris") == {"tests/attack/fuzz.py"}
+    assert "atheris" in requirements("requirements-fuzz.txt")
+    assert not_required(modules, wanted) == {}
 
 
 @pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])

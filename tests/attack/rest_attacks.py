@@ -46,7 +46,7 @@ def attack_operation(
     choice = random.Random(f"{operation.label}{mode}")
 
     @settings(
-        max_examples=tally.of(EXAMPLES, 2),
+        max_examples=tally.of(EXAMPLES, 3),
         deadline=None,
         database=None,
         derandomize=True,
