@@ -183,3 +183,8 @@ class TimeShare:
         if owner not in self._paid_at and len(self._paid_at) >= MAX_KEPT:
             self._paid_at = {kept: moment for kept, moment in self._paid_at.items() if moment > now}
         self._paid_at[owner] = max(self._paid_at.get(owner, now), now) + seconds / self._share
+
+
+def bytes_of_streams() -> ByteBudget:
+    """Of what is to be said on open streams, and was not read yet."""
+    return ByteBudget(of_token=8_000_000, of_user=16_000_000, in_all=64_000_000)

@@ -456,13 +456,13 @@ class App:
         first = jsonrpc.notification("notifications/subscriptions/acknowledged", acknowledged)
         end = jsonrpc.result_response(request.id, {"resultType": "complete", "_meta": tag})
         with post.exchange:
-            stream = await self._opened(post.place, request.caller, wanted, request.id)
+            stream = await self._opened(post.place, request.caller, post.exchange, wanted, request.id)
             await self._hold(stream, post.exchange, first=jsonrpc.encode(first), last=jsonrpc.encode(end))
 
-    async def _opened(self, place: Place, caller: Caller, *listen: Any) -> Stream:
+    async def _opened(self, place: Place, caller: Caller, exchange: Exchange, *listen: Any) -> Stream:
         try:
             access.require_anything(caller.principal)
-            return await self._listening.open(place, caller, *listen)
+            return await self._listening.open(place, caller, *listen, give_up=exchange.abort)
         except AccessError as error:
             raise Refusal(403, MethodError(FORBIDDEN, str(error))) from error
         except TooManyStreamsError as error:
@@ -481,7 +481,7 @@ class App:
                     await self._go_on(request, stream, last_event_id, exchange)
                 return
             rest = await self._rest(session, caller, last_event_id) if last_event_id else None
-            await self._hold(rest or await self._opened(place, caller), exchange)
+            await self._hold(rest or await self._opened(place, caller, exchange), exchange)
 
     async def _go_on(self, request: Request, stream: Stream, event_id: str, exchange: Exchange) -> None:
         """The rest of a reply, for who lost its stream."""

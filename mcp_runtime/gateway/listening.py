@@ -103,20 +103,28 @@ class Listening:
         self._roster = roster
         self._connected = connected
         self._open: set[OpenStream] = set()
+        self._bytes = limits.bytes_of_streams()
         self._ears: dict[Conversation, Ear] = {}
         self._member_changed = asyncio.Event()
 
     # Streams ------------------------------------------------------------------------------------------------------
 
     async def open(
-        self, place: Place, caller: Caller, wanted: Mapping[str, Any] | None = None, listen_id: Any = None
+        self,
+        place: Place,
+        caller: Caller,
+        wanted: Mapping[str, Any] | None = None,
+        listen_id: Any = None,
+        *,
+        give_up: Callable[[], None] = lambda: None,
     ) -> Stream:
-        """A new stream, heard from now on. Raises TooManyStreamsError.
+        """A new stream, heard from now on; `give_up` ends it when nobody reads it. Raises TooManyStreamsError.
 
         A modern caller takes the acknowledgement for a promise: members are heard too, or had their time.
         """
         self._require_room(caller.principal)
-        stream = OpenStream(place, caller, Outbox(), wanted, listen_id)
+        outbox = Outbox(caller.principal.owner, self._bytes, give_up)
+        stream = OpenStream(place, caller, outbox, wanted, listen_id)
         self._note(stream)
         self._open.add(stream)
         if (session := caller.session) is not None:
@@ -161,6 +169,8 @@ class Listening:
             session.outbox = None
         for task in stream.members.values():
             task.cancel()
+        stream.outbox.discard()
+        stream.outbox.sent()
 
     @staticmethod
     def honoured(asked: Mapping[str, Any]) -> dict[str, Any]:

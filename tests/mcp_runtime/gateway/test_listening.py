@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from typing import Any
 
@@ -363,3 +364,25 @@ def test_a_listener_is_told_that_the_gateway_ends(world: World) -> None:
         assert heard.next()["method"] == "notifications/subscriptions/acknowledged"
         world.gateway.stop()
         assert heard.until("")["result"]["resultType"] == "complete"
+
+
+def test_a_stream_that_nobody_reads_is_ended_and_those_that_are_read_go_on(world: World) -> None:
+    world.max_bytes = 8_000_000
+    large = [event(log(f"{number} {'x' * 150_000}")) for number in range(100)]
+    world.member(behaviours={"GET": saying(*large)})
+    reader, sleeper = (world.agent("/mcp/notes", token=make_token()).begin() for _ in range(2))
+    with socket.socket() as unread:
+        unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        unread.connect(("127.0.0.1", world.gateway_port))
+        head = ["GET /mcp/notes HTTP/1.1", "Host: 127.0.0.1", "Accept: text/event-stream"]
+        head += [f"{name}: {sleeper.http.headers[name]}" for name in ("Authorization", "Mcp-Session-Id")]
+        unread.sendall("\r\n".join([*head, "", ""]).encode())
+        with reader.listening() as heard:
+            assert [heard.next()["params"]["data"].split()[0] for _ in range(100)] == [str(n) for n in range(100)]
+            eventually(lambda: len(world.gateway._listening._open) == 1)
+            assert not heard.ended.is_set()
+        unread.settimeout(10)
+        with contextlib.suppress(ConnectionResetError):
+            while unread.recv(1_000_000):
+                pass
+    assert world.agent("/mcp/notes").begin().text("echo") == "{}"

@@ -12,6 +12,7 @@ from mcp_runtime import limits
 from mcp_runtime.access import Principal
 from mcp_runtime.gateway import sessions
 from mcp_runtime.gateway.sessions import CallerSession, Outbox, Sessions
+from mcp_runtime.limits import BudgetError, ByteBudget
 
 ANN = Principal(1, "ann", token_id=10)
 BOB = Principal(2, "bob", token_id=20)
@@ -194,3 +195,54 @@ def test_an_outbox_that_nobody_reads_loses_the_oldest(monkeypatch: pytest.Monkey
         return await outbox.take(1)
 
     assert asyncio.run(use()) == (b"b", "", None)
+
+
+def test_an_outbox_of_too_many_bytes_is_given_up_and_keeps_nothing() -> None:
+    budget = ByteBudget(of_token=3_000_000, of_user=3_000_000, in_all=3_000_000)
+    given_up: list[int] = []
+
+    async def use() -> list[Any]:
+        outbox = Outbox((1, 1), budget, lambda: given_up.append(1))
+        outbox.put(b"x" * 2_000_000)  # one may be larger than many
+        told = [len((await outbox.take(1))[0])]  # type: ignore[index]
+        for _ in range(3):
+            outbox.put(b"y" * 400_000)
+        return [*told, await outbox.take(1), outbox.is_closed]
+
+    assert asyncio.run(use()) == [2_000_000, None, True]
+    assert given_up == [1]
+    budget.take((1, 1), 3_000_000)
+
+
+def test_outboxes_of_one_token_have_a_budget_together_and_leave_others_theirs() -> None:
+    budget = ByteBudget(of_token=1_500_000, of_user=9_000_000, in_all=9_000_000)
+    given_up: list[int] = []
+
+    def give_up(number: int) -> Any:
+        return lambda: given_up.append(number)
+
+    async def use() -> None:
+        boxes = [Outbox((1, token), budget, give_up(token)) for token in (1, 1, 2)]
+        for box in boxes:
+            box.put(b"x" * 900_000)
+        assert given_up == [1]
+        assert len((await boxes[0].take(1))[0]) == 900_000  # type: ignore[index]
+        boxes[1].put(b"more")
+        assert await boxes[1].take(0) is None
+
+    asyncio.run(use())
+
+
+def test_what_is_being_sent_is_counted_until_it_is_sent() -> None:
+    budget = ByteBudget(of_token=100, of_user=100, in_all=100)
+
+    async def use() -> None:
+        outbox = Outbox((1, 1), budget)
+        outbox.put(b"x" * 100)
+        await outbox.take(1)
+        with pytest.raises(BudgetError):
+            budget.take((1, 1), 1)
+        await outbox.take(0)
+        budget.take((1, 1), 100)
+
+    asyncio.run(use())
