@@ -37,8 +37,10 @@ MAX_ERRORS = 20_000
 MAX_COMPARED = 1000
 # The library looks each item up in a list of those that are evaluated: more are left to the member.
 MAX_UNEVALUATED = 1000
-# Schemas that apply to the same value, summed over all parts of a schema. A schema that asks for more is hostile.
+# Schemas that apply to the same value, summed over all parts of a schema. One with more is not searched for secrets.
 MAX_IN_PLACE = 50_000
+# Patterns that are kept ready. A value with more patterns for its keys is not searched for secrets: all is masked.
+MAX_COMPILED = 256
 # Names and indexes in all places of secrets of one call; they are kept with it.
 MAX_SECRET_STEPS = 20_000
 # So many misfits are told at once, the most telling first.
@@ -92,32 +94,20 @@ def validate(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
         errors = _errors(validator, arguments, VALIDATION_SECONDS)
     except _TooMuchWorkError:
         raise ArgumentsError("", "checking them against the tool's input schema takes too long") from None
-    except (RecursionError, OverflowError) as fault:
+    except (RecursionError, OverflowError):
         # Deep nesting and huge numbers break good schemas too. One caller must not end the validation for all others.
-        if arguments and not _fails_without_arguments(validator):
-            reason = "they nest too deep or hold too large a number to be checked against the tool's input schema"
-            raise ArgumentsError("", reason) from None
-        raise _broken_in_use(fault) from fault
+        reason = "they nest too deep or hold too large a number to be checked against the tool's input schema"
+        raise ArgumentsError("", reason) from None
     except Exception as fault:  # a schema may break the library anyhow
-        raise _broken_in_use(fault) from fault
+        raise BrokenSchemaError(_broken_in_use(fault)) from fault
     if errors:
         first = errors[0]
         place = ".".join(str(part) for part in first.absolute_path)
         raise ArgumentsError(place, first.message[:MAX_REASON], [_misfit(error) for error in errors])
 
 
-def _fails_without_arguments(validator: Validator) -> bool:
-    try:
-        _errors(validator, {}, VALIDATION_SECONDS)
-    except _TooMuchWorkError:
-        return False
-    except Exception:  # noqa: BLE001 - as in `validate`
-        return True
-    return False
-
-
-def _broken_in_use(fault: Exception) -> BrokenSchemaError:
-    return BrokenSchemaError(f"the input schema cannot be applied: {type(fault).__name__}: {fault}"[:500])
+def _broken_in_use(fault: Exception) -> str:
+    return f"the input schema cannot be applied: {type(fault).__name__}: {fault}"[:500]
 
 
 def _errors(validator: Validator, instance: Any, seconds: float) -> list[jsonschema.ValidationError]:
@@ -179,9 +169,15 @@ def _checked_validator(text: str) -> tuple[Validator | None, str]:
         place = ".".join(str(part) for part in errors[0].absolute_path)
         return None, f"the input schema is broken at {place or 'its root'}: {errors[0].message}"[:500]
     if (marks := _secret_marks(text)) is not None and not marks.is_decidable:
-        return None, "the input schema refers to itself too often to tell secrets from other arguments: all are masked"
+        return None, "the input schema is too complex to tell secrets from other arguments: all are masked"
     # An explicit empty registry: without one the library would fetch a remote $ref over the network.
     validator: Validator = cls(schema, registry=Registry())
+    try:
+        _errors(validator, {}, VALIDATION_SECONDS)
+    except _TooMuchWorkError:
+        return None, "the input schema takes too long to apply, whatever the arguments"
+    except Exception as fault:  # noqa: BLE001 - as above
+        return None, _broken_in_use(fault)
     return validator, ""
 
 
@@ -357,7 +353,7 @@ def _search(pattern: str, text: str) -> bool | None:
     return compiled.search(text) is not None
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=MAX_COMPILED)
 def _compiled(pattern: str) -> Any:
     options = re2.Options()
     options.max_mem = 1_000_000
@@ -459,6 +455,8 @@ class _SecretMarks:
             if isinstance(part, dict) and id(part) not in self._in_place:
                 parts = self._in_place[id(part)] = self._closure(part, left)
                 left -= len(parts)
+                if sum(len(_dict(other.get("patternProperties"))) for other in parts) > MAX_COMPILED:
+                    raise _TooMuchWorkError
                 todo += [*part.values(), *parts]
             elif isinstance(part, list):
                 todo += part

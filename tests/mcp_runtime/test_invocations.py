@@ -497,6 +497,7 @@ MADE: dict[type[ClientError], tuple[ClientError, Status, str]] = {
     errors.ConnectError: (errors.ConnectError("refused"), Status.FAILED, "transport"),
     errors.HttpStatusError: (errors.HttpStatusError(500), Status.FAILED, "transport"),
     errors.TransportError: (errors.TransportError("broken"), Status.FAILED, "transport"),
+    errors.ForeignAnswerError: (errors.ForeignAnswerError(), Status.FAILED, "transport"),
     errors.ClientError: (errors.ClientError("odd"), Status.FAILED, "transport"),
     errors.RequestTimeoutError: (errors.RequestTimeoutError(3), Status.FAILED, "timeout"),
     errors.RequestCancelledError: (errors.RequestCancelledError(), Status.CANCELLED, ""),
