@@ -44,6 +44,7 @@ def nested(levels: int) -> bytes:
         nested(101),
         b"[" * 101 + b"]" * 101,
         b"[" + b",".join([b"[1]"] * 30_000) + b"]",
+        b"[" + b"true,false,-1.5e-05," * 9_000 + b"1]",
     ],
     ids=lambda body: f"{body[:8]!r}-{len(body)}",
 )
@@ -67,6 +68,9 @@ def test_what_real_clients_send_has_a_shape_that_is_taken(body: bytes) -> None:
         (b'"\xed\xa0\x80"', "not JSON"),
         (b"{", "not JSON"),
         (b"[" + b"{}," * 1_000 + b"\\" + b"{}]", "not JSON"),
+        (b"[" + b"1e-300," * 10_001 + b"1]", "more than 10,000 numbers with exponents"),
+        (b'["\\ud800"' + b",[]" * 20_000 + b"]", "not JSON .*surrogate"),
+        (b'["\\u0000"' + b",[]" * 20_000 + b"]", "not JSON .*NUL"),
     ],
     ids=lambda value: f"{value[:8]!r}-{len(value)}" if isinstance(value, bytes) else "",
 )
