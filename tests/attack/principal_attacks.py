@@ -224,7 +224,7 @@ def _ping(hall: Hall, port: int, path: str, host: bytes, origin: bytes) -> int:
     head += b"Accept: application/json, text/event-stream\r\nContent-Length: %d\r\n\r\n"
     token = hall.tokens["attacker"].encode()
     data = head % (verb, path.encode(), host, origin, token, len(body) if verb == b"POST" else 0)
-    answer = raw(port, data + (body if verb == b"POST" else b""), quiet=0.1)
+    answer = raw(port, data + (body if verb == b"POST" else b""), seconds=1.0, quiet=0.1)
     return int(answer[9:12]) if answer[:7] == b"HTTP/1." else 444
 
 
