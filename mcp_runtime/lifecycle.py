@@ -75,7 +75,8 @@ LONGEST_DELAY = 30.0
 # A refused or reset connection is often the first sign of an exit, which explains more: wait for it this long.
 EXIT_GRACE = 0.2
 LISTEN_SECONDS = 3600.0
-LISTEN_PAUSE = 30.0
+LISTEN_PAUSE = 30.0  # between the beginnings of two
+LISTEN_AGAIN = 1.0
 REFRESH_PAUSE = 5.0  # between two lists that the member asks for itself
 LEASE_LOST = "the runtime lost its lease meanwhile"
 
@@ -351,8 +352,10 @@ class Lifecycle:
             raise StoppedWhileStartingError(live.name)
         if live.process.exited.is_set():
             self._crashed(live)  # between the answer and the row: nobody else has noticed
-        elif told.announces_changes:
-            threading.Thread(target=self._listen, args=(live,), name=f"listen-{live.name}", daemon=True).start()
+        elif told.announces_changes or (live.client.session.id and manifest.transport != "stdio"):
+            # In a session it may also ask something outside a call. The bridge of a stdio member answers that itself.
+            listen = partial(self._listen, live, announces_changes=told.announces_changes)
+            threading.Thread(target=listen, name=f"listen-{live.name}", daemon=True).start()
         self._on_change(live.member_id)
 
     def _shake_hands(self, live: LiveMember, timeout: float, version: str) -> InitializeResult:
@@ -653,9 +656,10 @@ class Lifecycle:
                 else:
                     self._tools_changed.add(member_id)
 
-    def _listen(self, live: LiveMember) -> None:
+    def _listen(self, live: LiveMember, *, announces_changes: bool = True) -> None:
         """In a thread of its own: hear what the member says unasked, as long as it is connected."""
         while self.connected(live.member_id) is live:
+            opened = time.monotonic()
             try:
                 live.client.listen(live.listening, LISTEN_SECONDS)
             except HttpStatusError as error:
@@ -663,10 +667,13 @@ class Lifecycle:
                     return  # it has no such stream
             except ClientError:
                 pass
-            if live.process.exited.wait(LISTEN_PAUSE) or live.stop_asked.is_set():
+            # Soon after one that lasted: what the member asks has to be answered.
+            pause = max(LISTEN_PAUSE - (time.monotonic() - opened), min(LISTEN_AGAIN, LISTEN_PAUSE))
+            if live.process.exited.wait(pause) or live.stop_asked.is_set():
                 return
-            self._tools_changed.add(live.member_id)  # it may have said so while nobody listened
-            self._on_lists_changed(live.member_id)
+            if announces_changes:
+                self._tools_changed.add(live.member_id)  # it may have said so while nobody listened
+                self._on_lists_changed(live.member_id)
 
     def _write_refreshed(self, member_id: int, rows: list[Tool], warnings: list[str]) -> None:
         with transaction.atomic():

@@ -500,6 +500,7 @@ class App:
         conversation = next((one for one in session.begun() if one.route.live.name == name), None)
         if conversation is None or not caller.principal.may_use_all(name):
             return None
+        await self._listening.let_go(conversation)
         try:
             response = await self._conversations.open_stream(conversation, own)
         except ClientError:

@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 import secrets
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +44,8 @@ class Conversation:
     version: str
     id: str | None
     owner: Owner
+    used_at: float = 0.0
+    is_heard: bool = False  # what the member says in it beside answers is being read, or it offers no stream for that
     headers: Mapping[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -69,6 +71,7 @@ class Conversations:
         self._prefix = f"gh-{secrets.token_hex(4)}"
         self._goodbyes: set[asyncio.Task[Any]] = set()
         self._discovered: dict[int, dict[str, Any]] = {}  # by member; kept while it is stopped
+        self.listen: Callable[[Conversation, CallerSession | None], Awaitable[None]] | None = None  # see `Listening`
 
     def new_id(self) -> str:
         """An id that was never used before, by any runtime: an answer under it answers one request alone."""
@@ -144,6 +147,15 @@ class Conversations:
         if key not in shared:
             self._make_room(shared, key)
         return await self._kept(shared, key, route, caller)
+
+    async def for_request(self, route: Route, caller: Caller) -> Conversation:
+        """The same, ready for a client's request: the member may ask something in turn."""
+        found = await self.conversation(route, caller)
+        found.used_at = asyncio.get_running_loop().time()
+        is_clients = found.id is not None and found.owner != NOBODY  # the hall itself only asks for lists
+        if is_clients and not found.is_heard and self.listen is not None:
+            await self.listen(found, caller.session)
+        return found
 
     def _make_room(self, shared: dict[Any, asyncio.Future[Conversation]], key: tuple[Any, ...]) -> None:
         """Of too many sessions the oldest ends: one of the same caller, who may declare what they like, first."""

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 from django.db import Error
 
@@ -33,7 +34,9 @@ logger = logging.getLogger("guildhall.gateway")
 COMMENT_SECONDS = 15.0  # between two signs of life on a stream that has nothing to say
 READY_SECONDS = 2.0  # for members to be listened to before a caller is told that it is
 EAR_SECONDS = 5.0  # that a member is still listened to when nobody wants to hear
+EAR_SESSION_SECONDS = 900.0  # in a session, after the last request: what is asked may take as long as people take
 EAR_LOOK = 0.5
+OPEN_SECONDS = 0.5  # that a request waits for its session's stream to be open
 AGAIN_SECONDS = 1.0  # before a member's stream that ended is opened anew
 NO_STREAM = (404, 405, 501)  # a member that offers none
 
@@ -74,11 +77,17 @@ class OpenStream:
 
 @dataclass(eq=False)
 class Ear:
-    """A member's stream that several callers' streams are told of."""
+    """The stream of one session with a member, on which it says what belongs to no request.
+
+    It is read whether or not a client's stream is told of it: what the member asks there has to be answered.
+    """
 
     conversation: Conversation
+    session: CallerSession | None
     streams: set[OpenStream] = field(default_factory=set)
+    left_at: float = 0.0  # when the last of them went
     is_open: asyncio.Event = field(default_factory=asyncio.Event)
+    is_closing: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] = field(init=False)
 
 
@@ -105,6 +114,8 @@ class Listening:
         self._open: set[OpenStream] = set()
         self._bytes = limits.bytes_of_streams()
         self._ears: dict[Conversation, Ear] = {}
+        self._without_stream: WeakSet[Route] = WeakSet()
+        conversations.listen = self._listen_in
         self._member_changed = asyncio.Event()
 
     # Streams ------------------------------------------------------------------------------------------------------
@@ -192,11 +203,16 @@ class Listening:
             member = stream.place.member
             if member is not None and not stream.caller.principal.may_see(member):
                 stream.outbox.close()
+        for ear in self._ears.values():
+            if any(one.caller.session is ear.session for one in self._open) and self._reader(ear) is None:
+                ear.is_closing.set()
         await self.roster_changed()  # what they are shown may be another list now
 
     def close(self) -> None:
         for stream in list(self._open):
             stream.outbox.close()
+        for ear in self._ears.values():
+            ear.is_closing.set()
 
     # The roster ---------------------------------------------------------------------------------------------------
 
@@ -216,6 +232,9 @@ class Listening:
     def member_changed(self) -> None:
         self._member_changed.set()
         self._member_changed = asyncio.Event()
+        for ear in self._ears.values():
+            if not self._is_current(ear):
+                ear.is_closing.set()  # servers that end politely wait for their streams to end
 
     def _note(self, stream: OpenStream) -> None:
         roster, principal = self._roster(), stream.caller.principal
@@ -304,41 +323,76 @@ class Listening:
                         self._pass(stream, route.live.name, message, "")
             return
         conversation = await self._with.conversation(route, stream.caller)
-        for name, uri in self._resources(stream):  # of a session as well: it may be another process now
-            if name == route.live.name:
-                await self._with.subscribe(conversation, uri)
-        if stream.caller.session is None:
-            await self._share(stream, conversation)
+        uris = [uri for name, uri in self._resources(stream) if name == route.live.name]
+        await self._share(stream, conversation, uris)
+
+    # Streams of members with sessions -----------------------------------------------------------------------------
+
+    async def _listen_in(self, conversation: Conversation, session: CallerSession | None) -> None:
+        """Open the stream of a session, as clients do after the handshake: there the member asks what is of no call."""
+        conversation.is_heard = True
+        if conversation.route in self._without_stream:
             return
-        response = await self._with.open_stream(conversation)
-        stream.heard[route.live.name].set()
-        await self._tell_of(response, conversation, stream.caller.session, {stream})
+        own = [one for one in self._ears.values() if one.conversation.owner == conversation.owner and not one.streams]
+        if len(own) >= limits.MAX_STREAMS_OF_TOKEN:
+            own[0].is_closing.set()
+        if len(self._ears) >= 2 * limits.MAX_STREAMS:
+            return
+        ear = self._ear(conversation, session)
+        opening = asyncio.ensure_future(ear.is_open.wait())
+        try:
+            await asyncio.wait({ear.task, opening}, timeout=OPEN_SECONDS, return_when=FIRST_COMPLETED)
+        finally:
+            opening.cancel()
 
-    async def _tell_of(
-        self,
-        response: Response,
-        conversation: Conversation,
-        session: CallerSession | None,
-        streams: set[OpenStream],
-    ) -> None:
-        async with contextlib.aclosing(self._relay.hear(response, conversation, session)) as events:
-            async for event in events:
-                if event.data:
-                    message = await self._wire.message(event.data)
-                    name = conversation.route.live.name
-                    for stream in list(streams):
-                        if conversation.id is not None or self._is_asked_for(stream, name, message):
-                            self._pass(stream, name, message, event.event_id)
-
-    async def _share(self, stream: OpenStream, conversation: Conversation) -> None:
-        """Modern callers of one token share a session with the member, and so the one stream that it may have."""
+    def _ear(self, conversation: Conversation, session: CallerSession | None) -> Ear:
         ear = self._ears.get(conversation)
-        if ear is None or ear.task.done():
-            ear = self._ears[conversation] = Ear(conversation)
+        if ear is None or ear.task.done() or ear.is_closing.is_set():
+            ear = self._ears[conversation] = Ear(conversation, session)
             ear.task = asyncio.ensure_future(self._listen_for(ear))
+            ear.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # often nobody waits for it
+        return ear
+
+    async def let_go(self, conversation: Conversation) -> None:
+        """Close the stream of the session, for a client that goes on with it where it lost it."""
+        if (ear := self._ears.get(conversation)) is not None:
+            ear.is_closing.set()
+            await asyncio.wait({ear.task}, timeout=OPEN_SECONDS)
+
+    async def _tell_of(self, response: Response, ear: Ear) -> None:
+        conversation = ear.conversation
+        heard = self._relay.hear(response, conversation, ear.session, lambda: self._reader(ear) is not None)
+        async with contextlib.aclosing(heard) as events:
+            async for event in events:
+                if not event.data:
+                    continue
+                message = await self._wire.message(event.data)
+                if message.is_request:
+                    if (reader := self._reader(ear)) is not None:
+                        reader.outbox.put(event.data, event.event_id if reader in ear.streams else "")
+                    continue
+                name = conversation.route.live.name
+                for stream in [one for one in ear.streams if not one.outbox.is_closed]:
+                    if conversation.id is not None or self._is_asked_for(stream, name, message):
+                        self._pass(stream, name, message, event.event_id)
+
+    def _reader(self, ear: Ear) -> OpenStream | None:
+        """The stream of the session's client, at the roster too, where it hears nothing else of the member."""
+        if ear.session is None:
+            return None
+        name, own = ear.conversation.route.live.name, [one for one in self._open if one.caller.session is ear.session]
+        return next((one for one in own if not one.outbox.is_closed and one.caller.principal.may_see(name)), None)
+
+    async def _share(self, stream: OpenStream, conversation: Conversation, uris: list[str]) -> None:
+        """A session has one stream, whoever is told of it: modern callers of one token share both."""
+        if conversation.route in self._without_stream:
+            raise HttpStatusError(405)
+        ear = self._ear(conversation, stream.caller.session if conversation.id is not None else None)
         ear.streams.add(stream)
         opening = asyncio.ensure_future(ear.is_open.wait())
         try:
+            for uri in uris:  # of a session as well: it may be another process now
+                await self._with.subscribe(conversation, uri)
             await asyncio.wait({ear.task, opening}, return_when=FIRST_COMPLETED)
             if ear.is_open.is_set():
                 stream.heard[conversation.route.live.name].set()
@@ -346,24 +400,59 @@ class Listening:
         finally:
             opening.cancel()
             ear.streams.discard(stream)
+            ear.left_at = asyncio.get_running_loop().time()
 
     async def _listen_for(self, ear: Ear) -> None:
-        """Until the member ends it, or nobody wanted to hear for a while: the next one often comes at once."""
-        response = await self._with.open_stream(ear.conversation)
-        ear.is_open.set()
-        telling = asyncio.ensure_future(self._tell_of(response, ear.conversation, None, ear.streams))
+        """Until the member is another process, or nobody needs it: the next one often comes at once.
+
+        Raises HttpStatusError where the member offers no stream.
+        """
+        closing = asyncio.ensure_future(ear.is_closing.wait())
+        has_stream = True
         try:
-            lonely = 0.0
-            while lonely < EAR_SECONDS and not telling.done():
-                await asyncio.wait({telling}, timeout=EAR_LOOK)
-                lonely = 0.0 if ear.streams else lonely + EAR_LOOK
-            if telling.done():
-                telling.result()
+            while self._is_current(ear):
+                response = await self._with.open_stream(ear.conversation)
+                ear.is_open.set()
+                telling = asyncio.ensure_future(self._tell_of(response, ear))
+                try:
+                    while not (telling.done() or closing.done() or self._is_idle(ear)):
+                        await asyncio.wait({telling, closing}, timeout=EAR_LOOK, return_when=FIRST_COMPLETED)
+                    if not telling.done():
+                        return
+                    with contextlib.suppress(ClientError):
+                        telling.result()
+                finally:
+                    telling.cancel()
+                    response.close()
+                await asyncio.wait({closing}, timeout=AGAIN_SECONDS)
+                if closing.done() or self._is_idle(ear):
+                    return
+        except HttpStatusError as error:
+            has_stream = error.status not in NO_STREAM
+            if not has_stream and error.status != 404:  # which is said of a session that is over as well
+                self._without_stream.add(ear.conversation.route)
+            raise
         finally:
-            telling.cancel()
-            response.close()
+            closing.cancel()
+            ear.conversation.is_heard = not has_stream
             if self._ears.get(ear.conversation) is ear:
                 del self._ears[ear.conversation]
+
+    def _is_current(self, ear: Ear) -> bool:
+        live = ear.conversation.route.live
+        member = self._roster().members.get(live.name)
+        return member is not None and self._connected(member) is live
+
+    @staticmethod
+    def _is_idle(ear: Ear) -> bool:
+        if ear.session is not None and ear.conversation not in ear.session.begun():
+            return True  # the client's session is over
+        if ear.streams:
+            return False
+        now, conversation = asyncio.get_running_loop().time(), ear.conversation
+        if conversation.id is None:
+            return now - ear.left_at > EAR_SECONDS
+        return now - max(ear.left_at, conversation.used_at) > EAR_SESSION_SECONDS
 
     def _filter(self, stream: OpenStream) -> dict[str, Any]:
         """What a modern member is asked to tell."""

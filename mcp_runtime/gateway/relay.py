@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -78,7 +78,7 @@ class Relay:
             eras.check_parameter_headers(request.schema, arguments, request.caller_headers)
         if request.caller.is_modern and "requestState" in request.params:
             return await self._answered(request)
-        conversation = await self._with.conversation(route, request.caller)
+        conversation = await self._with.for_request(route, request.caller)
         if conversation.id is None and request.method == "resources/unsubscribe":
             # The member takes all callers for one: others may have subscribed to the same.
             return Answer(jsonrpc.encode(jsonrpc.result_response(request.id, {})))
@@ -88,7 +88,7 @@ class Relay:
             # Forgotten, so it was not served: a member restarted, or cleaned up.
             self._with.forget(conversation, request.caller)
             request.not_sent = "it forgot the session, and did not begin another one"
-            return await self._ask_in(await self._with.conversation(route, request.caller), request)
+            return await self._ask_in(await self._with.for_request(route, request.caller), request)
 
     # Members with sessions ----------------------------------------------------------------------------------------
 
@@ -383,9 +383,13 @@ class Relay:
     # What comes unasked -------------------------------------------------------------------------------------------
 
     async def hear(
-        self, response: Response, conversation: Conversation, session: CallerSession | None
+        self,
+        response: Response,
+        conversation: Conversation,
+        session: CallerSession | None,
+        has_reader: Callable[[], bool] = lambda: True,
     ) -> AsyncGenerator[Event]:
-        """What comes on such a stream, as the caller gets it."""
+        """What comes on such a stream, as the caller gets it. A question is declined at once if nobody can be asked."""
         prefix, events = f"{conversation.route.live.name}/", protocol.EventStream()
         try:
             async with contextlib.aclosing(self._wire.events(response, events, bounded=False)) as parts:
@@ -396,7 +400,7 @@ class Relay:
                     except ProtocolError:
                         continue  # one that nobody can read costs nobody the others
                     if message is not None and message.is_request:
-                        may_ask = session is not None and _may_ask(session, message)
+                        may_ask = session is not None and has_reader() and _may_ask(session, message)
                         if session is None or not may_ask or conversation.id is None:  # without one: about whose call?
                             await self._decline(conversation, message)
                             continue

@@ -23,7 +23,7 @@ from mcp_runtime import control
 from roster.models import ApiToken, Tool
 from tests.conftest import eventually
 from tests.end_to_end.agents import Agent, Heard, is_up, kill, make_token, on_the_roster
-from tests.end_to_end.conftest import PATIENCE, Hall
+from tests.end_to_end.conftest import PATIENCE, Hall, call, member, wait_for_status
 from tests.end_to_end.test_real_servers import NODE, SERVERS, SUITE, python
 
 pytestmark = pytest.mark.processes
@@ -231,6 +231,31 @@ def test_a_member_asks_the_person_and_the_model_of_a_caller_who_offers_them(full
     refused = Agent(full, token).begin().call("full__ask_person")
     assert "elicitation/create is not offered here" in json.dumps(refused)
     assert len(asked) == 4
+
+
+def test_a_member_that_asks_for_roots_outside_a_call_is_answered_at_once(full: Hall) -> None:
+    token = make_token()
+
+    async def roots(context: Any) -> types.ListRootsResult:
+        return types.ListRootsResult(roots=[types.Root(uri="file:///mine")])
+
+    async def talk(path: str, tool: str, **handlers: Any) -> str:
+        url = f"http://127.0.0.1:{full.gateway_port}{path}"
+        async with python_sdk(url, token, "legacy", **handlers) as client:
+            return await client.text(tool, {})
+
+    def said(*args: Any, **handlers: Any) -> str:
+        return asyncio.run(asyncio.wait_for(talk(*args, **handlers), 20))
+
+    for path, tool in [("/mcp", "full__ask_roots"), ("/mcp/full", "ask_roots")]:
+        assert said(path, tool, list_roots_callback=roots) == "file:///mine"
+        assert said(path, tool) == "refused: roots/list is not offered here"
+        deaf = Agent(full, token, path).begin(roots={})  # it reads no stream
+        assert deaf.text(tool) == "refused: roots/list is not offered here"
+    queued = call("full", "ask_roots")
+    assert queued.result["content"][0]["text"] == "refused: roots/list is not offered here"
+    control.stop(member("full"))
+    wait_for_status(full, "full", "disconnected", within=3)  # it does not wait for the streams to be closed
 
 
 def test_the_roster_carries_resources_and_prompts_under_names_that_tell_the_member(full: Hall) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 
+from mcp import MCPError
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.types import (
     EmptyResult,
@@ -49,6 +50,16 @@ async def ask_model(ctx: Context) -> str:
     question = SamplingMessage(role="user", content=TextContent(type="text", text="say hi"))
     answer = await ctx.session.create_message([question], max_tokens=10, related_request_id=ctx.request_id)
     return f"the model said {answer.content.text}"
+
+
+@server.tool()
+async def ask_roots(ctx: Context) -> str:
+    """Asks for the client's roots, on the stream that belongs to no call."""
+    try:
+        answer = await ctx.session.list_roots()
+    except MCPError as error:
+        return f"refused: {error}"
+    return " ".join(str(root.uri) for root in answer.roots)
 
 
 @server.tool()

@@ -14,13 +14,14 @@ from mcp_runtime import limits
 from mcp_runtime.gateway import listening
 from roster.models import ApiToken, GuildMember, Hall, Tool
 from tests.conftest import eventually
-from tests.end_to_end.agents import META, Agent, Heard, make_token
+from tests.end_to_end.agents import META, Agent, Heard, make_token, messages_of
 from tests.mcp_runtime.gateway.conftest import (
     ALL,
     MODERN,
     Asked,
     World,
     event,
+    in_background,
     notification,
     reply_to,
     request,
@@ -218,6 +219,81 @@ def test_a_client_of_a_member_without_sessions_ends_nobody_elses_subscription(wo
     assert member.heard("resources/unsubscribe") == []
 
 
+def asking(*methods: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Behaviours of a member that asks on its stream while a call waits for the answers; and what was answered."""
+    streams: dict[str, Asked] = {}
+    answers: dict[str, Any] = {}
+
+    def listen(asked: Asked) -> None:
+        asked.stream()
+        streams[asked.headers["Mcp-Session-Id"]] = asked
+        asked.hang()
+
+    def call(asked: Asked) -> None:
+        for method in methods:
+            streams[asked.headers["Mcp-Session-Id"]].send(event(request(f"q-{method}", method)))
+            answers[method] = reply_to(asked, f"q-{method}")
+        asked.result({"content": []})
+
+    return {"GET": listen, "tools/call": call}, answers
+
+
+def test_what_a_member_asks_outside_its_calls_is_declined_at_once_where_nobody_can_be_asked(world: World) -> None:
+    behaviours, answers = asking("roots/list", "ping")
+    world.member(behaviours=behaviours)
+    able = {f"{META}clientCapabilities": {"roots": {}}}
+    calls = [
+        lambda: world.agent().begin().call("notes__echo"),  # it cannot answer
+        lambda: world.agent().begin(roots={}).call("notes__echo"),  # it can, and reads no stream
+        lambda: world.agent("/mcp/notes").begin().call("echo"),
+        lambda: messages_of(world.agent().modern("tools/call", name="notes__echo", arguments={}, meta=able))[-1],
+    ]
+    for call in calls:
+        answers.clear()
+        assert "result" in call()
+        assert (answers["roots/list"]["error"]["code"], answers["ping"]["result"]) == (-32601, {})
+
+
+@pytest.mark.parametrize(("path", "tool"), [("/mcp", "notes__echo"), ("/mcp/notes", "echo")])
+def test_what_a_member_asks_outside_its_calls_is_answered_by_the_client_that_can(
+    world: World, path: str, tool: str
+) -> None:
+    behaviours, answers = asking("roots/list")
+    world.member(behaviours=behaviours)
+    other, agent = world.agent(path).begin(roots={}), world.agent(path).begin(roots={})
+    with other.listening() as others, agent.listening() as heard:
+        with in_background(lambda: agent.call(tool)) as said:
+            question = heard.until("roots/list")
+            assert agent.post(result(question["id"], roots=[{"uri": "file:///mine"}])).status_code == 202
+        assert "result" in said[0]
+        assert "roots/list" not in [message.get("method") for message in others.everything]
+    assert answers["roots/list"]["result"] == {"roots": [{"uri": "file:///mine"}]}
+
+
+def test_a_members_stream_is_closed_when_the_member_is_stopped_and_when_its_client_is_gone(world: World) -> None:
+    behaviours, _ = asking()
+    member = world.member(behaviours=behaviours)
+    closed: list[str] = []
+    hang = behaviours["GET"]
+
+    def listen(asked: Asked) -> None:
+        asked.wire.settimeout(None)
+        threading.Thread(
+            target=lambda: (asked.wire.recv(1), closed.append(asked.headers["Mcp-Session-Id"])), daemon=True
+        ).start()
+        hang(asked)
+
+    member.behaviours["GET"] = listen
+    ann, bob = world.agent().begin(), world.agent().begin()
+    for agent in (ann, bob):
+        agent.call("notes__echo")
+    assert ann.http.delete(ann.url, timeout=10).status_code == 204
+    eventually(lambda: closed == ["s2"])
+    member.live.stop_asked.set()
+    world.gateway.member_changed(member.row.pk)
+    eventually(lambda: closed == ["s2", "s3"])
+
+
 def test_more_streams_than_there_is_room_for_are_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_STREAMS", 1)
     world.member()
@@ -253,8 +329,16 @@ def test_one_caller_leaves_streams_for_others(world: World, monkeypatch: pytest.
 
 def test_a_subscription_at_the_roster_is_heard_of_under_its_listed_name(world: World) -> None:
     updates = [event(notification(UPDATED, uri=uri)) for uri in ("x:1", "x:2")]
+
+    def say(asked: Asked) -> None:
+        asked.stream()
+        while len(member.heard("resources/subscribe")) < 2 and not asked.server.closing.wait(0.005):
+            pass  # the client has subscribed, and its stream is told of the member
+        asked.send(b"".join(updates))
+        asked.hang()
+
     member = world.member(
-        behaviours={"GET": saying(*updates), "resources/subscribe": lambda asked: asked.result({})}, capabilities=ALL
+        behaviours={"GET": say, "resources/subscribe": lambda asked: asked.result({})}, capabilities=ALL
     )
     agent = world.agent().begin()
     with agent.listening() as heard:
