@@ -131,8 +131,10 @@ def made_once(path: Path) -> str:
             os.link(draft, path)
         except FileExistsError:
             pass
+        except OSError:  # a file system without hard links, most likely without modes as well
+            draft.replace(path)
         finally:
-            draft.unlink()
+            draft.unlink(missing_ok=True)
     return path.read_text().strip()
 
 
@@ -288,6 +290,9 @@ else:
 PRIVATE_PLACES = [GUILD_HALL_DATA_DIR, BASE_DIR / ".env"]
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     PRIVATE_PLACES += [Path(f"{DATABASES['default']['NAME']}{suffix}") for suffix in ("", "-wal", "-shm")]
+# The logins that are files: of agents at the model, and of PostgreSQL's client.
+PRIVATE_PLACES.append(Path(os.environ.get("CLAUDE_CONFIG_DIR") or os.path.expanduser("~/.claude"), ".credentials.json"))
+PRIVATE_PLACES.append(Path(os.environ.get("PGPASSFILE") or os.path.expanduser("~/.pgpass")))
 
 # Celery: one queue of doorbells. Rows are the truth, so a message carries nothing and may be lost. -------------------
 

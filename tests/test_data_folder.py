@@ -15,7 +15,8 @@ from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 
 from guildhall import settings as hall_settings
-from tests.conftest import ROOT
+from mcp_runtime import agent
+from tests.conftest import ROOT, eventually
 
 Manage = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -118,6 +119,19 @@ def test_on_a_file_system_without_modes_the_hall_goes_on_and_the_checks_warn(
     assert "roster.W002" in [warning.id for warning in run_checks()]
 
 
+def test_the_secret_key_is_made_on_a_file_system_without_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    key = hall_settings.made_once(tmp_path / "secret-key")
+    assert len(key) > 40
+    assert hall_settings.made_once(tmp_path / "secret-key") == key
+    assert [path.name for path in tmp_path.iterdir()] == ["secret-key"]
+
+
 def test_a_private_data_folder_gives_no_warning(settings: Any) -> None:
     assert "roster.W002" not in [warning.id for warning in run_checks()]
 
@@ -127,3 +141,14 @@ def test_the_folder_of_a_new_member_has_the_users_own_modes(manage: Manage, tmp_
     assert manage("new_member", "one", GUILD_HALL_MEMBERS_DIR=str(tmp_path / "members")).returncode == 0
     assert mode(tmp_path / "members" / "one") == 0o755
     assert mode(tmp_path / "members" / "one" / "server.py") == 0o644
+
+
+def test_an_agent_keeps_the_users_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GUILD_HALL_USER_UMASK", "027")
+    program = tmp_path / "program.py"
+    program.write_text("import os, sys; open('umask', 'w').write(f'{os.umask(0):03o}')")
+    monkeypatch.setattr(agent, "HOST", program)
+    job = agent.Job(prompt="", servers={})
+    made = agent.AgentProcess.spawn(job, directory=tmp_path / "agent", mark="hall/1/agent", environment={})
+    eventually(lambda: (tmp_path / "agent" / "umask").exists() and (tmp_path / "agent" / "umask").read_text() == "027")
+    made.close()
