@@ -20,6 +20,9 @@ MAX_STREAMS_OF_TOKEN = 64
 MAX_SESSIONS = 2_000
 MAX_SESSIONS_OF_USER = 256
 MAX_SESSIONS_OF_TOKEN = 128
+# Resources that one session or one stream is subscribed to, and the characters of all their URIs.
+MAX_SUBSCRIPTIONS = 1_000
+MAX_SUBSCRIBED = 100_000
 
 
 # A principal as budgets count it: the ids of its user and of its token. The operator has neither.

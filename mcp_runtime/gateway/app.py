@@ -44,6 +44,8 @@ MAX_BATCH = 100
 MAX_CAPABILITIES = 16_384  # bytes
 LISTEN = "subscriptions/listen"
 MAX_ID = 18  # digits
+MAX_REQUEST_ID = 1_000  # characters
+MAX_LEVEL = 40
 MAX_UNKNOWN = 65_536  # bytes of a message that is read before it is known whose it is
 MAX_SESSIONS = 1_000  # of agents, whose members are kept in memory
 SESSION_SECONDS = 5.0
@@ -261,9 +263,7 @@ class App:
         spoken = protocol.HANDSHAKE_VERSIONS
         version = asked if asked in spoken else spoken[-1]
         kept = capabilities if isinstance(capabilities, dict) else {}
-        if len(jsonrpc.encode(kept)) > MAX_CAPABILITIES:
-            text = f"capabilities may have {MAX_CAPABILITIES:,} bytes"
-            raise Refusal(400, MethodError(INVALID_PARAMS, text), message_id)
+        _check_capabilities(kept, message_id)
         client = ClientName.told(params.get("clientInfo"))
         self._clients.saw(post.principal.token_id, client)
         session = self._sessions.begin(post.principal, post.place.path, version, kept, client)
@@ -378,7 +378,9 @@ class App:
             raise Refusal(400, error, message_id) from error
         meta = eras.meta_of(message)
         capabilities = meta[f"{protocol.META}clientCapabilities"]
-        level = str(meta.get(f"{protocol.META}logLevel") or "")
+        if post.size > MAX_CAPABILITIES:
+            _check_capabilities(capabilities, message_id)
+        level = str(meta.get(f"{protocol.META}logLevel") or "")[:MAX_LEVEL]
         client = ClientName.told(meta.get(f"{protocol.META}clientInfo"))
         self._clients.saw(post.principal.token_id, client)
         caller = Caller(post.principal, None, capabilities, level, headers.get(b"authorization"), client)
@@ -600,9 +602,18 @@ def _id_of(message: Any) -> Any:
 def _checked_id(message: dict[str, Any]) -> Any:
     """The id of a request. MCP allows text and whole numbers; other numbers are JSON-RPC's."""
     message_id = message.get("id")
+    if isinstance(message_id, str) and len(message_id) > MAX_REQUEST_ID:  # it is kept longer than the message
+        raise Refusal(400, MethodError(INVALID_REQUEST, f"an id may have {MAX_REQUEST_ID:,} characters"))
     if isinstance(message_id, (str, int, float)) and not isinstance(message_id, bool):
         return message_id
     raise Refusal(400, MethodError(INVALID_REQUEST, "the id of a request is a string or a number"))
+
+
+def _check_capabilities(capabilities: dict[str, Any], message_id: Any) -> None:
+    """Raises Refusal. They are kept as long as a session or a stream is."""
+    if len(jsonrpc.encode(capabilities)) > MAX_CAPABILITIES:
+        text = f"capabilities may have {MAX_CAPABILITIES:,} bytes"
+        raise Refusal(400, MethodError(INVALID_PARAMS, text), message_id)
 
 
 def _hashable(value: Any) -> Any:

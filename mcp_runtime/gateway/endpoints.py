@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mcp_runtime import jsonrpc, protocol
+from mcp_runtime import jsonrpc, limits, protocol
 from mcp_runtime.access import Principal
 from mcp_runtime.errors import ClientError, ConnectError, MethodError, ProtocolError, RemoteError
 from mcp_runtime.gateway import envelope, eras, links
@@ -21,7 +21,7 @@ from mcp_runtime.gateway.messages import Answer, Event, Reply, Request, Stream, 
 from mcp_runtime.gateway.offers import OfferedMember, OfferedTool, Roster, Scope, resource_uri
 from mcp_runtime.gateway.records import Call, Recorder
 from mcp_runtime.gateway.relay import Relay
-from mcp_runtime.gateway.sessions import Caller
+from mcp_runtime.gateway.sessions import Caller, CallerSession
 from mcp_runtime.gateway.wire import Route, Wire, object_of
 from mcp_runtime.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp_runtime.lifecycle import LiveMember
@@ -32,7 +32,6 @@ logger = logging.getLogger("guildhall.gateway")
 LIST_TIMEOUT = 5.0  # of a member's own list; then the one in memory serves
 MAX_REFUSALS = 3  # nobody listened, so nothing was sent: the call is for the member's next process
 INSTRUCTIONS = "Tools of several servers, each named server__tool. A server that does not run is started by a call."
-MAX_SUBSCRIPTIONS = 1_000  # of one session that outlive the member's process
 MAX_URI = 2_000
 MAX_OWNERS = 10  # members that an error names
 TASKS_EXTENSION = f"{protocol.META}tasks"
@@ -432,7 +431,7 @@ class Endpoints:
             uris = session.subscriptions.setdefault(member, set())
             if request.method == "resources/unsubscribe":
                 uris.discard(uri)
-            elif sum(map(len, session.subscriptions.values())) < MAX_SUBSCRIPTIONS and len(uri) <= MAX_URI:
+            elif uri not in uris and _has_room_for(uri, session):
                 uris.add(uri)
 
     # Members ------------------------------------------------------------------------------------------------------
@@ -513,6 +512,11 @@ def _not_found(request: Request) -> MethodError:
     kind, name = ("resource", ref["uri"]) if "uri" in ref else ("prompt", ref["name"])
     text = f"no member has the {kind} {name[:200]!r}; {kind}s/list says what there is"
     return MethodError(INVALID_PARAMS, text)
+
+
+def _has_room_for(uri: str, session: CallerSession) -> bool:
+    known = [one for uris in session.subscriptions.values() for one in uris]
+    return len(known) < limits.MAX_SUBSCRIPTIONS and sum(map(len, known)) + len(uri) <= limits.MAX_SUBSCRIBED
 
 
 def _holding(route: Route, owner: Owner, reply: Reply) -> Reply:

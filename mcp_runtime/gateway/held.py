@@ -7,6 +7,7 @@ of the first request, and sends the answers with the next one (26: basic/pattern
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
@@ -123,4 +124,5 @@ def _about(request: Request) -> tuple[Any, ...]:
     principal = request.caller.principal
     own = ("_meta", "inputResponses", "requestState")
     params = {key: value for key, value in request.params.items() if key not in own}
-    return principal.user_id, principal.token_id, request.deadline.member, request.method, jsonrpc.encode(params)
+    digest = hashlib.sha256(jsonrpc.encode(params)).digest()  # the arguments themselves may be megabytes
+    return principal.user_id, principal.token_id, request.deadline.member, request.method, digest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -185,11 +186,13 @@ class Listening:
 
     @staticmethod
     def honoured(asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Of what a modern caller wants to hear, what there is."""
+        """Of what a modern caller wants to hear, what there is, and of that as much as is kept."""
         wanted: dict[str, Any] = {key: True for key in KINDS if asked.get(key) is True}
         uris = asked.get("resourceSubscriptions")
         if isinstance(uris, list) and all(isinstance(uri, str) for uri in uris):
-            wanted["resourceSubscriptions"] = uris
+            ends = itertools.accumulate(map(len, uris[: limits.MAX_SUBSCRIPTIONS]))
+            kept = sum(end <= limits.MAX_SUBSCRIBED for end in ends)
+            wanted["resourceSubscriptions"] = uris[:kept]
         return wanted
 
     async def look_again(self, principal_of: Callable[[bytes | None], Awaitable[Principal]]) -> None:

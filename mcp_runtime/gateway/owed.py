@@ -17,6 +17,7 @@ from mcp_runtime.gateway.sessions import CallerSession
 
 MAX_OWED = 1_000
 MAX_OWED_OF_CALLER = 50
+MAX_OWED_BYTES_OF_CALLER = 16_000_000  # of their requests
 LOOK_SECONDS = 1.0  # at deadlines: an answer to a question of the member makes one shorter
 
 
@@ -79,7 +80,7 @@ class Owed:
             raise
         finally:
             over = self._readings.pop(request, None)
-            if session is not None and may_come_back and stream.is_owed and self._has_room_for(session):
+            if session is not None and may_come_back and stream.is_owed and self._has_room_for(session, request):
                 self._keep(session, request, stream)
             else:
                 await stream.aclose()
@@ -92,11 +93,11 @@ class Owed:
         session.running[request.id] = request  # it can be cancelled, and the session is not idle
         self._wait(debt)
 
-    def _has_room_for(self, session: CallerSession) -> bool:
-        if self._is_closed:
+    def _has_room_for(self, session: CallerSession, request: Request) -> bool:
+        if self._is_closed or len(self._debts) >= MAX_OWED:
             return False
-        of_caller = sum(debt.session.owner == session.owner for debt in self._debts.values())
-        return len(self._debts) < MAX_OWED and of_caller < MAX_OWED_OF_CALLER
+        sizes = [debt.request.size for debt in self._debts.values() if debt.session.owner == session.owner]
+        return len(sizes) < MAX_OWED_OF_CALLER and sum(sizes) + request.size <= MAX_OWED_BYTES_OF_CALLER
 
     def _wait(self, debt: _Debt) -> None:
         """For its caller. The deadline may move meanwhile: the answer to a question comes by a way of its own."""

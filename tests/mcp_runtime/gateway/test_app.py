@@ -16,7 +16,7 @@ from mcp_runtime.access import Principal
 from mcp_runtime.gateway import app, intake
 from roster.models import AgentSession, ApiToken, Hall, Invocation, Tool
 from tests.conftest import eventually
-from tests.end_to_end.agents import MODERN, Agent, make_token
+from tests.end_to_end.agents import META, MODERN, Agent, make_token
 from tests.machine import Stopwatch
 from tests.mcp_runtime.gateway.conftest import Asked, World, event, in_background, notification, request, result, text
 
@@ -367,3 +367,14 @@ def test_principals_that_nobody_changed_stay_in_memory_while_others_write(
         eventually(lambda wanted=wanted: len(compared) >= wanted)  # type: ignore[misc]
         assert agent.send("ping").status_code == 200
     assert set(compared) == {False}
+
+
+def test_what_is_kept_longer_than_its_message_has_bounds_of_its_own(world: World) -> None:
+    world.member()
+    agent = world.agent().begin()
+    assert agent.post(request("x" * 1_000, "ping")).status_code == 200
+    refused = agent.post(request("x" * 1_001, "ping"))
+    assert (refused.status_code, refused.json()["error"]["message"]) == (400, "an id may have 1,000 characters")
+    large = {f"{META}clientCapabilities": {"experimental": {"a": "x" * 20_000}}}
+    refused = world.agent().modern("tools/list", meta=large)
+    assert (refused.status_code, refused.json()["error"]["message"]) == (400, "capabilities may have 16,384 bytes")

@@ -470,3 +470,14 @@ def test_a_stream_that_nobody_reads_is_ended_and_those_that_are_read_go_on(world
             while unread.recv(1_000_000):
                 pass
     assert world.agent("/mcp/notes").begin().text("echo") == "{}"
+
+
+@pytest.mark.parametrize(
+    ("uris", "count"),
+    [(["x:" + "y" * 998] * 101, 100), ([f"x:{n}" for n in range(1_001)], 1_000), (["x" * 100_001], 0)],
+)
+def test_a_stream_is_subscribed_to_so_much_and_says_to_what(world: World, uris: list[str], count: int) -> None:
+    world.member(behaviours=MODERN)
+    with listen(world.agent("/mcp/notes"), resourceSubscriptions=uris) as heard:
+        first = heard.next()
+        assert first["params"]["notifications"] == {"resourceSubscriptions": uris[:count]}

@@ -232,8 +232,11 @@ def test_a_member_that_cannot_go_on_fails_the_call(world: World) -> None:
     assert [call.error_kind for call in world.calls()] == ["transport"]
 
 
-def test_of_one_caller_so_many_are_owed_and_no_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owed, "MAX_OWED_OF_CALLER", 1)
+@pytest.mark.parametrize(("bound", "value"), [("MAX_OWED_OF_CALLER", 1), ("MAX_OWED_BYTES_OF_CALLER", 200)])
+def test_of_one_caller_so_many_are_owed_and_no_more(
+    world: World, monkeypatch: pytest.MonkeyPatch, bound: str, value: int
+) -> None:
+    monkeypatch.setattr(owed, bound, value)
     tool = Patient()
     member = tool.member(world)
     agent = world.agent().begin()
