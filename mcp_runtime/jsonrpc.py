@@ -40,6 +40,8 @@ MAX_BATCH = 100
 MAX_BYTES = 4_000_000
 MAX_MESSAGE = 2000
 
+# How a lone surrogate is written, which UTF-8 does not know: as JSON escapes it.
+SURROGATES = "backslashreplace"
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _ESCAPED_UNSTORABLE = re.compile(rb"\\u(0000|[dD][89a-fA-F])")
 
@@ -79,21 +81,24 @@ def error_response(request_id: Any, code: int, message: str, data: Any = None) -
 
 def encode(message: Any) -> bytes:
     """Raises ValueError for NaN and infinity, which JSON does not know."""
-    return _ENCODER.encode(message).encode("utf-8", "surrogatepass")
+    return _ENCODER.encode(message).encode("utf-8", SURROGATES)
 
 
 def beginning(value: Any, length: int) -> bytes:
     """The JSON of `value`, or its first `length` bytes and some more: what is behind them is not encoded."""
     parts = bytearray()
     for part in _ENCODER.iterencode(value):
-        parts += part.encode("utf-8", "surrogatepass")
+        parts += part.encode("utf-8", SURROGATES)
         if len(parts) > length:
             break
     return bytes(parts)
 
 
-def decode(body: bytes, called: str = "the answer") -> Any:
-    """The JSON value of `body`. Raises ProtocolError for what is not JSON, nests too deep or holds NaN."""
+def decode(body: bytes, called: str = "the answer", *, exact: bool = False) -> Any:
+    """The JSON value of `body`. Raises ProtocolError for what is not JSON, nests too deep or holds NaN.
+
+    What databases do not take is replaced (`storable`), unless it is to be `exact`.
+    """
     try:
         # Decoded here: `loads` would take UTF-16, and surrogates in UTF-8, past the check for them.
         value = _DECODER.decode(body.decode().removeprefix("\ufeff"))
@@ -101,7 +106,7 @@ def decode(body: bytes, called: str = "the answer") -> Any:
         raise ProtocolError(f"{called} is nested too deep to be read") from error
     except ValueError as error:  # covers JSONDecodeError, UnicodeDecodeError and integers without end
         raise ProtocolError(f"{called} is not JSON ({error}): {excerpt(body)}") from error
-    if _ESCAPED_UNSTORABLE.search(body):
+    if not exact and is_unstorable(body):
         return storable(value)
     if body.count(b"{") + body.count(b"[") > MAX_DEPTH:  # most messages have too few for that
         check_depth(value)
@@ -121,6 +126,11 @@ def _refuse_constant(name: str) -> NoReturn:
 # Made once: `dumps` and `loads` with options make one for each message, which takes longer than most messages.
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse_constant)
+
+
+def is_unstorable(body: bytes) -> bool:
+    """Whether the JSON text may hold what `storable` replaces."""
+    return _ESCAPED_UNSTORABLE.search(body) is not None
 
 
 def check_depth(value: Any, depth: int = 0) -> None:
@@ -217,7 +227,7 @@ class MethodDispatcher:
         try:
             if len(body) > self._max_bytes:
                 raise MethodError(INVALID_REQUEST, f"the message is larger than {self._max_bytes:,} bytes")
-            value = decode(body)
+            value = decode(body, exact=True)
             if not isinstance(value, list):
                 return [value], False
             if not 0 < len(value) <= self._max_batch:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -30,9 +30,14 @@ _ANY = msgspec.json.Decoder()
 _ENCODER = msgspec.json.Encoder()
 _KEY = re.compile(rb'[ \t\n\r]*[{,][ \t\n\r]*("(?:[^"\\]|\\.)*")[ \t\n\r]*:[ \t\n\r]*')
 _PLAIN = re.compile(rb'"[ !#-\[\]-~]*"|\d{1,15}|null')
+_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_LONE_SURROGATE = re.compile(rb"%b(?!%b)|(?<!%b)%b" % (_HIGH, _LOW, _HIGH, _LOW))
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 OPEN = ord("[")
+
+
+Read = TypeVar("Read")
 
 
 @dataclass(slots=True)  # not frozen, which takes three times as long to make
@@ -97,7 +102,7 @@ class Message:
 def read(data: bytes) -> Message:
     """The one message in `data`. Raises ProtocolError for anything else."""
     check_text(data)
-    return _message(_object(data))
+    return _tolerant(_one, data)
 
 
 def read_answer(data: bytes) -> list[Message]:
@@ -105,6 +110,25 @@ def read_answer(data: bytes) -> list[Message]:
     if not data.lstrip(b" \t\n\r").startswith(b"["):
         return [read(data)]
     check_text(data)
+    return _tolerant(_several, data)
+
+
+def _tolerant(reader: Callable[[bytes], Read], data: bytes) -> Read:
+    """JSON may escape one half of a surrogate pair, as servers do that cut text within an emoji. msgspec refuses it."""
+    try:
+        return reader(data)
+    except ProtocolError:
+        whole = _LONE_SURROGATE.sub(rb"\\ufffd", data.replace(b"\\\\", b"\0\0")).replace(b"\0\0", b"\\\\")
+        if whole == data or b"\0" in data:
+            raise
+        return reader(whole)
+
+
+def _one(data: bytes) -> Message:
+    return _message(_object(data))
+
+
+def _several(data: bytes) -> list[Message]:
     parts = _decoded(_LIST, data)
     if len(parts) > jsonrpc.MAX_BATCH:
         raise ProtocolError(f"the answer is an array of more than {jsonrpc.MAX_BATCH} messages")
@@ -263,5 +287,13 @@ def encode(message: Any) -> bytes:
     """JSON, with the parts that are Raw as they are."""
     try:
         return _ENCODER.encode(message)
-    except UnicodeEncodeError:  # a lone surrogate
-        return jsonrpc.encode(message)
+    except UnicodeEncodeError:  # a lone surrogate, which UTF-8 does not know, and an escape in JSON carries
+        return _escaped(message)
+
+
+def _escaped(value: Any) -> bytes:
+    if isinstance(value, dict):
+        return b"{%b}" % b",".join([b"%b:%b" % (_escaped(key), encode(part)) for key, part in value.items()])
+    if isinstance(value, (list, tuple)):
+        return b"[%b]" % b",".join(map(encode, value))
+    return json.dumps(value).encode()

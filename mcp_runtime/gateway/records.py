@@ -228,14 +228,14 @@ class Recorder:
         started, finished = _moment(call.started_at), _moment(call.finished_at)
         return {
             "member_id": call.member_id,
-            "tool_name": call.tool[:255],
+            "tool_name": jsonrpc.storable(call.tool[:255]),
             "arguments": arguments,
             "timeout": call.timeout,
             "door": DOOR,
             "requested_by_id": principal.user_id,
             "token_id": principal.token_id,
             "requester": principal.name + (f" ({principal.token_name})" if principal.token_name else ""),
-            "secret_paths": json.dumps(paths) if paths else "[]",
+            "secret_paths": json.dumps(jsonrpc.storable(paths)) if paths else "[]",
             "status": str(outcome.status),
             "queued_at": started,
             "started_at": started,
@@ -303,6 +303,8 @@ class Recorder:
         paths = schemas.secret_paths(dict(call.schema), arguments) if call.may_hold_secrets else []
         kept = schemas.mask(arguments, paths) if paths else arguments
         encoded = jsonrpc.beginning(kept, self._max_bytes) if is_large else jsonrpc.encode(kept)
+        if len(encoded) <= self._max_bytes and jsonrpc.is_unstorable(encoded):
+            encoded = jsonrpc.encode(jsonrpc.storable(kept))
         if len(encoded) <= self._max_bytes:
             return encoded.decode(), paths
         beginning = encoded[: self._max_bytes].decode("utf-8", "replace")

@@ -163,7 +163,7 @@ def message(data: bytes) -> None:
         read = envelope.read(data)
     except ProtocolError:
         return
-    strict = json.loads(data.decode(), object_pairs_hook=list, parse_constant=_refuse)
+    strict = _paired(json.loads(data.decode(), object_pairs_hook=list, parse_constant=_refuse))
     keys = [key for key, _ in strict]
     assert len(set(keys)) == len(keys), "a key stands twice"
     outer = dict(strict)
@@ -176,6 +176,13 @@ def message(data: bytes) -> None:
     kept = {key: value for key, value in again if key != "id"}
     assert kept == {key: outer[key] for key in kept}, "what passes on is another message"
     assert not envelope.nests_deeper(data, jsonrpc.MAX_DEPTH + 1)
+
+
+def _paired(value: Any) -> Any:
+    """`value` with U+FFFD for halves of surrogate pairs, as members' answers are read."""
+    if isinstance(value, str):
+        return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", value)
+    return type(value)(map(_paired, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _refuse(word: str) -> Any:

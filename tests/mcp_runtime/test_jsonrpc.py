@@ -159,6 +159,21 @@ def test_what_no_database_takes_is_replaced_in_keys_and_values_and_surrogate_pai
     assert decode(body) == {"a\ufffdb": ["\U0001f600", "\ufffd", "x\ufffdy", 1, {"k": None}]}
 
 
+def test_what_is_read_exactly_is_written_as_it_was_in_valid_utf_8() -> None:
+    body = rb'{"a\u0000b":["\ud800","x\udc00y",1]}'
+    value = decode(body, exact=True)
+    assert value == {"a\0b": ["\ud800", "x\udc00y", 1]}
+    assert encode(value) == body
+    assert decode(encode(value).decode().encode(), exact=True) == value
+
+
+def test_a_method_gets_the_text_that_was_sent_so_that_it_can_refuse_it() -> None:
+    answer = MethodDispatcher({"echo": lambda text: text}).answer(
+        rb'{"jsonrpc":"2.0","id":1,"method":"echo","params":["a\u0000b"]}'
+    )
+    assert answer == rb'{"jsonrpc":"2.0","id":1,"result":"a\u0000b"}'
+
+
 def test_a_backslash_before_an_u_is_not_an_escape() -> None:
     assert decode(rb'["\\u0000", "\\ud800"]') == ["\\u0000", "\\ud800"]
 

@@ -119,6 +119,31 @@ def test_kinds_of_messages_and_what_they_are_passed_on_as() -> None:
     assert (found.code, found.message, found.data) == (-1, "m", {"x": 1})
 
 
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        (r'"\ud800"', r'"\ufffd"'),
+        (r'"a\uDFFFb"', r'"a\ufffdb"'),
+        (r'"\ud83d\ude00\ud83d"', r'"\ud83d\ude00\ufffd"'),
+        (r'"\ude00\ud83d\ud83d\ude00\ude00"', r'"\ufffd\ufffd\ud83d\ude00\ufffd"'),
+        (r'"\\ud800\ud800\\\ud800"', r'"\\ud800\ufffd\\\ufffd"'),
+        (r'"\u0000\ud800"', r'"\u0000\ufffd"'),
+    ],
+)
+def test_half_a_surrogate_pair_is_replaced_and_costs_nothing_else(sent: str, read: str) -> None:
+    body, wanted = b'{"jsonrpc":"2.0","id":1,"result":{"text":%b}}' % sent.encode(), b'{"text":%b}' % read.encode()
+    assert bytes(envelope.read(body).result or b"") == wanted
+    (message,) = envelope.read_answer(b"[%b]" % body)
+    assert bytes(message.result or b"") == wanted
+
+
+@pytest.mark.parametrize("data", [b'{"a":"\\ud800"', b'{"a":"\\ud8"}', b'{"a":"\0\\ud800"}', b"\\ud800"])
+def test_what_is_no_json_stays_refused_with_half_a_surrogate_pair_in_it(data: bytes) -> None:
+    for reader in (envelope.read, envelope.read_answer):
+        with pytest.raises(ProtocolError):
+            reader(data)
+
+
 def test_a_part_is_built_when_it_is_small_and_refused_when_it_is_not() -> None:
     assert envelope.small(msgspec.Raw(b'{"a": "\\u0000"}')) == {"a": "\N{REPLACEMENT CHARACTER}"}
     assert envelope.fields(msgspec.Raw(b"[1]")) == {}
@@ -128,6 +153,8 @@ def test_a_part_is_built_when_it_is_small_and_refused_when_it_is_not() -> None:
     with pytest.raises(ProtocolError, match="larger than"):
         envelope.small(msgspec.Raw(b'"%b"' % LONG))
     assert json.loads(envelope.encode({"a": "\ud800"}).decode("utf-8", "surrogatepass")) == {"a": "\ud800"}
+    odd = {"id": "\ud800", "result": envelope.Raw(b'{ "a": 1.50 }'), "\udfff": [1, ("\ud800",), None]}
+    assert envelope.encode(odd) == b'{"id":"\\ud800","result":{ "a": 1.50 },"\\udfff":[1,["\\ud800"],null]}'
 
 
 json_values = st.recursive(

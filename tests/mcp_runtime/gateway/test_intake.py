@@ -70,7 +70,6 @@ def test_what_real_clients_send_has_a_shape_that_is_taken(body: bytes) -> None:
         (b"[" + b"{}," * 1_000 + b"\\" + b"{}]", "not JSON"),
         (b"[" + b"1e-300," * 10_001 + b"1]", "more than 10,000 numbers with exponents"),
         (b'["\\ud800"' + b",[]" * 20_000 + b"]", "not JSON .*surrogate"),
-        (b'["\\u0000"' + b",[]" * 20_000 + b"]", "not JSON .*NUL"),
     ],
     ids=lambda value: f"{value[:8]!r}-{len(value)}" if isinstance(value, bytes) else "",
 )
@@ -82,8 +81,8 @@ def test_what_no_client_needs_is_refused_with_its_reason(body: bytes, reason: st
 @pytest.mark.parametrize(
     "body", [b'"\\ud800"', b'"\\u0000"', b'"\\ud83d\\ude00"', b"\xef\xbb\xbf[1.0, -0, 1e2]", b"12" * 20]
 )
-def test_messages_are_read_as_everywhere_in_the_hall(body: bytes) -> None:
-    assert read(body) == jsonrpc.decode(body)
+def test_messages_are_read_as_everywhere_in_the_hall_but_as_they_were_sent(body: bytes) -> None:
+    assert read(body) == jsonrpc.decode(body, exact=True)
 
 
 def test_the_worst_message_that_is_taken_or_refused_takes_the_loop_no_tenth_of_a_second() -> None:

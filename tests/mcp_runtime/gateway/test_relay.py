@@ -68,6 +68,40 @@ def test_a_result_passes_word_for_word_under_the_id_of_its_client(world: World) 
     assert response.content == b'{"jsonrpc":"2.0","id":2,"result":%b}' % result
 
 
+@pytest.mark.parametrize("path", ["/mcp", "/mcp/notes"])
+@pytest.mark.parametrize("more", [{}, MODERN], ids=["sessions", "modern"])
+def test_text_that_no_database_takes_passes_both_ways_and_is_replaced_in_the_record_alone(
+    world: World, path: str, more: dict[str, Any]
+) -> None:
+    odd = {"text": "a\0b", "k\0": "\ud800", "literal": "\\u0000"}
+    told = {"text": "a\0b", "k\0": "\ud800"}
+
+    def answer(asked: Asked) -> None:
+        asked.result({"resultType": "complete", "content": [], "structuredContent": told})
+
+    member = world.member(behaviours={**more, "tools/call": answer})
+    name = "notes__echo" if path == "/mcp" else "echo"
+    old, new = world.agent(path).begin(), world.agent(path)
+    for response in (
+        old.send("tools/call", name=name, arguments=odd),
+        new.modern("tools/call", name=name, arguments=odd),
+    ):
+        assert messages_of(response)[-1]["result"]["structuredContent"] == {"text": "a\0b", "k\0": "\ufffd"}
+    assert [message["params"]["arguments"] for message in member.heard("tools/call")] == [odd, odd]
+    for row in world.calls(2):
+        assert row.arguments == {"text": "a\ufffdb", "k\ufffd": "\ufffd", "literal": "\\u0000"}
+        assert row.result is not None
+        assert row.result["structuredContent"] == {"text": "a\ufffdb", "k\ufffd": "\ufffd"}
+
+
+def test_a_request_under_an_odd_id_gets_its_answer(world: World) -> None:
+    world.member()
+    agent = world.agent().begin()
+    for odd in ("a\0b", "\ud800", ""):
+        told = agent.post(request(odd, "tools/call", name="notes__echo", arguments={})).json()
+        assert (told["id"], told["result"]) == (odd, text("{}"))
+
+
 def test_what_comes_before_the_answer_passes_with_ids_to_go_on_from(world: World) -> None:
     progress = notification("notifications/progress", progressToken=1, progress=0.5)
     world.member(behaviours={"tools/call": streaming(event(progress, "7"))})
