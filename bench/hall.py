@@ -59,7 +59,9 @@ def _can_bind(port: int) -> bool:
 class BenchHall:
     """Members are copies of the shipped example. `database_url` and `redis_url` empty: the defaults."""
 
-    def __init__(self, members: int, *, database_url: str = "", redis_url: str = "", **manifest: Any) -> None:
+    def __init__(
+        self, members: int, *, database_url: str = "", redis_url: str = "", prepare: bool = True, **manifest: Any
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="guildhall-bench-"))
         self.data = self.folder / "data"
         self.port = free_port()
@@ -83,8 +85,9 @@ class BenchHall:
         (self.folder / "members").mkdir()
         for name in self.names:
             self._add_example(name)
-        self.manage("migrate", "-v0")
-        self.manage("collectstatic", "-v0", "--noinput")
+        if prepare:  # else `manage.py up` does it
+            self.manage("migrate", "-v0")
+            self.manage("collectstatic", "-v0", "--noinput")
 
     def add(self, name: str, *argv: str, **manifest: Any) -> None:
         """A member that runs a Python script, e.g. `script.py ${PORT}`. Before the runtime starts."""

@@ -57,7 +57,7 @@ def links_and_secrets(hall: Hall, tally: Tally) -> None:
         names = [row["name"] for row in hall.roster(hall.tokens["root"])]
         tally.expect(set(names) - before <= {"linked", "thief", "last"}, "a link doubles members")
         tally.expect(len(names) <= len(before) + 3, "a link doubles rows")
-        eventually(lambda: thief.heard and (outside / "ran").exists(), 3)
+        eventually(lambda: thief.heard and (outside / "ran").exists(), 2)
         tally.expect(not (outside / "ran").exists(), "a manifest that is a link out of the folder is followed")
         key, sent = (hall.data / "secret-key").read_text().strip(), "".join(thief.heard)
         tally.expect(key not in sent, "${file:} sends the hall's secret key to a server")

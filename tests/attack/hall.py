@@ -83,7 +83,7 @@ class Hall(BenchHall):
     """`tokens`: of each principal. `log`: what the operator's console shows."""
 
     def __init__(self) -> None:
-        super().__init__(0)
+        super().__init__(0, prepare=False)
         self.canary = Canary()
         self.environment["GUILD_HALL_MAX_IN_FLIGHT"] = "64"
         self.log = self.folder / "log"

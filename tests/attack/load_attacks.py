@@ -152,7 +152,7 @@ def unfinished_bodies(hall: Hall, tally: Tally) -> None:
                 connection.sendall(head(hall, hall.gateway_port, 3_900_000) + body)
 
         sending = pool.map(send, range(tally.of(200, 100)))
-        honest_calls(hall, tally, 3.0)
+        honest_calls(hall, tally, 3.0 * max(tally.share, 0.3))
         tally.tries += len(list(sending))
         honest_calls(hall, tally, 3.0 * max(tally.share, 0.3))
 
@@ -215,7 +215,7 @@ def unread_streams(hall: Hall, tally: Tally) -> None:
             first = f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\n{lines}Content-Length: {len(body)}\r\n\r\n"
             connection.sendall(first.encode() + body)
             tally.tries += 1
-        honest_calls(hall, tally, 8.0 * max(tally.share, 0.4))
+        honest_calls(hall, tally, 8.0 * max(tally.share, 0.25))
 
 
 def unread_listeners(hall: Hall, tally: Tally) -> None:
@@ -232,7 +232,7 @@ def unread_listeners(hall: Hall, tally: Tally) -> None:
             for _ in range(tally.of(100, 30)):
                 caller.call("shout", {"text": "s" * 1_000_000})
                 tally.tries += 1
-        honest_calls(hall, tally, 2.0)
+        honest_calls(hall, tally, 2.0 * max(tally.share, 0.5))
 
 
 def _slow_socket(hall: Hall) -> socket.socket:
@@ -259,7 +259,7 @@ def giant_answers(hall: Hall, tally: Tally) -> None:
             tally.expect(reply.status < 500 or b"error" in reply.body, "a giant answer has no error of its own")
 
     with memory_returns(hall, tally), ThreadPoolExecutor(4) as pool:
-        honest = pool.submit(honest_calls, hall, tally, 4.0)
+        honest = pool.submit(honest_calls, hall, tally, 4.0 * max(tally.share, 0.4))
         list(pool.map(call, range(tally.of(40, 8))))
         honest.result()
 

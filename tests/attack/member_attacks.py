@@ -163,13 +163,18 @@ def listening(hall: Hall, client: Client, path: str) -> Iterator[bytearray]:
 
 
 def secrets_never_mix(hall: Hall, tally: Tally) -> None:
-    """64 clients, each with its own token and secret: equal ids, with sessions and without, both kinds of path."""
+    """64 clients, each with its own token and secret: equal ids, with sessions and without, at both kinds of path.
+
+    An eighth of them call a member that answers each call twice, the second time a few milliseconds late.
+    """
     calls = tally.of(64_000 // CLIENTS, 20)
-    # The long form is paced: a saturated gateway would say nothing of a neighbour's wait.
-    pause = 0.1 if tally.share == 1.0 else 0.0
+    # The long form is paced, at some three hundred calls a second: a saturated gateway would make anybody wait.
+    pause = 0.4 if tally.share == 1.0 else 0.0
 
     def work(number: int) -> None:
-        modern, path, prefix = number % 2 == 0, *(("/mcp", "shared__") if number % 4 < 2 else ("/mcp/shared", ""))
+        modern, is_late = number % 2 == 0, number % 16 in (6, 7)
+        path, prefix = ("/mcp", "shared__") if number % 4 < 2 else ("/mcp/shared", "")
+        path, tool = ("/mcp", "hostile__late") if is_late else (path, f"{prefix}echo")
         with hall.client(f"client-{number}", path) as client:
             if not modern:
                 client.begin()
@@ -178,8 +183,11 @@ def secrets_never_mix(hall: Hall, tally: Tally) -> None:
                 if turn % 50 == 49:
                     client.close()
                 try:
-                    reply = client.call(f"{prefix}echo", {"text": secret}, modern=modern, request_id=turn)
-                    tally.expect(reply.text == secret, mixed(reply.body, number))
+                    reply = client.call(tool, {"text": secret}, modern=modern, request_id=turn)
+                    right = reply.text == (f"right {secret}" if is_late else secret)
+                    # A call that meets another's second answer may fail; it may not succeed with it.
+                    refused = is_late and "error" in reply.messages[-1] and b"secret of client" not in reply.body
+                    tally.expect(right or refused, mixed(reply.body, number))
                 except (OSError, http.client.HTTPException, ValueError) as error:
                     tally.expect(False, f"a client's call failed: {type(error).__name__}")
                 time.sleep(pause * random.random())

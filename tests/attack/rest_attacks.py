@@ -20,7 +20,7 @@ from tests.attack.tally import Tally
 LEFT_OUT = re.compile(r"/(revoke|messages)/|/sessions/$")
 HOSTILE = ["lists", "hostile", "pipe"]
 PAUSES = {"start", "stop", "restart", "enable", "disable"}  # would take hostile lists away from the rest of the run
-EXAMPLES = 60  # of each operation and mode
+EXAMPLES = 40  # of each operation and mode
 
 
 def generated_requests(hall: Hall, tally: Tally) -> None:
