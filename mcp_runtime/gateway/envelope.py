@@ -8,6 +8,7 @@ invalid UTF-8 and lets the last of two equal keys win: both are refused here.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -30,8 +31,10 @@ _ANY = msgspec.json.Decoder()
 _ENCODER = msgspec.json.Encoder()
 _KEY = re.compile(rb'[ \t\n\r]*[{,][ \t\n\r]*("(?:[^"\\]|\\.)*")[ \t\n\r]*:[ \t\n\r]*')
 _PLAIN = re.compile(rb'"[ !#-\[\]-~]*"|\d{1,15}|null')
-_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-_LONE_SURROGATE = re.compile(rb"%b(?!%b)|(?<!%b)%b" % (_HIGH, _LOW, _HIGH, _LOW))
+# A pair, or half of one. It begins with fixed characters, for what does not occur is then found out quickly.
+_SURROGATES = re.compile(rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?:\\u[dD][c-fC-F][0-9a-fA-F]{2})?|[c-fC-F][0-9a-fA-F]{2})")
+_PAIR = 12  # characters
+MAX_HALVES = 1_000
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 OPEN = ord("[")
@@ -118,10 +121,31 @@ def _tolerant(reader: Callable[[bytes], Read], data: bytes) -> Read:
     try:
         return reader(data)
     except ProtocolError:
-        whole = _LONE_SURROGATE.sub(rb"\\ufffd", data.replace(b"\\\\", b"\0\0")).replace(b"\0\0", b"\\\\")
+        whole = _without_halves(data)
         if whole == data or b"\0" in data:
             raise
         return reader(whole)
+
+
+def _without_halves(data: bytes) -> bytes:
+    """Halves of surrogate pairs replaced; nothing is where there are more than MAX_HALVES, which no text has."""
+    halves = itertools.count(1)
+
+    def paired(escape: re.Match[bytes]) -> bytes:  # a function, so that other threads run in between
+        if len(escape[0]) == _PAIR:
+            return escape[0]
+        if next(halves) > MAX_HALVES:
+            raise _TooManyHalvesError
+        return rb"\ufffd"
+
+    try:
+        return _SURROGATES.sub(paired, data.replace(b"\\\\", b"\0\0")).replace(b"\0\0", b"\\\\")
+    except _TooManyHalvesError:
+        return data
+
+
+class _TooManyHalvesError(Exception):
+    pass
 
 
 def _one(data: bytes) -> Message:

@@ -137,6 +137,12 @@ def test_half_a_surrogate_pair_is_replaced_and_costs_nothing_else(sent: str, rea
     assert bytes(message.result or b"") == wanted
 
 
+def test_what_is_nothing_but_halves_of_pairs_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="not JSON"):
+        envelope.read(answer(b'{"a":"%b"}' % (rb"\ud800" * 1_001)))
+    assert envelope.read(answer(b'{"a":"%b"}' % (rb"\ud800" * 1_000))).is_response
+
+
 @pytest.mark.parametrize("data", [b'{"a":"\\ud800"', b'{"a":"\\ud8"}', b'{"a":"\0\\ud800"}', b"\\ud800"])
 def test_what_is_no_json_stays_refused_with_half_a_surrogate_pair_in_it(data: bytes) -> None:
     for reader in (envelope.read, envelope.read_answer):
