@@ -117,10 +117,7 @@ class BenchHall:
         return self._start([sys.executable, "-m", "mcp_runtime.guard"])
 
     def start_web(self) -> psutil.Process:
-        web = self._start([
-            sys.executable, "-m", "gunicorn", "guildhall.wsgi:application", "--config", "python:guildhall.gunicorn",
-            "--bind", f"127.0.0.1:{self.port}", "--threads", "32",
-        ])  # fmt: skip
+        web = self._start([sys.executable, "-m", "guildhall.web"])
         wait_until(self._answers, 20, "the web answers")
         return web
 

@@ -1,4 +1,4 @@
-"""What gunicorn serves."""
+"""What the web serves."""
 
 import os
 

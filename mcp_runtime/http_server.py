@@ -1,4 +1,4 @@
-"""HTTP/1.1 for callers, on the gateway's loop: requests as they come, replies in one piece or as a stream.
+"""HTTP/1.1 for callers, for gateway and web: requests as they come, replies in one piece or as a stream.
 
 Small on purpose: a call is one short request and one short reply, and whatever stands here is paid for by each of
 them. The parser is httptools, that of the way to members (connections.py). TLS, compression and upgrades are none of
@@ -31,21 +31,24 @@ logger = logging.getLogger("guildhall.gateway")
 
 MAX_CONNECTIONS = 4_096
 MAX_HEAD = 65_536  # bytes of a request's headers
-HEAD_SECONDS = 30.0  # for them
+MAX_FIELDS = 128  # lines of them
+HEAD_SECONDS = 10.0  # for all of a head, however it trickles in
 MAX_BODY = 4_000_000  # bytes
 BODY_SECONDS = 30.0
 MAX_UNREAD = 65_536  # bytes of a body that nobody has asked for yet; then its sender waits
+MAX_HELD = 64_000_000  # bytes of all replies that their callers have not read, and of heads that are not complete
 MAX_WAITING = 256  # requests behind the one that is being answered
 MAX_DISCARDED = 4_000_000  # bytes of a body that nobody wants any more
 IDLE_SECONDS = 75.0  # between two requests
-LOOK_SECONDS = 5.0  # between two looks at who is late
+BLOCKED_LOOK = 64  # callers who began to read slowly, between two looks at what is unread in all
+LOOK_SECONDS = 1.0  # between two looks at who is late
 
 # Whoever stands in front may judge by the first one, and we by the last.
 ONLY_ONCE = frozenset((b"host", b"authorization", b"origin"))
 
 Headers = Sequence[tuple[bytes, bytes]]
 
-NO_CONTENT = 204
+WITHOUT_BODY = (204, 304)
 
 
 class GoneError(Exception):
@@ -65,6 +68,7 @@ class Exchange:
         self.verb = verb
         if not url.startswith(b"/"):
             url = _without_authority(url, headers)
+        self.target = url  # path and query as they were sent
         path, _, query = url.partition(b"?")
         self.path = unquote(path.decode("latin-1")) if b"%" in path else path.decode("latin-1")
         self.query = query.decode("latin-1")
@@ -73,6 +77,7 @@ class Exchange:
         self.is_complete = False  # the body
         self.is_begun = False  # the reply
         self.is_over = False
+        self._is_chunked = False
         self._connection = connection
         self._parts = bytearray()
         self._wanted = 0  # bytes of it
@@ -117,26 +122,55 @@ class Exchange:
     def reply(self, status: int, body: bytes = b"", headers: Headers = ()) -> None:
         """All of it."""
         self.is_begun = True
-        length = () if status == NO_CONTENT else ((b"content-length", b"%d" % len(body)),)
+        length = () if status in WITHOUT_BODY else ((b"content-length", b"%d" % len(body)),)
         self._connection.write(self._head(status, (*headers, *length)) + (b"" if self.verb == "HEAD" else body))
         self._end()
 
     def begin(self, status: int, headers: Headers) -> None:
-        """Of a reply that comes in pieces. (No MCP client speaks HTTP/1.0, which has none.)"""
+        """Of a reply that comes in pieces. Their length may be among the headers."""
+        has_length = any(name.lower() == b"content-length" for name, _ in headers)
+        if not has_length and self.verb != "HEAD" and status not in WITHOUT_BODY:
+            # HTTP/1.0, which nginx speaks unless told otherwise, has no chunks: there the connection's end is the end.
+            self._is_chunked = self.version != "1.0"
+        framing = ((b"transfer-encoding", b"chunked"),) if self._is_chunked else ()
+        self._connection.write(self._head(status, (*headers, *framing)))
         self.is_begun = True
-        self._connection.write(self._head(status, (*headers, (b"transfer-encoding", b"chunked"))))
 
-    async def write(self, part: bytes) -> None:
-        """The next piece, which is not empty; waits for a caller who reads slowly. Raises GoneError."""
-        self._connection.write(b"%x\r\n%b\r\n" % (len(part), part))
+    def put(self, part: bytes) -> None:
+        """The next piece, which is not empty."""
+        self._connection.write(b"%x\r\n%b\r\n" % (len(part), part) if self._is_chunked else part)
+
+    async def drained(self) -> None:
+        """Waits for a caller who reads slowly. Raises GoneError."""
         await self._connection.drained()
         if self._connection.is_lost:
             raise GoneError
 
+    async def write(self, part: bytes) -> None:
+        """`put` and `drained`."""
+        self.put(part)
+        await self.drained()
+
     def end(self) -> None:
         """No more pieces."""
-        self._connection.write(b"0\r\n\r\n")
+        if self._is_chunked:
+            self._connection.write(b"0\r\n\r\n")
         self._end()
+
+    @property
+    def is_blocked(self) -> bool:
+        """The caller reads more slowly than we write. (May be asked by any thread.)"""
+        return self._connection.is_blocked
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Whose connection it is: host and port."""
+        return self._connection.address
+
+    @property
+    def version(self) -> str:
+        """Of HTTP."""
+        return self._connection.version
 
     def _end(self) -> None:
         self.is_over = True
@@ -188,6 +222,8 @@ class Exchange:
         self._wake()
 
     def gone(self) -> None:
+        if not self.is_complete:
+            self._parts.clear()  # now, and not when the garbage collector comes by
         self._wake()
         if self._task is not None:
             self._task.cancel()
@@ -212,19 +248,30 @@ class _Connection(asyncio.Protocol):
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._has_progress = False  # a head, or some of a body, in the piece that is read
+        self._is_within_a_head = False
         self._head_bytes = 0
+        self._fields = 0
+        self._refusal = (400, "This is no HTTP/1.1 request.")
         self._discarded = 0
         self._is_paused = False
         self._is_last = False  # the request that came last is the last one
         self._unsent = math.inf  # bytes, when the caller was late
         self._drained: asyncio.Future[None] | None = None
         self.is_lost = False
+        self.version = "1.1"
+        self.address = ("", 0)
         self.due = math.inf  # when the caller should have said something
 
     @property
-    def is_idle(self) -> bool:
-        """Nobody waits for anything on it."""
-        return self._answering is None and self._receiving is None and not self._transport.is_closing()
+    def is_blocked(self) -> bool:
+        return self._drained is not None
+
+    @property
+    def is_waiting_for_its_client(self) -> bool:
+        """To begin a request, to send the rest of one, or to read: no work of ours would be lost with it."""
+        if self._transport.is_closing():
+            return False
+        return self._answering is None or not self._answering.is_complete or self.is_blocked
 
     def close(self) -> None:
         """Once everything is sent."""
@@ -233,8 +280,16 @@ class _Connection(asyncio.Protocol):
     def abort(self) -> None:
         self._transport.abort()
 
+    def make_room(self) -> None:
+        if self._transport.get_write_buffer_size() or self._answering is not None:
+            self._transport.abort()
+        else:
+            self._transport.close()
+
     def end_late(self) -> None:
         """What was written is still sent, as long as the caller reads some of it."""
+        if self._is_within_a_head and not self._transport.is_closing():
+            self._refuse(408, f"The headers did not come within {HEAD_SECONDS:g} s.")
         unsent = self._transport.get_write_buffer_size()
         if self._transport.is_closing() and unsent >= self._unsent:
             self._transport.abort()
@@ -246,6 +301,9 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, made: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, made)
+        peer = made.get_extra_info("peername")
+        if isinstance(peer, tuple):  # a Unix socket has no name at its other end
+            self.address = peer[:2]
         self.due = self._loop.time() + HEAD_SECONDS
         if not self._server.admit(self):
             self._refuse(503, "Too many connections are open.", [(b"retry-after", b"2")])
@@ -261,12 +319,12 @@ class _Connection(asyncio.Protocol):
             return
         except httptools.HttpParserError:
             if not self._is_last or self._receiving is not None:  # else it is about what nobody hears
-                self._refuse(400, "This is no HTTP/1.1 request.")
+                self._refuse(*self._refusal)
                 return
         if not self._has_progress:  # what comes around a body grows as heads do: trailers, and what chunks say
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD:
-                self._refuse(400, "The headers are too long.")
+                self._refuse(431, "The headers are too long.")
         self._go_on()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -276,10 +334,17 @@ class _Connection(asyncio.Protocol):
             if exchange is not None:
                 exchange.gone()
         self._line.clear()
+        self._answering = self._receiving = None
         self.resume_writing()
 
     def pause_writing(self) -> None:
         self._drained = self._loop.create_future()
+        self._server.count_blocked()
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory: of what its client has not read, and of a head that is not complete."""
+        return 0 if self.is_lost else self._transport.get_write_buffer_size() + self._head_bytes
 
     def resume_writing(self) -> None:
         if self._drained is not None and not self._drained.done():
@@ -291,7 +356,8 @@ class _Connection(asyncio.Protocol):
     # From the parser
 
     def on_message_begin(self) -> None:
-        self._url, self._headers = b"", {}
+        self._url, self._headers, self._fields = b"", {}, 0
+        self._is_within_a_head = True
         if self._answering is None:
             self.due = self._loop.time() + HEAD_SECONDS
 
@@ -301,13 +367,22 @@ class _Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._receiving is None:  # else it comes behind the body, where none is wanted
             name = name.lower()
-            if name in self._headers and name in ONLY_ONCE:
+            self._fields += 1
+            if self._fields > MAX_FIELDS:
+                self._refusal = (431, "There are too many headers.")
+                raise ValueError("too many headers")
+            if name not in self._headers:
+                self._headers[name] = value
+            elif name in ONLY_ONCE:
                 raise ValueError("a header that decides who may come in is there twice")
-            self._headers[name] = value
+            else:  # RFC 9110, 5.3; RFC 6265 for cookies
+                self._headers[name] += (b"; " if name == b"cookie" else b", ") + value
 
     def on_headers_complete(self) -> None:
         self._has_progress, self._head_bytes = True, 0
-        self._is_last = not self._parser.should_keep_alive()
+        self._is_within_a_head = False
+        self.version = self._parser.get_http_version()
+        self._is_last = self.version == "1.0" or not self._parser.should_keep_alive()
         verb = self._parser.get_method().decode()
         exchange = Exchange(self, verb, self._url, self._headers, is_kept_alive=not self._is_last)
         self._receiving = exchange
@@ -411,7 +486,8 @@ class HttpServer:
 
     def __init__(self, answer: Callable[[Exchange], Coroutine[Any, Any, None]]) -> None:
         self._answer = answer
-        self._connections: set[_Connection] = set()
+        self._connections: dict[_Connection, None] = {}  # the oldest first
+        self._blocked = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._listening: list[asyncio.Server] = []
         self._look: asyncio.TimerHandle | None = None
@@ -443,24 +519,52 @@ class HttpServer:
     # From connections
 
     def admit(self, connection: _Connection) -> bool:
-        """So many connections, and no more. Whoever opens them and says nothing makes room for who comes later."""
-        if len(self._connections) >= connections_at_most():
-            idle = next((one for one in self._connections if one.is_idle), None)
-            if idle is None:
-                return False
-            idle.close()
-        self._connections.add(connection)
+        """So many connections, and no more. Those that wait for their clients make room for who comes later."""
+        if len(self._connections) >= connections_at_most() and not self._make_room():
+            return False
+        self._connections[connection] = None
         if self._look is None:
             self._look = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._close_late)
         return True
 
+    def _make_room(self) -> bool:
+        """Ends the oldest ones that wait for their clients, of the address that has most of those.
+
+        Whoever sends a request at once is answered before it is the oldest, how many ever come from one address.
+        Several are ended together, for to find them takes a look at all.
+        """
+        waiting = [one for one in self._connections if one.is_waiting_for_its_client]
+        if not waiting:
+            return False
+        crowd = collections.Counter(one.address[0] for one in waiting).most_common(1)[0][0]
+        for one in [one for one in waiting if one.address[0] == crowd][: 1 + len(waiting) // 64]:
+            one.make_room()
+        return True
+
+    def count_blocked(self) -> None:
+        """One more caller reads more slowly than we write. To look at all of them is not for each of these."""
+        self._blocked += 1
+        if self._blocked % BLOCKED_LOOK == 0:
+            self._bound_held()
+
+    def _bound_held(self) -> None:
+        """Ends the connections that hold most bytes, until all of them together have their bound again."""
+        held = {one: size for one in self._connections if (size := one.held)}
+        total = sum(held.values())
+        for one in sorted(held, key=held.__getitem__, reverse=True) if total > MAX_HELD else ():
+            one.abort()
+            total -= held[one]
+            if total <= MAX_HELD * 7 // 8:
+                return
+
     def forget(self, connection: _Connection) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
 
     def _close_late(self) -> None:
         self._look, now = None, asyncio.get_running_loop().time()
         for connection in [one for one in self._connections if one.due < now]:
             connection.end_late()
+        self._bound_held()
         if self._connections:
             self._look = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._close_late)
 

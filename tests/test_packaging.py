@@ -152,7 +152,7 @@ def test_every_command_exists() -> None:
             ).stdout
             assert [option for option in argv[3:] if option not in help_text] == []
         else:
-            assert argv[1:] == ["-m", "gunicorn", "--config", "python:guildhall.gunicorn"]
+            assert argv[1:] == ["-m", "guildhall.web"]
     assert seen == {"prepare", "runtime", "up"}
 
 

@@ -74,9 +74,7 @@ class Production:
         self.settings = {"GUILD_HALL_WEB_WORKERS": "2", "REDIS_URL": broker.url if broker else ""}
         self.folder = hall.add("one", max_concurrency=8)
         (hall.data_dir / "static").mkdir(parents=True)
-        self.web = hall.popen(
-            [sys.executable, "-m", "gunicorn", "--config", "python:guildhall.gunicorn"], **self.settings
-        )
+        self.web = hall.popen([sys.executable, "-m", "guildhall.web"], **self.settings)
         self.runtime = hall.start(**self.settings)
         self._token = ApiToken.make(user=User.objects.create_superuser("admin"))[1]
         wait_for_status(hall, "one", "connected", within=30)

@@ -143,7 +143,7 @@ def test_a_signal_ends_an_idle_hall_within_two_seconds(hall: Hall, number: signa
     hall.add("two")
     up = bring_up(hall, "one", "two")
     processes = family(up)
-    assert len(processes) == 7  # up, guard, worker, gunicorn and its worker, two members
+    assert len(processes) == 6  # up, guard, worker, web, two members
     os.killpg(up.pid, number)
     all_gone(processes, within=2)
     assert up.wait(PATIENCE) == 0
@@ -227,7 +227,7 @@ def test_make_run_ends_without_a_complaint(hall: Hall) -> None:
 # A part that dies -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("victim", ["worker", "guard", "gunicorn"])
+@pytest.mark.parametrize("victim", ["worker", "guard", "guildhall.web"])
 def test_a_part_that_was_killed_comes_back(hall: Hall, victim: str) -> None:
     hall.add("one")
     up = bring_up(hall, "one")
@@ -236,7 +236,7 @@ def test_a_part_that_was_killed_comes_back(hall: Hall, victim: str) -> None:
     killed = next(part for part in parts if victim in " ".join(part.cmdline()))
     killed.kill()
     eventually(lambda: "starting it again" in hall.output())
-    if victim == "gunicorn":
+    if victim == "guildhall.web":
         wait_for_web(hall)
         return
     eventually(lambda: member("one").pid not in (None, before), within=20, what=hall.output())

@@ -106,8 +106,9 @@ class World:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: self.faults.append(context))
         await self.server.start([self._door])
 
-    async def caller(self) -> Caller:
-        self._callers.append(Caller(*await asyncio.open_connection("127.0.0.1", self.port)))
+    async def caller(self, address: str = "127.0.0.1") -> Caller:
+        connection = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(address, 0))
+        self._callers.append(Caller(*connection))
         return self._callers[-1]
 
     async def ask(self, *parts: bytes) -> Reply:
@@ -189,6 +190,14 @@ def test_a_request_says_verb_path_query_and_headers() -> None:
         (exchange,) = world.exchanges
         assert (exchange.verb, exchange.path, exchange.query) == ("POST", "/mcp/aü/", "b=%20&c")
         assert exchange.headers == {b"host": b"a", b"content-length": b"0", b"x-y": b"Z"}
+
+
+def test_lines_of_one_header_are_one_list() -> None:
+    @run(echo)
+    async def _(world: World) -> None:
+        await world.ask(post(b"", b"Accept: a", b"Cookie: a=b", b"accept: b, c", b"Cookie: c=d"))
+        headers = world.exchanges[0].headers
+        assert (headers[b"accept"], headers[b"cookie"]) == (b"a, b, c", b"a=b; c=d")
 
 
 @pytest.mark.parametrize(
@@ -455,9 +464,10 @@ def test_a_head_alone_is_what_HEAD_asks_for() -> None:
             assert (await caller.hear(has_body=False)).headers["content-length"] == "4"
 
 
-def test_no_content_has_no_length() -> None:
+@pytest.mark.parametrize("status", [204, 304])
+def test_what_has_no_content_has_no_length(status: int) -> None:
     async def nothing(exchange: Exchange) -> None:
-        exchange.reply(204)
+        exchange.reply(status)
 
     @run(nothing)
     async def _(world: World) -> None:
@@ -465,7 +475,28 @@ def test_no_content_has_no_length() -> None:
         for _ in range(2):
             caller.say(GET)
             reply = await caller.hear()
-            assert (reply.status, list(reply.headers)) == (204, ["date"])
+            assert (reply.status, list(reply.headers)) == (status, ["date"])
+
+
+@pytest.mark.parametrize("verb", [b"GET", b"HEAD"])
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize("has_length", [True, False])
+def test_a_stream_ends_as_its_client_can_know_it(verb: bytes, version: bytes, has_length: bool) -> None:
+    async def stream(exchange: Exchange) -> None:
+        exchange.begin(200, [(b"Content-Length", b"2")] if has_length else [])
+        if exchange.verb != "HEAD":
+            await exchange.write(b"a")
+            await exchange.write(b"b")
+        exchange.end()
+
+    @run(stream)
+    async def _(world: World) -> None:
+        caller = await world.caller()
+        caller.say(head(LAST, verb=verb).replace(b"1.1", version))
+        said, _, body = (await caller.rest()).partition(b"\r\n\r\n")
+        is_chunked = verb == b"GET" and version == b"1.1" and not has_length
+        assert (b"transfer-encoding" in said) is is_chunked
+        assert body == (b"" if verb == b"HEAD" else b"1\r\na\r\n1\r\nb\r\n0\r\n\r\n" if is_chunked else b"ab")
 
 
 def test_a_stream_is_heard_as_it_is_said() -> None:
@@ -801,7 +832,16 @@ def test_a_head_that_is_too_long_is_not_read_to_its_end() -> None:
         assert (await caller.hear()).body == b"1"
         await caller.say_apart(head()[:-2] + b"X: ", *[b"y" * 20_000] * 4)
         reply = await caller.hear()
-        assert (reply.status, b"too long" in reply.body) == (400, True)
+        assert (reply.status, b"too long" in reply.body) == (431, True)
+        assert await caller.rest() == b""
+
+
+def test_more_headers_than_anybody_has_are_refused() -> None:
+    @run(echo)
+    async def _(world: World) -> None:
+        caller = await world.caller()
+        caller.say(head(*[b"X: y"] * http_server.MAX_FIELDS))
+        assert (await caller.hear()).status == 431
         assert await caller.rest() == b""
 
 
@@ -810,7 +850,7 @@ def test_empty_lines_are_no_way_to_stay() -> None:
     async def _(world: World) -> None:
         caller = await world.caller()
         await caller.say_apart(*[b"\r\n" * 20_000] * 2)
-        assert (await caller.hear()).status == 400
+        assert (await caller.hear()).status == 431
 
 
 @pytest.mark.parametrize("nonsense", [b"\0\0\0", head(b"Content-Length: x")])
@@ -927,17 +967,17 @@ async def _within_a_body_that_nobody_wants(caller: Caller) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bound", "wait"),
+    ("bound", "wait", "status"),
     [
-        ("HEAD_SECONDS", _silent),
-        ("HEAD_SECONDS", _with_half_a_head),
-        ("IDLE_SECONDS", _after_a_request),
-        ("IDLE_SECONDS", _with_half_a_head_after_a_request),
-        ("BODY_SECONDS", _within_a_body_that_nobody_wants),
+        ("HEAD_SECONDS", _silent, b""),
+        ("HEAD_SECONDS", _with_half_a_head, b"HTTP/1.1 408"),
+        ("IDLE_SECONDS", _after_a_request, b""),
+        ("IDLE_SECONDS", _with_half_a_head_after_a_request, b"HTTP/1.1 408"),
+        ("BODY_SECONDS", _within_a_body_that_nobody_wants, b""),
     ],
 )
 def test_who_lets_others_wait_loses_the_connection(
-    bound: str, wait: Callable[[Caller], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+    bound: str, wait: Callable[[Caller], Awaitable[None]], status: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, bound, 0.03)
     monkeypatch.setattr(http_server, "LOOK_SECONDS", 0.01)
@@ -946,8 +986,21 @@ def test_who_lets_others_wait_loses_the_connection(
     async def _(world: World) -> None:
         caller = await world.caller()
         await wait(caller)
-        assert await caller.rest() == b""
+        assert (await caller.rest())[:12] == status
         await world.eventually(lambda: world.server._look is None)
+
+
+def test_a_head_that_trickles_in_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(http_server, "LOOK_SECONDS", 0.01)
+
+    @run(echo)
+    async def _(world: World) -> None:
+        caller = await world.caller()
+        trickle = asyncio.create_task(caller.say_apart(GET[:-2] + b"X: ", *[b"y"] * 2_000))
+        assert (await caller.hear()).status == 408
+        trickle.cancel()
+        await asyncio.wait([trickle])
 
 
 @pytest.mark.parametrize("headers", [[], [LAST]])
@@ -1006,6 +1059,75 @@ def test_idle_connections_make_room_and_busy_ones_do_not(monkeypatch: pytest.Mon
         await world.eventually(lambda: len(world.server._connections) == 1)
         (await world.caller()).say(GET)
         await world.eventually(lambda: len(world.exchanges) == 3)
+
+
+def test_half_sent_requests_and_unread_replies_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 3)
+
+    async def answer(exchange: Exchange) -> None:
+        await exchange.body()
+        exchange.begin(200, [(b"content-length", b"%d" % MUCH)] if exchange.path == "/much" else [])
+        await exchange.write(b"x" * (MUCH if exchange.path == "/much" else 1))
+        exchange.end()
+
+    @run(answer)
+    async def _(world: World) -> None:
+        head_, body, unread = [await world.caller() for _ in range(3)]
+        head_.say(GET[:-2])
+        body.say(post(b"ab")[:-1])
+        unread.say(head(verb=b"GET", path=b"/much"))
+        await world.eventually(lambda: len(world.exchanges) == 2 and world.exchanges[-1].is_blocked)
+        for _ in range(3):
+            caller = await world.caller()
+            caller.say(post(b"ab"))
+            assert (await caller.hear()).status == 200
+            await world.eventually(lambda: len(world.server._connections) == 3)
+        assert await head_.rest() == b""
+        assert await body.rest() == b""
+        assert len(await unread.rest()) < MUCH
+
+
+def test_the_address_with_most_silent_connections_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 4)
+
+    @run(echo)
+    async def _(world: World) -> None:
+        patient = await world.caller()
+        await world.eventually(lambda: len(world.server._connections) == 1)
+        crowd = [await world.caller("127.0.0.2") for _ in range(3)]
+        await world.eventually(lambda: len(world.server._connections) == 4)
+        crowd.append(await world.caller("127.0.0.2"))
+        assert await crowd[0].rest() == b""
+        patient.say(post(b"ab"))
+        assert (await patient.hear()).body == b"ab"
+
+
+def test_replies_that_nobody_reads_have_a_bound_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "MAX_HELD", MUCH)
+    monkeypatch.setattr(http_server, "LOOK_SECONDS", 0.01)
+
+    async def much(exchange: Exchange) -> None:
+        exchange.reply(200, b"x" * (MUCH if exchange.path == "/much" else 1))
+
+    @run(much)
+    async def _(world: World) -> None:
+        for _ in range(4):
+            (await world.caller()).say(head(verb=b"GET", path=b"/much"))
+        await world.eventually(lambda: len(world.exchanges) == 4 and len(world.server._connections) <= 1)
+        assert (await world.ask(GET)).body == b"x"
+
+
+def test_heads_that_are_not_complete_have_a_bound_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "MAX_HELD", 100_000)
+    monkeypatch.setattr(http_server, "LOOK_SECONDS", 0.01)
+
+    @run(echo)
+    async def _(world: World) -> None:
+        callers = [await world.caller() for _ in range(4)]
+        for caller in callers:
+            caller.say(GET[:-2] + b"X: " + b"y" * 40_000)
+        await world.eventually(lambda: 0 < len(world.server._connections) <= 2)
+        assert (await world.ask(post(b"ab"))).body == b"ab"
 
 
 def test_connections_leave_files_for_the_rest_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ LOOK_SECONDS = 0.2
 
 COMMANDS = {
     "runtime": [sys.executable, "-m", "mcp_runtime.guard"],
-    "web": [sys.executable, "-m", "gunicorn", "--config", "python:guildhall.gunicorn"],
+    "web": [sys.executable, "-m", "guildhall.web"],
 }
 
 

@@ -80,7 +80,7 @@ class BrowserHall(Hall):
 
     def serve_web(self) -> None:
         """The web alone, on a database that is prepared; no runtime."""
-        self.popen([sys.executable, "-m", "gunicorn", "--config", "python:guildhall.gunicorn"])
+        self.popen([sys.executable, "-m", "guildhall.web"])
         self.wait_for_web()
 
     def wait_for_web(self) -> None:

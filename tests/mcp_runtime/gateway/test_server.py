@@ -357,7 +357,7 @@ def test_headers_without_end_are_cut_off_and_large_bodies_are_not_taken_for_them
             for _ in range(20):
                 connection.sendall(b"X-Long: " + b"y" * 10_000 + b"\r\n")
         with contextlib.suppress(OSError):
-            assert connection.recv(4096).startswith(b"HTTP/1.1 400")
+            assert connection.recv(4096).startswith(b"HTTP/1.1 431")
     assert agent.send("ping").status_code == 200
 
 

@@ -1,0 +1,355 @@
+"""WSGI on our HTTP server: a request is read whole on the loop, within its bounds, before a thread is taken for it.
+
+A client that sends half a request, or reads its answer slowly, holds a connection and no thread. The answer is taken
+from the application in steps, each in some thread: a step ends when the client has enough to read, and the next one
+begins when it has read that. The generator of an answer may therefore run in several threads, one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import sys
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
+from io import BytesIO
+from types import TracebackType
+from typing import IO, Any
+from urllib.parse import unquote_to_bytes
+from wsgiref.types import WSGIApplication, WSGIEnvironment
+
+from mcp_runtime import http_server
+from mcp_runtime.http_server import Exchange, TooLargeError
+
+logger = logging.getLogger("guildhall.web")
+
+MAX_AHEAD = 262_144  # bytes that the application may be ahead of the client
+READ_SECONDS = 30.0  # for a client to read what it was sent
+FILE_BLOCK = 131_072
+MAX_BODIES = 64_000_000  # bytes of all bodies: on their way, waiting for a thread, or being answered
+LOOPBACK = ("127.0.0.1", "::1")
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class NoRoomError(Exception):
+    """No more bodies fit into MAX_BODIES."""
+
+
+class WsgiServer:
+    """Answers an exchange. `after_step` runs in the thread after each step: to give connections back."""
+
+    def __init__(
+        self, application: WSGIApplication, *, threads: int, name: tuple[str, int], after_step: Callable[[], None]
+    ) -> None:
+        self._application = application
+        self._threads = Threads(threads)
+        self._after_step = after_step
+        self._bodies: dict[Exchange, int] = {}  # bytes of each; the oldest first
+        self._environment: WSGIEnvironment = {
+            "SCRIPT_NAME": "",
+            "SERVER_NAME": name[0],
+            "SERVER_PORT": str(name[1]),
+            "wsgi.version": (1, 0),
+            "wsgi.errors": sys.stderr,
+            "wsgi.multithread": True,
+            "wsgi.multiprocess": True,
+            "wsgi.run_once": False,
+            "wsgi.file_wrapper": FileBlocks,
+        }
+
+    async def __call__(self, exchange: Exchange) -> None:
+        with exchange:
+            try:
+                body = await exchange.body(partial(self._take, exchange))
+                environment = {**self._environment, **request_environment(exchange, body)}
+                await self._answer(exchange, Answer(self._application, environment, exchange))
+            except TooLargeError:
+                _refuse(exchange, 413, f"The body is larger than {http_server.MAX_BODY:,} bytes.")
+            except TimeoutError:
+                _refuse(exchange, 408, f"The body did not come within {http_server.BODY_SECONDS:g} s.")
+            except NoRoomError:
+                _refuse(exchange, 503, "Too many large requests are being answered. Try again in a moment.")
+            finally:
+                self._bodies.pop(exchange, None)
+
+    def _take(self, exchange: Exchange, size: int) -> None:
+        """So many bytes of its body may be in memory. Bodies that are still on their way make room, the oldest first.
+
+        As connections do, of the address that has most. Raises NoRoomError.
+        """
+        if not size:
+            return
+        self._bodies[exchange] = size
+        while sum(self._bodies.values()) > MAX_BODIES:
+            bytes_of: Counter[str] = Counter()
+            for one, held in self._bodies.items():
+                if one is not exchange and not one.is_complete:
+                    bytes_of[one.address[0]] += held
+            if not bytes_of:
+                raise NoRoomError
+            crowd = bytes_of.most_common(1)[0][0]
+            oldest = next(
+                one for one in self._bodies if one.address[0] == crowd and one is not exchange and not one.is_complete
+            )
+            oldest.abort()
+            del self._bodies[oldest]
+
+    async def _answer(self, exchange: Exchange, answer: Answer) -> None:
+        try:
+            while not await self._step(answer):
+                async with asyncio.timeout(READ_SECONDS):
+                    await exchange.drained()
+        except TimeoutError:
+            exchange.abort()
+        finally:
+            answer.is_wanted = False
+            if not answer.is_closed and not answer.is_in_thread:
+                self._threads.run(lambda: self._close(answer))
+
+    async def _step(self, answer: Answer) -> bool:
+        """Whether that was all of it."""
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[bool] = loop.create_future()
+
+        def done(is_over: bool) -> None:
+            answer.is_in_thread = False
+            if not over.done():
+                over.set_result(is_over)
+            elif not answer.is_closed:  # whoever waited for it has gone meanwhile
+                self._threads.run(lambda: self._close(answer))
+
+        def step() -> None:
+            is_over = True
+            try:
+                is_over = answer.step()
+            except Exception:
+                logger.exception("%s was not answered", answer.name)
+                _soon(loop, answer.fail)
+            finally:
+                self._finish_step(answer)
+                _soon(loop, done, is_over)
+
+        answer.is_in_thread = True
+        self._threads.run(step)
+        return await over
+
+    def _close(self, answer: Answer) -> None:
+        try:
+            answer.close()
+        except Exception:
+            logger.exception("%s was not closed", answer.name)
+        self._finish_step(answer)
+
+    def _finish_step(self, answer: Answer) -> None:
+        try:
+            self._after_step()
+        except Exception:
+            logger.exception("%s left something behind", answer.name)
+
+
+class Answer:
+    """What the application answers to one request: taken from it in threads, handed to the exchange on the loop."""
+
+    def __init__(self, application: WSGIApplication, environment: WSGIEnvironment, exchange: Exchange) -> None:
+        self._application = application
+        self._environment = environment
+        self._exchange = exchange
+        self._loop = asyncio.get_running_loop()
+        self._result: Iterable[bytes] | None = None
+        self._parts: Iterator[bytes] = iter(())
+        self._status = 0
+        self._headers: Headers = []
+        self._left: int | None = None  # bytes of the body that are to come, where its length is known
+        self._is_begun = False
+        self._ahead: deque[bytes] = deque()
+        self._given = 0  # bytes, by the threads
+        self._taken = 0  # by the loop
+        self.is_closed = False
+        self.is_in_thread = False
+        self.is_wanted = True
+
+    @property
+    def name(self) -> str:
+        return f"{self._exchange.verb} {self._exchange.path!r}"
+
+    # In a thread
+
+    def step(self) -> bool:
+        """As much as the client can take. True: that was all."""
+        if self._result is None:
+            self._result = self._application(self._environment, self._start_response)
+            self._parts = iter(self._result)
+        for part in self._parts:
+            if part:
+                self._give(part)
+            if not self.is_wanted:
+                return True
+            if self._exchange.is_blocked or self._given - self._taken > MAX_AHEAD:
+                return False
+        _soon(self._loop, self._end)
+        self.close()
+        return True
+
+    def _start_response(
+        self,
+        status: str,
+        headers: list[tuple[str, str]],
+        exc_info: tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None] | None = None,
+        /,
+    ) -> Callable[[bytes], object]:
+        if exc_info is not None and self._is_begun and exc_info[1] is not None:
+            raise exc_info[1]
+        self._status = int(status[:3])
+        self._headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        length = dict(self._headers).get(b"content-length")
+        self._left = None if length is None else int(length)
+        return self._give
+
+    def _give(self, part: bytes) -> None:
+        if self._left is not None:
+            part = part[: self._left]
+            self._left -= len(part)
+        self._is_begun = True
+        self._given += len(part)
+        self._ahead.append(part)
+        if self._left == 0 and self._given <= MAX_AHEAD:
+            return  # `_end` sends all of it
+        if len(self._ahead) == 1:  # else the loop has not come to the last one yet, and takes this one with it
+            _soon(self._loop, self._flush)
+
+    def close(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            close = getattr(self._result, "close", None)
+            if close is not None:
+                close()
+
+    # On the loop
+
+    def _flush(self) -> None:
+        try:
+            if not self._exchange.is_over:
+                self._send()
+        except Exception:
+            logger.exception("%s was not answered", self.name)
+            self.fail()
+
+    def _end(self) -> None:
+        try:
+            if not self._exchange.is_over:
+                self._send_last()
+        except Exception:
+            logger.exception("%s was not answered", self.name)
+            self.fail()
+
+    def _send(self) -> None:
+        if not self._exchange.is_begun:
+            self._exchange.begin(self._status, self._headers)
+        while self._ahead:
+            part = self._ahead.popleft()
+            self._taken += len(part)
+            if part and self._exchange.verb != "HEAD":
+                self._exchange.put(part)
+
+    def _send_last(self) -> None:
+        if not self._exchange.is_begun and (not self._left or self._status in http_server.WITHOUT_BODY):
+            headers = [header for header in self._headers if header[0] != b"content-length"]
+            self._exchange.reply(self._status, b"".join(self._ahead), headers)
+            return
+        self._send()
+        if self._left and self._exchange.verb != "HEAD":
+            self._exchange.abort()  # the client would take the next answer for the rest of this one
+        else:
+            self._exchange.end()
+
+    def fail(self) -> None:
+        self.is_wanted = False
+        if self._exchange.is_begun:
+            self._exchange.abort()
+        else:
+            _refuse(self._exchange, 500, "The server failed.")
+
+
+class Threads:
+    """At most so many, made when they are needed. Daemons: work that waits for a minute does not hold up the end."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._count = 0
+        self._idle = threading.Semaphore(0)
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Soon, in one of them; called by the loop alone. Who waits is bounded by the number of connections."""
+        self._work.put(work)
+        if not self._idle.acquire(blocking=False) and self._count < self._most:
+            self._count += 1
+            threading.Thread(target=self._run, name=f"web-{self._count}", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            self._work.get()()
+            self._idle.release()
+
+
+class FileBlocks:
+    """`wsgi.file_wrapper`: a file in blocks larger than those that applications ask for."""
+
+    def __init__(self, file: IO[bytes], block_size: int = FILE_BLOCK) -> None:
+        self._file = file
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(lambda: self._file.read(FILE_BLOCK), b"")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def request_environment(exchange: Exchange, body: bytes) -> WSGIEnvironment:
+    """What WSGI says of the request alone."""
+    path, _, query = exchange.target.partition(b"?")
+    environment: WSGIEnvironment = {
+        "REQUEST_METHOD": exchange.verb,
+        "PATH_INFO": unquote_to_bytes(path).decode("latin-1"),
+        "QUERY_STRING": query.decode("latin-1"),
+        "SERVER_PROTOCOL": f"HTTP/{exchange.version}",
+        "REMOTE_ADDR": exchange.address[0],
+        "REMOTE_PORT": str(exchange.address[1]),
+        "wsgi.url_scheme": _scheme(exchange),
+        "wsgi.input": BytesIO(body),
+    }
+    for name, value in exchange.headers.items():
+        key = _key(name)
+        if key:
+            environment[key] = value.decode("latin-1")
+    return environment
+
+
+def _scheme(exchange: Exchange) -> str:
+    """A proxy on this machine may say that it was https."""
+    is_https = exchange.headers.get(b"x-forwarded-proto") == b"https" and exchange.address[0] in LOOPBACK
+    return "https" if is_https else "http"
+
+
+@lru_cache(maxsize=256)
+def _key(name: bytes) -> str:
+    """Empty for a name with an underscore, which would pass for another header with a hyphen."""
+    if b"_" in name:
+        return ""
+    key = name.decode("latin-1").upper().replace("-", "_")
+    return key if key in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{key}"
+
+
+def _refuse(exchange: Exchange, status: int, text: str) -> None:
+    exchange.is_kept_alive = False
+    exchange.reply(status, f"{text}\n".encode(), [(b"content-type", b"text/plain; charset=utf-8")])
+
+
+def _soon(loop: asyncio.AbstractEventLoop, work: Callable[..., None], *args: Any) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is over
+        loop.call_soon_threadsafe(work, *args)

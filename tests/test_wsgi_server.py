@@ -1,0 +1,460 @@
+"""WSGI by bytes on real sockets: what the application sees, what clients get, and who holds a thread meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import logging
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from typing import Any
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+import pytest
+import uvloop
+
+from guildhall import wsgi_server
+from guildhall.wsgi_server import WsgiServer
+from mcp_runtime import http_server
+from mcp_runtime.http_server import HttpServer
+from tests.conftest import eventually
+
+MUCH = 30_000_000  # bytes; more than the kernel keeps for two sockets
+TEXT = [("Content-Type", "text/plain")]
+
+
+class Serving:
+    """A server on a loop in a thread of its own."""
+
+    def __init__(self, application: WSGIApplication, threads: int) -> None:
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.port = listening.getsockname()[1]
+        self.steps = 0
+        self.wsgi = WsgiServer(application, threads=threads, name=("a", 1), after_step=self._after_step)
+        self.server = HttpServer(self.wsgi)
+        self.loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+        self.on_loop(self.server.start([listening])).result(10)
+
+    def _after_step(self) -> None:
+        self.steps += 1
+
+    def on_loop(self, work: Any) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=10)
+
+    def exchange(self, *parts: bytes) -> bytes:
+        """All that comes back until the server ends the connection."""
+        with self.connect() as connection:
+            for part in parts:
+                connection.sendall(part)
+            return rest(connection)
+
+    def get(self, path: str = "/", verb: str = "GET", **options: Any) -> tuple[http.client.HTTPResponse, bytes]:
+        client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        client.request(verb, path, **options)
+        response = client.getresponse()
+        body = response.read()
+        client.close()
+        return response, body
+
+    def end(self) -> None:
+        self.on_loop(self.server.stop(0.2)).result(10)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10)
+        self.loop.close()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Serving]]:
+    running = []
+
+    def start(application: WSGIApplication, *, threads: int = 2) -> Serving:
+        running.append(Serving(application, threads))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.end()
+
+
+Serve = Callable[..., Serving]
+
+
+def rest(connection: socket.socket) -> bytes:
+    heard = bytearray()
+    with contextlib.suppress(ConnectionError):
+        while part := connection.recv(65_536):
+            heard += part
+    return bytes(heard)
+
+
+def hello(environment: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+    start("200 OK", [*TEXT, ("Content-Length", "5")])
+    return [b"hello"]
+
+
+def echo(environment: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+    body = environment["wsgi.input"].read()
+    start("200 OK", [*TEXT, ("Content-Length", str(len(body)))])
+    return [body]
+
+
+class Application:
+    """Answers with what `answer` gives, and remembers what it was asked and which answers were closed."""
+
+    def __init__(self, answer: Callable[[WSGIEnvironment], Iterable[bytes]], *headers: tuple[str, str]) -> None:
+        self._answer = answer
+        self._headers = [*headers]
+        self.status = "200 OK"
+        self.environments: list[WSGIEnvironment] = []
+        self.closed = 0
+
+    def __call__(self, environment: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        self.environments.append(environment)
+        start(self.status, self._headers)
+        return Closing(self, self._answer(environment))
+
+
+class Closing:
+    def __init__(self, application: Application, parts: Iterable[bytes]) -> None:
+        self._application = application
+        self._parts = parts
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._parts)
+
+    def close(self) -> None:
+        self._application.closed += 1
+
+
+# What the application sees ----------------------------------------------------------------------------------------
+
+
+def test_the_application_sees_the_request_as_it_was_sent(serve: Serve) -> None:
+    application = Application(lambda _: [b"ok"])
+    serving = serve(application)
+    serving.exchange(
+        b"POST /a%C3%BC%2f%ff/?b=%20&c HTTP/1.1\r\nHost: h:1\r\nContent-Type: text/x\r\nContent-Length: 2\r\n"
+        b"X-Y: 1\r\nX-y: \xfc\r\n"
+        b"X_Y: forged\r\nContent_Length: 9\r\nCookie: a=b\r\nCookie: c=d\r\nConnection: close\r\n\r\nab"
+    )
+    (environment,) = application.environments
+    assert environment["REQUEST_METHOD"] == "POST"
+    assert environment["PATH_INFO"].encode("latin-1") == b"/a\xc3\xbc/\xff/"
+    assert environment["QUERY_STRING"] == "b=%20&c"
+    assert (environment["CONTENT_TYPE"], environment["CONTENT_LENGTH"]) == ("text/x", "2")
+    assert environment["HTTP_X_Y"].encode("latin-1") == b"1, \xfc"
+    assert environment["HTTP_COOKIE"] == "a=b; c=d"
+    assert environment["HTTP_HOST"] == "h:1"
+    assert environment["REMOTE_ADDR"] == "127.0.0.1"
+    assert (environment["SERVER_NAME"], environment["SERVER_PORT"]) == ("a", "1")
+    assert (environment["SERVER_PROTOCOL"], environment["wsgi.url_scheme"]) == ("HTTP/1.1", "http")
+    assert environment["wsgi.input"].read() == b"ab"
+    assert not [key for key in environment if "FORGED" in str(environment[key]).upper()]
+
+
+@pytest.mark.parametrize(("header", "scheme"), [("https", "https"), ("http", "http"), ("javascript", "http")])
+def test_a_proxy_on_this_machine_may_say_that_it_was_https(serve: Serve, header: str, scheme: str) -> None:
+    application = Application(lambda _: [b"ok"])
+    serve(application).get(headers={"X-Forwarded-Proto": header})
+    assert application.environments[0]["wsgi.url_scheme"] == scheme
+
+
+def test_nobody_elsewhere_may_say_that_it_was_https(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wsgi_server, "LOOPBACK", ())
+    application = Application(lambda _: [b"ok"])
+    serve(application).get(headers={"X-Forwarded-Proto": "https"})
+    assert application.environments[0]["wsgi.url_scheme"] == "http"
+
+
+def test_a_body_is_whole_before_the_application_is_asked(serve: Serve) -> None:
+    serving = serve(echo)
+    with serving.connect() as connection:
+        connection.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nConnection: close\r\n\r\nab")
+        assert serving.get(verb="POST", body=b"meanwhile")[1] == b"meanwhile"
+        connection.sendall(b"cd")
+        assert rest(connection).endswith(b"\r\n\r\nabcd")
+
+
+# What clients get -------------------------------------------------------------------------------------------------
+
+
+def test_a_short_answer_comes_with_its_length_on_a_connection_that_stays(serve: Serve) -> None:
+    client = http.client.HTTPConnection("127.0.0.1", serve(hello).port, timeout=10)
+    for _ in range(3):
+        client.request("GET", "/")
+        response = client.getresponse()
+        assert (response.status, response.read()) == (200, b"hello")
+        assert response.headers.get_all("content-length") == ["5"]
+        assert response.headers["content-type"] == "text/plain"
+    client.close()
+
+
+@pytest.mark.parametrize("length", [[], [("Content-Length", "3")]])
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_an_answer_in_parts_is_whole(serve: Serve, version: bytes, length: list[tuple[str, str]]) -> None:
+    application = Application(lambda _: iter([b"a", b"", b"bc"]), *length)
+    serving = serve(application)
+    request = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".replace(b"1.1", version)
+    head, _, body = serving.exchange(request).partition(b"\r\n\r\n")
+    is_chunked = version == b"1.1" and not length
+    assert (b"transfer-encoding: chunked" in head) is is_chunked
+    assert body == (b"1\r\na\r\n2\r\nbc\r\n0\r\n\r\n" if is_chunked else b"abc")
+    eventually(lambda: application.closed == 1)
+
+
+def test_a_part_is_heard_when_it_is_said(serve: Serve) -> None:
+    go_on = threading.Event()
+
+    def answer(_: WSGIEnvironment) -> Iterator[bytes]:
+        yield b"first"
+        go_on.wait(10)
+        yield b"second"
+
+    with serve(Application(answer)).connect() as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        heard = b""
+        while b"first" not in heard:
+            heard += connection.recv(1000)
+        assert b"second" not in heard
+        go_on.set()
+        assert b"second" in rest(connection)
+
+
+@pytest.mark.parametrize("parts", [[b"hello"], []])
+def test_the_head_alone_says_the_length(serve: Serve, parts: list[bytes]) -> None:
+    serving = serve(Application(lambda _: parts, ("Content-Length", "5")))
+    for _ in range(2):
+        response, body = serving.get(verb="HEAD")
+        assert (response.headers.get_all("content-length"), body) == (["5"], b"")
+
+
+@pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified"])
+def test_an_answer_without_content_has_none(serve: Serve, status: str) -> None:
+    application = Application(lambda _: [], ("ETag", '"x"'), ("Content-Length", "0"))
+    application.status = status
+    response, body = serve(application).get()
+    assert (response.status, body, response.headers["etag"]) == (int(status[:3]), b"", '"x"')
+    assert "transfer-encoding" not in response.headers
+
+
+def test_a_file_is_sent_whole(serve: Serve) -> None:
+    with tempfile.TemporaryFile() as file:
+        file.write(b"x" * 1_000_000)
+        file.seek(0)
+        application = Application(
+            lambda environment: environment["wsgi.file_wrapper"](file, 10), ("Content-Length", "1000000")
+        )
+        assert serve(application).get()[1] == b"x" * 1_000_000
+
+
+@pytest.mark.parametrize("said", ["1", "100"])
+def test_an_answer_of_another_length_than_it_says_is_never_taken_for_whole_nor_for_the_next(
+    serve: Serve, said: str
+) -> None:
+    serving = serve(Application(lambda _: iter([b"ab", b"c"]), ("Content-Length", said)))
+    request = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+    with serving.connect() as connection:
+        connection.sendall(request)
+        if said == "1":
+            heard = b""
+            while not heard.endswith(b"\r\n\r\na"):
+                heard += connection.recv(1000)
+        else:
+            assert rest(connection).endswith(b"\r\n\r\nabc")  # and then the end of the connection
+
+
+def test_an_error_before_the_answer_is_500_and_one_within_it_ends_the_connection(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    def answer(environment: WSGIEnvironment) -> Iterator[bytes]:
+        if environment["PATH_INFO"] == "/later":
+            yield b"begun"
+        raise ValueError("broken")
+
+    application = Application(answer)
+    serving = serve(application)
+    with caplog.at_level(logging.ERROR):
+        assert serving.get()[0].status == 500
+        later = serving.exchange(b"GET /later HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert b"begun" in later or later == b""
+    assert b"0\r\n\r\n" not in later
+    eventually(lambda: application.closed == 2)
+    assert caplog.text.count("ValueError: broken") == 2
+
+
+def test_a_value_cannot_become_a_header_of_its_own(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        response, body = serve(Application(lambda _: [b"ok"], ("X-Y", "a\r\nSet-Cookie: b=c"))).get()
+    assert response.status == 500
+    assert "set-cookie" not in response.headers
+    assert b"b=c" not in body
+
+
+# Bounds -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "half", [b"", b"GET / HTTP/1.1\r\nHost: a\r\n", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\na"]
+)
+def test_half_a_request_holds_no_thread(serve: Serve, half: bytes) -> None:
+    serving = serve(hello, threads=1)
+    with contextlib.ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(serving.connect()).sendall(half)
+        for _ in range(3):
+            assert serving.get()[1] == b"hello"
+
+
+def test_who_reads_slowly_holds_no_thread_and_gets_the_rest_later(serve: Serve) -> None:
+    def answer(environment: WSGIEnvironment) -> Iterator[bytes]:
+        return iter([b"x" * 100_000] * (300 if environment["PATH_INFO"] == "/much" else 1))
+
+    serving = serve(Application(answer), threads=1)
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(serving.connect()) for _ in range(2)]
+        for one in slow:
+            one.sendall(b"GET /much HTTP/1.0\r\n\r\n")
+        for _ in range(3):
+            assert len(serving.get()[1]) == 100_000
+        for one in slow:
+            assert len(rest(one).partition(b"\r\n\r\n")[2]) == MUCH
+
+
+def test_who_never_reads_is_not_waited_for(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wsgi_server, "READ_SECONDS", 0.1)
+    application = Application(lambda _: iter([b"x" * 100_000] * 300))
+    with serve(application).connect() as connection:
+        connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        eventually(lambda: application.closed == 1)
+        assert len(rest(connection)) < MUCH
+
+
+def test_who_goes_away_is_missed_and_the_answer_closed(serve: Serve) -> None:
+    def ticks(_: WSGIEnvironment) -> Iterator[bytes]:
+        while True:
+            yield b"tick"
+            threading.Event().wait(0.01)
+
+    application = Application(ticks)
+    serving = serve(application, threads=1)
+    with serving.connect() as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert connection.recv(10)
+    eventually(lambda: application.closed == 1)
+
+
+def test_who_goes_away_between_two_parts_is_missed_too(serve: Serve) -> None:
+    application = Application(lambda _: iter([b"x" * 100_000] * 300))
+    serving = serve(application, threads=1)
+    with serving.connect() as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        steps = serving.steps
+        eventually(lambda: serving.steps > steps)
+        assert application.closed == 0
+    eventually(lambda: application.closed == 1)
+
+
+def test_more_requests_than_threads_wait_for_one(serve: Serve) -> None:
+    together = threading.Semaphore(0)
+    running: list[int] = []
+
+    def answer(_: WSGIEnvironment) -> Iterable[bytes]:
+        running.append(1)
+        together.acquire(timeout=10)
+        return [b"ok"]
+
+    serving = serve(Application(answer, ("Content-Length", "2")), threads=2)
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(serving.connect()) for _ in range(6)]
+        for client in clients:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        eventually(lambda: len(running) == 2)
+        assert serving.wsgi._threads._count == 2
+        for _ in clients:
+            together.release()
+        for client in clients:
+            assert rest(client).endswith(b"ok")
+    assert serving.wsgi._threads._count == 2
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_sent(serve: Serve) -> None:
+    application = Application(lambda _: [b"ok"])
+    said = serve(application).exchange(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4000001\r\n\r\n")
+    assert b" 413 " in said
+    assert application.environments == []
+
+
+def test_a_body_that_does_not_come_in_time_is_refused(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "BODY_SECONDS", 0.1)
+    application = Application(lambda _: [b"ok"])
+    said = serve(application).exchange(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\na")
+    assert b" 408 " in said
+    assert application.environments == []
+
+
+def test_bodies_that_wait_for_a_thread_have_a_bound(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wsgi_server, "MAX_BODIES", 3_000)
+    go_on = threading.Event()
+
+    def wait(environment: WSGIEnvironment) -> Iterable[bytes]:
+        go_on.wait(10)
+        return [b"ok"]
+
+    serving = serve(Application(wait, ("Content-Length", "2")), threads=1)
+    request = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 1000\r\n\r\n" + b"x" * 1000
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(serving.connect()) for _ in range(3)]
+        for client in clients:
+            client.sendall(request)
+        eventually(lambda: sum(serving.wsgi._bodies.values()) == 3_000)
+        assert b" 503 " in serving.exchange(request)
+        go_on.set()
+        for client in clients:
+            assert rest(client).endswith(b"ok")
+    assert b" 200 " in serving.exchange(request)
+
+
+def test_bodies_on_their_way_make_room_the_oldest_first(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wsgi_server, "MAX_BODIES", 3_000)
+    serving = serve(echo)
+    half = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 1000\r\n\r\n" + b"x" * 999
+    with contextlib.ExitStack() as stack:
+        halves = []
+        for count in range(3):
+            halves.append(stack.enter_context(serving.connect()))
+            halves[-1].sendall(half)
+            eventually(lambda count=count: len(serving.wsgi._bodies) == count + 1)
+        assert serving.get(verb="POST", body=b"ab")[1] == b"ab"
+        assert rest(halves[0]) == b""
+        for one in halves[1:]:
+            one.sendall(b"y")
+            assert rest(one).endswith(b"xy")
+    assert serving.wsgi._bodies == {}
+
+
+def test_requests_that_are_answered_at_the_end_have_a_while_and_no_longer(serve: Serve) -> None:
+    go_on = threading.Event()
+
+    def wait(environment: WSGIEnvironment) -> Iterable[bytes]:
+        go_on.wait(0.3 if environment["PATH_INFO"] == "/soon" else 20)
+        return [b"ok"]
+
+    application = Application(wait, ("Content-Length", "2"))
+    serving = serve(application)
+    with serving.connect() as soon, serving.connect() as late:
+        for one, path in ((soon, b"/soon"), (late, b"/late")):
+            one.sendall(b"GET " + path + b" HTTP/1.1\r\nHost: a\r\n\r\n")
+        eventually(lambda: len(application.environments) == 2)
+        serving.on_loop(serving.server.stop(1)).result(5)
+        assert rest(soon).endswith(b"ok")
+        assert rest(late) == b""
+    go_on.set()
