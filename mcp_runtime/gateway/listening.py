@@ -37,6 +37,7 @@ READY_SECONDS = 2.0  # for members to be listened to before a caller is told tha
 EAR_SECONDS = 5.0  # that a member is still listened to when nobody wants to hear
 EAR_SESSION_SECONDS = 900.0  # in a session, after the last request: what is asked may take as long as people take
 EAR_LOOK = 0.5
+EAR_SESSION_LOOK = 5.0
 OPEN_SECONDS = 0.5  # that a request waits for its session's stream to be open
 AGAIN_SECONDS = 1.0  # before a member's stream that ended is opened anew
 NO_STREAM = (404, 405, 501)  # a member that offers none
@@ -353,7 +354,7 @@ class Listening:
         if ear is None or ear.task.done() or ear.is_closing.is_set():
             ear = self._ears[conversation] = Ear(conversation, session)
             ear.task = asyncio.ensure_future(self._listen_for(ear))
-            ear.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # often nobody waits for it
+            ear.task.add_done_callback(_take_note)
         return ear
 
     async def let_go(self, conversation: Conversation) -> None:
@@ -399,7 +400,8 @@ class Listening:
             await asyncio.wait({ear.task, opening}, return_when=FIRST_COMPLETED)
             if ear.is_open.is_set():
                 stream.heard[conversation.route.live.name].set()
-            await asyncio.shield(ear.task)
+            await asyncio.wait({ear.task})  # which goes on when this stream is closed
+            ear.task.result()
         finally:
             opening.cancel()
             ear.streams.discard(stream)
@@ -411,15 +413,17 @@ class Listening:
         Raises HttpStatusError where the member offers no stream.
         """
         closing = asyncio.ensure_future(ear.is_closing.wait())
+        look = EAR_LOOK if ear.conversation.id is None else EAR_SESSION_LOOK  # there may be a thousand of these
         has_stream = True
         try:
             while self._is_current(ear):
                 response = await self._with.open_stream(ear.conversation)
                 ear.is_open.set()
                 telling = asyncio.ensure_future(self._tell_of(response, ear))
+                telling.add_done_callback(_take_note)
                 try:
                     while not (telling.done() or closing.done() or self._is_idle(ear)):
-                        await asyncio.wait({telling, closing}, timeout=EAR_LOOK, return_when=FIRST_COMPLETED)
+                        await asyncio.wait({telling, closing}, timeout=look, return_when=FIRST_COMPLETED)
                     if not telling.done():
                         return
                     with contextlib.suppress(ClientError):
@@ -510,6 +514,13 @@ class Listening:
         for key, (_, method) in KINDS.items():
             if stream.wants(key):
                 stream.put(jsonrpc.notification(method))
+
+
+def _take_note(task: asyncio.Task[None]) -> None:
+    """Of how a task ended that often nobody waits for: else asyncio logs its exception as one that was never seen."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None and not isinstance(error, ClientError):
+        logger.error("what a member said could not be passed on", exc_info=error)
 
 
 def _is_part(uri: str, whole: str) -> bool:
