@@ -302,6 +302,44 @@ def _is_icon(icon: Any) -> bool:
     return are_sizes and theme in ("light", "dark") and isinstance(icon.get("mimeType", ""), str)
 
 
+_KINDS_OF_ENTRIES: Mapping[str, type] = {
+    **{"title": str, "description": str, "mimeType": str, "name": str, "size": int},
+    **{"annotations": dict, "_meta": dict, "icons": list, "arguments": list},
+}
+
+
+def offered_entry(entry: Mapping[str, Any], key: str, value: str) -> dict[str, Any]:
+    """A prompt, a resource or a template as its member lists it, under another `key`.
+
+    Without what would cost a client the whole list.
+    """
+    kept: dict[str, Any] = {k: v for k, v in entry.items() if isinstance(v, _KINDS_OF_ENTRIES.get(k, object))}
+    if isinstance(kept.get("size"), bool):
+        del kept["size"]
+    if "icons" in kept:
+        kept["icons"] = [icon for icon in kept["icons"] if _is_icon(icon)]
+    if "arguments" in kept:
+        kept["arguments"] = [argument for argument in kept["arguments"] if _is_argument(argument)]
+    if "annotations" in kept:
+        kept["annotations"] = {name: hint for name, hint in kept["annotations"].items() if _is_annotation(name, hint)}
+    return {"name": str(entry.get(key)), **kept, key: value}
+
+
+def _is_argument(argument: Any) -> bool:
+    if not isinstance(argument, dict) or not isinstance(argument.get("name"), str):
+        return False
+    texts = (argument.get(key, "") for key in ("title", "description"))
+    return all(isinstance(text, str) for text in texts) and isinstance(argument.get("required", False), bool)
+
+
+def _is_annotation(name: str, value: Any) -> bool:
+    if name == "audience":
+        return isinstance(value, list) and all(role in ("user", "assistant") for role in value)
+    if name == "priority":
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
+    return name != "lastModified" or isinstance(value, str)
+
+
 NEEDS_TASK = "runs only as a task: it is offered at the member's own address of the gateway alone, /mcp/<member>"
 
 

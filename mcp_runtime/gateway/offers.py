@@ -135,13 +135,14 @@ class Roster:
                 continue
             if kind == "prompts":
                 for prompt in extras.prompts:
-                    yield {**prompt, "name": protocol.qualified_name(name, prompt["name"])}
+                    yield protocol.offered_entry(prompt, "name", protocol.qualified_name(name, prompt["name"]))
             elif kind == "resources":
                 for resource in extras.resources:
-                    yield {**resource, "uri": resource_uri(name, resource["uri"])}
+                    yield protocol.offered_entry(resource, "uri", resource_uri(name, resource["uri"]))
             else:
                 for template in extras.templates:
-                    yield {**template, "uriTemplate": resource_uri(name, template["uriTemplate"])}
+                    listed_as = resource_uri(name, template["uriTemplate"])
+                    yield protocol.offered_entry(template, "uriTemplate", listed_as)
 
     def prompt(self, listed_as: str) -> tuple[str, str] | None:
         """Member and own name of a prompt."""

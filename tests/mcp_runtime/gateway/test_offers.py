@@ -60,6 +60,39 @@ def test_lists_carry_the_member_in_their_names(roster: Roster) -> None:
     assert listed(roster, "prompts", scope=Scope(frozenset({"b"}))) == ["b__greet"]
 
 
+SLIPS: dict[str, Any] = {
+    **{"title": 5, "description": [], "mimeType": {}, "size": True, "_meta": "x", "name": None},
+    **{"icons": [{"src": 5}, {"src": "x"}], "arguments": ["a", {"name": "b"}, {"name": "c", "required": "yes"}]},
+    "annotations": {"audience": ["nobody"], "priority": 2, "lastModified": 5, "vendor": 1},
+}
+
+
+def test_a_slip_in_one_entry_does_not_cost_a_client_the_list(db: None) -> None:
+    from mcp.types import ListPromptsResult, ListResourcesResult, ListResourceTemplatesResult
+
+    member("a")
+    extras = Extras(
+        ({**SLIPS, "name": "greet"}, {**SLIPS, "name": "x", "arguments": 5}),
+        ({**SLIPS, "uri": "x:1"}, {"uri": "x:2", "name": "two", "size": 3, "annotations": {"priority": 0.5}}),
+        ({**SLIPS, "uriTemplate": "x:{n}"},),
+    )
+    roster = offers.load({"a": extras})
+    told = {kind: json.loads(roster.list_of(kind, OPERATOR, ALL)) for kind in ("prompts", "resources")}
+    templates = json.loads(roster.list_of("resourceTemplates", OPERATOR, ALL))
+    assert len(ListPromptsResult.model_validate({"prompts": told["prompts"]}).prompts) == 2
+    assert len(ListResourcesResult.model_validate({"resources": told["resources"]}).resources) == 2
+    assert len(ListResourceTemplatesResult.model_validate({"resourceTemplates": templates}).resource_templates) == 1
+    assert told["prompts"][0] == {
+        "name": "a__greet",
+        "icons": [{"src": "x"}],
+        "arguments": [{"name": "b"}],
+        "annotations": {"vendor": 1},
+    }
+    first, second = told["resources"]
+    assert (first["name"], first["uri"]) == ("x:1", "guild://a/x:1")
+    assert second == {"name": "two", "uri": "guild://a/x:2", "size": 3, "annotations": {"priority": 0.5}}
+
+
 def test_nobody_is_listed_what_is_not_for_them(roster: Roster) -> None:
     single = Principal(1, "x", invokes=True, tools=frozenset({("a", "t")}))
     assert listed(roster, "tools", single) == ["a__t"]
