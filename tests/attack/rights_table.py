@@ -1,0 +1,174 @@
+"""Who may what: every route of the web, with what opens it. A route without a row fails the test, as does a spare row.
+
+    METHOD  route  what opens it  status of who may  status of who may not [members tools nothing]
+
+What opens it: `public`; `known`, whoever has an account (and is staff, for the admin); `none`; `superuser`; or
+permissions, `|` between alternatives and `&` within one; VIEW_CALL is either permission that shows calls in the admin.
+What routes name are rows of somebody else. The last three are statuses of tokens whose user has every permission,
+narrowed to the member that the route is about, to its tool, and to nothing that is left. Methods without a row give
+nothing that GET does not give.
+"""
+
+from __future__ import annotations
+
+ADMIN = """
+GET   /admin/lists/                                     known                                     200  -
+GET   /admin/                                           known                                     200  -
+GET   /admin/login/                                     public                                    200/302 -
+POST  /admin/logout/                                    known                                     200  -
+GET   /admin/password_change/                           known                                     200  -
+POST  /admin/password_change/                           known                                     200  -
+GET   /admin/password_change/done/                      known                                     200  -
+GET   /admin/autocomplete/                              none                                      -    403
+GET   /admin/jsi18n/                                    known                                     200  -
+GET   /admin/r/<path:content_type_id>/<path:object_id>/ none                                      -    404
+GET   /admin/^(?P<app_label>roster|auth)/$              known                                     200/404 -
+GET   /admin/(?P<url>.*)$                               none                                      -    404
+
+GET   /admin/roster/statuschange/                       view_statuschange|change_statuschange     200  403
+GET   /admin/roster/statuschange/add/                   none                                      -    403
+GET   /admin/roster/statuschange/<path:object_id>/history/ view_statuschange|change_statuschange  200  403
+GET   /admin/roster/statuschange/<path:object_id>/delete/  none                                   -    403
+GET   /admin/roster/statuschange/<path:object_id>/change/  view_statuschange|change_statuschange  200  403
+POST  /admin/roster/statuschange/<path:object_id>/change/  none                                   -    403
+GET   /admin/roster/statuschange/<path:object_id>/      known                                     302  -
+
+GET   /admin/roster/portallocation/                     view_portallocation|change_portallocation 200  403
+GET   /admin/roster/portallocation/add/                 none                                      -    403
+GET   /admin/roster/portallocation/<path:object_id>/history/ view_portallocation|change_portallocation 200 403
+GET   /admin/roster/portallocation/<path:object_id>/delete/  none                                 -    403
+GET   /admin/roster/portallocation/<path:object_id>/change/  view_portallocation|change_portallocation 200 403
+POST  /admin/roster/portallocation/<path:object_id>/change/  none                                 -    403
+GET   /admin/roster/portallocation/<path:object_id>/    known                                     302  -
+
+GET   /admin/roster/invocation/statistics/              view_guildmember|view_tool|view_invocation 200 403
+GET   /admin/roster/invocation/export/<slug:form>/      view_invocation|change_invocation         200  403
+GET   /admin/roster/invocation/compare/                 view_invocation|change_invocation         200  403
+GET   /admin/roster/invocation/<int:invocation_id>/part/ view_invocation|change_invocation        200  403
+POST  /admin/roster/invocation/<int:invocation_id>/cancel/ VIEW_CALL&control_member 302 403
+POST  /admin/roster/invocation/<int:invocation_id>/replay/ VIEW_CALL&invoke_tool 302 403
+GET   /admin/roster/invocation/<int:invocation_id>/previous/ view_invocation|change_invocation    302  403
+GET   /admin/roster/invocation/                         view_invocation|change_invocation         200  403
+GET   /admin/roster/invocation/add/                     none                                      -    403
+GET   /admin/roster/invocation/<path:object_id>/history/ view_invocation|change_invocation        200  403
+GET   /admin/roster/invocation/<path:object_id>/delete/ none                                      -    403
+GET   /admin/roster/invocation/<path:object_id>/change/ view_invocation|change_invocation         200  403
+POST  /admin/roster/invocation/<path:object_id>/change/ none                                      -    403
+GET   /admin/roster/invocation/<path:object_id>/        known                                     302  -
+
+GET   /admin/roster/guildmember/runtime/                known                                     200  -
+POST  /admin/roster/guildmember/sync/                   control_member                            302  403
+GET   /admin/roster/guildmember/<int:member_id>/groups/ change_guildmember                        200  403
+POST  /admin/roster/guildmember/<int:member_id>/groups/ change_guildmember                        302  403
+POST  /admin/roster/guildmember/<int:member_id>/wish/<slug:verb>/ control_member                  302  403
+GET   /admin/roster/guildmember/<int:member_id>/parts/<slug:part>/ view_guildmember|change_guildmember 200 403
+GET   /admin/roster/guildmember/<int:member_id>/log/    view_guildmember|change_guildmember       200  403
+GET   /admin/roster/guildmember/<int:member_id>/log/file/ view_guildmember|change_guildmember     200  403
+GET   /admin/roster/guildmember/cards/                  view_guildmember|change_guildmember       200  403
+GET   /admin/roster/guildmember/                        view_guildmember|change_guildmember       200  403
+GET   /admin/roster/guildmember/add/                    none                                      -    403
+GET   /admin/roster/guildmember/<path:object_id>/history/ view_guildmember|change_guildmember     200  403
+GET   /admin/roster/guildmember/<path:object_id>/delete/ none                                     -    403
+GET   /admin/roster/guildmember/<path:object_id>/change/ view_guildmember|change_guildmember      200  403
+POST  /admin/roster/guildmember/<path:object_id>/change/ none                                     -    403
+GET   /admin/roster/guildmember/<path:object_id>/       known                                     302  -
+
+GET   /admin/roster/agentsession/new/                   invoke_tool                               200  403
+POST  /admin/roster/agentsession/new/                   invoke_tool                               200  403
+POST  /admin/roster/agentsession/<int:session_id>/send/ superuser                                 302  403/404
+POST  /admin/roster/agentsession/<int:session_id>/stop/ superuser                                 302  403/404
+GET   /admin/roster/agentsession/<int:session_id>/parts/<slug:part>/ view_agentsession            200  404
+GET   /admin/roster/agentsession/                       view_agentsession|change_agentsession|invoke_tool 200 403
+GET   /admin/roster/agentsession/add/                   none                                      -    403
+GET   /admin/roster/agentsession/<path:object_id>/history/ view_agentsession                      200  302
+GET   /admin/roster/agentsession/<path:object_id>/delete/ none                                    -    403
+GET   /admin/roster/agentsession/<path:object_id>/change/ view_agentsession                       200  302/403
+POST  /admin/roster/agentsession/<path:object_id>/change/ none                                    -    302/403
+GET   /admin/roster/agentsession/<path:object_id>/      known                                     302  -
+
+POST  /admin/roster/apitoken/<int:token_id>/revoke/     superuser                                 302  403
+GET   /admin/roster/apitoken/<int:token_id>/parts/<slug:part>/ superuser                          200  403
+GET   /admin/roster/apitoken/                           view_apitoken|change_apitoken             200  403
+GET   /admin/roster/apitoken/add/                       add_apitoken                              200  403
+POST  /admin/roster/apitoken/add/                       add_apitoken                              200  403
+GET   /admin/roster/apitoken/<path:object_id>/history/  superuser                                 200  302
+GET   /admin/roster/apitoken/<path:object_id>/delete/   superuser                                 200  302/403
+POST  /admin/roster/apitoken/<path:object_id>/delete/   superuser                                 200/302 302/403
+GET   /admin/roster/apitoken/<path:object_id>/change/   superuser                                 200  302/403
+POST  /admin/roster/apitoken/<path:object_id>/change/   none                                      -    302/403
+GET   /admin/roster/apitoken/<path:object_id>/          known                                     302  -
+
+POST  /admin/roster/tool/<int:tool_id>/switch/<slug:position>/ control_member                     302  403
+GET   /admin/roster/tool/<int:tool_id>/call/            invoke_tool                               200  403
+POST  /admin/roster/tool/<int:tool_id>/call/            invoke_tool                               200/302 403
+GET   /admin/roster/tool/<int:tool_id>/call/<int:invocation_id>/ VIEW_CALL&invoke_tool 200 403/404
+POST  /admin/roster/tool/<int:tool_id>/snippets/        invoke_tool                               200  403
+GET   /admin/roster/tool/<int:tool_id>/sets/            invoke_tool                               200  403
+POST  /admin/roster/tool/<int:tool_id>/sets/            invoke_tool                               302  403
+POST  /admin/roster/tool/<int:tool_id>/sets/<int:set_id>/delete/ none                             -    403/404
+GET   /admin/roster/tool/                               view_tool|change_tool                     200  403
+GET   /admin/roster/tool/add/                           none                                      -    403
+GET   /admin/roster/tool/<path:object_id>/history/      view_tool|change_tool                     200  403
+GET   /admin/roster/tool/<path:object_id>/delete/       none                                      -    403
+GET   /admin/roster/tool/<path:object_id>/change/       view_tool|change_tool                     200  403
+POST  /admin/roster/tool/<path:object_id>/change/       none                                      -    403
+GET   /admin/roster/tool/<path:object_id>/              known                                     302  -
+
+GET   /admin/auth/group/                                superuser                                 200  403
+GET   /admin/auth/group/add/                            superuser                                 200  403
+GET   /admin/auth/group/<path:object_id>/history/       superuser                                 200  403
+GET   /admin/auth/group/<path:object_id>/delete/        superuser                                 200  403
+GET   /admin/auth/group/<path:object_id>/change/        superuser                                 200  403
+GET   /admin/auth/group/<path:object_id>/               known                                     302  -
+GET   /admin/auth/user/<id>/password/                   superuser                                 200  403
+GET   /admin/auth/user/                                 superuser                                 200  403
+GET   /admin/auth/user/add/                             superuser                                 200  403
+GET   /admin/auth/user/<path:object_id>/history/        superuser                                 200  403
+GET   /admin/auth/user/<path:object_id>/delete/         superuser                                 200  403
+GET   /admin/auth/user/<path:object_id>/change/         superuser                                 200  403
+GET   /admin/auth/user/<path:object_id>/                known                                     302  -
+"""
+
+API = """
+GET   /                                           public                                     302 -
+GET   /healthz                                    public                                     200 -
+GET   /readyz                                     public                                     503 -
+GET   /metrics                                    view_guildmember|view_tool|view_invocation 200 403  200 403 200
+GET   /api/                                       known                                      200 -    200 200 200
+GET   /api/roster/                                known                                      200 -    200 200 200
+GET   /api/members/                               known                                      200 -    200 200 200
+GET   /api/members/<str:name>/                    known                                      200 -    200 200 404
+POST  /api/members/<str:name>/start/              control_member                             202 403  202 403 404
+POST  /api/members/<str:name>/stop/               control_member                             202 403  202 403 404
+POST  /api/members/<str:name>/restart/            control_member                             202 403  202 403 404
+POST  /api/members/<str:name>/refresh/            control_member                             409 403  409 403 404
+POST  /api/members/<str:name>/enable/             control_member                             202 403  202 403 404
+POST  /api/members/<str:name>/disable/            control_member                             202 403  202 403 404
+GET   /api/members/<str:name>/logs/               view_guildmember                           200 403  200 403 404
+GET   /api/members/<str:name>/status-changes/     view_guildmember                           200 403  200 403 404
+GET   /api/members/<str:name>/statistics/         view_guildmember|view_tool|view_invocation 200 403  200 403 404
+GET   /api/members/<str:name>/tools/              known                                      200 -    200 200 404
+GET   /api/members/<str:name>/tools/<tool_name:tool>/ invoke_tool|control_member             200 404  200 200 404
+GET   /api/members/<str:name>/tools/<tool_name:tool>/invoke/ none                            -   404  404 404 404
+POST  /api/members/<str:name>/tools/<tool_name:tool>/invoke/ invoke_tool                     202 403  202 202 403
+POST  /api/members/<str:name>/tools/<tool_name:tool>/enable/ control_member                  200 403  200 403 404
+POST  /api/members/<str:name>/tools/<tool_name:tool>/disable/ control_member                 200 403  200 403 404
+GET   /api/invocations/                           known                                      200 -    200 200 200
+GET   /api/invocations/<int:pk>/                  view_invocation                            200 404  404 404 404
+POST  /api/invocations/<int:pk>/cancel/           view_invocation&control_member             409 403/404 404 404 404
+GET   /api/tokens/                                known                                      200 -    200 200 200
+POST  /api/tokens/                                add_apitoken                               201 403  201 201 201
+GET   /api/tokens/<int:pk>/                       none                                       -   404  404 404 404
+POST  /api/tokens/<int:pk>/revoke/                none                                       -   404  404 404 404
+GET   /api/agent-config/                          known                                      200 -    200 200 200
+POST  /api/agent-config/                          add_apitoken                               201 403  201 201 201
+GET   /api/sessions/                              invoke_tool                                200 403  200 200 200
+POST  /api/sessions/                              invoke_tool                                201 403  201 403 403
+GET   /api/sessions/<int:pk>/                     view_agentsession                          200 404  404 404 404
+POST  /api/sessions/<int:pk>/messages/            superuser                                  202/503 403/404 404 404 404
+GET   /api/sessions/<int:pk>/events/              view_agentsession                          200 404  404 404 404
+POST  /api/sessions/<int:pk>/stop/                superuser                                  409 403/404 404 404 404
+GET   /api/schema/                                known                                      200 -    200 200 200
+GET   /api/docs/                                  known                                      200 -    200 200 200
+GET   /api/(nowhere)                              none                                       -   404  404 404 404
+"""

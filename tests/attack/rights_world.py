@@ -1,0 +1,220 @@
+"""A hall in which somebody else has something of every kind, each with a word of its own that must not get around."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.auth.models import Group, Permission, User
+from django.contrib.contenttypes.models import ContentType
+from django.test import Client
+from django.utils import timezone
+
+from mcp_runtime import lease, logs
+from roster.models import (
+    AgentEvent,
+    AgentMessage,
+    AgentSession,
+    ApiToken,
+    ArgumentSet,
+    GuildMember,
+    Invocation,
+    PortAllocation,
+    StatusChange,
+    TokenClient,
+    Tool,
+)
+
+# A word for each kind of what somebody else has, and which permissions show it. Superusers may see all.
+NOBODY: frozenset[str] = frozenset()
+WORDS: dict[str, Set[str]] = {
+    "word-of-arguments": {"view_invocation", "change_invocation"},
+    "word-of-result": {"view_invocation", "change_invocation"},
+    "word-of-failure": {"view_invocation", "change_invocation"},
+    "word-of-prompt": {"view_agentsession", "change_agentsession"},
+    "word-of-transcript": {"view_agentsession", "change_agentsession"},
+    "word-of-session": {"view_agentsession", "change_agentsession"},
+    "word-of-log": {"view_guildmember", "change_guildmember"},
+    "word-of-manifest": {"view_guildmember", "change_guildmember"},
+    "word-of-error-lines": {"view_guildmember", "change_guildmember"},
+    "word-of-change": {"view_guildmember", "change_guildmember", "view_statuschange", "change_statuschange"},
+    "word-of-token": {"view_invocation", "change_invocation"},  # calls name the token that they were made with
+    "word-of-client": NOBODY,
+    "word-of-set": NOBODY,
+    "word-of-hidden-member": NOBODY,  # a member that is reserved for a group
+    "word-of-hidden-tool": NOBODY,
+}
+MODELS = ("guildmember", "tool", "invocation", "statuschange", "portallocation", "agentsession", "apitoken")
+VERBS = ("view", "change", "add", "delete")
+PERMISSIONS = ("invoke_tool", "control_member", *(f"{verb}_{model}" for model in MODELS for verb in VERBS))
+
+
+@dataclass
+class Who:
+    """A principal: how it comes, and what its user may. `is_known`: whether it is let in at all."""
+
+    name: str
+    permissions: frozenset[str] = frozenset()
+    is_known: bool = True
+    is_superuser: bool = False
+    is_narrowed: bool = False
+    session: Client | None = None  # of a browser
+    token: Client | None = None
+
+    def may_read(self, word: str) -> bool:
+        if self.is_superuser:
+            return True
+        if self.is_narrowed:  # calls and sessions of its own alone
+            return "view_guildmember" in WORDS[word]
+        return bool(self.permissions & WORDS[word])
+
+
+@dataclass
+class World:
+    member: GuildMember
+    hidden: GuildMember
+    ids: dict[str, Any] = field(default_factory=dict)  # of somebody else's rows, by what routes call them
+    hidden_ids: dict[str, Any] = field(default_factory=dict)
+
+
+def make(data_dir: Path) -> World:
+    lease.hall()
+    olga = User.objects.create_user("olga")
+    circle = Group.objects.create(name="circle")
+    olga.groups.add(circle)
+    notes, hidden = _member("notes", data_dir), _member("word-of-hidden-member", data_dir)
+    hidden.groups.add(circle)
+    world = World(notes, hidden)
+    world.ids = _belongings(notes, "add", olga)
+    world.hidden_ids = _belongings(hidden, "word-of-hidden-tool", olga)
+    return world
+
+
+def _member(name: str, data_dir: Path) -> GuildMember:
+    manifest = {
+        **{"name": name, "command": "python", "args": ["word-of-manifest"], "env": {"word-of-manifest": "x"}},
+        **{"enabled": True, "start_timeout": 5, "timeout": 5, "tool_timeouts": {}, "restart": "never"},
+        "max_concurrency": 1,
+    }
+    log = logs.path_of(data_dir, name)
+    log.parent.mkdir(exist_ok=True)
+    log.write_text("word-of-log\n")
+    last = f"it exited{GuildMember.TAIL_MARK}word-of-error-lines"
+    return GuildMember.objects.create(
+        name=name, directory=name, manifest=manifest, status="error", last_error=last, exit_code=3
+    )
+
+
+def _belongings(member: GuildMember, tool_name: str, owner: User) -> dict[str, Any]:
+    definition = {"name": tool_name, "inputSchema": {"type": "object"}}
+    tool = Tool.objects.create(member=member, name=tool_name, definition=definition)
+    token = ApiToken.make(user=owner, name="word-of-token", scope=ApiToken.Scope.MEMBERS, members=[member])[0]
+    now = timezone.now()
+    TokenClient.objects.create(token=token, name="word-of-client", first_seen_at=now, last_seen_at=now)
+    call = Invocation.objects.create(
+        **{"member": member, "tool_name": tool_name, "timeout": 5, "door": "rest", "status": "failed"},
+        **{"requested_by": owner, "token": token, "arguments": {"text": "word-of-arguments"}, "error_kind": "tool"},
+        **{"error_message": "word-of-failure", "started_at": now - timedelta(seconds=1), "finished_at": now},
+        result={"content": [{"type": "text", "text": "word-of-result"}], "isError": True},
+        idempotency_key="key",
+    )
+    session = AgentSession.objects.create(name=f"word-of-session {member.name}", created_by=owner, made_with=token)
+    session.members.add(member)
+    message = AgentMessage.objects.create(
+        session=session, prompt="word-of-prompt", timeout=5, door="rest", requested_by=owner, status="succeeded"
+    )
+    AgentEvent.objects.create(message=message, kind="text", data={"text": "word-of-transcript"})
+    change = StatusChange.objects.create(
+        member=member, old="connected", new="error", cause="exit", message="exit", log_tail="word-of-change"
+    )
+    port = PortAllocation.objects.create(member=member, port=20000 + member.pk)
+    kept = ArgumentSet.objects.create(user=owner, tool=tool, name="word-of-set", arguments={"text": "word-of-set"})
+    content = ContentType.objects.get_for_model(GuildMember)
+    LogEntry.objects.create(user=owner, content_type=content, object_id=member.pk, action_flag=CHANGE)
+    return {
+        **{"member_id": member.pk, "tool_id": tool.pk, "invocation_id": call.pk, "session_id": session.pk},
+        **{"token_id": token.pk, "set_id": kept.pk, "name": member.name, "tool": tool_name},
+        **{"invocation": call.pk, "session": session.pk, "token": token.pk},  # `pk` in routes of the API
+        **{"statuschange": change.pk, "portallocation": port.pk, "guildmember": member.pk},
+        **{"agentsession": session.pk, "apitoken": token.pk, "user": owner.pk, "group": owner.groups.get().pk},
+    }
+
+
+# Principals -------------------------------------------------------------------------------------------------------
+
+
+def _user(name: str, permissions: Iterable[str] = (), **columns: Any) -> User:
+    user = User.objects.create_user(name, is_staff=True, **columns)
+    found = Permission.objects.filter(codename__in=permissions, content_type__app_label="roster")
+    user.user_permissions.set(found)
+    assert found.count() == len(list(permissions))
+    return user
+
+
+def _session(user: User) -> Client:
+    client = Client(raise_request_exception=False)
+    client.force_login(user)
+    return client
+
+
+def with_token(text: str) -> Client:
+    return Client(raise_request_exception=False, headers={"Authorization": f"Bearer {text}"})
+
+
+class People:
+    """Everybody who may come, and everybody who may not any more."""
+
+    def __init__(self, world: World) -> None:
+        self._of_permissions: dict[frozenset[str], Who] = {}
+        full = _user("full", PERMISSIONS)
+        self.full = _of(full, frozenset(PERMISSIONS))
+        self.nothing = _of(_user("nothing"), frozenset())
+        self.root = _of(User.objects.create_superuser("root"), frozenset(PERMISSIONS), is_superuser=True)
+        self.anonymous = Who("anonymous", is_known=False, session=Client(raise_request_exception=False))
+        past = timezone.now() - timedelta(hours=1)
+        over = [_over(full, "revoked", revoked_at=past), _over(full, "expired", expires_at=past)]
+        self.everybody = [self.nothing, self.full, self.root, self.anonymous, _inactive(), *over]
+        scopes: list[dict[str, Any]] = [
+            {"scope": "members", "members": [world.member]},
+            {"scope": "tools", "tools": list(world.member.tools.all())},
+            {"scope": "members"},
+        ]
+        self.narrowed = [_narrowed(full, **scope) for scope in scopes]
+
+    def with_permissions(self, permissions: set[str]) -> Who:
+        key = frozenset(permissions)
+        if key not in self._of_permissions:
+            user = _user(f"user-{len(self._of_permissions)}", key)
+            self._of_permissions[key] = _of(user, key)
+        who = self._of_permissions[key]
+        few = sorted(key) if len(key) < 4 else ["all", "but", *sorted(set(PERMISSIONS) - key)]
+        who.name = " ".join(few)
+        return who
+
+
+def _narrowed(user: User, **scope: Any) -> Who:
+    name = f"a token for {', '.join(scope)}"
+    token = with_token(ApiToken.make(user=user, **scope)[1])
+    return Who(name, frozenset(PERMISSIONS), is_narrowed=True, token=token)
+
+
+def _over(user: User, name: str, **columns: Any) -> Who:
+    row, text = ApiToken.make(user=user)
+    ApiToken.objects.filter(pk=row.pk).update(**columns)
+    return Who(name, is_known=False, token=with_token(text))
+
+
+def _inactive() -> Who:
+    user = _user("inactive", PERMISSIONS)
+    text, session = ApiToken.make(user=user)[1], _session(user)
+    User.objects.filter(pk=user.pk).update(is_active=False)
+    return Who("inactive", is_known=False, session=session, token=with_token(text))
+
+
+def _of(user: User, permissions: frozenset[str], **more: Any) -> Who:
+    token = with_token(ApiToken.make(user=user)[1])
+    return Who(user.username, permissions, session=_session(user), token=token, **more)
