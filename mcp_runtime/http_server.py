@@ -379,6 +379,9 @@ class _Connection(asyncio.Protocol):
                 self._headers[name] += (b"; " if name == b"cookie" else b", ") + value
 
     def on_headers_complete(self) -> None:
+        if len(self._url) + sum(len(name) + len(value) for name, value in self._headers.items()) > MAX_HEAD:
+            self._refusal = (431, "The headers are too long.")
+            raise ValueError("a long head may come in one piece")
         self._has_progress, self._head_bytes = True, 0
         self._is_within_a_head = False
         self.version = self._parser.get_http_version()

@@ -295,9 +295,8 @@ class Recorder:
         is_large = call.size > LARGE
         if not self._max_bytes:
             return "{}", []
-        if (
-            is_large and call.may_hold_secrets
-        ):  # to look for them takes this thread long, and the gateway's loop with it
+        if is_large and call.may_hold_secrets:
+            # Not kept: to look for secrets in it takes this thread long, and the loop waits for the interpreter.
             return jsonrpc.encode({CUT: {"bytes": call.size, "beginning": ""}}).decode(), []
         # Most schemas have none, and looking for them takes as long as all the rest.
         paths = schemas.secret_paths(dict(call.schema), arguments) if call.may_hold_secrets else []

@@ -817,6 +817,19 @@ def test_an_address_as_for_proxies_is_its_path_and_says_the_host(url: bytes, pat
         assert (world.exchanges[0].path, world.exchanges[0].headers[b"host"]) == (path, host)
 
 
+@pytest.mark.parametrize(
+    "long", [b"X: " + b"y" * 65_536, b"\r\n".join(b"X%d: y" % n for n in range(20_000))], ids=["one", "many"]
+)
+def test_a_head_that_is_too_long_is_refused_though_it_comes_in_one_piece(long: bytes) -> None:
+    @run(echo)
+    async def _(world: World) -> None:
+        caller = await world.caller()
+        caller.say(head(long))
+        assert (await caller.hear()).status == 431
+        assert await caller.rest() == b""
+        assert world.exchanges == []
+
+
 @pytest.mark.parametrize("path", [b"ftp://a/mcp", b"//a/mcp", b"/mcp#x", b"*"])
 def test_a_path_is_what_was_sent(path: bytes) -> None:
     @run(say_path)
