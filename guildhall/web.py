@@ -44,7 +44,7 @@ def main() -> None:
     try:
         sockets = listen(address, settings.GUILD_HALL_WEB_WORKERS)
     except OSError as error:
-        sys.exit(f"The web cannot listen on {address[0]}:{address[1]}: {error.strerror}.")
+        sys.exit(f"The web cannot listen on {address[0]}:{address[1]}: {os.strerror(error.errno or 0)}.")
     try:
         if len(sockets) == 1:
             serve(sockets[0])

@@ -1,0 +1,56 @@
+"""The web's processes: what they say when they cannot start, and that none outlives its parent."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+import requests
+
+from tests.conftest import ROOT, eventually
+from tests.end_to_end.conftest import PATIENCE, Hall, lives
+from tests.end_to_end.test_up import wait_for_web
+
+pytestmark = pytest.mark.processes
+
+WEB = [sys.executable, "-m", "guildhall.web"]
+
+
+def web(hall: Hall, workers: int) -> subprocess.Popen[bytes]:
+    (hall.data_dir / "static").mkdir(parents=True, exist_ok=True)
+    process = hall.popen(WEB, GUILD_HALL_WEB_WORKERS=str(workers))
+    wait_for_web(hall)
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_no_web_process_outlives_its_parent(hall: Hall, number: signal.Signals) -> None:
+    parent = web(hall, 2)
+    workers = psutil.Process(parent.pid).children()
+    assert len(workers) == 2
+    parent.send_signal(number)
+    assert parent.wait(PATIENCE) == (-signal.SIGKILL if number == signal.SIGKILL else 0)
+    eventually(lambda: not any(map(lives, workers)), within=5, what="the workers end")
+    assert "Traceback" not in hall.output()
+
+
+def test_a_web_process_that_was_killed_comes_back_on_the_same_socket(hall: Hall) -> None:
+    parent = web(hall, 2)
+    before = psutil.Process(parent.pid).children()
+    for worker in before:
+        worker.kill()
+    assert requests.get(f"{hall.url}/healthz", timeout=PATIENCE).ok  # waits in the backlog, and is not refused
+    eventually(lambda: len(psutil.Process(parent.pid).children()) == 2)
+    assert hall.output().count("a web process ended with signal SIGKILL; starting it again") == 2
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_an_address_that_is_taken_is_said_in_one_line(hall: Hall, workers: str) -> None:
+    web(hall, 2)
+    environment = hall.environment(GUILD_HALL_WEB_WORKERS=workers)
+    done = subprocess.run(WEB, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 1
+    assert done.stderr == f"The web cannot listen on 127.0.0.1:{hall.web_port}: Address already in use.\n"
