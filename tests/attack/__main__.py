@@ -36,6 +36,7 @@ class Row:
     tally: Tally
     latency: Latency
     ratio: float | None
+    figures: str
     seconds: float
 
     @property
@@ -52,23 +53,25 @@ class Row:
         faults = [f"{count} x {what}" for what, count in self.tally.broken.most_common(12)]
         faults += [f"the neighbour's call: {failure}" for failure in self.latency.failures[:5]]
         if self.ratio is not None and self.ratio > RATIO:
-            faults.append(f"the neighbour's 95th percentile is {self.ratio:.2f} x that beside a harmless process")
+            faults.append(f"the neighbour's 95th percentile, beside a harmless process's: {self.figures}")
         return faults
 
 
 def run(hall: Hall, attack: Attack, share: float, idle: float) -> Row:
     """The attack, repeated until there are enough figures, and its baseline; measured again where the ratio is high."""
-    tally, latency, ratios, began = Tally(share), Latency(), [], time.monotonic()
+    tally, latency, began = Tally(share), Latency(), time.monotonic()
+    measured: list[tuple[float, str]] = []
     for _ in range(MEASURED if share == 1.0 else 1):
         once, seconds, cpu = attacked(hall, attack, tally, share, idle)
         latency.add(once)
         if share < 1.0:
             break
         baseline = burning(hall, cpu / seconds, min(seconds, 15.0))
-        ratios.append(once.ratio(baseline))
-        if ratios[-1] <= RATIO or seconds > LONG:
+        measured.append(once.against(baseline))
+        if measured[-1][0] <= RATIO or seconds > LONG:
             break
-    return Row(attack, tally, latency, min(ratios, default=None), time.monotonic() - began)
+    ratio, figures = min(measured, default=(None, ""))
+    return Row(attack, tally, latency, ratio, figures, time.monotonic() - began)
 
 
 def attacked(hall: Hall, attack: Attack, tally: Tally, share: float, idle: float) -> tuple[Latency, float, float]:

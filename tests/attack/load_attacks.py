@@ -130,10 +130,13 @@ def slow_readers_and_writers(hall: Hall, tally: Tally) -> None:
                     return
                 connection.sendall(bytes([byte]))
 
-    with ThreadPoolExecutor(60) as pool, held(hall, hall.port, list_request.encode() * 200, 40) as unread:
+    with ThreadPoolExecutor(60) as pool, contextlib.ExitStack() as stack:
         for number in range(60):
             pool.submit(drip, hall.port if number % 2 else hall.gateway_port)
-        tally.tries += 60 + len(unread)
+        for _ in range(16):
+            unread = stack.enter_context(contextlib.closing(_slow_socket(hall.port)))
+            unread.sendall(list_request.encode() * 50)
+        tally.tries += 60 + 16 * 50
         try:
             honest_calls(hall, tally, 8.0 * max(tally.share, 0.2))
         finally:
@@ -209,7 +212,7 @@ def unread_streams(hall: Hall, tally: Tally) -> None:
             message, headers = call_message("hostile__flood", {"count": count, "bytes": 100_000}, number)
             client = stack.enter_context(hall.client("attacker")).begin()
             named = {**client.headers, **headers}
-            connection = stack.enter_context(contextlib.closing(_slow_socket(hall)))
+            connection = stack.enter_context(contextlib.closing(_slow_socket(hall.gateway_port)))
             body = json.dumps(message).encode()
             lines = "".join(f"{name}: {value}\r\n" for name, value in named.items())
             first = f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\n{lines}Content-Length: {len(body)}\r\n\r\n"
@@ -224,7 +227,7 @@ def unread_listeners(hall: Hall, tally: Tally) -> None:
         for _ in range(20):
             client = stack.enter_context(hall.client("attacker", "/mcp/pipe")).begin()
             lines = "".join(f"{name}: {value}\r\n" for name, value in client.headers.items() if name != "Accept")
-            connection = stack.enter_context(contextlib.closing(_slow_socket(hall)))
+            connection = stack.enter_context(contextlib.closing(_slow_socket(hall.gateway_port)))
             head_ = f"GET /mcp/pipe HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/event-stream\r\n{lines}\r\n"
             connection.sendall(head_.encode())
         with hall.client("attacker", "/mcp/pipe") as caller:
@@ -235,12 +238,12 @@ def unread_listeners(hall: Hall, tally: Tally) -> None:
         honest_calls(hall, tally, 2.0 * max(tally.share, 0.5))
 
 
-def _slow_socket(hall: Hall) -> socket.socket:
+def _slow_socket(port: int) -> socket.socket:
     """With the smallest buffer there is, so that what nobody reads stays in the hall."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.settimeout(20)
-    connection.connect(("127.0.0.1", hall.gateway_port))
+    connection.connect(("127.0.0.1", port))
     return connection
 
 
