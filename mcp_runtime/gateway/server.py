@@ -352,20 +352,20 @@ class Gateway:
             event = self._changed.setdefault(member.pk, asyncio.Event())
             if (live := self._connected(member)) is not None:
                 return live
-            reason, last_error = await self._loop.run_in_executor(None, unit_of_work, look)
+            reason, last_reason = await self._loop.run_in_executor(None, unit_of_work, look)
             if reason:
                 raise unavailable(member.name, reason)
-            request.not_sent = late + (f": {last_error}" if last_error else "")
+            request.not_sent = late + (f": {last_reason}" if last_reason else "")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(AVAILABLE_LOOK):
                     await event.wait()
 
     def _no_use_waiting(self, member_id: int, since: datetime, deadline: datetime) -> tuple[str, str]:
-        """Why not, empty while there is some use; and the error of a member that waits for its restart."""
+        """Why not, empty while there is some use; and why a member failed that waits for its restart."""
         self._availability.wish(member_id)
         row = GuildMember.objects.get(pk=member_id)
-        last_error = row.last_error if row.status == GuildMember.Status.ERROR else ""
-        return self._availability.no_use_waiting(row, since, deadline), last_error
+        last_reason = row.last_reason if row.status == GuildMember.Status.ERROR else ""
+        return self._availability.no_use_waiting(row, since, deadline), last_reason
 
     # Access -------------------------------------------------------------------------------------------------------
 

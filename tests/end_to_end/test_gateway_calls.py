@@ -59,7 +59,8 @@ def test_a_call_starts_what_is_stopped_and_says_why_nothing_else_can_be_called(h
     assert watch.seconds < 6
     assert crash["data"] == {"member": "crash", "kind": "unavailable", "sent": False}
     assert "'crash'" in crash["message"]
-    assert "cannot go on like this" in crash["message"]
+    assert "ended with exit code 7" in crash["message"]
+    assert "cannot go on like this" not in crash["message"]  # its last lines are for who may read its log
     assert recorded(member__name="crash").error_kind == "unavailable"
 
     control.disable(member("one"))
@@ -217,9 +218,9 @@ def test_each_call_is_written_down_with_its_end_and_without_its_secrets(one: Hal
     told = recorded(tool_name="refuse")
     assert (told.status, told.error_kind, told.error_code) == ("failed", "protocol", -32602)
     assert told.error_data == {"hint": "ask somebody else"}
-    for tool in ("html", "wrong_id"):
-        assert agent.call(f"one__{tool}")["error"]["data"]["member"] == "one"
-        assert recorded(tool_name=tool).error_kind == "protocol"
+    for tool, kind in {"html": "protocol", "wrong_id": "transport"}.items():
+        assert agent.call(f"one__{tool}")["error"]["data"] == {"member": "one", "kind": kind}
+        assert recorded(tool_name=tool).error_kind == kind
     assert agent.call("one__reset")["error"]["data"] == {"member": "one", "kind": "transport"}
     assert recorded(tool_name="reset").error_kind == "transport"
 

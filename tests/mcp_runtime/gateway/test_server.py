@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import socket
 import threading
+from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from django.db import OperationalError
+from django.utils import timezone
 
 from mcp_runtime import http_server
 from mcp_runtime.gateway import offers, server, session_file
@@ -179,6 +181,18 @@ def test_a_member_that_does_not_come_up_fails_the_call_with_the_reason(
     (call,) = world.calls()
     assert (call.error_kind, call.error_message) == ("unavailable", error["message"])
     assert member.heard("tools/call") == []
+
+
+def test_a_call_that_waits_for_a_restart_in_vain_is_told_why_without_the_members_last_lines(world: World) -> None:
+    member = world.member(timeout=0.4)
+    agent = world.agent().begin()
+    world.live.pop(member.row.pk)
+    last_error = f"it broke{GuildMember.TAIL_MARK}key=sesame"
+    soon = timezone.now() + timedelta(seconds=0.2)
+    GuildMember.objects.update(status="error", wanted="running", last_error=last_error, next_restart_at=soon)
+    told = failed(world, agent, "notes__echo")
+    assert "it broke" in told
+    assert "sesame" not in told
 
 
 def failed(world: World, agent: Agent, tool: str) -> str:
