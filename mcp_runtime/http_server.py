@@ -77,6 +77,7 @@ class Exchange:
         self.is_complete = False  # the body
         self.is_begun = False  # the reply
         self.is_over = False
+        self.owner: object = None  # whose it is, once `answer` knows
         self._is_chunked = False
         self._connection = connection
         self._parts = bytearray()
@@ -244,6 +245,7 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._line: collections.deque[Exchange] = collections.deque()
         self._answering: Exchange | None = None
+        self._latest: Exchange | None = None  # that was answered, or is
         self._receiving: Exchange | None = None  # its body
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
@@ -340,6 +342,11 @@ class _Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._drained = self._loop.create_future()
         self._server.count_blocked()
+
+    @property
+    def owner(self) -> object:
+        """Whose reply waits here to be read."""
+        return self._latest.owner if self._latest is not None else None
 
     @property
     def held(self) -> int:
@@ -473,7 +480,7 @@ class _Connection(asyncio.Protocol):
             and self._drained is None  # else replies would pile up for who reads none
             and not self._transport.is_closing()
         ):
-            self._answering = self._line.popleft()
+            self._answering = self._latest = self._line.popleft()
             self.due = math.inf
             self._server.begin(self._answering)
         if self._line:
@@ -551,10 +558,15 @@ class HttpServer:
             self._bound_held()
 
     def _bound_held(self) -> None:
-        """Ends the connections that hold most bytes, until all of them together have their bound again."""
+        """Ends connections until all have their bound again: those of whoever holds most, the largest first."""
         held = {one: size for one in self._connections if (size := one.held)}
         total = sum(held.values())
-        for one in sorted(held, key=held.__getitem__, reverse=True) if total > MAX_HELD else ():
+        if total <= MAX_HELD:
+            return
+        by_owner: collections.Counter[object] = collections.Counter()
+        for one, size in held.items():
+            by_owner[one.owner] += size
+        for one in sorted(held, key=lambda one: (by_owner[one.owner], held[one]), reverse=True):
             one.abort()
             total -= held[one]
             if total <= MAX_HELD * 7 // 8:

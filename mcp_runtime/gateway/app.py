@@ -145,6 +145,7 @@ class App:
             principal = await self._callers.principal(headers.get(b"authorization"))
         except AccessError as error:
             raise await _unauthorized(error, exchange) from error
+        exchange.owner = principal.owner
         place = await self._place(match, exchange.query, principal)
         if exchange.verb == "POST":
             await self._post(place, principal, exchange)

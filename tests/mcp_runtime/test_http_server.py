@@ -1130,6 +1130,25 @@ def test_replies_that_nobody_reads_have_a_bound_in_all(monkeypatch: pytest.Monke
         assert (await world.ask(GET)).body == b"x"
 
 
+def test_who_leaves_most_unread_in_all_makes_room_though_another_has_the_largest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_server, "MAX_HELD", 2 * MUCH)
+    monkeypatch.setattr(http_server, "BLOCKED_LOOK", 1_000_000)
+    monkeypatch.setattr(http_server, "LOOK_SECONDS", 0.5)
+
+    async def much(exchange: Exchange) -> None:
+        exchange.owner = exchange.path
+        exchange.reply(200, b"x" * (MUCH if exchange.path == "/few" else MUCH * 2 // 3))
+
+    @run(much)
+    async def _(world: World) -> None:
+        for path in (b"/few", b"/many", b"/many", b"/many"):
+            (await world.caller()).say(head(verb=b"GET", path=path))
+        await world.eventually(lambda: len(world.exchanges) == 4 and len(world.server._connections) == 2)
+        assert sorted(str(one.owner) for one in world.server._connections) == ["/few", "/many"]
+
+
 def test_heads_that_are_not_complete_have_a_bound_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "MAX_HELD", 100_000)
     monkeypatch.setattr(http_server, "LOOK_SECONDS", 0.01)
