@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +17,7 @@ import msgspec
 
 from mcp_runtime import jsonrpc
 from mcp_runtime.errors import MethodError, ProtocolError
+from mcp_runtime.gateway import envelope
 from mcp_runtime.gateway.replies import Refusal, body_of
 from mcp_runtime.http_server import BODY_SECONDS, Exchange
 from mcp_runtime.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR
@@ -38,8 +38,6 @@ BURST_SECONDS = 0.12
 SHORT = 16_384
 
 _DECODER = msgspec.json.Decoder()
-_NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
-_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 class Intake:
@@ -122,9 +120,8 @@ def check_shape(body: bytes) -> None:
     letters = outline.count(b"e") + outline.count(b"E") - outline.count(b"true") - outline.count(b"false")
     if letters > MAX_EXPONENTS:
         raise ProtocolError(f"the body has more than {MAX_EXPONENTS:,} numbers with exponents")
-    nesting = outline.translate(None, _NO_BRACKET)
-    # Counted as jsonrpc.check_depth does, from the outermost value.
-    if max(itertools.accumulate(map(_STEPS.__getitem__, nesting)), default=0) > jsonrpc.MAX_DEPTH + 1:
+    # As deep as jsonrpc.check_depth allows, which counts from the outermost value.
+    if envelope.nests_deeper(body, jsonrpc.MAX_DEPTH + 1):
         raise ProtocolError(f"the body is nested more than {jsonrpc.MAX_DEPTH} deep")
 
 
