@@ -28,6 +28,8 @@ from roster.management.commands.up import Signals
 logger = logging.getLogger("guildhall.web")
 
 PR_SET_PDEATHSIG = 1
+# As in the runtime: a request waits for the interpreter behind each thread that computes, 5 ms a turn by default.
+SWITCH_INTERVAL = 0.0005
 STOP_SECONDS = 1.0  # for requests that are being answered
 KILL_SECONDS = 1.0  # more, until a process that does not end is killed
 QUICK_DEATH_SECONDS = 10.0
@@ -37,6 +39,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main() -> None:
+    sys.setswitchinterval(SWITCH_INTERVAL)
     parent = os.environ.get("GUILD_HALL_END_WITH_PARENT")
     if parent:
         end_with(int(parent))

@@ -1,8 +1,11 @@
 """WSGI on our HTTP server: a request is read whole on the loop, within its bounds, before a thread is taken for it.
 
-A client that sends half a request, or reads its answer slowly, holds a connection and no thread. The answer is taken
-from the application in steps, each in some thread: a step ends when the client has enough to read, and the next one
-begins when it has read that. The generator of an answer may therefore run in several threads, one after the other.
+A client that sends half a request, or reads its answer slowly, holds a connection and no thread. Threads are shared:
+the next one goes to the client that has the fewest, and a client that is alone leaves a quarter of them.
+
+The answer is taken from the application in steps, each in some thread: a step ends when the client has enough to read,
+and the next one begins when it has read that. The generator of an answer may therefore run in several threads, one
+after the other.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from wsgiref.types import WSGIApplication, WSGIEnvironment
 
 from mcp_runtime import http_server
 from mcp_runtime.http_server import Exchange, TooLargeError
+from mcp_runtime.limits import Owner, Places
 
 logger = logging.getLogger("guildhall.web")
 
@@ -48,6 +52,7 @@ class WsgiServer:
     ) -> None:
         self._application = application
         self._threads = Threads(threads)
+        self._places = Places(threads)
         self._after_step = after_step
         self._bodies: dict[Exchange, int] = {}  # bytes of each; the oldest first
         self._environment: WSGIEnvironment = {
@@ -113,11 +118,13 @@ class WsgiServer:
 
     async def _step(self, answer: Answer) -> bool:
         """Whether that was all of it."""
+        await self._places.take(answer.owner)
         loop = asyncio.get_running_loop()
         over: asyncio.Future[bool] = loop.create_future()
 
         def done(is_over: bool) -> None:
             answer.is_in_thread = False
+            self._places.give_back(answer.owner)
             if not over.done():
                 over.set_result(is_over)
             elif not answer.is_closed:  # whoever waited for it has gone meanwhile
@@ -169,6 +176,7 @@ class Answer:
         self._ahead: deque[bytes] = deque()
         self._given = 0  # bytes, by the threads
         self._taken = 0  # by the loop
+        self.owner = owner_of(exchange)
         self.is_closed = False
         self.is_in_thread = False
         self.is_wanted = True
@@ -328,6 +336,12 @@ def request_environment(exchange: Exchange, body: bytes) -> WSGIEnvironment:
         if key:
             environment[key] = value.decode("latin-1")
     return environment
+
+
+def owner_of(exchange: Exchange) -> Owner:
+    """Whose request it is, as far as that is known before Django has looked: threads are shared fairly by this."""
+    credentials = exchange.headers.get(b"authorization") or exchange.headers.get(b"cookie", b"")
+    return hash(exchange.address[0]), hash(credentials)
 
 
 def _scheme(exchange: Exchange) -> str:

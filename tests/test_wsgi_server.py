@@ -375,8 +375,8 @@ def test_more_requests_than_threads_wait_for_one(serve: Serve) -> None:
     serving = serve(Application(answer, ("Content-Length", "2")), threads=2)
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(serving.connect()) for _ in range(6)]
-        for client in clients:
-            client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        for number, client in enumerate(clients):
+            client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nAuthorization: %d\r\n\r\n" % number)
         eventually(lambda: len(running) == 2)
         assert serving.wsgi._threads._count == 2
         for _ in clients:
@@ -384,6 +384,38 @@ def test_more_requests_than_threads_wait_for_one(serve: Serve) -> None:
         for client in clients:
             assert rest(client).endswith(b"ok")
     assert serving.wsgi._threads._count == 2
+
+
+def test_who_sends_many_requests_leaves_threads_to_others_and_takes_turns_with_them(serve: Serve) -> None:
+    together = threading.Semaphore(0)
+    begun: list[str] = []
+
+    def answer(environment: WSGIEnvironment) -> Iterable[bytes]:
+        begun.append(environment["HTTP_AUTHORIZATION"])
+        together.acquire(timeout=10)
+        return [b"ok"]
+
+    serving = serve(Application(answer, ("Content-Length", "2")), threads=8)
+    with contextlib.ExitStack() as stack:
+
+        def send(name: bytes, count: int) -> list[socket.socket]:
+            clients = [stack.enter_context(serving.connect()) for _ in range(count)]
+            for client in clients:
+                client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nAuthorization: %b\r\n\r\n" % name)
+            return clients
+
+        greedy = send(b"greedy", 20)
+        eventually(lambda: begun == ["greedy"] * 6)
+        honest = send(b"honest", 3)
+        eventually(lambda: begun[6:] == ["honest"])
+        for _ in range(4):
+            together.release()
+        eventually(lambda: begun.count("honest") == 3, what="those with fewer threads come first")
+        assert begun.count("greedy") <= 8
+        for _ in range(30):
+            together.release()
+        for client in (*greedy, *honest):
+            assert rest(client).endswith(b"ok")
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_sent(serve: Serve) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,67 +18,11 @@ from mcp_runtime.gateway import envelope
 from mcp_runtime.gateway.connections import Address, Connections, Response
 from mcp_runtime.gateway.envelope import Message
 from mcp_runtime.lifecycle import EXIT_GRACE, Lifecycle, LiveMember
-from mcp_runtime.limits import Owner, Slots
+from mcp_runtime.limits import Owner, Places
 
 STREAM_ENDED = "the event stream ended without the answer"
 
 Read = TypeVar("Read")
-
-
-class Places:
-    """So many requests may be in a member at a time; others wait. A place that becomes free goes to the principal that
-    holds the fewest of them, and among its requests to the one that waits longest."""
-
-    def __init__(self, count: int) -> None:
-        self._slots = Slots(count)
-        # Of principals that hold equally many, the one that was served longest ago comes first.
-        self._waiting: dict[Owner, collections.deque[asyncio.Future[None]]] = {}
-
-    async def take(self, owner: Owner) -> None:
-        if owner not in self._waiting and self._slots.may_take(owner):
-            self._slots.take(owner)
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(owner, collections.deque()).append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.give_back(owner)  # it was given in the same moment
-            else:
-                self._leave(owner, turn)
-            raise
-
-    def allow(self, count: int) -> None:
-        """So many from now on. Where it is fewer, those who are in stay."""
-        if count != self._slots.count:
-            self._slots.count = count
-            self._hand_on()
-
-    def give_back(self, owner: Owner) -> None:
-        self._slots.give_back(owner)
-        self._hand_on()
-
-    def _hand_on(self) -> None:
-        while self._waiting:
-            may_take = [owner for owner in self._waiting if self._slots.may_take(owner)]
-            if not may_take:
-                return
-            owner = min(may_take, key=self._slots.held_by)
-            line = self._waiting.pop(owner)
-            turn = line.popleft()
-            if line:
-                self._waiting[owner] = line  # behind the others
-            if not turn.done():
-                self._slots.take(owner)
-                turn.set_result(None)
-
-    def _leave(self, owner: Owner, turn: asyncio.Future[None]) -> None:
-        line = self._waiting.get(owner)
-        if line is not None and turn in line:
-            line.remove(turn)
-            if not line:
-                del self._waiting[owner]
 
 
 @dataclass(eq=False)

@@ -8,8 +8,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from mcp_runtime.gateway.messages import CANCEL_GRACE, Deadline, Event, Stream
-from mcp_runtime.gateway.wire import Places
-from mcp_runtime.limits import Owner
+from mcp_runtime.limits import Owner, Places
 
 ANA: Owner = (1, 1)
 
