@@ -1,7 +1,8 @@
 """WSGI on our HTTP server: a request is read whole on the loop, within its bounds, before a thread is taken for it.
 
 A client that sends half a request, or reads its answer slowly, holds a connection and no thread. Threads are shared:
-the next one goes to the client that has the fewest, and a client that is alone leaves a quarter of them.
+the next one goes to the client that has the fewest, and a client that is alone leaves a quarter of them. A few of the
+threads compute at a time, shared in the same way; those that wait do not count among them.
 
 The answer is taken from the application in steps, each in some thread: a step ends when the client has enough to read,
 and the next one begins when it has read that. The generator of an answer may therefore run in several threads, one
@@ -33,8 +34,13 @@ logger = logging.getLogger("guildhall.web")
 
 MAX_AHEAD = 262_144  # bytes that the application may be ahead of the client
 READ_SECONDS = 30.0  # for a client to read what it was sent
+# Requests that compute at a time. The threads of a process share one interpreter: more of them end no sooner, and each
+# of them ends later.
+AT_WORK = 4
+LONG_STEP = 0.5  # seconds; what takes longer most likely waits, for a lock or a database that is away
 FILE_BLOCK = 131_072
 MAX_BODIES = 64_000_000  # bytes of all bodies: on their way, waiting for a thread, or being answered
+WAITS = "guildhall.waits"  # in the environment: to be called by a request that is about to wait
 LOOPBACK = ("127.0.0.1", "::1")
 
 Headers = list[tuple[bytes, bytes]]
@@ -53,6 +59,7 @@ class WsgiServer:
         self._application = application
         self._threads = Threads(threads)
         self._places = Places(threads)
+        self._at_work = Places(min(threads, AT_WORK))
         self._after_step = after_step
         self._bodies: dict[Exchange, int] = {}  # bytes of each; the oldest first
         self._environment: WSGIEnvironment = {
@@ -72,7 +79,9 @@ class WsgiServer:
             try:
                 body = await exchange.body(partial(self._take, exchange))
                 environment = {**self._environment, **request_environment(exchange, body)}
-                await self._answer(exchange, Answer(self._application, environment, exchange))
+                answer = Answer(self._application, environment, exchange)
+                environment[WAITS] = partial(_soon, asyncio.get_running_loop(), self._wait, answer)
+                await self._answer(exchange, answer)
             except TooLargeError:
                 _refuse(exchange, 413, f"The body is larger than {http_server.MAX_BODY:,} bytes.")
             except TimeoutError:
@@ -118,12 +127,20 @@ class WsgiServer:
 
     async def _step(self, answer: Answer) -> bool:
         """Whether that was all of it."""
-        await self._places.take(answer.owner)
         loop = asyncio.get_running_loop()
+        await self._places.take(answer.owner)
+        try:
+            await self._begin_work(answer)
+        except BaseException:
+            self._places.give_back(answer.owner)
+            raise
+        rest = loop.call_later(LONG_STEP, self._rest, answer)
         over: asyncio.Future[bool] = loop.create_future()
 
         def done(is_over: bool) -> None:
             answer.is_in_thread = False
+            rest.cancel()
+            self._rest(answer)
             self._places.give_back(answer.owner)
             if not over.done():
                 over.set_result(is_over)
@@ -144,6 +161,22 @@ class WsgiServer:
         answer.is_in_thread = True
         self._threads.run(step)
         return await over
+
+    async def _begin_work(self, answer: Answer) -> None:
+        if not answer.waits:
+            await self._at_work.take(answer.owner)
+            answer.is_at_work = True
+
+    def _rest(self, answer: Answer) -> None:
+        """Others may work in its place."""
+        if answer.is_at_work:
+            answer.is_at_work = False
+            self._at_work.give_back(answer.owner)
+
+    def _wait(self, answer: Answer) -> None:
+        """From here on it waits more than it works."""
+        answer.waits = True
+        self._rest(answer)
 
     def _close(self, answer: Answer) -> None:
         try:
@@ -179,6 +212,8 @@ class Answer:
         self.owner = owner_of(exchange)
         self.is_closed = False
         self.is_in_thread = False
+        self.is_at_work = False
+        self.waits = False
         self.is_wanted = True
 
     @property
@@ -341,7 +376,8 @@ def request_environment(exchange: Exchange, body: bytes) -> WSGIEnvironment:
 def owner_of(exchange: Exchange) -> Owner:
     """Whose request it is, as far as that is known before Django has looked: threads are shared fairly by this."""
     credentials = exchange.headers.get(b"authorization") or exchange.headers.get(b"cookie", b"")
-    return hash(exchange.address[0]), hash(credentials)
+    client = hash((exchange.address[0], credentials))
+    return client, client
 
 
 def _scheme(exchange: Exchange) -> str:

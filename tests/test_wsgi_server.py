@@ -418,6 +418,74 @@ def test_who_sends_many_requests_leaves_threads_to_others_and_takes_turns_with_t
             assert rest(client).endswith(b"ok")
 
 
+class Workers:
+    """An application whose requests are at work until they are released; those to /wait say that they wait."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self._together = threading.Semaphore(0)
+
+    def answer(self, environment: WSGIEnvironment) -> Iterable[bytes]:
+        if environment["PATH_INFO"] == "/wait":
+            environment["guildhall.waits"]()
+        self.begun.append(environment["PATH_INFO"])
+        self._together.acquire(timeout=10)
+        return [b"ok"]
+
+    def release(self) -> None:
+        for _ in range(100):
+            self._together.release()
+
+
+def requests_of(serving: Serving, stack: contextlib.ExitStack, path: bytes, count: int) -> list[socket.socket]:
+    """So many, each of another client."""
+    clients = [stack.enter_context(serving.connect()) for _ in range(count)]
+    for number, client in enumerate(clients):
+        head = b"GET %b HTTP/1.1\r\nHost: a\r\nConnection: close\r\nAuthorization: %b%d\r\n\r\n"
+        client.sendall(head % (path, path, number))
+    return clients
+
+
+def test_a_few_requests_compute_at_a_time_and_those_that_wait_do_not_count(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wsgi_server, "LONG_STEP", 60.0)
+    workers = Workers()
+    serving = serve(Application(workers.answer, ("Content-Length", "2")), threads=20)
+    with contextlib.ExitStack() as stack:
+        clients = requests_of(serving, stack, b"/work", 6)
+        eventually(lambda: workers.begun == ["/work"] * 4)
+        waiting = requests_of(serving, stack, b"/wait", 6)
+        assert workers.begun == ["/work"] * 4
+        workers.release()
+        for client in (*clients, *waiting):
+            assert rest(client).endswith(b"ok")
+
+    workers = Workers()
+    serving = serve(Application(workers.answer, ("Content-Length", "2")), threads=20)
+    with contextlib.ExitStack() as stack:
+        clients = requests_of(serving, stack, b"/wait", 12)
+        eventually(lambda: workers.begun == ["/wait"] * 12)
+        clients += requests_of(serving, stack, b"/work", 4)
+        eventually(lambda: workers.begun[12:] == ["/work"] * 4)
+        workers.release()
+        for client in clients:
+            assert rest(client).endswith(b"ok")
+
+
+def test_what_takes_long_lets_others_work(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wsgi_server, "LONG_STEP", 0.05)
+    workers = Workers()
+    serving = serve(Application(workers.answer, ("Content-Length", "2")), threads=20)
+    with contextlib.ExitStack() as stack:
+        clients = requests_of(serving, stack, b"/work", 12)
+        eventually(lambda: workers.begun == ["/work"] * 12)
+        workers.release()
+        for client in clients:
+            assert rest(client).endswith(b"ok")
+        eventually(lambda: (serving.wsgi._at_work._slots.held, serving.wsgi._places._slots.held) == (0, 0))
+
+
 def test_a_body_that_is_too_large_is_refused_before_it_is_sent(serve: Serve) -> None:
     application = Application(lambda _: [b"ok"])
     said = serve(application).exchange(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4000001\r\n\r\n")

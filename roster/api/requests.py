@@ -101,9 +101,17 @@ def _preferences(header: str, name: str) -> Iterator[str]:
             yield value.strip().strip('"')
 
 
-def wait_for_end(invocation: Invocation, seconds: int) -> bool:
-    """Wait until the call is over; whether there was a seat to wait at all (not: whether it is over)."""
+def take_seat(request: Request) -> bool:
+    """Whether there is a seat to wait. Then the server lets others work meanwhile (guildhall.wsgi_server)."""
     if not seats.acquire(blocking=False):
+        return False
+    request.META.get("guildhall.waits", lambda: None)()
+    return True
+
+
+def wait_for_end(request: Request, invocation: Invocation, seconds: int) -> bool:
+    """Wait until the call is over; whether there was a seat to wait at all (not: whether it is over)."""
+    if not take_seat(request):
         return False
     try:
         give_connection_back()  # waiting is no reason to keep one from those who work

@@ -132,7 +132,7 @@ class SessionMessagesView(HallView):
         message = control.queue_message(
             session, values["prompt"], caller=_caller(request), timeout=values.get("timeout")
         )
-        if _wants_stream(request) and (streamed := streams.stream(session, 0, message)):
+        if _wants_stream(request) and (streamed := streams.stream(request, session, 0, message)):
             return streamed
         return Response(MessageSerializer(message).data, status=status.HTTP_202_ACCEPTED)
 
@@ -157,7 +157,7 @@ class SessionEventsView(HallView):
         if last := request.headers.get("Last-Event-ID"):
             given["after"] = last
         after = _body(EventFilters, given).get("after", 0)
-        if _wants_stream(request) and (streamed := streams.stream(session, after)):
+        if _wants_stream(request) and (streamed := streams.stream(request, session, after)):
             return streamed
         more = control.is_under_way(session)
         behind = control.transcript(session, after)

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.core.serializers.json import DjangoJSONEncoder
 from django.http import StreamingHttpResponse
+from rest_framework.request import Request
 
 from mcp_runtime import control
 from mcp_runtime.database import give_connection_back
@@ -22,12 +23,14 @@ COMMENT_SECONDS = 15.0
 BATCH = 100
 
 
-def stream(session: AgentSession, after: int, message: AgentMessage | None = None) -> StreamingHttpResponse | None:
+def stream(
+    request: Request, session: AgentSession, after: int, message: AgentMessage | None = None
+) -> StreamingHttpResponse | None:
     """The transcript behind the event `after`, of one message or all of them, until nothing is under way.
 
     None when no seat is free. Each event carries its id, for Last-Event-ID; the last one is `end`.
     """
-    if not requests.seats.acquire(blocking=False):
+    if not requests.take_seat(request):
         return None
     response = StreamingHttpResponse(_Seated(_events(session, after, message)), content_type="text/event-stream")
     response["Cache-Control"] = "no-store"

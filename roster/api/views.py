@@ -350,7 +350,7 @@ def _invocation(request: Request, pk: int) -> Invocation:
 def _awaited(request: Request, invocation: Invocation) -> Response:
     """The call, waited for as the client prefers."""
     seconds = 0 if invocation.is_finished else requests.preferred_wait(request)
-    if not seconds or not requests.wait_for_end(invocation, seconds):
+    if not seconds or not requests.wait_for_end(request, invocation, seconds):
         return Response(InvocationSerializer(invocation).data)
     # Columns by name: without names it would forget the member, and read it again.
     invocation.refresh_from_db(fields=_OWN_COLUMNS)
