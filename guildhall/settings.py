@@ -108,7 +108,7 @@ def private_folder(path: Path) -> Path:
 
 def close_to_others(path: Path, status: os.stat_result) -> None:
     """Others could read the password hashes, the secret key and the logs in it."""
-    if status.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid() and os.geteuid() != 0:  # root closes it for whom it belongs to
         raise ImproperlyConfigured(
             f"GUILD_HALL_DATA_DIR={path}: it belongs to another user, and others may read it. "
             f"Run: sudo chown {os.geteuid()} {path} && sudo chmod 700 {path}. "

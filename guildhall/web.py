@@ -78,7 +78,8 @@ def listen(address: tuple[str, int], workers: int) -> list[socket.socket]:
 
 def _bound(address: tuple[str, int], *, is_shared: bool) -> socket.socket:
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    return socket.create_server(address, family=family, backlog=BACKLOG, reuse_port=is_shared)
+    is_dual = address[0] == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server(address, family=family, backlog=BACKLOG, reuse_port=is_shared, dualstack_ipv6=is_dual)
 
 
 # One process ------------------------------------------------------------------------------------------------------
@@ -126,7 +127,7 @@ class Workers:
         logger.info("ready")
         while not self._signals.stops:
             now = time.monotonic()
-            self._signals.wait(min(self._due.values()) - now if self._due else None)
+            self._signals.wait(max(0.0, min(self._due.values()) - now) if self._due else None)
             self._collect()
             self._start_due()
         self._end()
@@ -147,6 +148,8 @@ class Workers:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 return
+            if pid not in self._slots:
+                continue  # somebody else's child that became ours: in a container this may be process 1
             slot, lived = self._slots.pop(pid), time.monotonic() - self._started_at.pop(pid)
             delay = RESTART_SECONDS if lived < QUICK_DEATH_SECONDS else 0.0
             self._due[slot] = time.monotonic() + delay

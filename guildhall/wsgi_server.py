@@ -41,6 +41,7 @@ LONG_STEP = 0.5  # seconds; what takes longer most likely waits, for a lock or a
 FILE_BLOCK = 131_072
 MAX_BODIES = 64_000_000  # bytes of all bodies: on their way, waiting for a thread, or being answered
 WAITS = "guildhall.waits"  # in the environment: to be called by a request that is about to wait
+SHORT_BODY = 65_536  # bytes
 LOOPBACK = ("127.0.0.1", "::1")
 
 Headers = list[tuple[bytes, bytes]]
@@ -58,8 +59,9 @@ class WsgiServer:
     ) -> None:
         self._application = application
         self._threads = Threads(threads)
-        self._places = Places(threads)
-        self._at_work = Places(min(threads, AT_WORK))
+        # Of two or three places one client alone would get one or two.
+        self._places = Places(max(threads, AT_WORK))
+        self._at_work = Places(AT_WORK)
         self._after_step = after_step
         self._bodies: dict[Exchange, int] = {}  # bytes of each; the oldest first
         self._environment: WSGIEnvironment = {
@@ -97,6 +99,7 @@ class WsgiServer:
         As connections do, of the address that has most. Raises NoRoomError.
         """
         if not size:
+            self._bodies.pop(exchange, None)
             return
         self._bodies[exchange] = size
         while sum(self._bodies.values()) > MAX_BODIES:
@@ -105,6 +108,8 @@ class WsgiServer:
                 if one is not exchange and not one.is_complete:
                     bytes_of[one.address[0]] += held
             if not bytes_of:
+                if size <= SHORT_BODY:
+                    return  # what is short is bounded by the number of connections
                 raise NoRoomError
             crowd = bytes_of.most_common(1)[0][0]
             oldest = next(

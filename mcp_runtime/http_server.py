@@ -305,7 +305,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, made)
         peer = made.get_extra_info("peername")
         if isinstance(peer, tuple):  # a Unix socket has no name at its other end
-            self.address = peer[:2]
+            self.address = (peer[0].removeprefix("::ffff:"), peer[1])  # an IPv4 client of a socket for both
         self.due = self._loop.time() + HEAD_SECONDS
         if not self._server.admit(self):
             self._refuse(503, "Too many connections are open.", [(b"retry-after", b"2")])

@@ -501,8 +501,43 @@ def test_a_body_that_does_not_come_in_time_is_refused(serve: Serve, monkeypatch:
     assert application.environments == []
 
 
+def test_requests_without_a_body_take_nothing_of_the_bound_for_bodies(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wsgi_server, "MAX_BODIES", 200_000)
+    workers = Workers()
+    serving = serve(Application(workers.answer, ("Content-Length", "2")), threads=4)
+    with contextlib.ExitStack() as stack:
+        clients = requests_of(serving, stack, b"/wait", 8)
+        eventually(lambda: len(serving.wsgi._places._waiting) == 4)
+        assert sum(serving.wsgi._bodies.values()) == 0
+        clients += requests_of(serving, stack, b"/work", 1)
+        workers.release()
+        for client in clients:
+            assert rest(client).endswith(b"ok")
+
+
+def test_what_is_short_is_taken_when_large_bodies_have_all_the_room(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wsgi_server, "MAX_BODIES", 100_000)
+    workers = Workers()
+    serving = serve(Application(workers.answer, ("Content-Length", "2")), threads=4)
+    head = b"POST /wait HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    with serving.connect() as large, serving.connect() as short:
+        large.sendall(head % 100_000 + b"x" * 100_000)
+        eventually(lambda: workers.begun == ["/wait"])
+        assert b" 503 " in serving.exchange(head % 90_000 + b"x" * 90_000)
+        short.sendall(head % 200 + b"x" * 200)
+        eventually(lambda: workers.begun == ["/wait"] * 2)
+        workers.release()
+        assert rest(large).endswith(b"ok")
+        assert rest(short).endswith(b"ok")
+
+
 def test_bodies_that_wait_for_a_thread_have_a_bound(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wsgi_server, "MAX_BODIES", 3_000)
+    monkeypatch.setattr(wsgi_server, "SHORT_BODY", 0)
     go_on = threading.Event()
 
     def wait(environment: WSGIEnvironment) -> Iterable[bytes]:

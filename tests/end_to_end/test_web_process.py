@@ -54,3 +54,24 @@ def test_an_address_that_is_taken_is_said_in_one_line(hall: Hall, workers: str) 
     done = subprocess.run(WEB, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 1
     assert done.stderr == f"The web cannot listen on 127.0.0.1:{hall.web_port}: Address already in use.\n"
+
+
+def test_every_address_of_the_machine_is_both_kinds(hall: Hall) -> None:
+    (hall.data_dir / "static").mkdir(parents=True, exist_ok=True)
+    hall.popen(WEB, GUILD_HALL_HOST="::", GUILD_HALL_ALLOWED_HOSTS="127.0.0.1,localhost,[::1]")
+    wait_for_web(hall)  # at 127.0.0.1
+
+
+def test_a_child_of_somebody_else_does_not_end_the_web(hall: Hall) -> None:
+    """In a container the web may be process 1, which inherits whatever lost its parent."""
+    (hall.data_dir / "static").mkdir(parents=True, exist_ok=True)
+    inherit = "import ctypes, os, runpy; ctypes.CDLL(None).prctl(36, 1)\n"  # PR_SET_CHILD_SUBREAPER
+    inherit += "if os.fork() == 0:\n    os.fork() or __import__('time').sleep(2)\n    os._exit(0)\nos.wait()\n"
+    parent = hall.popen(
+        [sys.executable, "-c", f"{inherit}runpy.run_module('guildhall.web', run_name='__main__')"],
+        GUILD_HALL_WEB_WORKERS="2",
+    )
+    wait_for_web(hall)
+    eventually(lambda: len(psutil.Process(parent.pid).children()) == 2, what="the stranger is reaped")
+    assert parent.poll() is None
+    assert requests.get(f"{hall.url}/healthz", timeout=PATIENCE).ok
