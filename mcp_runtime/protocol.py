@@ -174,6 +174,7 @@ class EventStream:
         self.retry_ms: int | None = None
         self._rest = bytearray()  # of a line that is not finished; grown in place, for a line may come byte by byte
         self._data: list[bytes] = []
+        self._data_bytes = 0
         self._after_return = False
         self._at_beginning = True
 
@@ -186,7 +187,7 @@ class EventStream:
     @property
     def held(self) -> int:
         """Bytes of an event that has not ended."""
-        return len(self._rest) + sum(map(len, self._data))
+        return len(self._rest) + self._data_bytes
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         if not chunk:
@@ -205,7 +206,7 @@ class EventStream:
             if line:
                 self._field(line)
             elif self._data:
-                data, self._data = b"\n".join(self._data), []
+                data, self._data, self._data_bytes = b"\n".join(self._data), [], 0
                 if data:
                     yield data
 
@@ -214,6 +215,7 @@ class EventStream:
         value = value.removeprefix(b" ")
         if name == b"data":
             self._data.append(value)
+            self._data_bytes += len(value) + 1  # an empty line is kept as well
         elif name == b"id" and len(value) <= MAX_EVENT_ID and (said := value.decode("utf-8", "replace")).isprintable():
             self.last_event_id = said
         elif name == b"retry" and value.isdigit():

@@ -79,10 +79,12 @@ class Response:
     async def chunks(self) -> AsyncGenerator[bytes]:
         """The body, as it comes. Raises ConnectError and ProtocolError where it breaks off."""
         while True:
-            while self._parts:
-                part = self._parts.popleft()
+            if self._parts:  # all that came in one read: it may be thousands, of a byte each
+                part = self._parts.popleft() if len(self._parts) == 1 else b"".join(self._parts)
+                self._parts.clear()
                 self._unread -= len(part)
                 yield part
+                continue
             if self._error is not None:
                 raise self._error
             if self._is_complete:

@@ -160,8 +160,9 @@ class Conversations:
     def _make_room(self, shared: dict[Any, asyncio.Future[Conversation]], key: tuple[Any, ...]) -> None:
         """Of too many sessions the oldest ends: one of the same caller, who may declare what they like, first."""
         own = [one for one in shared if one[:-1] == key[:-1]]
-        for spare in own[: max(len(own) - MAX_SHARED_OF_CALLER + 1, 0)] or list(shared)[: len(shared) - MAX_SHARED + 1]:
-            self._let_go(shared.pop(spare))
+        spare = own[: max(len(own) - MAX_SHARED_OF_CALLER + 1, 0)]
+        for one in spare or list(shared)[: max(len(shared) - MAX_SHARED + 1, 0)]:
+            self._let_go(shared.pop(one))
 
     async def _kept(
         self, kept: dict[Any, asyncio.Future[Conversation]], key: Any, route: Route, caller: Caller
@@ -327,7 +328,7 @@ class Conversations:
         await self.tell(conversation, jsonrpc.notification("notifications/cancelled", params))
 
     async def reply(self, conversation: Conversation, message: dict[str, Any]) -> None:
-        with contextlib.suppress(ClientError):
+        with contextlib.suppress(ClientError, TimeoutError):
             await self.tell(conversation, message)
 
     async def tell(self, conversation: Conversation, message: dict[str, Any]) -> None:

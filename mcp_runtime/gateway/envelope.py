@@ -8,6 +8,7 @@ invalid UTF-8 and lets the last of two equal keys win: both are refused here.
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import json
 import re
@@ -104,12 +105,14 @@ class Message:
 
 def read(data: bytes) -> Message:
     """The one message in `data`. Raises ProtocolError for anything else."""
+    data = data.removeprefix(codecs.BOM_UTF8)
     check_text(data)
     return _tolerant(_one, data)
 
 
 def read_answer(data: bytes) -> list[Message]:
     """The message of a whole answer, or those of an array: servers of 2025-03-26 may wrap what they say."""
+    data = data.removeprefix(codecs.BOM_UTF8)
     if not data.lstrip(b" \t\n\r").startswith(b"["):
         return [read(data)]
     check_text(data)
@@ -246,6 +249,8 @@ def _message(found: Mapping[str, Raw]) -> Message:
         raise ProtocolError("the id of a message is neither text nor a number")
     if method is not None and _first(method) != b'"':
         raise ProtocolError("the method of a message is no text")
+    if params is not None and bytes(params) == b"null":  # as some write what is absent
+        params = None
     if params is not None and _first(params) not in (b"{", b"["):
         raise ProtocolError("the params of a message are neither an object nor an array")
     if result is not None and _first(result) != b"{":

@@ -341,6 +341,7 @@ class Listening:
         if len(own) >= limits.MAX_STREAMS_OF_TOKEN:
             own[0].is_closing.set()
         if len(self._ears) >= 2 * limits.MAX_STREAMS:
+            conversation.is_heard = False  # the next request tries again
             return
         ear = self._ear(conversation, session)
         opening = asyncio.ensure_future(ear.is_open.wait())

@@ -175,7 +175,7 @@ class Relay:
             source.told.append(event_id)
         session = request.caller.session
         if session is not None:
-            session.renamed[source.sent_id] = request.id
+            session.renamed[source.conversation.route.live.member_id, source.sent_id] = request.id
             while len(session.renamed) > MAX_RENAMED:
                 del session.renamed[next(iter(session.renamed))]
 
@@ -268,12 +268,12 @@ class Relay:
         self, message: Message, conversation: Conversation, session: CallerSession, request: Request | None
     ) -> bytes:
         """A member's question, as the caller gets it; the answer comes with a POST of its own, see `Question`."""
-        our_id = self._with.new_id()
+        our_id, member_id = self._with.new_id(), message.id  # not the message, which may have megabytes
 
         async def answer(reply: dict[str, Any]) -> None:
             if request is not None:
                 request.deadline.resume()
-            await self._with.reply(conversation, {**reply, "id": message.id})
+            await self._with.reply(conversation, {**reply, "id": member_id})
 
         while len(session.questions) >= MAX_QUESTIONS:
             del session.questions[next(iter(session.questions))]  # asked longest ago, and never answered
@@ -406,9 +406,10 @@ class Relay:
                             continue
                         data = self._asked(message, conversation, session, None)
                     elif message is not None and message.is_response:
-                        if session is None or message.id not in session.renamed:
+                        sent = conversation.route.live.member_id, message.id
+                        if session is None or sent not in session.renamed:
                             continue  # an answer that nobody here waits for
-                        data = envelope.encode(message.response_to(session.renamed[message.id]))
+                        data = envelope.encode(message.response_to(session.renamed[sent]))
                     yield Event(data, event_id, events.retry_ms)
         finally:
             response.close()

@@ -23,7 +23,7 @@ from mcp_runtime import protocol
 from mcp_runtime.access import OPERATOR
 from mcp_runtime.availability import Availability
 from mcp_runtime.database import unit_of_work
-from mcp_runtime.errors import ClientError, RemoteError
+from mcp_runtime.errors import ClientError, ProtocolError, RemoteError
 from mcp_runtime.gateway import envelope, offers, session_file
 from mcp_runtime.gateway.app import App
 from mcp_runtime.gateway.callers import AccessWatch, Callers, Origins
@@ -55,6 +55,7 @@ AVAILABLE_LOOK = 0.2  # how often who waits for a member asks whether there is a
 LEARN_SECONDS = 10.0
 LEARN_AGAIN_SECONDS = 30.0  # after a failure
 MAX_LEARNED = 2_000
+MAX_ENTRY = 262_144  # bytes of a prompt or a resource in a list, its icons included
 MAX_PAGES = 100
 
 
@@ -328,7 +329,10 @@ class Gateway:
             result = envelope.fields(answer.result)
             entries = envelope.items(result.get(kind))
             for part in entries[: MAX_LEARNED - count]:
-                entry = envelope.small(part)
+                try:
+                    entry = envelope.small(part, MAX_ENTRY)
+                except ProtocolError:
+                    continue  # one that is too large costs the member nothing but itself
                 if isinstance(entry, dict) and isinstance(entry.get(key), str):
                     yield entry
             count += len(entries)

@@ -138,7 +138,7 @@ class CallerSession:
     conversations: dict[int, asyncio.Future[Conversation]] = field(default_factory=dict)
     questions: dict[str, Question] = field(default_factory=dict)
     running: dict[Any, Request] = field(default_factory=dict)  # by the caller's id; not answered yet
-    renamed: dict[Any, Any] = field(default_factory=dict)  # ids of ours -> the caller's, of streams to be resumed
+    renamed: dict[Any, Any] = field(default_factory=dict)  # (member, id of ours) -> the caller's; streams to be resumed
     outbox: Outbox | None = None
     subscriptions: dict[str, set[str]] = field(default_factory=dict)  # member name -> URIs of its resources
 

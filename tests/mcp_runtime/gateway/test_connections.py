@@ -225,6 +225,19 @@ def test_chunks_are_there_as_soon_as_the_server_says_them() -> None:
         assert [chunk async for chunk in chunks] == [b"b"]
 
 
+def test_a_body_of_thousands_of_chunks_is_handed_on_in_as_many_parts_as_it_was_read_in() -> None:
+    """A member may send each byte in a chunk of its own; what is done for each part is not done for each of them."""
+    count = 20_000
+
+    @run(CHUNKED + b"1\r\nx\r\n" * count + b"0\r\n\r\n")
+    async def _(world: World) -> None:
+        response = await world.ask()
+        await world.eventually(lambda: response._is_complete)
+        parts = [len(part) async for part in response.chunks()]
+        assert sum(parts) == count
+        assert len(parts) < 100
+
+
 def test_a_head_without_a_type_has_none_and_names_of_headers_are_found_in_any_case() -> None:
     @run(b"HTTP/1.1 202 Accepted\r\nmcp-SESSION-id: s1\r\nContent-Length: 0\r\n\r\n")
     async def _(world: World) -> None:

@@ -84,6 +84,22 @@ def test_modern_callers_share_a_session_if_they_can_be_asked_the_same(
     eventually(lambda: ended(member) == ["s2"])
 
 
+class Never:
+    """A session that is still being begun."""
+
+    def add_done_callback(self, _: Any) -> None:
+        pass
+
+
+def test_a_newcomer_ends_no_session_before_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversations, "MAX_SHARED", 10)
+    them = Conversations(wire=None)  # type: ignore[arg-type]
+    for count, left in [(4, 4), (6, 6), (9, 9), (10, 9), (12, 9)]:
+        shared: dict[Any, Any] = {(number, None, ""): Never() for number in range(count)}
+        them._make_room(shared, (99, None, ""))
+        assert len(shared) == left
+
+
 def test_modern_callers_of_two_tokens_share_no_session_and_end_none_of_each_other(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,6 +92,14 @@ def test_a_doubled_key_is_refused_however_it_is_written(doubled: bytes, filling:
         envelope.read(b'{"jsonrpc":"2.0",%b}' % (spaced % (doubled % filling)))
 
 
+def test_what_sloppy_servers_write_is_read_as_it_is_meant() -> None:
+    with_mark = b"\xef\xbb\xbf" + answer()
+    assert envelope.read(with_mark).answers("gh-1")
+    assert envelope.read_answer(with_mark)[0].answers("gh-1")
+    note = envelope.read(b'{"jsonrpc":"2.0","method":"n","params":null}')
+    assert envelope.encode(note.parts()) == b'{"jsonrpc":"2.0","method":"n"}'
+
+
 def test_brackets_in_strings_do_not_nest() -> None:
     for text in ("[" * 1000, '"[' * 1000, "\\" * 999 + "[" * 1000, '{\\"' * 70_000):
         assert envelope.read(answer(json.dumps({"a": text}).encode())).is_response

@@ -26,6 +26,7 @@ from tests.mcp_runtime.gateway.conftest import (
     reply_to,
     request,
     result,
+    text,
 )
 from tests.mcp_runtime.test_client import initialize_result
 
@@ -230,6 +231,8 @@ def asking(*methods: str) -> tuple[dict[str, Any], dict[str, Any]]:
         asked.hang()
 
     def call(asked: Asked) -> None:
+        # The hall goes on when it sees the head of the stream, which may be sooner than the line behind it.
+        eventually(lambda: asked.headers["Mcp-Session-Id"] in streams)
         for method in methods:
             streams[asked.headers["Mcp-Session-Id"]].send(event(request(f"q-{method}", method)))
             answers[method] = reply_to(asked, f"q-{method}")
@@ -481,3 +484,39 @@ def test_a_stream_is_subscribed_to_so_much_and_says_to_what(world: World, uris: 
     with listen(world.agent("/mcp/notes"), resourceSubscriptions=uris) as heard:
         first = heard.next()
         assert first["params"]["notifications"] == {"resourceSubscriptions": uris[:count]}
+
+
+def test_a_member_cannot_answer_a_call_to_another_member_on_its_stream(world: World) -> None:
+    """Ids count up, so a member can guess the one that was sent to its neighbour."""
+    victim_id: list[str] = []
+    may_forge, may_end = threading.Event(), threading.Event()
+
+    def slow(asked: Asked) -> None:
+        victim_id.append(asked.id)
+        asked.stream(event(notification("notifications/progress", progressToken=1, progress=1), "1"))
+        may_forge.set()
+        may_end.wait(10)
+        asked.send(event(result(asked.id, **text("from the one that was asked")), "2"))
+        asked.hang_up()
+
+    def forge(asked: Asked) -> None:
+        asked.stream(event(log("begin"), "9"))
+        may_forge.wait(10)
+        asked.send(event(result(victim_id[0], **text("forged")), "10") + event(log("end"), "11"))
+        asked.hang()
+
+    world.member("asked", {"tools/call": slow})
+    world.member("forger", {"GET": forge})
+    agent = world.agent().begin()
+    assert agent.text("forger__echo") == "{}"  # it has a session with each
+    with agent.streaming(request(7, "tools/call", name="asked__echo", arguments={})) as call:
+        assert call.next()["method"] == "notifications/progress"
+        agent.http.headers["Last-Event-ID"] = "forger/9"
+        with agent.listening() as heard:
+            heard.until("notifications/message")
+            messages = [heard.next()]
+            while messages[-1].get("params", {}).get("data") != "end":
+                messages.append(heard.next())
+        assert "forged" not in str(messages)
+        may_end.set()
+        assert call.next() == result(7, **text("from the one that was asked"))

@@ -79,6 +79,14 @@ def test_a_change_while_a_list_is_learned_is_learned_too(world: World) -> None:
     assert len(member.heard("prompts/list")) == 2
 
 
+def test_a_prompt_that_is_too_large_costs_a_member_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_ENTRY", 1_000)
+    world.agent()
+    large = {"name": "large", "icons": [{"src": "data:" + "x" * 2_000}]}
+    world.member(behaviours={"prompts/list": pages([large, {"name": "small"}], kind="prompts")}, capabilities=ALL)
+    eventually(lambda: listed(world, "prompts/list", "prompts") == ["notes__small"])
+
+
 def test_a_member_that_does_not_list_is_asked_again_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "LEARN_AGAIN_SECONDS", 0.01)
     world.agent()
