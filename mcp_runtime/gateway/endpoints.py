@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from mcp_runtime import jsonrpc, limits, protocol
@@ -326,7 +327,7 @@ class Endpoints:
         if self._connected(member) is not None:
             with contextlib.suppress(TimeoutError, ClientError):
                 async with asyncio.timeout(LIST_TIMEOUT):
-                    return self._for_caller(member, request, await self._ask(member, request))
+                    return await self._for_caller(member, request, await self._ask(member, request))
         if "cursor" in request.params:
             raise MethodError(INVALID_PARAMS, "unknown cursor: the list has one page")
         extras = self._roster().extras.get(member.name)
@@ -340,16 +341,17 @@ class Endpoints:
             entries = list({"prompts": extras.prompts, "resources": extras.resources}.get(kind, extras.templates))
         return _result(request, {kind: entries})
 
-    def _for_caller(self, member: OfferedMember, request: Request, reply: Reply) -> Reply:
+    async def _for_caller(self, member: OfferedMember, request: Request, reply: Reply) -> Reply:
         if request.method != "tools/list":
             return reply
+        narrowed = partial(self._narrowed, member, request)
         if isinstance(reply, Answer):
-            return Answer(self._narrowed(member, request, reply.body), reply.status)
+            return Answer(await self._wire.in_thread(narrowed, reply.body), reply.status)
 
         async def events(told: Stream) -> AsyncGenerator[Event]:
             async for event in told.events:
-                narrowed = self._narrowed(member, request, event.data) if event.is_last else event.data
-                yield replace(event, data=narrowed)
+                data = await self._wire.in_thread(narrowed, event.data) if event.is_last else event.data
+                yield replace(event, data=data)
 
         return Stream(events(reply), inner=reply)
 
