@@ -161,11 +161,11 @@ def _fence(hall: Hall, port: int) -> bool:
     """A marked call that ends behind all that were made before it."""
     mark = uuid.uuid4().hex
     if port == hall.port:
-        with hall.web("neighbour") as client:
+        with hall.web("victim") as client:
             path = "/api/members/neighbour/tools/mark/invoke/"
             client.rest("POST", path, {"arguments": {"text": mark}}, Prefer="wait=20")
     else:
-        with hall.client("neighbour") as client:
+        with hall.client("victim") as client:
             client.call("neighbour__mark", {"text": mark}, modern=True)
     return mark in hall.marks()
 
@@ -195,7 +195,7 @@ def _poisoned_prefix(hall: Hall, tally: Tally, port: int) -> None:
 
 def _is_right(hall: Hall, port: int) -> bool:
     if port == hall.port:
-        with hall.web("neighbour") as client:
+        with hall.web("victim") as client:
             return client.rest("GET", "/api/members/neighbour/").status == 200
-    with hall.client("neighbour") as client:
+    with hall.client("victim") as client:
         return client.call("neighbour__echo", {"text": "right"}, modern=True).text == "right"

@@ -67,7 +67,10 @@ def held(hall: Hall, port: int, data: bytes, number: int) -> Iterator[list[socke
 
 
 def honest_calls(hall: Hall, tally: Tally, seconds: float) -> None:
-    """The neighbour is served all the while, at both doors, on new connections, within moments."""
+    """The victim is served all the while, at both doors, on new connections, within moments.
+
+    Not the neighbour: its figures are of what it waits for others, not for calls of its own.
+    """
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         for name, call in (("web", _over_rest), ("gateway", _through_gateway)):
@@ -82,12 +85,12 @@ def honest_calls(hall: Hall, tally: Tally, seconds: float) -> None:
 
 
 def _over_rest(hall: Hall) -> bool:
-    with hall.web("neighbour", seconds=10) as client:
+    with hall.web("victim", seconds=10) as client:
         return client.rest("GET", "/api/members/neighbour/").status == 200
 
 
 def _through_gateway(hall: Hall) -> bool:
-    with hall.client("neighbour", seconds=10) as client:
+    with hall.client("victim", seconds=10) as client:
         return client.call("neighbour__echo", {"text": "hello"}, modern=True).text == "hello"
 
 

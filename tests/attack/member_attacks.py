@@ -282,7 +282,7 @@ def is_forged(line: bytes) -> bool:
 
 def hostile_words(hall: Hall, tally: Tally) -> None:
     """Names, titles and descriptions of a hostile list: REST and gateway serve them to everybody, as strict JSON."""
-    for principal in ("attacker", "neighbour", "root") * tally.of(10):
+    for principal in ("attacker", "victim", "root") * tally.of(10):
         with hall.web(principal) as web, hall.client(principal) as client:
             for path in ("/api/members/lists/tools/", "/api/members/lists/", "/api/roster/", "/api/members/"):
                 reply = web.rest("GET", path)
