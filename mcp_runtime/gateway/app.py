@@ -283,7 +283,8 @@ class App:
             await self._notified(place, caller, session, message)
             post.exchange.reply(202)
         else:
-            request = Request(_checked_id(message), message["method"], _params(message), caller, Deadline(), post.size)
+            message_id, size = _checked_id(message), post.size
+            request = Request(message_id, message["method"], _params(message), caller, Deadline(), size, place.path)
             with self._running(session, request):
                 await self._reply(post, request)
             if request.method in ("resources/subscribe", "resources/unsubscribe"):
@@ -346,10 +347,9 @@ class App:
                 elif "id" not in message:
                     await self._notified(post.place, caller, session, message)
                 else:
-                    size = post.size // len(messages)
-                    request = Request(
-                        _checked_id(message), message["method"], _params(message), caller, Deadline(), size
-                    )
+                    message_id, size = _checked_id(message), post.size // len(messages)
+                    params, path = _params(message), post.place.path
+                    request = Request(message_id, message["method"], params, caller, Deadline(), size, path)
                     with self._counted(caller.principal, message), self._running(session, request):
                         return (await self._final(post.place, request)).body
             except Refusal as refusal:
@@ -391,7 +391,9 @@ class App:
             # Of other methods than MCP's own nobody here knows what they name: the member judges it.
             if name.startswith(b"mcp-param-") or (name == b"mcp-name" and message["method"] not in NAMED_BY)
         }
-        request = Request(message_id, message["method"], _params(message), caller, Deadline(), post.size, told, headers)
+        deadline, path = Deadline(), post.place.path
+        params = _params(message)
+        request = Request(message_id, message["method"], params, caller, deadline, post.size, path, told, headers)
         if request.method == LISTEN:
             await self._listen(post, request)
         else:

@@ -1,7 +1,8 @@
-"""Members' streams that are held open between two requests of a modern caller, who answers questions with the second.
+"""Between two requests of a modern caller, who answers a member's questions with the second (26: basic/patterns/mrtr).
 
-A member with sessions asks on the stream of its answer, and waits. A modern caller is told what it asks as the result
-of the first request, and sends the answers with the next one (26: basic/patterns/mrtr).
+A member with sessions asks on the stream of its answer, and waits: the stream is held open. A modern caller is told
+what it asks as the result of the first request, and sends the answers with the next one. A modern member asks so
+itself, and holds nothing open; what it tells the caller to bring back is sealed, for it takes all callers for one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from django.utils.crypto import constant_time_compare, salted_hmac
 
 from mcp_runtime import jsonrpc, protocol
 from mcp_runtime.errors import MethodError, ProtocolError
@@ -27,6 +30,10 @@ from mcp_runtime.jsonrpc import INVALID_PARAMS
 MAX_TOLD = 100
 MAX_HELD = 1_000
 MAX_HELD_OF_CALLER = 50
+SALT = "guildhall.gateway.request-state"
+# What a member may answer with questions. In other methods a requestState is no business of the gateway's.
+METHODS = frozenset({"tools/call", "prompts/get", "resources/read"})
+NOT_THEIRS = "this requestState is unknown, of another request, or too old"
 # What a caller must have declared to be asked it.
 CAPABILITIES = {"sampling/createMessage": "sampling", "elicitation/create": "elicitation", "roots/list": "roots"}
 
@@ -86,7 +93,7 @@ class Held:
         state = request.params["requestState"]
         waiting = self._rounds.get(state) if isinstance(state, str) else None
         if waiting is None or waiting.about != _about(request):
-            raise MethodError(INVALID_PARAMS, "this requestState is unknown, of another request, or too old")
+            raise MethodError(INVALID_PARAMS, NOT_THEIRS)
         told = request.params.get("inputResponses", {})
         if not isinstance(told, dict) or not all(isinstance(told.get(key, {}), dict) for key in waiting.questions):
             raise MethodError(INVALID_PARAMS, "inputResponses must be an object of objects")
@@ -119,10 +126,41 @@ class StillWaitingError(Exception):
         self.response = response
 
 
+# Modern members -----------------------------------------------------------------------------------------------------
+
+
+def sealed(request: Request, body: bytes) -> bytes:
+    """A modern member's response to `request`, its requestState good for nobody else and for nothing else."""
+    answer = envelope.read(body)
+    result = envelope.fields(answer.result)
+    state = result.get("requestState")
+    if state is None or not bytes(state).startswith(b'"'):
+        return body  # it has none, or not one that a caller may bring back
+    state = jsonrpc.decode(bytes(state), exact=True)
+    told = {**result, "requestState": f"{_seal(request, state)}.{state}"}
+    return envelope.encode(jsonrpc.result_response(answer.id, told))
+
+
+def unsealed(request: Request) -> dict[str, Any]:
+    """The params with the member's own requestState. Raises MethodError for one that this caller was not told here."""
+    if request.method not in METHODS:
+        return request.params
+    told = request.params["requestState"]
+    seal, _, state = told.partition(".") if isinstance(told, str) else ("", "", "")
+    if not constant_time_compare(seal, _seal(request, state)):
+        raise MethodError(INVALID_PARAMS, NOT_THEIRS)
+    return {**request.params, "requestState": state}
+
+
+def _seal(request: Request, state: str) -> str:
+    return salted_hmac(SALT, jsonrpc.encode([*_about(request), state]), algorithm="sha256").hexdigest()
+
+
 def _about(request: Request) -> tuple[Any, ...]:
-    """Who asked what: nobody else goes on with it, and not as something else."""
+    """Who asked what, and where: nobody else goes on with it, and not as something else."""
     principal = request.caller.principal
     own = ("_meta", "inputResponses", "requestState")
     params = {key: value for key, value in request.params.items() if key not in own}
-    digest = hashlib.sha256(jsonrpc.encode(params)).digest()  # the arguments themselves may be megabytes
-    return principal.user_id, principal.token_id, request.deadline.member, request.method, digest
+    digest = hashlib.sha256(jsonrpc.encode(params)).hexdigest()  # the arguments themselves may be megabytes
+    owner = (principal.user_id, principal.token_id)
+    return *owner, request.path, request.deadline.member, request.method, digest

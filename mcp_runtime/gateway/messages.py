@@ -179,6 +179,7 @@ class Request:
     caller: Caller
     deadline: Deadline
     size: int = 0  # bytes that it came in
+    path: str = ""  # that it came in at
     parameter_headers: Mapping[str, str] = field(default_factory=dict)  # that the caller sent
     caller_headers: Mapping[bytes, bytes] = field(default_factory=dict)
     schema: Mapping[str, Any] = field(default_factory=dict)  # of the tool that is called

@@ -288,12 +288,14 @@ class Relay:
     async def _ask_modern(self, route: Route, request: Request) -> Reply:
         if request.method in eras.REMOVED:
             return Answer(envelope.encode(jsonrpc.result_response(request.id, {})))  # the gateway's own business
-        session = request.caller.session
-        status, reply = await self._post_modern(route, request, request.params)
+        session, params = request.caller.session, request.params
+        if "requestState" in params:
+            params = held.unsealed(request)
+        status, reply = await self._post_modern(route, request, params)
         if isinstance(reply, Stream):
             return reply if session is None else Stream(self._in_rounds(route, request, session, reply), inner=reply)
         if session is None:
-            return Answer(envelope.encode(reply.response_to(request.id)), status)
+            return Answer(await self._sealed(reply, request), status)
         if not _wants_input(reply):
             return Answer(_for_handshake(reply, request))
         return Stream(self._in_rounds(route, request, session, reply))
@@ -329,12 +331,22 @@ class Relay:
             async for data in parts:
                 message = await self._wire.message(data) if data else None
                 if message is not None and message.is_response:
-                    answer = the_answer([message], sent_id).response_to(request.id)
-                    yield Event(envelope.encode(answer), is_last=True)
+                    answer = the_answer([message], sent_id)
+                    if request.caller.is_modern:
+                        yield Event(await self._sealed(answer, request), is_last=True)
+                    else:
+                        yield Event(envelope.encode(answer.response_to(request.id)), is_last=True)
                     return
                 if message is not None and not message.is_request:  # it asks nothing on a stream
                     yield Event(data)
         raise _StreamEndedError(STREAM_ENDED)
+
+    async def _sealed(self, answer: Message, request: Request) -> bytes:
+        """A modern member's answer for a modern caller: as it is, but for a state that the caller is to bring back."""
+        body = envelope.encode(answer.response_to(request.id))
+        if request.method not in held.METHODS or b'"requestState"' not in body:
+            return body
+        return await self._wire.in_thread(partial(held.sealed, request), body)
 
     async def _in_rounds(
         self, route: Route, request: Request, session: CallerSession, reply: Message | Stream

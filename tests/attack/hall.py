@@ -28,6 +28,7 @@ MEMBERS = {
     "lists": ["hostile-lists"],
     "shared": [],
     "spare": [],
+    "modern": ["modern"],
     "twin": ["tools=x__echo,echo"],
     "twin__x": ["tools=echo,_echo"],
 }
@@ -46,6 +47,7 @@ def token(name, **options):
 names = ["attacker", "victim", "neighbour", *[f"client-{n}" for n in range(%d)]]
 tokens = {name: token(name) for name in names}
 tokens["root"] = ApiToken.make(user=root, calls_per_minute=0)[1]
+tokens["victim's other"] = token("victim")
 fuzzer = User.objects.create_superuser("fuzzer")
 tokens["fuzzer"] = ApiToken.make(user=fuzzer, calls_per_minute=0)[1]
 print(json.dumps(tokens))

@@ -8,16 +8,17 @@ import secrets
 from itertools import product
 from typing import Any
 
-from tests.attack.client import Client, Reply, call_message, raw, strict_json
+from tests.attack.client import META, Client, Reply, call_message, raw, strict_json
 from tests.attack.hall import Hall
 from tests.attack.tally import Tally
 
+INVALID_PARAMS = -32602
 REFUSED = (400, 401, 403, 404, 405, 421)
 PUBLIC = ("/healthz", "/readyz", "/static/", "/admin/login/")
 
 
 def ids_of_others(hall: Hall, tally: Tally) -> None:
-    """Sessions, event ids, states and calls of another principal: 404, and nothing of them is told."""
+    """Sessions, event ids and calls of another principal: 404, and nothing of them is told."""
     for number in range(tally.of(60, 5)):
         secret = secrets.token_hex(8)
         with hall.client("victim").begin() as victim, hall.client("attacker").begin() as attacker:
@@ -26,12 +27,6 @@ def ids_of_others(hall: Hall, tally: Tally) -> None:
             _stolen_session(tally, attacker, session, secret)
             own = victim.call("neighbour__echo", {"text": secret})
             tally.expect(own.text == secret, "the victim's session was ended by another principal")
-            state = secrets.token_urlsafe(40)
-            message, headers = call_message("neighbour__echo", {"text": "x"}, 1, modern=True)
-            message["params"] |= {"requestState": state, "inputResponses": {}}
-            fresh = Client(hall.gateway_port, hall.tokens["attacker"])
-            tally.expect(fresh.post(message, **headers).status < 500, "a forged requestState is a 5xx")
-            fresh.close()
         _stolen_call(hall, tally, secret, number)
 
 
@@ -59,6 +54,44 @@ def _stolen_call(hall: Hall, tally: Tally, secret: str, number: int) -> None:
         tally.expect(secret.encode() not in attacker.rest("GET", "/api/invocations/").body, "another's call is listed")
         repeated = attacker.rest("POST", path, {"arguments": {"text": "mine"}}, Prefer="wait=9", Idempotency_Key=key)
         tally.expect(secret.encode() not in repeated.body, "an idempotency key gives another user's result")
+
+
+def request_states_of_others(hall: Hall, tally: Tally) -> None:
+    """A genuine requestState, of members of both eras: other tokens, paths, members and arguments get nothing by it."""
+    for number, member in product(range(tally.of(40, 4)), ("modern", "shared")):
+        secret, more = secrets.token_hex(8), {}
+        with hall.client("victim") as victim:
+            asked = _round(victim, f"{member}__ask", {"text": secret}, more)
+            state = (asked.messages[-1].get("result") or {}).get("requestState")
+            tally.expect(isinstance(state, str) and secret not in state, f"{member} asks nothing")
+            more = {"requestState": state, "inputResponses": {"question": {"action": "accept", "content": {}}}}
+            other = "shared" if member == "modern" else "modern"
+            thefts: dict[str, tuple[str, str, str, dict[str, str]]] = {
+                "another user": ("attacker", "/mcp", f"{member}__ask", {"text": secret}),
+                "another user's own arguments": ("attacker", "/mcp", f"{member}__ask", {"text": "mine"}),
+                "another token of the user": ("victim's other", "/mcp", f"{member}__ask", {"text": secret}),
+                "the same token at another path": ("victim", f"/mcp/{member}", "ask", {"text": secret}),
+                "the same token at another member": ("victim", "/mcp", f"{other}__ask", {"text": secret}),
+                "the same token with other arguments": ("victim", "/mcp", f"{member}__ask", {"text": f"{number}"}),
+            }
+            for who, (principal, path, tool, arguments) in thefts.items():
+                with hall.client(principal, path) as thief:
+                    reply = _round(thief, tool, arguments, more)
+                code = (reply.messages[-1].get("error") or {}).get("code")
+                tally.expect(
+                    code == INVALID_PARAMS, f"{who} with a state of {member} is answered {reply.status}, {code}"
+                )
+                tally.expect(secret.encode() not in reply.body, f"{who} gets what a state of {member} is about")
+            own = _round(victim, f"{member}__ask", {"text": secret}, more)
+            tally.expect(own.text == secret, f"the victim's own state of {member} is no good any more")
+
+
+def _round(client: Client, tool: str, arguments: dict[str, str], more: dict[str, Any]) -> Reply:
+    """One request of a caller who answers questions."""
+    message, headers = call_message(tool, arguments, next(client.ids), modern=True)
+    message["params"] |= more
+    message["params"]["_meta"][f"{META}clientCapabilities"] = {"elicitation": {}}
+    return client.post(message, **headers)
 
 
 def idempotency_across_scopes(hall: Hall, tally: Tally) -> None:

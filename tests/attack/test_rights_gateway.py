@@ -261,15 +261,6 @@ def test_an_answer_that_is_owed_to_somebody_is_given_to_nobody_else(place: Place
         eventually(lambda: SECRET in json.dumps(heard.everything))
 
 
-def test_a_request_state_of_somebody_else_opens_nothing(place: Place, victim: Agent) -> None:
-    """Made up, or of another token: the member may refuse it, the gateway tells nothing."""
-    for state in ("x", "0" * 43, "e30:abc:def", str(victim.http.headers["Mcp-Session-Id"])):
-        agent = place.agent("members")
-        reply = agent.modern("tools/call", name="other__echo", arguments={}, requestState=state, inputResponses={})
-        assert reply.status_code < 500
-        assert SECRET not in reply.text
-
-
 def test_a_subscription_of_somebody_else_is_not_heard(place: Place, victim: Agent) -> None:
     with victim.listening() as theirs, place.agent("tools").begin().listening() as mine:
         control.switch_tool(Tool.objects.get(member=place.members["other"]), on=False)

@@ -1,7 +1,7 @@
 """A member that misbehaves as its caller asks: `member.py PORT [MODE...]` over HTTP, `member.py stdio` over a pipe.
 
 It speaks HTTP on raw sockets, so that it can break every rule of it. The honest neighbour runs the same program and
-nobody asks it to misbehave. Standard library only.
+nobody asks it to misbehave. With the mode `modern` it speaks MCP 2026-07-28 alone. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,6 +25,13 @@ JSON_HEAD = b"HTTP/1.1 %d OK\r\nContent-Type: application/json\r\nContent-Length
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 
 
+MODERN_ALONE = {"code": -32022, "message": "not spoken", "data": {"supported": ["2026-07-28"]}}
+QUESTION = {"message": "Sure?", "requestedSchema": {"type": "object", "properties": {}}}
+states = itertools.count(1)
+kept: dict[str, str] = {}  # what `ask` was called with, by state
+answered: dict[str, asyncio.Future[None]] = {}  # questions on streams, by their ids
+
+
 def tool(name: str, *required: str, **properties: Any) -> dict[str, Any]:
     schema = {"type": "object", "properties": properties, "required": list(required)}
     return {"name": name, "inputSchema": schema}
@@ -44,6 +51,7 @@ TOOLS = [
     tool("redirect", "to", to=STRING),
     tool("garbage"),
     tool("shout", "text", text=STRING),
+    tool("ask", "text", text=STRING),
 ]
 
 
@@ -107,6 +115,8 @@ def text(value: str) -> dict[str, Any]:
 def result_of(message: dict[str, Any], head: str, raw: bytes) -> dict[str, Any]:
     """What the honest tools and the lists answer."""
     method, params = message.get("method"), message.get("params") or {}
+    if method == "server/discover" and "modern" in MODES:
+        return {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "resultType": "complete"}
     if method == "initialize":
         capabilities = {"tools": {}, "logging": {}, "resources": {"subscribe": True}}
         version = params.get("protocolVersion", "2025-06-18")
@@ -120,6 +130,8 @@ def result_of(message: dict[str, Any], head: str, raw: bytes) -> dict[str, Any]:
     name, arguments = params.get("name"), params.get("arguments") or {}
     if TWINS:
         return text(f"of {OWNER} {name}")
+    if name == "ask":
+        return asking(params)
     if name == "mark":
         with Path("marks.log").open("a") as log:
             log.write(f"{arguments.get('text')}\n")
@@ -132,6 +144,16 @@ def result_of(message: dict[str, Any], head: str, raw: bytes) -> dict[str, Any]:
     if name == "big":
         return text("x" * int(arguments.get("bytes", 50_000_000)))
     return {**text("done"), "structuredContent": {EVIL: [EVIL]}} if "hostile-lists" in MODES else text("done")
+
+
+def asking(params: dict[str, Any]) -> dict[str, Any]:
+    """Asks, and gives what it was called with to whoever brings the state: all its callers are one to it."""
+    if "requestState" in params:
+        return text(kept.get(str(params["requestState"]), "unknown state"))
+    state = f"state {next(states)}"
+    kept[state] = str(params["arguments"].get("text"))
+    asked = {"question": {"method": "elicitation/create", "params": QUESTION}}
+    return {"resultType": "input_required", "inputRequests": asked, "requestState": state}
 
 
 # Answers that are none --------------------------------------------------------------------------------------------
@@ -191,6 +213,8 @@ async def misbehave(message: dict[str, Any], writer: asyncio.StreamWriter) -> bo
         writer.write(JSON_HEAD % (200, len(second)) + second)
     elif name == "flood":
         await flood(asked, arguments, writer)
+    elif name == "ask" and "modern" not in MODES:
+        await ask_on_stream(asked, arguments, writer)
     elif name == "redirect":
         writer.write(f"HTTP/1.1 307 Go\r\nLocation: {arguments['to']}\r\nContent-Length: 0\r\n\r\n".encode())
     elif name == "garbage":
@@ -212,6 +236,23 @@ async def flood(asked: Any, arguments: dict[str, Any], writer: asyncio.StreamWri
     writer.write(b"data: " + response(asked, text("flooded")) + b"\n\n")
     await writer.drain()
     writer.close()
+
+
+async def ask_on_stream(asked: Any, arguments: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    """As members with sessions do: the answer waits for that to the question."""
+    question = f"question {next(states)}"
+    answered[question] = asyncio.get_running_loop().create_future()
+    message = {"jsonrpc": "2.0", "id": question, "method": "elicitation/create", "params": QUESTION}
+    writer.write(STREAM_HEAD + b"data: " + json.dumps(message).encode() + b"\n\n")
+    try:
+        await asyncio.wait_for(answered[question], 30)
+        writer.write(b"data: " + response(asked, text(str(arguments["text"]))) + b"\n\n")
+        await writer.drain()
+    except TimeoutError:
+        pass
+    finally:
+        del answered[question]
+        writer.close()
 
 
 def response(asked: Any, result: dict[str, Any]) -> bytes:
@@ -238,7 +279,12 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
                 await other_verb(head, writer)
                 continue
             message = json.loads(body)
-            if "id" not in message:
+            if message.get("method") == "initialize" and "modern" in MODES:
+                answer = json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": MODERN_ALONE}).encode()
+                writer.write(JSON_HEAD % (400, len(answer)) + answer)
+            elif "id" not in message or "method" not in message:
+                if (waiting := answered.get(str(message.get("id")))) is not None and not waiting.done():
+                    waiting.set_result(None)
                 writer.write(JSON_HEAD % (202, 0))
             elif not await misbehave(message, writer):
                 answer = response(message["id"], result_of(message, head, body))

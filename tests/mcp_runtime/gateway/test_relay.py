@@ -38,7 +38,7 @@ def failure(response: Any) -> tuple[int, str]:
 
 
 def modern_call(agent: Agent, tool: str = "notes__echo", **more: Any) -> Any:
-    return agent.modern("tools/call", name=tool, arguments={}, **more)
+    return agent.modern("tools/call", name=tool, **{"arguments": {}, **more})
 
 
 def streaming(*events: bytes) -> Any:
@@ -314,6 +314,68 @@ def test_a_modern_caller_answers_with_its_second_request(world: World) -> None:
     assert json.loads(said(last)) == [{"jsonrpc": "2.0", "id": "q1", "result": {"action": "accept"}}]
     assert failure(modern_call(agent, meta=can, requestState=state, inputResponses=answers))[0] == -32602
     assert len(member.heard("tools/call")) == 1
+
+
+def with_table(asked: Asked) -> None:
+    """A modern tool that keeps what it was called with by a state, and gives it to whoever brings that."""
+    params = asked.message["params"]
+    if "requestState" in params:
+        asked.result({"resultType": "complete", **text(f"{params['requestState']}: the secret")})
+    else:
+        asks = {"question": {"method": "elicitation/create", "params": {"message": "Sure?"}}}
+        told = {"resultType": "input_required", "inputRequests": asks, "requestState": "state of the member"}
+        if params["arguments"].get("streams"):
+            asked.stream(event(result(asked.id, **told)))
+            asked.hang_up()
+        else:
+            asked.result(told)
+
+
+def answer_and_secret(asked: Asked) -> None:
+    """A tool of a member with sessions, which asks on the stream of its answer."""
+    asked.stream(event(ELICIT))
+    if "result" in reply_to(asked, "q1"):
+        asked.stream(event(result(asked.id, **text("the secret"))))
+    asked.hang_up()
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("kind", ["modern", "with sessions"])
+def test_a_request_state_is_good_for_whom_it_was_told_and_for_that_request_alone(
+    world: World, kind: str, streams: bool
+) -> None:
+    """A member takes all callers for one, the hall: that it tells them apart by what they bring is the gateway's."""
+    behaviours = {**MODERN, "tools/call": with_table} if kind == "modern" else {"tools/call": answer_and_secret}
+    echo = {"inputSchema": {"type": "object"}}
+    member = world.member("notes", behaviours, tools=[{"name": "echo", **echo}, {"name": "other", **echo}])
+    elsewhere = world.member("elsewhere", behaviours)
+    user = User.objects.create_superuser("olga")
+    token, can = make_token(user), {f"{META}clientCapabilities": {"elicitation": {}}}
+    owner, arguments = world.agent(token=token), {"streams": streams}
+    first = messages_of(modern_call(owner, arguments=arguments, meta=can))[-1]["result"]
+    assert first["resultType"] == "input_required"
+    more = {"requestState": first["requestState"], "inputResponses": {"question": {"action": "accept"}}, "meta": can}
+    thieves = {
+        "another user": modern_call(world.agent(), arguments=arguments, **more),
+        "another token of the user": modern_call(world.agent(token=make_token(user)), arguments=arguments, **more),
+        "other arguments": modern_call(owner, arguments={**arguments, "x": 1}, **more),
+        "another tool": modern_call(owner, "notes__other", arguments=arguments, **more),
+        "another member": modern_call(owner, "elsewhere__echo", arguments=arguments, **more),
+        "another path": modern_call(world.agent("/mcp/notes", token), "echo", arguments=arguments, **more),
+        "a narrower path": modern_call(world.agent("/mcp?members=notes", token), arguments=arguments, **more),
+        "another state": modern_call(owner, arguments=arguments, **{**more, "requestState": "state of the member"}),
+        "no text": modern_call(owner, arguments=arguments, **{**more, "requestState": ["x"]}),
+    }
+    if kind == "modern":  # one with sessions does not know the word
+        session = world.agent().begin(elicitation={})
+        thieves["a session"] = session.send("tools/call", name="notes__echo", arguments=arguments, **more)
+    for who, response in thieves.items():
+        assert messages_of(response)[-1].get("error", {}).get("code") == -32602, (who, response.text)
+        assert "secret" not in response.text, who
+    assert (len(member.heard("tools/call")), elsewhere.heard("tools/call")) == (1, [])
+    assert "the secret" in said(modern_call(owner, arguments=arguments, **more))
+    if kind == "modern":
+        assert member.heard("tools/call")[1]["params"]["requestState"] == "state of the member"
 
 
 def test_a_held_stream_is_let_go_when_its_caller_goes_away_in_the_second_round(world: World) -> None:
