@@ -71,6 +71,11 @@ class Response:
         self._reader: asyncio.Future[None] | None = None
         self.content_type = (self.header("content-type") or "").partition(";")[0].strip().lower()
 
+    @property
+    def owner(self) -> Owner:
+        """Whose request it answers."""
+        return self._connection.pool[3]
+
     def header(self, name: str) -> str | None:
         """The value of a header; its name in small letters or large."""
         wanted = name.lower().encode()

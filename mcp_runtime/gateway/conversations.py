@@ -24,7 +24,7 @@ from mcp_runtime.gateway import envelope
 from mcp_runtime.gateway.connections import NOBODY, Response
 from mcp_runtime.gateway.envelope import Message
 from mcp_runtime.gateway.sessions import Caller, CallerSession
-from mcp_runtime.gateway.wire import STREAM_ENDED, Route, Wire, no_answer, the_answer
+from mcp_runtime.gateway.wire import STREAM_ENDED, Route, Wire, the_answer
 from mcp_runtime.limits import Owner
 
 MAX_SHARED = 1_000  # sessions of modern callers with one member
@@ -113,8 +113,8 @@ class Conversations:
                     self._discovered.pop(route.live.member_id, None)
                     return False
                 answer = await self._first_answer(response, message["id"])
-            versions = envelope.items(envelope.fields(answer.result).get("supportedVersions"))
-            is_modern = any(envelope.text(version) == protocol.MODERN_VERSION for version in versions)
+            versions = envelope.small(answer.fields.get("supportedVersions"))
+            is_modern = isinstance(versions, list) and protocol.MODERN_VERSION in versions
         except (ClientError, TimeoutError):
             known.probe_again_at = asyncio.get_running_loop().time() + PROBE_AGAIN_SECONDS
             return False
@@ -215,11 +215,11 @@ class Conversations:
         message = jsonrpc.request(self.new_id(), "initialize", params)
         response = await self._post(beginning, message)
         if response.status != 200:
-            raise no_answer(response, await self._wire.read(response))
+            raise await self._wire.no_answer(response, await self._wire.read(response))
         answer = await self._first_answer(response, message["id"])
         if (error := answer.remote_error()) is not None:
             raise error
-        agreed = envelope.text(envelope.fields(answer.result).get("protocolVersion"))
+        agreed = envelope.text(answer.fields.get("protocolVersion"))
         if agreed not in protocol.HANDSHAKE_VERSIONS:
             raise ProtocolError(f"answered initialize with protocol version {agreed[:40]!r}")
         session_id = response.header(protocol.SESSION_HEADER)
@@ -238,7 +238,7 @@ class Conversations:
         try:
             async with contextlib.aclosing(self._wire.events(response, protocol.EventStream())) as parts:
                 async for data in parts:
-                    message = await self._wire.message(data) if data else None
+                    message = await self._wire.message(data, response.owner) if data else None
                     if message is not None and message.is_response:
                         return the_answer([message], sent_id)
         finally:
@@ -336,7 +336,7 @@ class Conversations:
         async with asyncio.timeout(REQUEST_TIMEOUT):
             response = await self._post(conversation, message)
             if not 200 <= response.status < 300:
-                raise no_answer(response, await self._wire.read(response))
+                raise await self._wire.no_answer(response, await self._wire.read(response))
             response.release()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from mcp_runtime.errors import ClientError, ConnectError, MethodError, ProtocolE
 from mcp_runtime.gateway import envelope, eras, links
 from mcp_runtime.gateway.conversations import Conversations
 from mcp_runtime.gateway.messages import Answer, Event, Reply, Request, Stream, unavailable
-from mcp_runtime.gateway.offers import OfferedMember, OfferedTool, Roster, Scope, resource_uri
+from mcp_runtime.gateway.offers import Extras, OfferedMember, OfferedTool, Roster, Scope, resource_uri
 from mcp_runtime.gateway.records import Call, Recorder
 from mcp_runtime.gateway.relay import Relay
 from mcp_runtime.gateway.sessions import Caller, CallerSession
@@ -243,7 +243,7 @@ class Endpoints:
             call.answered(reply.body)
         else:
             reply = self._recorded(reply, call, request, member.name)
-        return reply if place.member else await self._with_links(reply, member.name, {})
+        return reply if place.member else await self._with_links(reply, member.name, call.principal.owner, {})
 
     def _tool(self, place: Place, name: str, caller: Caller) -> tuple[OfferedMember, OfferedTool | None]:
         """Member and tool; a member may take a name on its own path that the roster does not know (yet)."""
@@ -283,11 +283,11 @@ class Endpoints:
 
         return Stream(events(), free, inner=stream, again=events)
 
-    async def _with_links(self, reply: Reply, member: str, asked: Mapping[str, str]) -> Reply:
+    async def _with_links(self, reply: Reply, member: str, owner: Owner, asked: Mapping[str, str]) -> Reply:
         """A member's reply whose result names resources by the URIs that they are listed under (links.py)."""
 
         async def rewritten(body: bytes) -> bytes:
-            return await self._wire.in_thread(lambda data: links.with_member(data, member, asked), body)
+            return await self._wire.in_thread(owner, lambda data: links.with_member(data, member, asked), body)
 
         if isinstance(reply, Answer):
             return replace(reply, body=await rewritten(reply.body))
@@ -330,27 +330,26 @@ class Endpoints:
                     return await self._for_caller(member, request, await self._ask(member, request))
         if "cursor" in request.params:
             raise MethodError(INVALID_PARAMS, "unknown cursor: the list has one page")
-        extras = self._roster().extras.get(member.name)
         kind = LISTS[request.method]
-        if kind == "tools":
-            may = request.caller.principal.may_invoke
-            entries: list[Any] = [tool.definition for tool in member.tools.values() if may(member.name, tool.name)]
-        elif extras is None:
-            entries = []
-        else:
-            entries = list({"prompts": extras.prompts, "resources": extras.resources}.get(kind, extras.templates))
-        return _result(request, {kind: entries})
+        if kind != "tools":
+            extras = self._roster().extras.get(member.name, Extras())
+            return _listed(request, kind, _joined(entry.own for entry in extras.of(kind)))
+        may = request.caller.principal.may_invoke
+        tools = [tool for tool in member.tools.values() if may(member.name, tool.name)]
+        size, encoded = sum(len(tool.listed) for tool in tools), (jsonrpc.encode(tool.definition) for tool in tools)
+        entries = await self._wire.aside(request.caller.principal.owner, partial(_joined, encoded), size)
+        return _listed(request, kind, entries)
 
     async def _for_caller(self, member: OfferedMember, request: Request, reply: Reply) -> Reply:
         if request.method != "tools/list":
             return reply
-        narrowed = partial(self._narrowed, member, request)
+        narrowed, owner = partial(self._narrowed, member, request), request.caller.principal.owner
         if isinstance(reply, Answer):
-            return Answer(await self._wire.in_thread(narrowed, reply.body), reply.status)
+            return Answer(await self._wire.in_thread(owner, narrowed, reply.body), reply.status)
 
         async def events(told: Stream) -> AsyncGenerator[Event]:
             async for event in told.events:
-                data = await self._wire.in_thread(narrowed, event.data) if event.is_last else event.data
+                data = await self._wire.in_thread(owner, narrowed, event.data) if event.is_last else event.data
                 yield replace(event, data=data)
 
         return Stream(events(reply), inner=reply)
@@ -404,7 +403,7 @@ class Endpoints:
         request.deadline.set(member.timeout, f"{request.method} of member {member.name!r}", member.name)
         reply = await self._ask_told(member, request)
         asked = {found[1]: asked_uri} if isinstance(asked_uri, str) else {}
-        return await self._with_links(reply, member.name, asked)
+        return await self._with_links(reply, member.name, request.caller.principal.owner, asked)
 
     def _resource(self, uri: str, principal: Principal, scope: Scope) -> tuple[str, str] | None:
         """Member and own URI of what is asked for. Raises MethodError where it may be of several members."""
@@ -547,6 +546,10 @@ def _listed(request: Request, kind: str, entries: bytes) -> Answer:
     extra = b',"resultType":"complete","ttlMs":0,"cacheScope":"private"' if request.caller.is_modern else b""
     head = b'{"jsonrpc":"2.0","id":' + jsonrpc.encode(request.id)
     return Answer(head + b',"result":{"' + kind.encode() + b'":' + entries + extra + b"}}")
+
+
+def _joined(entries: Iterable[bytes]) -> bytes:
+    return b"[" + b",".join(entries) + b"]"
 
 
 def _told(error: ClientError, member: str, request: Request) -> MethodError:

@@ -13,7 +13,7 @@ from typing import Any
 
 from mcp_runtime import protocol
 from mcp_runtime.errors import MethodError
-from mcp_runtime.gateway.envelope import fields, is_object, small
+from mcp_runtime.gateway.envelope import fields, is_large, is_object, small
 from mcp_runtime.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND
 from mcp_runtime.protocol import HANDSHAKE_VERSIONS, META, MODERN_VERSION
 
@@ -144,16 +144,22 @@ def http_status(code: int) -> int:
 
 
 def for_modern(method: str, params: Mapping[str, Any], response: dict[str, Any]) -> dict[str, Any]:
-    """A response of a server with sessions, as a modern caller expects it. Its parts may be Raw (envelope.py)."""
+    """A response of a server with sessions, as a modern caller expects it. It is not built of large parts."""
     if "error" in response:
         error, code = fields(response["error"]), error_code(response)
         if code == RESOURCE_NOT_FOUND and method == "resources/read":
-            error = {**error, "code": INVALID_PARAMS, "data": {**fields(error.get("data")), "uri": params.get("uri")}}
+            error = {**error, "code": INVALID_PARAMS, "data": {**_data(error), "uri": params.get("uri")}}
         elif code == URL_ELICITATION_REQUIRED:
             error = {**error, "code": INTERNAL_ERROR}
         return {**response, "error": error}
     extra = UNCACHED if method in CACHEABLE else {}
     return {**response, "result": {"resultType": "complete", **extra, **fields(response["result"])}}
+
+
+def _data(error: Mapping[str, Any]) -> dict[str, Any]:
+    """What the error says beside its text; empty for what nobody would write there."""
+    data = error.get("data")
+    return {} if is_large(data) else fields(data)
 
 
 def error_code(response: Mapping[str, Any]) -> int:
@@ -163,10 +169,10 @@ def error_code(response: Mapping[str, Any]) -> int:
 
 
 def for_handshake(method: str, response: dict[str, Any]) -> dict[str, Any]:
-    """A modern server's response, as a caller with a session expects it. Its parts may be Raw (envelope.py)."""
+    """A modern server's response, as a caller with a session expects it. It is not built of large parts."""
     if "error" in response:
         error = fields(response["error"])
-        if method == "resources/read" and error_code(response) == INVALID_PARAMS and "uri" in fields(error.get("data")):
+        if method == "resources/read" and error_code(response) == INVALID_PARAMS and "uri" in _data(error):
             return {**response, "error": {**error, "code": RESOURCE_NOT_FOUND}}
         return response
     result = fields(response["result"])

@@ -23,17 +23,21 @@ KEPT_SCHEMES = ("http:", "https:", "data:", "ui:")
 def with_member(body: bytes, member: str, asked: Mapping[str, str]) -> bytes:
     """A response of the member whose result names resources by their listed URIs. `asked` are exceptions.
 
-    The response has been read before (envelope.py). What names no resource stays as it is, byte for byte.
+    The response has been read before (envelope.py). What names no resource stays as it is, byte for byte; so does what
+    has thousands of parts.
     """
     if b'"resource' not in body and b'"contents"' not in body:
         return body
-    message = envelope.fields(Raw(body))
-    result = envelope.fields(message.get("result"))
     names = _Names(member, asked)
     found: dict[str, Any] = {}
-    for key, rewritten in (("content", names.block), ("contents", names.resource), ("messages", names.message)):
-        if key in result:
-            found[key] = [rewritten(item) for item in envelope.items(result[key])]
+    try:
+        message = envelope.fields(Raw(body))
+        result = envelope.fields(message.get("result"))
+        for key, rewritten in (("content", names.block), ("contents", names.resource), ("messages", names.message)):
+            if key in result:
+                found[key] = [rewritten(item) for item in envelope.items(result[key])]
+    except ProtocolError:
+        return body  # it has more parts than are looked at
     return envelope.encode({**message, "result": {**result, **found}}) if names.are_changed else body
 
 

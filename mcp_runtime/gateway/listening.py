@@ -17,7 +17,7 @@ from django.db import Error
 
 from mcp_runtime import jsonrpc, limits, protocol
 from mcp_runtime.access import Principal
-from mcp_runtime.errors import AccessError, ClientError, HttpStatusError
+from mcp_runtime.errors import AccessError, ClientError, HttpStatusError, ProtocolError
 from mcp_runtime.gateway import envelope
 from mcp_runtime.gateway.connections import Response
 from mcp_runtime.gateway.conversations import Conversation, Conversations
@@ -323,8 +323,9 @@ class Listening:
             async with contextlib.aclosing(self._relay.listen(route, stream.caller, self._filter(stream))) as messages:
                 async for message in messages:
                     stream.heard[route.live.name].set()  # its acknowledgement is the first
-                    if self._is_asked_for(stream, route.live.name, message):
-                        self._pass(stream, route.live.name, message, "")
+                    with contextlib.suppress(ProtocolError):  # nobody can tell whom it is for
+                        if self._is_asked_for(stream, route.live.name, message):
+                            self._pass(stream, route.live.name, message, "")
             return
         conversation = await self._with.conversation(route, stream.caller)
         uris = [uri for name, uri in self._resources(stream) if name == route.live.name]
@@ -371,15 +372,18 @@ class Listening:
             async for event in events:
                 if not event.data:
                     continue
-                message = await self._wire.message(event.data)
+                message = await self._wire.message(event.data, conversation.owner)
                 if message.is_request:
                     if (reader := self._reader(ear)) is not None:
                         reader.outbox.put(event.data, event.event_id if reader in ear.streams else "")
                     continue
                 name = conversation.route.live.name
                 for stream in [one for one in ear.streams if not one.outbox.is_closed]:
-                    if conversation.id is not None or self._is_asked_for(stream, name, message):
-                        self._pass(stream, name, message, event.event_id)
+                    with contextlib.suppress(ProtocolError):  # as above
+                        if conversation.id is not None or self._is_asked_for(stream, name, message):
+                            self._pass(stream, name, message, event.event_id)
+                    if len(event.data) > envelope.MAX_SMALL:
+                        await asyncio.sleep(0)  # it is written once more for each of them
 
     def _reader(self, ear: Ear) -> OpenStream | None:
         """The stream of the session's client, at the roster too, where it hears nothing else of the member."""
@@ -476,13 +480,13 @@ class Listening:
         """
         if message.method in _LIST_CHANGES:
             return True
-        uri = envelope.text(envelope.fields(message.params).get("uri"))
+        uri = envelope.text(message.fields.get("uri"))
         own = [known for member, known in self._resources(stream) if member == name]
         return message.method == RESOURCE_UPDATED and any(_is_part(uri, known) for known in own)
 
     def _pass(self, stream: OpenStream, name: str, message: Message, event_id: str) -> None:
         """A member's message, if this stream is to carry it."""
-        method, params, passed = message.method, envelope.fields(message.params), message.parts()
+        method, params, passed = message.method, dict(message.fields), message.parts()
         key = next((key for key, (_, told) in KINDS.items() if told == method), None)
         if method == "notifications/subscriptions/acknowledged":
             return
@@ -499,6 +503,8 @@ class Listening:
             if stream.place.member is None:
                 params["uri"] = self._listed_uri(stream, name, uri)
                 passed["params"] = params
+        if stream.wanted is not None:
+            passed["params"] = params
         if envelope.is_object(params.get("_meta")):
             meta = envelope.fields(params.pop("_meta"))
             kept = {key: value for key, value in meta.items() if key != f"{protocol.META}subscriptionId"}

@@ -19,6 +19,8 @@ from mcp_runtime.access import Principal
 from roster.models import AgentSession, GuildMember, Tool
 
 RESOURCE_PREFIX = "guild://"
+# What entries of lists are told apart by.
+KEYS = {"prompts": "name", "resources": "uri", "resourceTemplates": "uriTemplate"}
 MAX_CACHED_LISTS = 500
 MAX_CACHED_DIGESTS = 500
 MAX_MATCHED = 2_000  # characters of a URI, and of a template that it is compared with
@@ -39,17 +41,33 @@ class OfferedTool:
 
 
 @dataclass(frozen=True, slots=True)
-class Extras:
-    """Prompts, resources and resource templates, as the member lists them."""
+class Entry:
+    """A prompt, a resource or a template. `key` is its name or URI; `own` its JSON, as the member lists it.
 
-    prompts: tuple[dict[str, Any], ...] = ()
-    resources: tuple[dict[str, Any], ...] = ()
-    templates: tuple[dict[str, Any], ...] = ()
+    `listed_as` and `listed` are the same beside those of other members.
+    """
+
+    key: str
+    listed_as: str
+    own: bytes
+    listed: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """Prompts, resources and resource templates of a member."""
+
+    prompts: tuple[Entry, ...] = ()
+    resources: tuple[Entry, ...] = ()
+    templates: tuple[Entry, ...] = ()
+
+    def of(self, kind: str) -> tuple[Entry, ...]:
+        return {"prompts": self.prompts, "resources": self.resources}.get(kind, self.templates)
 
     def may_have(self, uri: str) -> bool:
         """Whether a resource, or a template, is listed for this URI."""
-        return any(one["uri"] == uri for one in self.resources) or any(
-            one["uriTemplate"] == uri or template_matches(one["uriTemplate"], uri) for one in self.templates
+        return any(one.key == uri for one in self.resources) or any(
+            one.key == uri or template_matches(one.key, uri) for one in self.templates
         )
 
 
@@ -126,30 +144,15 @@ class Roster:
     def _entries(self, kind: str, principal: Principal, scope: Scope) -> Iterable[bytes]:
         if kind == "tools":
             return [tool.listed for tool in self.tools_for(principal, scope)]
-        return [jsonrpc.encode(entry) for entry in self._extra_entries(kind, principal, scope)]
-
-    def _extra_entries(self, kind: str, principal: Principal, scope: Scope) -> Iterable[dict[str, Any]]:
-        for name in self.members:
-            extras = self.extras.get(name)
-            if extras is None or not scope.has(name) or not principal.may_use_all(name):
-                continue
-            if kind == "prompts":
-                for prompt in extras.prompts:
-                    yield protocol.offered_entry(prompt, "name", protocol.qualified_name(name, prompt["name"]))
-            elif kind == "resources":
-                for resource in extras.resources:
-                    yield protocol.offered_entry(resource, "uri", resource_uri(name, resource["uri"]))
-            else:
-                for template in extras.templates:
-                    listed_as = resource_uri(name, template["uriTemplate"])
-                    yield protocol.offered_entry(template, "uriTemplate", listed_as)
+        names = [name for name in self.members if scope.has(name) and principal.may_use_all(name)]
+        return [entry.listed for name in names if name in self.extras for entry in self.extras[name].of(kind)]
 
     def prompt(self, listed_as: str) -> tuple[str, str] | None:
         """Member and own name of a prompt."""
         for name, extras in self.extras.items():
             for prompt in extras.prompts:
-                if protocol.qualified_name(name, prompt["name"]) == listed_as:
-                    return name, prompt["name"]
+                if prompt.listed_as == listed_as:
+                    return name, prompt.key
         return None
 
     def resource(self, uri: str, principal: Principal, scope: Scope) -> tuple[str, str] | None:
@@ -177,6 +180,17 @@ class Roster:
 def resource_uri(member: str, uri: str) -> str:
     """A resource's URI beside those of other members; nothing is lost, and no other member changes it."""
     return f"{RESOURCE_PREFIX}{member}/{uri}"
+
+
+def entry(member: str, kind: str, definition: dict[str, Any]) -> Entry | None:
+    """A prompt, a resource or a template of the member, with all that is ever written of it; None for what is none."""
+    name = KEYS[kind]
+    key = definition.get(name)
+    if not isinstance(key, str):
+        return None
+    listed_as = protocol.qualified_name(member, key) if kind == "prompts" else resource_uri(member, key)
+    listed = protocol.offered_entry(definition, name, listed_as)
+    return Entry(key, listed_as, jsonrpc.encode(definition), jsonrpc.encode(listed))
 
 
 def template_matches(template: str, uri: str) -> bool:

@@ -18,7 +18,9 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
+import msgspec
 from django.db import Error, IntegrityError, InterfaceError, OperationalError, connection, transaction
+from msgspec import Raw
 
 from mcp_runtime import access, jsonrpc, protocol, schemas
 from mcp_runtime.access import Principal
@@ -102,6 +104,15 @@ class Call:
             self.finished_at = time.time()
             self.outcome = outcome
             self.recorder.put(self)
+
+
+class _Result(msgspec.Struct):
+    """What is read of a result of any size: nothing else of it is built."""
+
+    isError: Raw = Raw(b"false")
+
+
+_RESULT = msgspec.json.Decoder(_Result)
 
 
 class Recorder:
@@ -250,7 +261,7 @@ class Recorder:
     def _outcome(self, call: Call) -> tuple[Outcome, str | None, str | None]:
         """What a response says of the call; result and error data as JSON, as far as they are kept."""
         try:
-            answer = envelope.read(call.body)
+            answer = envelope.read_opened(call.body)
             if (error := answer.remote_error()) is not None:
                 raise error
         except RemoteError as error:
@@ -258,7 +269,7 @@ class Recorder:
             return outcome, None, outcome.error_data if len(outcome.error_data or "") <= self._max_bytes else None
         except ProtocolError as error:
             return Outcome.of_error(error, member=call.member, tool=call.tool), None, None
-        is_error = bytes(envelope.fields(answer.result).get("isError", b"")) == b"true"
+        is_error = answer.result is not None and _RESULT.decode(answer.result).isError == Raw(b"true")
         result, encoded = self._kept_result(answer, is_error)
         return self._of_result(call, result, encoded, is_error=is_error)
 

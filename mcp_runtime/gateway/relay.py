@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from msgspec import Raw
+
 from mcp_runtime import jsonrpc, protocol
 from mcp_runtime.client import CLIENT_NAME, CLIENT_VERSION
 from mcp_runtime.errors import ConnectError, HttpStatusError, ProtocolError
@@ -137,10 +139,9 @@ class Relay:
     @staticmethod
     def _restated(answer: Message, request: Request) -> Answer:
         """The answer of a member with sessions, under its caller's id and in its caller's era."""
-        response = answer.response_to(request.id)
         if not request.caller.is_modern:
-            return Answer(envelope.encode(response))
-        response = eras.for_modern(request.method, request.params, response)
+            return Answer(envelope.encode(answer.response_to(request.id)))
+        response = eras.for_modern(request.method, request.params, answer.opened_response_to(request.id))
         code = eras.error_code(response)
         return Answer(envelope.encode(response), eras.http_status(code) if code else 200)
 
@@ -157,7 +158,7 @@ class Relay:
                 event_id = prefix + events.last_event_id if events.last_event_id else ""
                 if event_id:
                     self._note(event_id, source, request)
-                message = await self._wire.message(data) if data else None
+                message = await self._wire.message(data, source.conversation.owner) if data else None
                 if message is not None and source.is_answered_by(message):
                     yield Event(self._restated(message, request).body, event_id, is_last=True)
                     return
@@ -195,7 +196,7 @@ class Relay:
         for _ in range(RESUMES):
             try:
                 async for data in source.parts:
-                    message = await self._wire.message(data) if data else None
+                    message = await self._wire.message(data, source.conversation.owner) if data else None
                     if message is not None and source.is_answered_by(message):
                         answer = self._restated(message, request)
                         yield Event(answer.body, is_last=True, status=answer.status)
@@ -259,9 +260,9 @@ class Relay:
         if request.caller.is_modern:
             if message.method not in PASSED_TO_MODERN:
                 return None
-            level = envelope.text(envelope.fields(message.params).get("level"))
-            if message.method == "notifications/message" and not eras.wants_log(request.caller.log_level, level):
-                return None
+            if message.method == "notifications/message":
+                level = envelope.text(message.fields.get("level"))
+                return data if eras.wants_log(request.caller.log_level, level) else None
         return data
 
     def _asked(
@@ -329,7 +330,7 @@ class Relay:
     async def _modern_events(self, response: Response, sent_id: str, request: Request) -> AsyncGenerator[Event]:
         async with contextlib.aclosing(self._wire.events(response, protocol.EventStream())) as parts:
             async for data in parts:
-                message = await self._wire.message(data) if data else None
+                message = await self._wire.message(data, response.owner) if data else None
                 if message is not None and message.is_response:
                     answer = the_answer([message], sent_id)
                     if request.caller.is_modern:
@@ -361,16 +362,16 @@ class Relay:
                             last = event.data
                         else:
                             yield event
-                reply = await self._wire.message(last)
+                reply = await self._wire.message(last, request.caller.principal.owner)
             if not _wants_input(reply):
                 yield Event(_for_handshake(reply, request), is_last=True)
                 return
-            result = envelope.fields(reply.result)
+            result = reply.fields
             answers: dict[str, Any] = {}
-            for key, asked in envelope.fields(result.get("inputRequests")).items():
+            for key, asked in (await self._fields(result.get("inputRequests"), request)).items():
                 if not request.takes_stream:
                     raise ProtocolError("asked for input, and the caller takes no stream to be asked on")
-                question = envelope.fields(asked)
+                question = await self._fields(asked, request)
                 method = envelope.text(question.get("method"))
                 our_id = self._with.new_id()
                 told: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -392,6 +393,12 @@ class Relay:
             _, reply = await self._post_modern(route, request, more)
         raise ProtocolError(f"asked for input {MAX_ROUNDS} times for one call")
 
+    async def _fields(self, value: Any, request: Request) -> dict[str, Any]:
+        """Of a part that may be large."""
+        if not isinstance(value, Raw):
+            return envelope.fields(value)
+        return await self._wire.in_thread(request.caller.principal.owner, envelope.fields, value)
+
     # What comes unasked -------------------------------------------------------------------------------------------
 
     async def hear(
@@ -408,7 +415,7 @@ class Relay:
                 async for data in parts:
                     event_id = prefix + events.last_event_id if events.last_event_id else ""
                     try:
-                        message = await self._wire.message(data) if data else None
+                        message = await self._wire.message(data, conversation.owner) if data else None
                     except ProtocolError:
                         continue  # one that nobody can read costs nobody the others
                     if message is not None and message.is_request:
@@ -454,7 +461,7 @@ class Relay:
                 raise HttpStatusError(response.status)
             async with contextlib.aclosing(self._wire.events(response, protocol.EventStream(), bounded=False)) as parts:
                 async for data in parts:
-                    message = await self._wire.message(data) if data else None
+                    message = await self._wire.message(data, caller.principal.owner) if data else None
                     if message is not None and message.method is not None and not message.is_request:
                         yield message
         finally:
@@ -491,7 +498,7 @@ class _Rest:
 
 def _for_handshake(answer: Message, request: Request) -> bytes:
     """A modern member's answer, for a caller with a session."""
-    return envelope.encode(eras.for_handshake(request.method, answer.response_to(request.id)))
+    return envelope.encode(eras.for_handshake(request.method, answer.opened_response_to(request.id)))
 
 
 async def _settle(told: asyncio.Future[dict[str, Any]], answer: dict[str, Any]) -> None:
@@ -505,4 +512,4 @@ def _may_ask(session: CallerSession, message: Message) -> bool:
 
 
 def _wants_input(answer: Message) -> bool:
-    return envelope.text(envelope.fields(answer.result).get("resultType")) == "input_required"
+    return answer.error is None and envelope.text(answer.fields.get("resultType")) == "input_required"

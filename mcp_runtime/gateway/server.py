@@ -31,7 +31,7 @@ from mcp_runtime.gateway.conversations import Conversations
 from mcp_runtime.gateway.endpoints import LISTS, Endpoints
 from mcp_runtime.gateway.listening import Listening
 from mcp_runtime.gateway.messages import Answer, Deadline, Request, unavailable
-from mcp_runtime.gateway.offers import Extras, OfferedMember, Roster
+from mcp_runtime.gateway.offers import Entry, Extras, OfferedMember, Roster
 from mcp_runtime.gateway.owed import Owed
 from mcp_runtime.gateway.records import Recorder
 from mcp_runtime.gateway.relay import Relay
@@ -56,6 +56,7 @@ LEARN_SECONDS = 10.0
 LEARN_AGAIN_SECONDS = 30.0  # after a failure
 MAX_LEARNED = 2_000
 MAX_ENTRY = 262_144  # bytes of a prompt or a resource in a list, its icons included
+MAX_LEARNED_BYTES = 2_000_000  # of one kind; with the page that goes beyond it, no other page is asked for
 MAX_PAGES = 100
 
 
@@ -301,17 +302,24 @@ class Gateway:
             self._extras[live.name] = extras
             self._stale.set()
 
-    async def _list_of(self, live: LiveMember, method: str, kind: str) -> tuple[dict[str, Any], ...]:
+    async def _list_of(self, live: LiveMember, method: str, kind: str) -> tuple[Entry, ...]:
+        entries: list[Entry] = []
+        size = 0
         try:
-            return tuple([entry async for entry in self._entries(live, method, kind)])
+            async with contextlib.aclosing(self._pages(live, method, kind)) as pages:
+                async for page in pages:
+                    entries += page
+                    size += sum(len(entry.own) for entry in page)
+                    if size > MAX_LEARNED_BYTES:
+                        break
+            return tuple(entries)
         except RemoteError as error:
             if error.code != METHOD_NOT_FOUND:
                 raise
             return ()  # many that have resources know nothing of templates
 
-    async def _entries(self, live: LiveMember, method: str, kind: str) -> AsyncGenerator[dict[str, Any]]:
+    async def _pages(self, live: LiveMember, method: str, kind: str) -> AsyncGenerator[list[Entry]]:
         route = self._wire.route_to(live)
-        key = {"prompts": "name", "resources": "uri"}.get(kind, "uriTemplate")
         meta = {"_meta": protocol.modern_meta(protocol.HALL_NAME, protocol.HALL_VERSION, {})}
         params: dict[str, Any] = meta
         count = 0
@@ -323,20 +331,10 @@ class Gateway:
                 async with contextlib.aclosing(reply):
                     async for event in reply.events:
                         body = event.data if event.is_last else body
-            answer = envelope.read(body)
-            if (error := answer.remote_error()) is not None:
-                raise error
-            result = envelope.fields(answer.result)
-            entries = envelope.items(result.get(kind))
-            for part in entries[: MAX_LEARNED - count]:
-                try:
-                    entry = envelope.small(part, MAX_ENTRY)
-                except ProtocolError:
-                    continue  # one that is too large costs the member nothing but itself
-                if isinstance(entry, dict) and isinstance(entry.get(key), str):
-                    yield entry
-            count += len(entries)
-            cursor = envelope.text(result.get("nextCursor"))
+            read = partial(_page, live.name, kind, MAX_LEARNED - count)
+            entries, more, cursor = await self._wire.in_thread(OPERATOR.owner, read, body)
+            yield entries
+            count += more
             if not cursor or count >= MAX_LEARNED:
                 return
             params = {"cursor": cursor, **meta}
@@ -391,3 +389,22 @@ class Gateway:
         self._callers.forget()
         self._stale.set()
         self._looking_again = asyncio.ensure_future(self._listening.look_again(self._callers.principal))
+
+
+def _page(member: str, kind: str, most: int, body: bytes) -> tuple[list[Entry], int, str]:
+    """Of a member's answer with a page of a list: the entries, `most` at most; how many it has; and its cursor.
+
+    Raises ProtocolError, and RemoteError for an error.
+    """
+    answer = envelope.read_opened(body)
+    if (error := answer.remote_error()) is not None:
+        raise error
+    result = envelope.fields(answer.result)
+    parts = envelope.items(result.get(kind))
+    entries = []
+    for part in parts[:most]:
+        with contextlib.suppress(ProtocolError):  # one that is too large costs the member nothing but itself
+            definition = envelope.small(part, MAX_ENTRY)
+            if isinstance(definition, dict) and (entry := offers.entry(member, kind, definition)) is not None:
+                entries.append(entry)
+    return entries, len(parts), envelope.text(result.get("nextCursor"))

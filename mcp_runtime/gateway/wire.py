@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from msgspec import Raw
+
 from mcp_runtime import jsonrpc, protocol
 from mcp_runtime.client import CLIENT_NAME, CLIENT_VERSION
 from mcp_runtime.database import unit_of_work
@@ -23,6 +25,7 @@ from mcp_runtime.limits import Owner, Places
 STREAM_ENDED = "the event stream ended without the answer"
 
 Read = TypeVar("Read")
+Part = TypeVar("Part", bytes, Raw)
 
 
 @dataclass(eq=False)
@@ -56,6 +59,7 @@ class Wire:
         # One for all: most of what rivals lose, they lose by making a client, a session or a TLS context per call.
         self._connections = Connections()
         self._reader = ThreadPoolExecutor(1, "gateway-reader")
+        self._reading = Places(1)
 
     def close(self) -> None:
         self._connections.close()
@@ -101,24 +105,41 @@ class Wire:
 
     async def _checked(self, response: Response, data: bytes, sent_id: Any) -> Message:
         if response.content_type != protocol.JSON:
-            raise no_answer(response, data)
+            raise await self.no_answer(response, data)
         try:
-            found = the_answer(await self.in_thread(envelope.read_answer, data), sent_id)
+            messages = await self.in_thread(response.owner, envelope.read_answer_opened, data)
+            found = the_answer(messages, sent_id)
         except ProtocolError as error:
-            raise (error if response.status == 200 else no_answer(response, data)) from error
+            raise (error if response.status == 200 else await self.no_answer(response, data)) from error
         if response.status != 200 and found.error is None:
-            raise no_answer(response, data)
+            raise await self.no_answer(response, data)
         return found
 
-    async def message(self, data: bytes) -> Message:
-        """One message of a stream. Raises ProtocolError."""
-        return await self.in_thread(envelope.read, data)
+    async def no_answer(self, response: Response, data: bytes) -> ClientError:
+        """Why that is no answer."""
+        return await self.in_thread(response.owner, partial(_no_answer, response), data)
 
-    async def in_thread(self, work: Callable[[bytes], Read], data: bytes) -> Read:
-        """Large messages are read aside, one at a time: meanwhile the loop serves everybody else."""
-        if len(data) <= envelope.MAX_SMALL:
-            return work(data)
-        return await asyncio.get_running_loop().run_in_executor(self._reader, work, data)
+    async def message(self, data: bytes, owner: Owner) -> Message:
+        """One message of a stream that is for `owner`. Raises ProtocolError."""
+        return await self.in_thread(owner, envelope.read_opened, data)
+
+    async def in_thread(self, owner: Owner, work: Callable[[Part], Read], part: Part) -> Read:
+        """Large messages are read aside, one at a time: meanwhile the loop serves everybody else.
+
+        The next one is that of the owner whose turn was longest ago.
+        """
+        size = len(part) if isinstance(part, bytes) else memoryview(part).nbytes
+        return work(part) if size <= envelope.MAX_SMALL else await self.aside(owner, partial(work, part), size)
+
+    async def aside(self, owner: Owner, work: Callable[[], Read], size: int) -> Read:
+        """The same, for work with so many bytes."""
+        if size <= envelope.MAX_SMALL:
+            return work()
+        await self._reading.take(owner)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._reader, work)
+        finally:
+            self._reading.give_back(owner)
 
     async def events(
         self, response: Response, events: protocol.EventStream, *, bounded: bool = True
@@ -169,11 +190,10 @@ def the_answer(messages: list[Message], sent_id: Any) -> Message:
     raise ForeignAnswerError
 
 
-def no_answer(response: Response, data: bytes) -> ClientError:
-    """Why that is no answer."""
+def _no_answer(response: Response, data: bytes) -> ClientError:
     if response.status != 200:
         with contextlib.suppress(ProtocolError):
-            if (error := envelope.read(data).remote_error()) is not None:
+            if (error := envelope.read_opened(data).remote_error()) is not None:
                 return error
         return HttpStatusError(response.status, jsonrpc.excerpt(data) if data else "")
     kind = response.content_type or "no content type"

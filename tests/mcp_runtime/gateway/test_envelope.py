@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -199,3 +201,56 @@ def test_depth_is_what_a_parser_finds(value: Any, limit: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(envelope, "PIECE", 3)  # so that strings and escapes are split
         assert envelope.nests_deeper(jsonrpc.encode(value), limit) is (depth(value) > limit)
+
+
+@given(st.lists(json_values, max_size=30) | st.dictionaries(st.text(), json_values, max_size=30), st.integers(10, 30))
+def test_keys_and_items_are_counted_as_a_parser_counts_them(value: Any, most: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(envelope, "PIECE", 3)
+        assert envelope.holds_more(jsonrpc.encode(value), most) is (len(value) > most)
+
+
+KEYS = b"{%b}" % b",".join(b'"%d":1' % number for number in range(300_000))
+ITEMS = b"[%b1]" % (b"1," * 1_500_000)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: envelope.fields(msgspec.Raw(KEYS)),
+        lambda: envelope.items(msgspec.Raw(ITEMS)),
+        lambda: envelope.read(KEYS),
+        lambda: envelope.read_answer(ITEMS),
+        lambda: envelope.read(b'{"jsonrpc":"2.0","id":1,"error":%b}' % KEYS),
+        lambda: envelope.read(b'{"jsonrpc":"2.0","id":1,"result":{},"%b":1}' % (b"k" * 3_000_000)),
+    ],
+    ids=["keys", "items", "keys of a message", "messages of an answer", "keys of an error", "one long key"],
+)
+def test_what_holds_too_much_is_refused_and_not_built(build: Callable[[], Any]) -> None:
+    """What a C decoder builds it builds at a stroke, and no other thread of the interpreter runs meanwhile."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError, match="more than"):
+            build()
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_holds_too_much_passes_where_nobody_looks_into_it() -> None:
+    message = envelope.read_opened(answer(KEYS))
+    assert envelope.encode(message.response_to(1)) == answer(KEYS, b"1")
+    with pytest.raises(ProtocolError, match="more than 1,000 keys"):
+        message.opened_response_to(1)
+
+
+def test_a_large_message_that_was_opened_has_no_large_part_left_to_build() -> None:
+    meta = b'{"a":1,"b":"%b"}' % LONG
+    for name in (b"result", b"error"):
+        code = b'"code":1,' if name == b"error" else b""
+        data = b'{"jsonrpc":"2.0","id":1,"%b":{%b"_meta":%b,"c":[1]}}' % (name, code, meta)
+        opened = envelope.read_opened(data).fields
+        assert bytes(opened["c"]) == b"[1]"
+        assert {key: bytes(part) for key, part in opened["_meta"].items()} == {"a": b"1", "b": b'"%b"' % LONG}
+    (message,) = envelope.read_answer_opened(answer(meta))
+    assert envelope.encode(message.opened_response_to("gh-1")) == answer(meta)

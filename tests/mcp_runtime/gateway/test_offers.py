@@ -13,10 +13,21 @@ from mcp_runtime.gateway import offers
 from mcp_runtime.gateway.offers import Extras, Roster, Scope
 from roster.models import AgentSession, GuildMember, Tool
 
-EXTRAS = Extras(
-    ({"name": "greet"},), ({"uri": "file:///a"}, {"uri": "x:1"}), ({"uriTemplate": "file:///{name}", "name": "t"},)
-)
+LISTS = {
+    "prompts": [{"name": "greet"}],
+    "resources": [{"uri": "file:///a"}, {"uri": "x:1"}],
+    "resourceTemplates": [{"uriTemplate": "file:///{name}", "name": "t"}],
+}
 ALL = Scope()
+
+
+def extras(member: str, lists: dict[str, list[dict[str, Any]]]) -> Extras:
+    return Extras(
+        *(
+            tuple(filter(None, (offers.entry(member, kind, definition) for definition in lists.get(kind, []))))
+            for kind in offers.KEYS
+        )
+    )
 
 
 def member(name: str, *tools: str, **fields: Any) -> GuildMember:
@@ -38,7 +49,8 @@ def roster(db: None) -> Roster:
     member("off", "t", enabled=False)
     member("gone", "t", removed_at="2026-01-01T00:00:00Z")
     Tool.objects.filter(name="z").update(enabled=False)
-    return offers.load({"a": EXTRAS, "off": EXTRAS, "b": Extras(({"name": "greet"},))})
+    known = {"a": extras("a", LISTS), "off": extras("off", LISTS), "b": extras("b", {"prompts": LISTS["prompts"]})}
+    return offers.load(known)
 
 
 def test_rows_make_the_roster(roster: Roster) -> None:
@@ -71,12 +83,13 @@ def test_a_slip_in_one_entry_does_not_cost_a_client_the_list(db: None) -> None:
     from mcp.types import ListPromptsResult, ListResourcesResult, ListResourceTemplatesResult
 
     member("a")
-    extras = Extras(
-        ({**SLIPS, "name": "greet"}, {**SLIPS, "name": "x", "arguments": 5}),
-        ({**SLIPS, "uri": "x:1"}, {"uri": "x:2", "name": "two", "size": 3, "annotations": {"priority": 0.5}}),
-        ({**SLIPS, "uriTemplate": "x:{n}"},),
-    )
-    roster = offers.load({"a": extras})
+    two = {"uri": "x:2", "name": "two", "size": 3, "annotations": {"priority": 0.5}}
+    lists: dict[str, Any] = {
+        "prompts": [{**SLIPS, "name": "greet"}, {**SLIPS, "name": "x", "arguments": 5}],
+        "resources": [{**SLIPS, "uri": "x:1"}, two],
+        "resourceTemplates": [{**SLIPS, "uriTemplate": "x:{n}"}],
+    }
+    roster = offers.load({"a": extras("a", lists)})
     told = {kind: json.loads(roster.list_of(kind, OPERATOR, ALL)) for kind in ("prompts", "resources")}
     templates = json.loads(roster.list_of("resourceTemplates", OPERATOR, ALL))
     assert len(ListPromptsResult.model_validate({"prompts": told["prompts"]}).prompts) == 2

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from mcp_runtime.gateway import relay
+from mcp_runtime.gateway import envelope, relay
 from tests.conftest import eventually
 from tests.end_to_end.agents import META, Agent, make_token, messages_of
 from tests.mcp_runtime.gateway.conftest import (
+    ALL,
     MODERN,
     Asked,
     World,
@@ -807,3 +808,69 @@ def test_a_member_that_refuses_the_session_fails_the_call_and_is_asked_again_wit
     assert agent.text("notes__echo") == "{}"
     assert [call.status for call in world.calls(6)] == ["failed"] * 5 + ["succeeded"]
     eventually(lambda: len(world.gateway._wire._connections._open) <= 1, what="no answer is left open")
+
+
+class OnLoop:
+    """A decoder that counts the large values which the gateway's loop has it build."""
+
+    def __init__(self, decoder: Any) -> None:
+        self._decoder = decoder
+        self.large = 0
+
+    def decode(self, data: Any) -> Any:
+        if threading.current_thread().name == "gateway" and memoryview(data).nbytes > envelope.MAX_SMALL:
+            self.large += 1
+        return self._decoder.decode(data)
+
+
+@pytest.fixture
+def decoders(monkeypatch: pytest.MonkeyPatch) -> list[OnLoop]:
+    made = [OnLoop(envelope._OBJECT), OnLoop(envelope._LIST)]
+    monkeypatch.setattr(envelope, "_OBJECT", made[0])
+    monkeypatch.setattr(envelope, "_LIST", made[1])
+    return made
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "on a stream"])
+@pytest.mark.parametrize("more", [{}, MODERN], ids=["sessions", "modern"])
+def test_the_loop_looks_into_no_large_answer(
+    world: World, decoders: list[OnLoop], more: dict[str, Any], is_stream: bool
+) -> None:
+    filling = "y" * (envelope.MAX_SMALL + 1)
+    large = {"content": [], "structuredContent": [], "x": filling, "_meta": {f"{META}x": 1, "x": filling}}
+    logged = notification("notifications/message", level="error", data=filling, _meta={})
+
+    def call(asked: Asked) -> None:
+        if is_stream:
+            asked.stream(event(logged), event(result(asked.id, **large)))
+            asked.hang_up()
+        asked.result(large)
+
+    def fail(asked: Asked) -> None:
+        asked.error(-32002 if not more else -32602, "no such thing", data={"uri": "x:1", "x": filling})
+
+    def listed(asked: Asked) -> None:
+        asked.result({"prompts": [{"name": "a", "icons": [{"src": filling}]}]})
+
+    behaviours = {**more, "tools/call": call, "resources/read": fail, "prompts/list": listed}
+    caller = world.agent()
+    world.member(behaviours=behaviours, capabilities=ALL)
+    caller.begin()
+    (of_session,) = messages_of(caller.send("tools/call", name="notes__echo", arguments={}))[-1:]
+    (modern,) = messages_of(modern_call(world.agent(), meta={f"{META}logLevel": "error"}))[-1:]
+    assert of_session["result"]["x"] == modern["result"]["x"] == filling
+    assert more or modern["result"]["resultType"] == "complete"
+    assert ("structuredContent" in of_session["result"]) is not bool(more)
+    for agent in (world.agent("/mcp/notes").begin(), world.agent("/mcp/notes")):
+        send = agent.send if agent is not None and "Mcp-Session-Id" in agent.http.headers else agent.modern
+        assert messages_of(send("resources/read", uri="x:1"))[-1]["error"]["message"] == "no such thing"
+    eventually(lambda: world.agent().begin().ask("prompts/list")["result"]["prompts"])
+    assert [decoder.large for decoder in decoders] == [0, 0]
+
+
+def test_a_result_of_thousands_of_keys_fails_the_call_where_it_is_to_be_restated(world: World) -> None:
+    many = {f"k{number}": "y" * 40 for number in range(2_000)}
+    world.member(behaviours={"tools/call": lambda asked: asked.result({"content": [], **many})})
+    assert len(world.agent().begin().call("notes__echo")["result"]) == 2_001
+    assert "more than 1,000 keys" in failure(modern_call(world.agent()))[1]
+    assert [call.status for call in world.calls(2)] == ["succeeded", "failed"]
