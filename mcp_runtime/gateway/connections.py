@@ -69,6 +69,8 @@ class Response:
         self.is_kept = False
         self._error: ClientError | None = None
         self._reader: asyncio.Future[None] | None = None
+        # Before it nothing was asked on the connection, so it cannot be a second answer to something else.
+        self.is_first = connection.asked == 1
         self.content_type = (self.header("content-type") or "").partition(";")[0].strip().lower()
 
     @property
@@ -172,11 +174,13 @@ class _Connection(asyncio.Protocol):
         self._ends_with_connection = False
         self._is_paused = False
         self.idle_since = 0.0
+        self.asked = 0  # requests so far
 
     async def ask(self, request: bytes) -> Response:
         """Raises ConnectError and ProtocolError. Whoever gives up waiting gives up the connection."""
         answer: asyncio.Future[Response] = self._loop.create_future()
         self._answer = answer
+        self.asked += 1
         self._head_bytes = 0
         self._transport.write(request)
         try:
@@ -318,14 +322,17 @@ class Connections:
         secrets: Collection[str] = (),
         owner: Owner = NOBODY,
         on_write: Callable[[], None] | None = None,
+        *,
+        is_first: bool = False,
     ) -> Response:
         """The answer, as soon as its head is there. Raises ConnectError and ProtocolError, without `secrets`.
 
-        `on_write()` is called when there is a connection, before the first byte is written to it.
+        `on_write()` is called when there is a connection, before the first byte is written to it. `is_first`: on a new
+        connection, on which no answer to something else can come.
         """
         request = _written(address, verb, headers, body)
         pool = (address.host, address.port, address.is_tls, owner)
-        connection = self._taken(pool) or await self._connect(pool, secrets)
+        connection = (None if is_first else self._taken(pool)) or await self._connect(pool, secrets)
         if on_write is not None:
             on_write()
         return await connection.ask(request)

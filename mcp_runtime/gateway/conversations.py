@@ -323,6 +323,18 @@ class Conversations:
                 message = jsonrpc.request(self.new_id(), method, params)
                 (await self._post(conversation, message)).release()
 
+    async def is_over(self, conversation: Conversation) -> bool:
+        """Whether the member says of this session, asked once more on a connection of its own, that there is none."""
+        body = envelope.encode(jsonrpc.request(self.new_id(), "ping"))
+        try:
+            async with asyncio.timeout(GOODBYE_SECONDS):
+                route, headers = conversation.route, conversation.headers
+                response = await self._wire.send(route, "POST", headers, body, conversation.owner, is_first=True)
+        except (ClientError, TimeoutError):
+            return False
+        response.close()
+        return response.status == 404
+
     async def tell_cancelled(self, conversation: Conversation, asked_id: Any, reason: str) -> None:
         params = {"requestId": asked_id, "reason": reason}
         await self.tell(conversation, jsonrpc.notification("notifications/cancelled", params))

@@ -109,7 +109,10 @@ class Relay:
             if response.status == 404 and conversation.id:
                 data = await self._wire.read(response)
                 response.close()
-                raise _SessionOverError(404, jsonrpc.excerpt(data))
+                if response.is_first or await self._with.is_over(conversation):
+                    raise _SessionOverError(404, jsonrpc.excerpt(data))
+                # It may be a late answer to an earlier request on that connection, and then this one runs.
+                raise HttpStatusError(404, jsonrpc.excerpt(data))
             answer = await self._wire.answer(response, sent_id)
         except asyncio.CancelledError:
             # The deadline, or the caller went away: either way nobody waits for it any more.
@@ -347,7 +350,7 @@ class Relay:
         body = envelope.encode(answer.response_to(request.id))
         if request.method not in held.METHODS or b'"requestState"' not in body:
             return body
-        return await self._wire.in_thread(partial(held.sealed, request), body)
+        return await self._wire.in_thread(request.caller.principal.owner, partial(held.sealed, request), body)
 
     async def _in_rounds(
         self, route: Route, request: Request, session: CallerSession, reply: Message | Stream

@@ -82,9 +82,13 @@ class Wire:
         body: bytes | None,
         owner: Owner,
         on_write: Callable[[], None] | None = None,
+        *,
+        is_first: bool = False,
     ) -> Response:
         secrets = route.live.client.headers.secrets
-        return await self._connections.request(route.address, verb, headers, body, secrets, owner, on_write)
+        return await self._connections.request(
+            route.address, verb, headers, body, secrets, owner, on_write, is_first=is_first
+        )
 
     async def read(self, response: Response) -> bytes:
         return await response.whole(self._max_bytes)

@@ -202,7 +202,7 @@ def test_a_session_that_the_member_forgot_is_begun_anew_and_the_call_made_once(w
         else:
             asked.result(text(asked.headers["Mcp-Session-Id"]))
 
-    member = world.member(behaviours={"tools/call": call})
+    member = world.member(behaviours={"tools/call": call, "ping": call})
     agent = world.agent().begin()
     assert agent.text("notes__echo") == "s3"
     assert agent.text("notes__echo") == "s3"
@@ -210,10 +210,34 @@ def test_a_session_that_the_member_forgot_is_begun_anew_and_the_call_made_once(w
 
 
 def test_a_member_that_forgets_every_session_fails_the_call(world: World) -> None:
-    member = world.member(behaviours={"tools/call": lambda asked: asked.http(404, b"gone", kind="text/plain")})
+    def gone(asked: Asked) -> None:
+        asked.http(404, b"gone", kind="text/plain")
+
+    member = world.member(behaviours={"tools/call": gone, "ping": gone})
     code, message = failure(world.agent().begin().send("tools/call", name="notes__echo", arguments={}))
     assert (code, message) == (-32603, "tool 'echo' of member 'notes': answered with HTTP status 404: 'gone'")
     assert len(member.heard("tools/call")) == 2
+
+
+def test_a_late_answer_to_an_earlier_call_has_no_call_made_twice(world: World) -> None:
+    """It says 404, as of a session that is over, and the member has begun with the next call when it comes."""
+    ran: list[int] = []
+
+    def call(asked: Asked) -> None:
+        ran.append(asked.connection)
+        if len(ran) == 2:
+            asked.http(404)
+        asked.result(text("done"))
+
+    world.member(behaviours={"tools/call": call})
+    agent = world.agent().begin()
+    assert agent.text("notes__echo") == "done"
+    response = agent.send("tools/call", name="notes__echo", arguments={})
+    assert len(ran) == 2
+    assert ran[0] == ran[1]
+    assert "answered with HTTP status 404" in failure(response)[1]
+    assert world.calls(2)[1].error_kind == "transport"
+    assert agent.text("notes__echo") == "done"
 
 
 def test_one_id_used_twice_at_a_time_gets_each_its_own_answer(world: World) -> None:
