@@ -11,7 +11,7 @@ import contextlib
 import logging
 import math
 import re
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from mcp_runtime.gateway import eras, offers
 from mcp_runtime.gateway.callers import Callers, Origins
 from mcp_runtime.gateway.clients import ClientName, Clients
 from mcp_runtime.gateway.conversations import Conversations
-from mcp_runtime.gateway.endpoints import NAMED_BY, Endpoints, Place
+from mcp_runtime.gateway.endpoints import NAMED_BY, SUBSCRIBING, Endpoints, Place
 from mcp_runtime.gateway.intake import Intake
 from mcp_runtime.gateway.listening import Listening, TooManyStreamsError
 from mcp_runtime.gateway.messages import CANCEL_GRACE, Answer, Deadline, Event, Request, Stream, unavailable
@@ -60,7 +60,8 @@ NO_OAUTH = (
     "end. Send one that is good, Authorization: Bearer gh_...; manage.py create_token USER makes one."
 )
 EVERYTHING = Place("/mcp", Scope())
-_PATH = re.compile(r"/mcp(?:/(?P<member>[^/]+))?/?|/sessions/(?P<session>[^/]+)/mcp/?")
+PATHS = ("/mcp", "/mcp/<member>", "/sessions/<session>/mcp")  # each also with a slash behind it
+_PATH = re.compile("|".join(re.sub(r"<(\w+)>", r"(?P<\1>[^/]+)", path) + "/?" for path in PATHS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +148,10 @@ class App:
             raise await _unauthorized(error, exchange) from error
         exchange.owner = principal.owner
         place = await self._place(match, exchange.query, principal)
-        if exchange.verb == "POST":
-            await self._post(place, principal, exchange)
-        elif exchange.verb == "GET":
-            await self._get(place, principal, exchange)
-        elif exchange.verb == "DELETE":
-            self._sessions.end(self._session(place, principal, exchange))
-            exchange.reply(204)
-        else:
-            allow = [(b"allow", b"GET, POST, DELETE")]
+        if exchange.verb not in VERBS:
+            allow = [(b"allow", ", ".join(VERBS).encode())]
             raise Refusal(405, MethodError(INVALID_REQUEST, f"{exchange.verb} means nothing here"), headers=allow)
+        await VERBS[exchange.verb](self, place, principal, exchange)
 
     async def _place(self, match: re.Match[str], query: str, principal: Principal) -> Place:
         if not query and match.lastgroup is None:
@@ -287,7 +282,7 @@ class App:
             request = Request(message_id, message["method"], _params(message), caller, Deadline(), size, place.path)
             with self._running(session, request):
                 await self._reply(post, request)
-            if request.method in ("resources/subscribe", "resources/unsubscribe"):
+            if request.method in SUBSCRIBING:
                 for member in [place.member] if place.member else list(session.subscriptions):
                     self._listening.subscriptions_changed(caller, member)
 
@@ -324,7 +319,10 @@ class App:
                 self._owed.give_up(running)
         elif method == "notifications/roots/list_changed" or (
             # Nothing else: a call without an id would be one that nobody judged.
-            place.member and method.startswith("notifications/") and method != "notifications/initialized"
+            place.member
+            and caller.principal.may_use_all(place.member)
+            and method.startswith("notifications/")
+            and method != "notifications/initialized"
         ):
             for conversation in session.begun():
                 with contextlib.suppress(ClientError, TimeoutError):
@@ -488,6 +486,10 @@ class App:
             rest = await self._rest(session, caller, last_event_id) if last_event_id else None
             await self._hold(rest or await self._opened(place, caller, exchange), exchange)
 
+    async def _delete(self, place: Place, principal: Principal, exchange: Exchange) -> None:
+        self._sessions.end(self._session(place, principal, exchange))
+        exchange.reply(204)
+
     async def _go_on(self, request: Request, stream: Stream, event_id: str, exchange: Exchange) -> None:
         """The rest of a reply, for who lost its stream."""
         out = Outgoing(exchange)
@@ -549,6 +551,13 @@ class App:
             if last:
                 await exchange.write(encoded(Event(last)))
             exchange.end()
+
+
+VERBS: dict[str, Callable[[App, Place, Principal, Exchange], Awaitable[None]]] = {
+    "GET": App._get,
+    "POST": App._post,
+    "DELETE": App._delete,
+}
 
 
 def _is_deaf(headers: dict[bytes, bytes]) -> bool:

@@ -37,10 +37,11 @@ MAX_URI = 2_000
 MAX_OWNERS = 10  # members that an error names
 TASKS_EXTENSION = f"{protocol.META}tasks"
 USUAL_PARAMS = {"name", "arguments", "_meta"}
+SUBSCRIBING = ("resources/subscribe", "resources/unsubscribe")
 # What each request is about: the parameter that must be there, a string.
 NAMED_BY = {
     **dict.fromkeys(("tools/call", "prompts/get"), "name"),
-    **dict.fromkeys(("resources/read", "resources/subscribe", "resources/unsubscribe"), "uri"),
+    **dict.fromkeys(("resources/read", *SUBSCRIBING), "uri"),
 }
 WITH_ARGUMENTS = ("tools/call", "prompts/get")
 REFERENCES = {"ref/prompt": "name", "ref/resource": "uri"}
@@ -165,22 +166,25 @@ class Endpoints:
         method, caller = request.method, request.caller
         if caller.is_modern and method in eras.REMOVED:
             raise MethodError(METHOD_NOT_FOUND, f"{method} does not exist in {protocol.MODERN_VERSION}")
-        if method == "ping":
-            return _result(request, {})
-        if method == "initialize":
-            raise MethodError(INVALID_REQUEST, "this session has been initialized; a new one begins without its id")
-        if method == "server/discover" and caller.is_modern:
-            return _result(request, await self.discovery(place, caller))
         _require_params(request)
-        if method == "logging/setLevel":
-            return await self._set_level(request)
-        if method == "tools/call":
-            return await self._call_tool(place, request)
+        if method in EVERYWHERE and (caller.is_modern or method not in eras.ADDED):
+            return await EVERYWHERE[method](self, place, request)
         if place.member is not None:
             return await self._ask_member(place.member, request)
-        return await self._ask_roster(place.scope, request)
+        if method not in OF_ROSTER:
+            raise MethodError(METHOD_NOT_FOUND, f"{method[:100]!r} is no method of the roster")
+        return await OF_ROSTER[method](self, place.scope, request)
 
-    async def _set_level(self, request: Request) -> Reply:
+    async def _pong(self, _: Place, request: Request) -> Reply:
+        return _result(request, {})
+
+    async def _refuse_another_beginning(self, _: Place, __: Request) -> Reply:
+        raise MethodError(INVALID_REQUEST, "this session has been initialized; a new one begins without its id")
+
+    async def _discover(self, place: Place, request: Request) -> Reply:
+        return _result(request, await self.discovery(place, request.caller))
+
+    async def _set_level(self, _: Place, request: Request) -> Reply:
         level, session = request.params.get("level"), request.caller.session
         if level not in eras.LOG_LEVELS or session is None:
             raise MethodError(INVALID_PARAMS, f"level must be one of {', '.join(eras.LOG_LEVELS)}")
@@ -373,23 +377,21 @@ class Endpoints:
 
     # The roster ---------------------------------------------------------------------------------------------------
 
-    async def _ask_roster(self, scope: Scope, request: Request) -> Reply:
-        method, principal, roster = request.method, request.caller.principal, self._roster()
-        if method in LISTS:
-            if request.params.get("cursor") is not None:
-                raise MethodError(INVALID_PARAMS, "unknown cursor: the list has one page")
-            return _listed(request, LISTS[method], roster.list_of(LISTS[method], principal, scope))
-        if method == "prompts/get":
-            found = roster.prompt(request.params["name"])
-            return await self._ask_named(found, scope, request, {"name": found[1]} if found else {})
-        if method in ("resources/read", "resources/subscribe", "resources/unsubscribe"):
-            found = self._resource(request.params["uri"], principal, scope)
-            reply = await self._ask_named(found, scope, request, {"uri": found[1]} if found else {})
-            self._note_subscription(request, *(found or ("", "")))
-            return reply
-        if method == "completion/complete":
-            return await self._complete(scope, request)
-        raise MethodError(METHOD_NOT_FOUND, f"{method[:100]!r} is no method of the roster")
+    async def _list(self, scope: Scope, request: Request) -> Reply:
+        if request.params.get("cursor") is not None:
+            raise MethodError(INVALID_PARAMS, "unknown cursor: the list has one page")
+        kind = LISTS[request.method]
+        return _listed(request, kind, self._roster().list_of(kind, request.caller.principal, scope))
+
+    async def _get_prompt(self, scope: Scope, request: Request) -> Reply:
+        found = self._roster().prompt(request.params["name"])
+        return await self._ask_named(found, scope, request, {"name": found[1]} if found else {})
+
+    async def _ask_about_resource(self, scope: Scope, request: Request) -> Reply:
+        found = self._resource(request.params["uri"], request.caller.principal, scope)
+        reply = await self._ask_named(found, scope, request, {"uri": found[1]} if found else {})
+        self._note_subscription(request, *(found or ("", "")))
+        return reply
 
     async def _ask_named(
         self, found: tuple[str, str] | None, scope: Scope, request: Request, own: Mapping[str, Any]
@@ -428,7 +430,7 @@ class Endpoints:
     def _note_subscription(request: Request, member: str, uri: str) -> None:
         """Of a session, so that the member's next process can be told of it too. `uri` is the member's own."""
         session = request.caller.session
-        if session is not None and request.method in ("resources/subscribe", "resources/unsubscribe"):
+        if session is not None and request.method in SUBSCRIBING:
             uris = session.subscriptions.setdefault(member, set())
             if request.method == "resources/unsubscribe":
                 uris.discard(uri)
@@ -463,6 +465,23 @@ class Endpoints:
                 raise
             else:
                 _free(route, owner)
+
+
+# What is answered at every path: here, or after a look at who may call which tool.
+EVERYWHERE: dict[str, Callable[[Endpoints, Place, Request], Awaitable[Reply]]] = {
+    "ping": Endpoints._pong,
+    "initialize": Endpoints._refuse_another_beginning,
+    "server/discover": Endpoints._discover,
+    "logging/setLevel": Endpoints._set_level,
+    "tools/call": Endpoints._call_tool,
+}
+# What the roster answers as one server. At a member's own path all but the above goes to the member.
+OF_ROSTER: dict[str, Callable[[Endpoints, Scope, Request], Awaitable[Reply]]] = {
+    **dict.fromkeys(LISTS, Endpoints._list),
+    "prompts/get": Endpoints._get_prompt,
+    **dict.fromkeys(("resources/read", *SUBSCRIBING), Endpoints._ask_about_resource),
+    "completion/complete": Endpoints._complete,
+}
 
 
 def _with_list_changes(capabilities: Mapping[str, Any]) -> dict[str, Any]:

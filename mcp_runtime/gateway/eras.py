@@ -31,6 +31,7 @@ REMOVED = frozenset({
     "notifications/initialized",
     "notifications/roots/list_changed",
 })  # fmt: skip
+ADDED = frozenset({"server/discover"})  # that sessions do not have
 CACHEABLE = frozenset({
     "server/discover",
     "tools/list",

@@ -1,4 +1,6 @@
-"""Who may what: every route of the web, with what opens it. A route without a row fails the test, as does a spare row.
+"""Who may what: every route of the web and every method of the gateway, with what opens it.
+
+One without a row fails the test, as does a spare row. Of the web:
 
     METHOD  route  what opens it  status of who may  status of who may not [members tools nothing]
 
@@ -171,4 +173,53 @@ POST  /api/sessions/<int:pk>/stop/                superuser                     
 GET   /api/schema/                                known                                      200 -    200 200 200
 GET   /api/docs/                                  known                                      200 -    200 200 200
 GET   /api/(nowhere)                              none                                       -   404  404 404 404
+"""
+
+# The gateway: each address, the pattern that it stands for, and the kinds of token that it is there for.
+GATEWAY_PATHS = """
+/mcp                     /mcp                     full members tools empty nothing
+/mcp/                    /mcp                     full members tools empty nothing
+/mcp?members=notes       /mcp                     full members tools
+/mcp?members=other       /mcp                     full
+/mcp?members=hidden      /mcp
+/mcp?members=nobody      /mcp
+/mcp/notes               /mcp/<member>            full members tools
+/mcp/other               /mcp/<member>            full
+/mcp/hidden              /mcp/<member>
+/mcp/nobody              /mcp/<member>
+/sessions/{session}/mcp  /sessions/<session>/mcp
+/sessions/0/mcp          /sessions/<session>/mcp
+/sessions/x/mcp          /sessions/<session>/mcp
+"""
+
+# What each verb answers to who may come there, without a session: only POST begins one.
+GATEWAY_VERBS = {"POST": 200, "GET": 405, "DELETE": 405}
+
+# Who gets a result of each method, or whose notification reaches the member: in a session and without one, at /mcp
+# and at a member's own path. `known`, whoever may come; `may`, who may use anything; `tool`, who may call the member's
+# tool; `all`, who may use all of it; `none`. With a `+`: a list for the first, with what the second may have of it.
+# The last two stand for every method that the gateway does not know.
+EVERY_OTHER, EVERY_OTHER_NOTICE = "example/unknown", "notifications/unknown"
+GATEWAY = f"""
+                                  at /mcp: session, without     at /mcp/<member>: session, without
+ping                              known        none             known        none
+initialize                        none         none             none         none
+server/discover                   none         known            all          known
+logging/setLevel                  known        none             known        none
+tools/list                        known+tool   known+tool       known+tool   known+tool
+tools/call                        tool         tool             tool         tool
+prompts/list                      known+all    known+all        known+all    known+all
+prompts/get                       all          all              all          all
+resources/list                    known+all    known+all        known+all    known+all
+resources/templates/list          known+all    known+all        known+all    known+all
+resources/read                    all          all              all          all
+resources/subscribe               all          none             all          none
+resources/unsubscribe             all          none             all          none
+completion/complete               all          all              all          all
+subscriptions/listen              none         may              all          may
+notifications/initialized         none         none             none         none
+notifications/cancelled           none         none             none         none
+notifications/roots/list_changed  tool         none             tool         none
+{EVERY_OTHER}                     none         none             all          all
+{EVERY_OTHER_NOTICE}              none         none             all          none
 """

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import product
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,32 +17,20 @@ from django.contrib.auth.models import Group, Permission, User
 from django.utils import timezone
 
 from mcp_runtime import control
-from mcp_runtime.gateway import app
+from mcp_runtime.gateway import app, endpoints, eras
 from roster.models import AgentSession, ApiToken, Hall, Invocation, Tool
+from tests.attack import rights_table
 from tests.conftest import eventually
 from tests.end_to_end.agents import Agent, Heard, make_token
 from tests.mcp_runtime.gateway import conftest
-from tests.mcp_runtime.gateway.conftest import World, event, notification, request, result, text
+from tests.mcp_runtime.gateway.conftest import ALL, DEFAULT, World, event, notification, request, result, text
 
 world = conftest.world  # the fixture
 
 SECRET = "word-of-somebody-else"
-# Each path with whom it is there for. `{session}` is an agents' session of somebody else.
-PATHS = {
-    "/mcp": {"full", "members", "tools", "empty", "nothing"},
-    "/mcp/": {"full", "members", "tools", "empty", "nothing"},
-    "/mcp?members=notes": {"full", "members", "tools"},
-    "/mcp?members=other": {"full"},
-    "/mcp?members=hidden": set(),
-    "/mcp?members=nobody": set(),
-    "/mcp/notes": {"full", "members", "tools"},
-    "/mcp/other": {"full"},
-    "/mcp/hidden": set(),
-    "/mcp/nobody": set(),
-    "/sessions/{session}/mcp": set(),
-    "/sessions/0/mcp": set(),
-    "/sessions/x/mcp": set(),
-}
+# Each address with whom it is there for. `{session}` is an agents' session of somebody else.
+PATHS = {line.split()[0]: set(line.split()[2:]) for line in rights_table.GATEWAY_PATHS.strip().splitlines()}
+METHODS = {line.split()[0]: line.split()[1:] for line in rights_table.GATEWAY.strip().splitlines()[1:]}
 NOWHERE = (
     "/",
     "/mcp/notes/x",
@@ -49,8 +41,18 @@ NOWHERE = (
     "/api/",
 )
 VERBS = ("POST", "GET", "DELETE", "PUT", "PATCH", "OPTIONS", "HEAD")
-KNOWN = ("full", "members", "tools", "empty", "nothing")
+# Kinds of token, with the members of which they may use something.
+REACH: dict[str, set[str]] = {
+    **{"full": {"notes", "other"}, "members": {"notes"}, "tools": {"notes"}},
+    **{"empty": set(), "nothing": set()},
+}
+KNOWN = tuple(REACH)
 UNKNOWN = ("none", "unknown", "revoked", "expired", "inactive", "in the address")
+
+
+def word_of(member: str) -> str:
+    """What nobody hears who may not use the member."""
+    return f"word-of-{member}-alone"
 
 
 class Place:
@@ -59,7 +61,12 @@ class Place:
     def __init__(self, world: World) -> None:
         Hall.objects.create()
         self.world = world
-        self.members = {name: world.member(name, self._behaviours()).row for name in ("notes", "other", "hidden")}
+        names = ("notes", "other", "hidden")
+        self.scripts = {name: world.member(name, self._behaviours(name), capabilities=ALL) for name in names}
+        self.members = {name: script.row for name, script in self.scripts.items()}
+        for tool in Tool.objects.all():
+            tool.definition["title"] = word_of(tool.member.name)
+            tool.save()
         circle = Group.objects.create(name="circle")
         self.members["hidden"].groups.add(circle)
         self.victim = self._user("victim")
@@ -70,8 +77,27 @@ class Place:
         self.tokens = self._tokens()
 
     @staticmethod
-    def _behaviours() -> dict[str, Any]:
-        return {"tools/call": lambda asked: asked.result(text(SECRET))}
+    def _behaviours(name: str) -> dict[str, Any]:
+        """A member that answers whatever it is asked, and has something of everything."""
+        word = word_of(name)
+
+        def answers(**told: Any) -> Any:
+            return lambda asked: asked.result({**told, "word": word})
+
+        return {
+            "tools/list": answers(tools=[{"name": "echo", "title": word, "inputSchema": {"type": "object"}}]),
+            "tools/call": answers(**text(SECRET)),
+            "prompts/list": answers(prompts=[{"name": "p", "title": word}]),
+            "resources/list": answers(resources=[{"uri": f"x://{name}", "name": "r", "title": word}]),
+            "resources/templates/list": answers(
+                resourceTemplates=[{"uriTemplate": f"y://{name}/{{a}}", "name": "t", "title": word}]
+            ),
+            # A member with sessions: it knows of nothing else until one has begun.
+            "server/discover": lambda asked: (
+                answers()(asked) if "Mcp-Session-Id" in asked.headers else DEFAULT["server/discover"](asked)
+            ),
+            "*": answers(),
+        }
 
     @staticmethod
     def _user(name: str, *, may_call: bool = True) -> User:
@@ -114,7 +140,12 @@ class Place:
 @pytest.fixture
 def place(world: World) -> Place:
     made = Place(world)
-    eventually(lambda: made.agent("full").begin().tools() == ["notes__echo", "other__echo"])
+    agent = made.agent("full").begin()
+    eventually(lambda: agent.tools() == ["notes__echo", "other__echo"])
+    for row in made.members.values():
+        world.gateway.member_changed(row.pk)  # so that it is asked for what it has beside tools
+    for method in ("prompts/list", "resources/list", "resources/templates/list"):
+        eventually(lambda method=method: all(word_of(name) in agent.send(method).text for name in ("notes", "other")))
     return made
 
 
@@ -125,14 +156,37 @@ def sent(agent: Agent, verb: str, method: str = "initialize", **headers: str) ->
     return agent.http.request(verb, agent.url, data=data, headers=named, timeout=20)
 
 
-def test_the_paths_of_the_gateway_are_those_of_the_table() -> None:
-    """Whoever adds one says here who may come to it."""
-    for path in PATHS:
-        plain = path.replace("{session}", "1").partition("?")[0]
-        assert app._PATH.fullmatch(plain), path
+def test_every_path_verb_and_method_of_the_gateway_has_a_row_and_every_row_is_one() -> None:
+    """A new one is a new decision: write down who may use it."""
+    patterns = {line.split()[1] for line in rights_table.GATEWAY_PATHS.strip().splitlines()}
+    assert patterns == set(app.PATHS)
+    assert rights_table.GATEWAY_VERBS.keys() == app.VERBS.keys()
+    rows = set(METHODS) - {rights_table.EVERY_OTHER, rights_table.EVERY_OTHER_NOTICE}
+    assert sorted(served() - rows) == []
+    assert sorted(rows - served()) == []
     for path in NOWHERE:
         assert not app._PATH.fullmatch(path), path
-    assert set(app._PATH.groupindex) == {"member", "session"}
+
+
+def served() -> set[str]:
+    """The methods that the gateway knows: those of its tables, and those that it compares a message's method with."""
+    tables = {*endpoints.EVERYWHERE, *endpoints.OF_ROSTER, *eras.REMOVED, *eras.ADDED}
+    return tables.union(*map(compared_methods, (app, endpoints)))
+
+
+def compared_methods(module: ModuleType) -> set[str]:
+    compared: set[str] = set()
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if not isinstance(node, ast.Compare) or "method" not in ast.unparse(node):
+            continue
+        for part in ast.walk(node):
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                compared.add(part.value)
+            elif isinstance(part, ast.Name):
+                constant = getattr(module, part.id, None)
+                compared |= {constant} if isinstance(constant, str) else set()
+                compared |= set(constant) if isinstance(constant, (tuple, dict)) else set()
+    return compared - {"method"}
 
 
 def test_every_path_and_verb_answers_each_kind_of_token_as_the_table_says(place: Place) -> None:
@@ -152,9 +206,119 @@ def expected(path: str, verb: str, kind: str) -> set[int]:
         return {401}
     if kind not in PATHS[path]:
         return {404}
-    if verb == "POST":
-        return {200} if kind not in ("empty", "nothing") else {403}
-    return {405}  # GET and DELETE need a session, the others are no verbs here
+    status = rights_table.GATEWAY_VERBS.get(verb, 405)
+    return {403} if status == 200 and not REACH[kind] else {status}
+
+
+# Methods ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Try:
+    """One message to the gateway by one kind of token, about one member."""
+
+    method: str
+    kind: str
+    member: str
+    is_modern: bool
+    is_at_member: bool
+
+    @property
+    def opened_by(self) -> list[str]:
+        return METHODS[self.method][2 * self.is_at_member + self.is_modern].split("+")
+
+    def is_opened_by(self, word: str) -> bool:
+        may_come = self.member in REACH[self.kind] if self.is_at_member else self.is_modern or bool(REACH[self.kind])
+        may_use = self.member in REACH[self.kind]
+        rights = {"known": True, "may": bool(REACH[self.kind]), "tool": may_use, "none": False}
+        return may_come and (rights | {"all": may_use and self.kind != "tools"})[word]
+
+    @property
+    def params(self) -> dict[str, Any]:
+        prefix = "" if self.is_at_member else f"{self.member}__"
+        about: dict[str, dict[str, Any]] = {
+            "tools/call": {"name": f"{prefix}echo", "arguments": {}},
+            "prompts/get": {"name": f"{prefix}p"},
+            "completion/complete": {"ref": {"type": "ref/prompt", "name": f"{prefix}p"}, "argument": {"name": "a"}},
+            "logging/setLevel": {"level": "error"},
+            "subscriptions/listen": {"notifications": {"toolsListChanged": True}},
+            "notifications/cancelled": {"requestId": 1},
+        }
+        is_about_resource = self.method.startswith("resources/") and "list" not in self.method
+        return {"uri": f"x://{self.member}"} if is_about_resource else about.get(self.method, {})
+
+    def send(self, agent: Agent) -> tuple[bool, str]:
+        """Whether there is a result, and all that was said."""
+        if self.is_modern:
+            message, headers = agent.modern_message(self.method, **self.params)
+        else:
+            message, headers = request(1, self.method, **self.params), {}
+        if self.is_notice:
+            del message["id"]
+        named = {
+            "Content-Type": "application/json",
+            **{name.replace("_", "-"): value for name, value in headers.items()},
+        }
+        with agent.http.post(agent.url, data=json.dumps(message), headers=named, timeout=20, stream=True) as reply:
+            if reply.headers.get("content-type", "").startswith("text/event-stream"):
+                said = next(line for line in reply.iter_lines(decode_unicode=True) if line.startswith("data:"))
+                return "acknowledged" in said or '"result"' in said, said
+            return '"result"' in reply.text, reply.text
+
+    @property
+    def is_notice(self) -> bool:
+        return self.method.startswith("notifications/")
+
+    def faults(self, agent: Agent, place: Place) -> list[str]:
+        """What came, or reached a member, that should not have, and what did not."""
+        before = {name: len(script.requests) for name, script in place.scripts.items()}
+        has_result, said = self.send(agent)
+        reached = {
+            name
+            for name, script in place.scripts.items()
+            if any(one.body and one.message.get("method") == self.method for one in script.requests[before[name] :])
+        }
+        told = {name for name in place.scripts if word_of(name) in said}
+        opened, has_word = self.is_opened_by(self.opened_by[0]), self.is_opened_by(self.opened_by[-1])
+        is_of_member = self.opened_by[-1] in ("tool", "all")
+        faults = [f"tells of {sorted(told - REACH[self.kind])}"] if told - REACH[self.kind] else []
+        faults += [f"reached {sorted(reached - REACH[self.kind])}"] if reached - REACH[self.kind] else []
+        if has_result != (opened and not self.is_notice):
+            faults.append(f"has {'a' if has_result else 'no'} result ({said[:200]})")
+        if (self.member in told) != (has_word and is_of_member and not self.is_notice):
+            faults.append(f"{'tells' if self.member in told else 'does not tell'} of {self.member}")
+        if "known" not in self.opened_by and (self.member in reached) != (has_word and is_of_member):
+            faults.append(f"{'reached' if self.member in reached else 'did not reach'} {self.member}")
+        return [f"{self}: {fault}" for fault in faults]
+
+
+@pytest.mark.parametrize("kind", KNOWN)
+def test_every_method_answers_each_kind_of_token_as_the_table_says(place: Place, kind: str) -> None:
+    """At the roster and at each member's own path, in a session and without one, about each member."""
+    broken: list[str] = []
+    for member, is_at_member, is_modern in product(place.members, (False, True), (False, True)):
+        agent = place.agent(kind, f"/mcp/{member}" if is_at_member else "/mcp")
+        if not is_modern and member in REACH[kind]:
+            assert agent.begin().text("echo" if is_at_member else f"{member}__echo") == SECRET
+        elif not is_modern and not is_at_member and REACH[kind]:
+            agent.begin()
+        for method in METHODS:
+            broken += Try(method, kind, member, is_modern, is_at_member).faults(agent, place)
+    assert not broken, "\n".join(broken)
+
+
+def test_no_method_is_for_who_has_no_good_token(place: Place) -> None:
+    before = [
+        len(script.heard(method)) for script in place.scripts.values() for method in METHODS if "list" not in method
+    ]
+    for method, kind, is_at_member in product(METHODS, UNKNOWN, (False, True)):
+        agent = place.agent(kind, "/mcp/notes" if is_at_member else "/mcp")
+        has_result, said = Try(method, "full", "notes", True, is_at_member).send(agent)
+        assert not has_result, (method, kind)
+        assert "word-of" not in said, (method, kind)
+    assert before == [
+        len(script.heard(method)) for script in place.scripts.values() for method in METHODS if "list" not in method
+    ]
 
 
 def test_what_is_nowhere_is_nowhere_for_everybody(place: Place) -> None:
