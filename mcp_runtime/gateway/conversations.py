@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -279,7 +279,7 @@ class Conversations:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
 
-    def later(self, work: Coroutine[Any, Any, None]) -> None:
+    def later(self, work: Awaitable[None]) -> None:
         """In the background, within two seconds, and without anybody who would hear of a failure."""
 
         async def bounded() -> None:

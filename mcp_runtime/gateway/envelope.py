@@ -24,6 +24,7 @@ from mcp_runtime import jsonrpc
 from mcp_runtime.errors import ProtocolError, RemoteError
 
 MAX_KEYS = 20  # of an outermost object; JSON-RPC has six
+MAX_ID = 1_000  # characters: a question's is kept until it is answered
 MAX_KEY = 1_000  # characters of one of them
 MAX_SMALL = 65_536  # bytes of a part that is built: ids, error codes, questions
 # Keys of an object and items of an array that are built at a stroke, during which no other thread runs: 0.2 ms. MCP's
@@ -327,6 +328,8 @@ def _message(found: Mapping[str, Raw]) -> Message:
     if bytes(found.get("jsonrpc", b"")) != b'"2.0"' or (method, result, error).count(None) != 2:
         raise ProtocolError("not a JSON-RPC 2.0 message")
     message_id = small(found["id"]) if "id" in found else None
+    if isinstance(message_id, str) and len(message_id) > MAX_ID:
+        raise ProtocolError(f"the id of a message has more than {MAX_ID:,} characters")
     if message_id is not None and (not isinstance(message_id, (str, int, float)) or isinstance(message_id, bool)):
         raise ProtocolError("the id of a message is neither text nor a number")
     if method is not None and _first(method) != b'"':

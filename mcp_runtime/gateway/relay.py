@@ -23,14 +23,14 @@ from mcp_runtime.gateway.connections import Response
 from mcp_runtime.gateway.conversations import Conversation, Conversations
 from mcp_runtime.gateway.envelope import Message
 from mcp_runtime.gateway.held import Held, Source, StillWaitingError
-from mcp_runtime.gateway.messages import Answer, Event, Reply, Request, Stream
+from mcp_runtime.gateway.messages import QUESTION_SECONDS, Answer, Event, Reply, Request, Stream
 from mcp_runtime.gateway.sessions import Caller, CallerSession, Question
 from mcp_runtime.gateway.wire import STREAM_ENDED, Route, Wire, object_of, the_answer
 from mcp_runtime.lifecycle import LiveMember
 
 MAX_ROUNDS = 10  # of input that one call may ask for
 MAX_RENAMED = 100  # ids of ours that the caller of a session would not know
-MAX_QUESTIONS = 100  # of members, that one caller has not answered yet
+MAX_QUESTIONS = 100  # of one member in one session, that its client has not answered yet
 RESUMES = 20
 # What a modern caller may be told beside the answer.
 PASSED_TO_MODERN = ("notifications/progress", "notifications/message")
@@ -259,7 +259,7 @@ class Relay:
             if session is None or not request.takes_stream or not _may_ask(session, message):
                 await self._decline(conversation, message)
                 return None
-            return self._asked(message, conversation, session, request)
+            return await self._asked(message, conversation, session, request)
         if request.caller.is_modern:
             if message.method not in PASSED_TO_MODERN:
                 return None
@@ -268,10 +268,18 @@ class Relay:
                 return data if eras.wants_log(request.caller.log_level, level) else None
         return data
 
-    def _asked(
+    async def _asked(
         self, message: Message, conversation: Conversation, session: CallerSession, request: Request | None
-    ) -> bytes:
-        """A member's question, as the caller gets it; the answer comes with a POST of its own, see `Question`."""
+    ) -> bytes | None:
+        """A member's question, as the caller gets it; the answer comes with a POST of its own, see `Question`.
+
+        None where too many wait for an answer already, which the member is told.
+        """
+        live, now = conversation.route.live, asyncio.get_running_loop().time()
+        if not self._has_room_for_question(session, live.member_id, now):
+            text = f"{MAX_QUESTIONS} questions wait for an answer already"
+            await self._with.reply(conversation, jsonrpc.error_response(message.id, jsonrpc.INTERNAL_ERROR, text))
+            return None
         our_id, member_id = self._with.new_id(), message.id  # not the message, which may have megabytes
 
         async def answer(reply: dict[str, Any]) -> None:
@@ -279,13 +287,22 @@ class Relay:
                 request.deadline.resume()
             await self._with.reply(conversation, {**reply, "id": member_id})
 
-        while len(session.questions) >= MAX_QUESTIONS:
-            del session.questions[next(iter(session.questions))]  # asked longest ago, and never answered
-        session.questions[our_id] = Question(answer)
+        session.questions[our_id] = Question(live.member_id, now, answer)
         if request is not None:
             request.questions.append(our_id)
             request.deadline.pause()
         return envelope.encode(message.request_as(our_id))
+
+    def _has_room_for_question(self, session: CallerSession, member_id: int, now: float) -> bool:
+        """Those that nobody answered for as long as a call would wait make room: one of no call has no deadline."""
+        own = {our_id: one for our_id, one in session.questions.items() if one.member_id == member_id}
+        if len(own) < MAX_QUESTIONS:
+            return True
+        over = [our_id for our_id, one in own.items() if now - one.asked_at > QUESTION_SECONDS]
+        for our_id in over:
+            told = jsonrpc.error_response(None, jsonrpc.INTERNAL_ERROR, "nobody answered")
+            self._with.later(session.questions.pop(our_id).answer(told))
+        return bool(over)
 
     # Modern members -----------------------------------------------------------------------------------------------
 
@@ -378,7 +395,8 @@ class Relay:
                 method = envelope.text(question.get("method"))
                 our_id = self._with.new_id()
                 told: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-                session.questions[our_id] = Question(partial(_settle, told))
+                now = asyncio.get_running_loop().time()
+                session.questions[our_id] = Question(route.live.member_id, now, partial(_settle, told))
                 request.deadline.pause()
                 try:
                     yield Event(envelope.encode(jsonrpc.request(our_id, method, question.get("params"))))
@@ -426,7 +444,10 @@ class Relay:
                         if session is None or not may_ask or conversation.id is None:  # without one: about whose call?
                             await self._decline(conversation, message)
                             continue
-                        data = self._asked(message, conversation, session, None)
+                        question = await self._asked(message, conversation, session, None)
+                        if question is None:
+                            continue
+                        data = question
                     elif message is not None and message.is_response:
                         sent = conversation.route.live.member_id, message.id
                         if session is None or sent not in session.renamed:

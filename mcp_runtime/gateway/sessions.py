@@ -45,6 +45,8 @@ SALT = "guildhall.gateway.session"
 class Question:
     """A member's question, asked of the caller: `answer` takes the caller's response to where it belongs."""
 
+    member_id: int
+    asked_at: float  # in the loop's time
     answer: Callable[[dict[str, Any]], Awaitable[None]]
 
 

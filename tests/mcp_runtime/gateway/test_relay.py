@@ -447,23 +447,54 @@ def test_more_held_streams_than_there_is_room_for_fail(world: World, monkeypatch
     eventually(lambda: member.heard("notifications/cancelled"))
 
 
-def test_questions_that_are_never_answered_do_not_pile_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_with_too_many_open_questions_is_told_so_and_takes_no_place_of_another(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(relay, "MAX_QUESTIONS", 2)
-    world.member(behaviours={"tools/call": asking(ELICIT)})
+
+    def ask_three(asked: Asked) -> None:
+        asked.stream(*[event({**ELICIT, "id": f"q{number}"}) for number in range(3)])
+        told = [reply_to(asked, f"q{number}") for number in (2, 0, 1)]
+        asked.send(event(result(asked.id, **text(json.dumps(told)))))
+        asked.hang_up()
+
+    world.member("greedy", {"tools/call": ask_three})
+    world.member("modest", {"tools/call": asking(ELICIT)})
     agent = world.agent().begin(elicitation={})
-    calls = [
-        agent.streaming(request(f"c{number}", "tools/call", name="notes__echo", arguments={})) for number in range(3)
-    ]
-    try:
-        questions = [heard.until("elicitation/create") for heard in calls]
-        for question in questions:
-            assert agent.post(result(question["id"], action=question["id"])).status_code == 202
-        # All scripts wait for `q1`: the first of ours that arrives is what they hear. The dropped one never does.
-        told = json.loads(calls[2].until("")["result"]["content"][0]["text"])
-        assert told[0]["result"]["action"] != questions[0]["id"]
-    finally:
-        for heard in calls:
-            heard.close()
+    call = request("c1", "tools/call", name="greedy__echo", arguments={})
+    other = request("c2", "tools/call", name="modest__echo", arguments={})
+    with agent.streaming(call) as heard, agent.streaming(other) as modest:
+        questions = [heard.until("elicitation/create") for _ in range(2)]
+        questions.append(modest.until("elicitation/create"))
+        for number, question in enumerate(questions):
+            assert agent.post(result(question["id"], action=f"a{number}")).status_code == 202
+        declined, *answered = json.loads(heard.until("")["result"]["content"][0]["text"])
+        assert declined["error"]["message"] == "2 questions wait for an answer already"
+        assert [one["result"]["action"] for one in answered] == ["a0", "a1"]
+        (told,) = json.loads(modest.until("")["result"]["content"][0]["text"])
+        assert told["result"]["action"] == "a2"
+
+
+def test_questions_of_no_call_that_nobody_answers_make_room_in_the_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "MAX_QUESTIONS", 1)
+    monkeypatch.setattr(relay, "QUESTION_SECONDS", -1.0)
+    answers: list[Any] = []
+
+    def say(asked: Asked) -> None:
+        asked.stream(event({**ELICIT, "id": "q0"}), event({**ELICIT, "id": "q1"}))
+        answers.append(reply_to(asked, "q0"))
+        asked.hang()
+
+    world.member(behaviours={"GET": say})
+    agent = world.agent("/mcp/notes").begin(elicitation={})
+    with agent.listening() as heard:
+        heard.until("elicitation/create")
+        question = heard.until("elicitation/create")
+        eventually(lambda: answers)
+        assert answers[0]["error"]["message"] == "nobody answered"
+        assert agent.post(result(question["id"], action="accept")).status_code == 202
 
 
 # Modern callers of members with sessions --------------------------------------------------------------------------
