@@ -38,7 +38,9 @@ BODY_SECONDS = 30.0
 MAX_UNREAD = 65_536  # bytes of a body that nobody has asked for yet; then its sender waits
 MAX_HELD = 64_000_000  # bytes of all replies that their callers have not read, and of heads that are not complete
 MAX_WAITING = 256  # requests behind the one that is being answered
-MAX_DISCARDED = 4_000_000  # bytes of a body that nobody wants any more
+MAX_DISCARDED = 4_000_000  # bytes of a body that nobody wants any more, before the next request
+# Bytes of it where no request follows. Most clients read no answer before they have sent everything.
+MAX_LINGERING = 64_000_000
 IDLE_SECONDS = 75.0  # between two requests
 BLOCKED_LOOK = 64  # callers who began to read slowly, between two looks at what is unread in all
 LOOK_SECONDS = 1.0  # between two looks at who is late
@@ -86,37 +88,47 @@ class Exchange:
         self._task: asyncio.Task[object] | None = None
         self._cancelling = 0
 
-    async def body(self, take: Callable[[int], None] = lambda size: None) -> bytes:
+    async def body(self, take: Callable[[int], None] = lambda size: None, *, step: int = 0) -> bytes:
         """All of it, once. `take(size)` is told how much of it will be in memory, before it is read; it may refuse.
 
+        A known length is told at once. With `step` it is told of so many bytes more than have come, again and again.
         Raises TooLargeError, TimeoutError, and GoneError for a caller who breaks off.
         """
-        length = self.headers.get(b"content-length", b"")
-        self._wanted = int(length) if length.isdigit() else max(MAX_UNREAD, len(self._parts))
-        if self._wanted > MAX_BODY:
-            raise TooLargeError
-        take(self._wanted)
         if not self.is_complete:
             async with asyncio.timeout(BODY_SECONDS):
-                await self._rest_of_body(take)
-        if len(self._parts) > MAX_BODY:
+                await self._rest_of_body(take, step)
+        size = len(self._parts)
+        if size > MAX_BODY:
             raise TooLargeError
+        take(size)
         body, self._parts = bytes(self._parts), bytearray()
-        take(len(body))
         return body
 
-    async def _rest_of_body(self, take: Callable[[int], None]) -> None:
+    async def _rest_of_body(self, take: Callable[[int], None], step: int) -> None:
+        length = self._length
+        most = MAX_BODY if length is None else length
+        if most > MAX_BODY:
+            raise TooLargeError
+        first = step or (MAX_UNREAD if length is None else length)
+        self._wanted = min(max(first, len(self._parts)), most)
+        take(self._wanted)
         if self.headers.get(b"expect", b"").lower() == b"100-continue":
             self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while not self.is_complete and len(self._parts) <= MAX_BODY:
             if self._connection.is_lost:
                 raise GoneError
-            if len(self._parts) > self._wanted:  # its length was not told
-                self._wanted = min(2 * self._wanted, MAX_BODY)
+            if len(self._parts) > self._wanted:
+                self._wanted = min(len(self._parts) + (step or len(self._parts)), most)
                 take(self._wanted)
             self._connection.resume()
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
+
+    @property
+    def _length(self) -> int | None:
+        """Of the body, as the head says it."""
+        length = self.headers.get(b"content-length", b"")
+        return int(length) if length.isdigit() else None
 
     # The reply ----------------------------------------------------------------------------------------------------
 
@@ -179,6 +191,9 @@ class Exchange:
         self._connection.answered(self)
 
     def _head(self, status: int, headers: Headers) -> bytes:
+        # Before the next request comes the rest of this one, if it comes: who expects a word may send nothing now.
+        if not self.is_complete and ((self._length or 0) > MAX_DISCARDED or b"expect" in self.headers):
+            self.is_kept_alive = False
         lines = [_status_line(status), _date_line(int(time.time())), *[b"%b: %b" % header for header in headers]]
         if not self.is_kept_alive:
             lines.append(b"connection: close")
@@ -255,6 +270,7 @@ class _Connection(asyncio.Protocol):
         self._fields = 0
         self._refusal = (400, "This is no HTTP/1.1 request.")
         self._discarded = 0
+        self._lingers = False
         self._is_paused = False
         self._is_last = False  # the request that came last is the last one
         self._unsent = math.inf  # bytes, when the caller was late
@@ -309,8 +325,14 @@ class _Connection(asyncio.Protocol):
         self.due = self._loop.time() + HEAD_SECONDS
         if not self._server.admit(self):
             self._refuse(503, "Too many connections are open.", [(b"retry-after", b"2")])
+            self.close()
 
     def data_received(self, data: bytes) -> None:
+        if self._lingers:
+            self._discarded += len(data)
+            if self._discarded > MAX_LINGERING:
+                self.abort()
+            return
         if self._is_last and self._receiving is None:
             return
         self._has_progress = False
@@ -328,6 +350,9 @@ class _Connection(asyncio.Protocol):
             if self._head_bytes > MAX_HEAD:
                 self._refuse(431, "The headers are too long.")
         self._go_on()
+
+    # There is no `eof_received`: who stops sending is gone. One who closes the connection looks just the same, and then
+    # calls are cancelled, streams ended, and what waits for a thread is not begun. nginx as a proxy does so too.
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_lost = True
@@ -406,7 +431,7 @@ class _Connection(asyncio.Protocol):
         if exchange.is_over:
             self._discarded += len(body)
             if self._discarded > MAX_DISCARDED:
-                self.abort()
+                self._linger()
         elif not exchange.take(body):
             self._pause()
 
@@ -431,6 +456,8 @@ class _Connection(asyncio.Protocol):
 
     def _refuse(self, status: int, text: str, headers: Headers = ()) -> None:
         """What cannot be answered. Behind something that can be, the end of the connection says enough."""
+        if self._lingers:
+            return
         if self._answering is not None or self._line or self._receiving is not None:
             self.abort()
             return
@@ -459,9 +486,11 @@ class _Connection(asyncio.Protocol):
 
     def answered(self, exchange: Exchange) -> None:
         self._answering = None
-        if not exchange.is_kept_alive:
+        if not exchange.is_kept_alive and exchange.is_complete:
             self.due = self._loop.time() + IDLE_SECONDS
             self._transport.close()
+        elif not exchange.is_kept_alive:
+            self._linger()
         elif exchange.is_complete:
             self._wait_for_next()
         else:
@@ -469,11 +498,25 @@ class _Connection(asyncio.Protocol):
             self.due = self._loop.time() + BODY_SECONDS
             self.resume()
 
+    def _linger(self) -> None:
+        """Says no more, and ends when the client has sent what it is sending, or had the time for it.
+
+        To close a connection on which something still comes is to reset it. Most clients then never see their answer.
+        """
+        if self._lingers or self._transport.is_closing():
+            return
+        self._lingers = True
+        self.due = self._loop.time() + BODY_SECONDS
+        self.resume()
+        self._transport.write_eof()
+
     def _wait_for_next(self) -> None:
         self.due = self._loop.time() + IDLE_SECONDS
         self._go_on()
 
     def _go_on(self) -> None:
+        if self._lingers:
+            return
         if (
             self._line
             and self._answering is None

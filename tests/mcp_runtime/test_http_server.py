@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -259,19 +260,95 @@ def test_a_body_that_is_too_large_is_told_and_the_connection_goes_on(monkeypatch
         assert len(world.exchanges[2]._parts) < 1_000_000
 
 
-def test_who_sends_a_body_without_end_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def refuse(exchange: Exchange) -> None:
+    """As gateway and web do: some before they read the body, and some for the last time."""
+    with exchange:
+        try:
+            if exchange.path != "/401":
+                await exchange.body()
+            exchange.reply(401)
+        except TooLargeError:
+            exchange.is_kept_alive = exchange.path == "/413"
+            exchange.reply(413)
+
+
+@pytest.mark.parametrize("path", ["/401", "/413", "/413-and-close"])
+@pytest.mark.parametrize("headers", [{}, {"Transfer-Encoding": "chunked"}, {"Expect": "100-continue"}])
+def test_who_sends_much_more_than_is_wanted_hears_that_it_is_refused(path: str, headers: dict[str, str]) -> None:
+    def send(port: int) -> int:
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        body: Any = b"x" * 20_000_000
+        parts = (body[:100_000] for _ in range(200))
+        is_chunked = "Transfer-Encoding" in headers
+        client.request("POST", path, parts if is_chunked else body, headers, encode_chunked=is_chunked)
+        with contextlib.closing(client):
+            return client.getresponse().status
+
+    @run(refuse)
+    async def _(world: World) -> None:
+        assert await asyncio.to_thread(send, world.port) == int(path[1:4])
+        await world.eventually(lambda: not world.server._connections)
+
+
+def test_who_sends_on_and_on_loses_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "MAX_DISCARDED", 300_000)
+    monkeypatch.setattr(http_server, "MAX_LINGERING", 3_000_000)
+
+    @run(say_path)
+    async def _(world: World) -> None:
+        for framing, size in ((b"Content-Length: 900000000", b""), (CHUNKED, b"%x\r\n" % 900_000_000)):
+            caller = await world.caller()
+            caller.say(post(b"x" * 290_000), GET)
+            assert [(await caller.hear()).status for _ in range(2)] == [200, 200]
+            caller.say(head(framing), size)
+            assert ((await caller.hear()).headers.get("connection") == "close") is (framing is not CHUNKED)
+            await caller.say_apart(*[b"x" * 100_000] * 20)
+            assert await caller.rest() == b""
+            assert len(world.server._connections) == 1
+            with contextlib.suppress(ConnectionError):
+                await caller.say_apart(*[b"x" * 100_000] * 20)
+            await world.eventually(lambda: not world.server._connections)
+
+
+def test_who_sends_nothing_more_has_a_while_to_end_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "BODY_SECONDS", 0.03)
+    monkeypatch.setattr(http_server, "LOOK_SECONDS", 0.01)
 
     @run(say_path)
     async def _(world: World) -> None:
         caller = await world.caller()
-        caller.say(post(b"x" * 290_000), GET)
-        assert [(await caller.hear()).status for _ in range(2)] == [200, 200]
-        caller.say(head(b"Content-Length: 900000000"))
-        assert (await caller.hear()).status == 200
-        for _ in range(20):
-            await caller.say_apart(b"x" * 100_000)
+        caller.say(head(b"Content-Length: 5", b"Expect: 100-continue"))
+        assert (await caller.hear()).headers["connection"] == "close"
         assert await caller.rest() == b""
+        await world.eventually(lambda: not world.server._connections)
+
+
+def test_who_was_answered_for_the_last_time_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 1)
+
+    @run(say_path)
+    async def _(world: World) -> None:
+        for _ in range(3):
+            caller = await world.caller()
+            caller.say(head(b"Content-Length: 900000000"))
+            assert (await caller.hear()).status == 200
+            assert await caller.rest() == b""
+            assert len(world.server._connections) == 1
+        await asyncio.wait_for(world.server.stop(60), 5)
+
+
+def test_what_follows_too_much_of_a_body_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "MAX_DISCARDED", 100)
+
+    @run(say_path)
+    async def _(world: World) -> None:
+        for more in (GET, b"nonsense\r\n\r\n"):
+            caller, world.exchanges = await world.caller(), []
+            caller.say(head(CHUNKED))
+            assert (await caller.hear()).status == 200
+            caller.say(b"c8\r\n" + b"x" * 200 + b"\r\n0\r\n\r\n" + more)
+            assert await caller.rest() == b""
+            assert len(world.exchanges) == 1
 
 
 @pytest.mark.parametrize("parts", [[head(b"Content-Length: 2")], [head(b"Content-Length: 2"), b"a"]])
