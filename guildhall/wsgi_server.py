@@ -17,8 +17,9 @@ import logging
 import queue
 import sys
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from io import BytesIO
 from types import TracebackType
@@ -28,7 +29,7 @@ from wsgiref.types import WSGIApplication, WSGIEnvironment
 
 from mcp_runtime import http_server
 from mcp_runtime.http_server import Exchange, TooLargeError
-from mcp_runtime.limits import Owner, Places
+from mcp_runtime.limits import BudgetError, ByteBudget, Owner, Places
 
 logger = logging.getLogger("guildhall.web")
 
@@ -39,16 +40,21 @@ READ_SECONDS = 30.0  # for a client to read what it was sent
 AT_WORK = 4
 LONG_STEP = 0.5  # seconds; what takes longer most likely waits, for a lock or a database that is away
 FILE_BLOCK = 131_072
-MAX_BODIES = 64_000_000  # bytes of all bodies: on their way, waiting for a thread, or being answered
+# Bytes of bodies that are complete, until they are answered. A client is an address with its credentials, which nobody
+# has checked yet. Who invents them is refused by the application at once, and its bodies are gone. Who has many good
+# ones meets the bound of its address, which is most of all: behind a proxy all clients have one address.
+BODIES_OF_CLIENT = 16_000_000
+BODIES_OF_ADDRESS = 48_000_000
+BODIES = 64_000_000
+# Bytes of bodies on their way. No client has a part of its own, for a stranger may have any number of addresses, or
+# invent any number of credentials. The body that has not grown for longest makes room: strangers who fill this have to
+# go on sending, and many times as fast as the client that they want out.
+COMING = 32_000_000
 WAITS = "guildhall.waits"  # in the environment: to be called by a request that is about to wait
-SHORT_BODY = 65_536  # bytes
+SHORT_BODY = 16_384  # bytes; not counted, because as many connections as there may be have 64 MB of them
 LOOPBACK = ("127.0.0.1", "::1")
 
 Headers = list[tuple[bytes, bytes]]
-
-
-class NoRoomError(Exception):
-    """No more bodies fit into MAX_BODIES."""
 
 
 class WsgiServer:
@@ -63,7 +69,8 @@ class WsgiServer:
         self._places = Places(max(threads, AT_WORK))
         self._at_work = Places(AT_WORK)
         self._after_step = after_step
-        self._bodies: dict[Exchange, int] = {}  # bytes of each; the oldest first
+        self._coming: dict[Exchange, int] = {}  # bytes of each body; the one that has not grown for longest is first
+        self._bodies = ByteBudget(of_token=BODIES_OF_CLIENT, of_user=BODIES_OF_ADDRESS, in_all=BODIES)
         self._environment: WSGIEnvironment = {
             "SCRIPT_NAME": "",
             "SERVER_NAME": name[0],
@@ -79,44 +86,50 @@ class WsgiServer:
     async def __call__(self, exchange: Exchange) -> None:
         with exchange:
             try:
-                body = await exchange.body(partial(self._take, exchange))
-                environment = {**self._environment, **request_environment(exchange, body)}
-                answer = Answer(self._application, environment, exchange)
-                environment[WAITS] = partial(_soon, asyncio.get_running_loop(), self._wait, answer)
-                await self._answer(exchange, answer)
+                body = await exchange.body(partial(self._grow, exchange), step=SHORT_BODY)
+                if exchange.verb in ("GET", "HEAD"):
+                    body = b""  # it means nothing (RFC 9110, 9.3.1), and anybody may read a large file slowly
+                with self._kept(exchange, len(body)):
+                    environment = {**self._environment, **request_environment(exchange, body)}
+                    answer = Answer(self._application, environment, exchange)
+                    environment[WAITS] = partial(_soon, asyncio.get_running_loop(), self._wait, answer)
+                    await self._answer(exchange, answer)
             except TooLargeError:
                 _refuse(exchange, 413, f"The body is larger than {http_server.MAX_BODY:,} bytes.")
             except TimeoutError:
                 _refuse(exchange, 408, f"The body did not come within {http_server.BODY_SECONDS:g} s.")
-            except NoRoomError:
-                _refuse(exchange, 503, "Too many large requests are being answered. Try again in a moment.")
+            except BudgetError as error:
+                whose = "" if error.is_full else " from you or your address"
+                text = f"Too many large requests{whose} are being answered. Try again in a moment."
+                _refuse(exchange, 503 if error.is_full else 429, text)
             finally:
-                self._bodies.pop(exchange, None)
+                self._coming.pop(exchange, None)
 
-    def _take(self, exchange: Exchange, size: int) -> None:
-        """So many bytes of its body may be in memory. Bodies that are still on their way make room, the oldest first.
+    def _grow(self, exchange: Exchange, size: int) -> None:
+        """So many bytes of its body may be in memory. Where that is too much in all, some other body makes room.
 
-        As connections do, of the address that has most. Raises NoRoomError.
+        Only what has come is counted: a head alone takes nothing from others.
         """
-        if not size:
-            self._bodies.pop(exchange, None)
+        self._coming.pop(exchange, None)
+        if size <= SHORT_BODY or exchange.is_complete:
             return
-        self._bodies[exchange] = size
-        while sum(self._bodies.values()) > MAX_BODIES:
-            bytes_of: Counter[str] = Counter()
-            for one, held in self._bodies.items():
-                if one is not exchange and not one.is_complete:
-                    bytes_of[one.address[0]] += held
-            if not bytes_of:
-                if size <= SHORT_BODY:
-                    return  # what is short is bounded by the number of connections
-                raise NoRoomError
-            crowd = bytes_of.most_common(1)[0][0]
-            oldest = next(
-                one for one in self._bodies if one.address[0] == crowd and one is not exchange and not one.is_complete
-            )
-            oldest.abort()
-            del self._bodies[oldest]
+        self._coming[exchange] = size
+        while sum(self._coming.values()) > COMING:
+            idlest = next((one for one in self._coming if one is not exchange and not one.is_complete), None)
+            if idlest is None:
+                return
+            del self._coming[idlest]
+            idlest.abort()
+
+    @contextmanager
+    def _kept(self, exchange: Exchange, size: int) -> Iterator[None]:
+        """While its body is in memory. Raises BudgetError."""
+        owner, charge = (hash(exchange.address[0]), hash(owner_of(exchange))), size if size > SHORT_BODY else 0
+        self._bodies.take(owner, charge)
+        try:
+            yield
+        finally:
+            self._bodies.give_back(owner, charge)
 
     async def _answer(self, exchange: Exchange, answer: Answer) -> None:
         try:
