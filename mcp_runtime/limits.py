@@ -224,6 +224,26 @@ class ByteBudget:
         _count_down(self._by_user, owner[0], size)
 
 
+class Account:
+    """The bytes that one holder has of a budget, now more and now fewer. The first `free` of them are not counted."""
+
+    def __init__(self, budget: ByteBudget, owner: Owner, free: int = 0) -> None:
+        self._budget, self._owner, self._free = budget, owner, free
+        self._size = self._counted = 0
+
+    def change(self, size: int) -> None:
+        """So many bytes more, or fewer. Raises BudgetError, and then nothing is counted."""
+        counted = max(self._size + size - self._free, 0)
+        if counted > self._counted:
+            self._budget.take(self._owner, counted - self._counted)
+        elif counted < self._counted:
+            self._budget.give_back(self._owner, self._counted - counted)
+        self._size, self._counted = self._size + size, counted
+
+    def close(self) -> None:
+        self.change(-self._size)
+
+
 class TimeShare:
     """A part of a thread's time for each principal: `burst` seconds of it at once, then as much as `share` refills.
 
@@ -243,6 +263,16 @@ class TimeShare:
         if owner not in self._paid_at and len(self._paid_at) >= MAX_KEPT:
             self._paid_at = {kept: moment for kept, moment in self._paid_at.items() if moment > now}
         self._paid_at[owner] = max(self._paid_at.get(owner, now), now) + seconds / self._share
+
+
+def bytes_of_members() -> ByteBudget:
+    """Of what members say unasked, until it is passed on. An owner is a member (in place of a user) and a token."""
+    return ByteBudget(of_token=8_000_000, of_user=16_000_000, in_all=64_000_000)
+
+
+def bytes_of_held() -> ByteBudget:
+    """Of members' streams that wait for their clients' answers."""
+    return ByteBudget(of_token=16_000_000, of_user=32_000_000, in_all=96_000_000)
 
 
 def bytes_of_streams() -> ByteBudget:

@@ -21,13 +21,14 @@ import httptools
 
 from mcp_runtime import remote, transport
 from mcp_runtime.errors import ClientError, ConnectError, ProtocolError
-from mcp_runtime.limits import Owner
+from mcp_runtime.limits import Account, BudgetError, Owner
 
 # Whose connections to which address (host, port, is_tls): those of one pool may stand in for each other.
 _Pool = tuple[str, int, bool, Owner]
 NOBODY: Owner = (None, None)  # the hall itself
 
 BUFFERED = 262_144  # bytes of an answer that nobody has read yet; then its sender waits
+PART = 64  # bytes that each part takes beside its own: a member may send them by the byte
 DISCARDED = 65_536  # bytes of an answer nobody wants, for which a connection is kept
 DISCARD_SECONDS = 5.0
 
@@ -63,7 +64,8 @@ class Response:
         self._headers = headers
         self._connection = connection
         self._parts: collections.deque[bytes] = collections.deque()
-        self._unread = 0
+        self._unread = 0  # bytes of them
+        self._account: Account | None = None
         self._is_complete = False
         self._is_unwanted = False
         self.is_kept = False
@@ -89,8 +91,11 @@ class Response:
             if self._parts:  # all that came in one read: it may be thousands, of a byte each
                 part = self._parts.popleft() if len(self._parts) == 1 else b"".join(self._parts)
                 self._parts.clear()
-                self._unread -= len(part)
+                if self._account is not None:
+                    self._account.change(len(part) - self._unread)
+                self._unread = 0
                 yield part
+                del part  # the next one may come in an hour
                 continue
             if self._error is not None:
                 raise self._error
@@ -102,7 +107,7 @@ class Response:
 
     async def whole(self, max_bytes: int) -> bytes:
         """The body in one piece. Raises ProtocolError when it is longer than `max_bytes`."""
-        if self._is_complete and self._error is None and len(self._parts) <= 1 and self._unread <= max_bytes:
+        if self._is_complete and self._error is None and len(self._parts) <= 1 and self._unread <= max_bytes + PART:
             return self._parts.popleft() if self._parts else b""
         data = bytearray()
         try:
@@ -114,6 +119,11 @@ class Response:
             self.close()
             raise
         return bytes(data)
+
+    def count(self, account: Account) -> None:
+        """From now on the bytes that came count there. Who takes a chunk says when that is not held any more."""
+        account.change(self._unread)
+        self._account = account
 
     def keep(self) -> None:
         """The answer is the right one: once it is complete, its connection may serve the next request."""
@@ -138,7 +148,15 @@ class Response:
 
     def take(self, part: bytes) -> bool:
         """One more part of the body. False: no more of it for now."""
-        self._unread += len(part)
+        size = len(part) + PART
+        self._unread += size
+        if self._account is not None:
+            try:
+                self._account.change(size)
+            except BudgetError:
+                self._unread -= size
+                self._connection.fail(ProtocolError("more than is kept waits to be passed on"))
+                return True
         if self._is_unwanted:
             if self._unread > DISCARDED:
                 self.close()

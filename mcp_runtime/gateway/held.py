@@ -17,7 +17,7 @@ from typing import Any
 
 from django.utils.crypto import constant_time_compare, salted_hmac
 
-from mcp_runtime import jsonrpc, protocol
+from mcp_runtime import jsonrpc, limits, protocol
 from mcp_runtime.errors import MethodError, ProtocolError
 from mcp_runtime.gateway import envelope
 from mcp_runtime.gateway.connections import Response
@@ -26,10 +26,12 @@ from mcp_runtime.gateway.envelope import Message
 from mcp_runtime.gateway.messages import QUESTION_SECONDS, Request
 from mcp_runtime.gateway.wire import the_answer
 from mcp_runtime.jsonrpc import INVALID_PARAMS
+from mcp_runtime.limits import Account, BudgetError
 
 MAX_TOLD = 100
-MAX_HELD = 1_000
-MAX_HELD_OF_CALLER = 50
+# Bytes that a stream takes beside its question, which is there as it came and as it was read: its connection, and what
+# came behind the question. A token may have 50 of them.
+HELD_STREAM = 320_000
 SALT = "guildhall.gateway.request-state"
 # What a member may answer with questions. In other methods a requestState is no business of the gateway's.
 METHODS = frozenset({"tools/call", "prompts/get", "resources/read"})
@@ -67,6 +69,7 @@ class _Round:
     about: tuple[Any, ...]
     questions: dict[str, Message]
     timer: asyncio.TimerHandle = field(repr=False)
+    account: Account
 
 
 class Held:
@@ -75,17 +78,23 @@ class Held:
     def __init__(self, give_up: Callable[[Source], None]) -> None:
         self._rounds: dict[str, _Round] = {}
         self._give_up = give_up
+        self._bytes = limits.bytes_of_held()
 
-    def hold(self, source: Source, request: Request, question: Message) -> bytes:
-        """Keep the stream; the response that asks the caller. Raises ProtocolError when too many are kept."""
-        about = _about(request)
-        of_caller = sum(waiting.about[:2] == about[:2] for waiting in self._rounds.values())
-        if len(self._rounds) >= MAX_HELD or of_caller >= MAX_HELD_OF_CALLER:
-            raise ProtocolError("it asks the caller something, and too many answers are waited for already")
+    def hold(self, source: Source, request: Request, question: Message, size: int) -> bytes:
+        """Keep the stream; the response that asks the caller. `size` is that of the question in bytes.
+
+        Raises ProtocolError when too much is kept.
+        """
+        account = Account(self._bytes, request.caller.principal.owner)
+        try:
+            account.change(HELD_STREAM + 2 * size)
+        except BudgetError as error:
+            text = f"it asks the caller something, and too many answers are waited for already: {error}"
+            raise ProtocolError(text) from error
         source.is_held = True
         state = secrets.token_urlsafe(32)
         timer = asyncio.get_running_loop().call_later(QUESTION_SECONDS, self._expire, state)
-        self._rounds[state] = _Round(source, about, {"question": question}, timer)
+        self._rounds[state] = _Round(source, _about(request), {"question": question}, timer, account)
         return self._response(request, state)
 
     def take(self, request: Request) -> tuple[Source, list[tuple[Any, dict[str, Any]]]]:
@@ -100,6 +109,7 @@ class Held:
         if missing := [key for key in waiting.questions if key not in told]:
             raise StillWaitingError(self._response(request, str(state)), missing)
         del self._rounds[str(state)]
+        waiting.account.close()
         waiting.timer.cancel()
         waiting.source.is_held = False
         return waiting.source, [(question.id, told[key]) for key, question in waiting.questions.items()]
@@ -115,6 +125,7 @@ class Held:
     def _expire(self, state: str) -> None:
         waiting = self._rounds.pop(state, None)
         if waiting is not None:
+            waiting.account.close()
             self._give_up(waiting.source)
 
 

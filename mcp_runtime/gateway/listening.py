@@ -326,6 +326,7 @@ class Listening:
                     with contextlib.suppress(ProtocolError):  # nobody can tell whom it is for
                         if self._is_asked_for(stream, route.live.name, message):
                             self._pass(stream, route.live.name, message, "")
+                    del message  # as below
             return
         conversation = await self._with.conversation(route, stream.caller)
         uris = [uri for name, uri in self._resources(stream) if name == route.live.name]
@@ -366,24 +367,26 @@ class Listening:
             await asyncio.wait({ear.task}, timeout=OPEN_SECONDS)
 
     async def _tell_of(self, response: Response, ear: Ear) -> None:
-        conversation = ear.conversation
-        heard = self._relay.hear(response, conversation, ear.session, lambda: self._reader(ear) is not None)
+        heard = self._relay.hear(response, ear.conversation, ear.session, lambda: self._reader(ear) is not None)
         async with contextlib.aclosing(heard) as events:
             async for event in events:
-                if not event.data:
-                    continue
-                message = await self._wire.message(event.data, conversation.owner)
-                if message.is_request:
-                    if (reader := self._reader(ear)) is not None:
-                        reader.outbox.put(event.data, event.event_id if reader in ear.streams else "")
-                    continue
-                name = conversation.route.live.name
-                for stream in [one for one in ear.streams if not one.outbox.is_closed]:
-                    with contextlib.suppress(ProtocolError):  # as above
-                        if conversation.id is not None or self._is_asked_for(stream, name, message):
-                            self._pass(stream, name, message, event.event_id)
-                    if len(event.data) > envelope.MAX_SMALL:
-                        await asyncio.sleep(0)  # it is written once more for each of them
+                if event.data:
+                    await self._tell(event, ear)
+                del event  # it may have megabytes, and the next one may come in an hour
+
+    async def _tell(self, event: Event, ear: Ear) -> None:
+        message = await self._wire.message(event.data, ear.conversation.owner)
+        if message.is_request:
+            if (reader := self._reader(ear)) is not None:
+                reader.outbox.put(event.data, event.event_id if reader in ear.streams else "")
+            return
+        name = ear.conversation.route.live.name
+        for stream in [one for one in ear.streams if not one.outbox.is_closed]:
+            with contextlib.suppress(ProtocolError):  # nobody can tell whom it is for
+                if ear.conversation.id is not None or self._is_asked_for(stream, name, message):
+                    self._pass(stream, name, message, event.event_id)
+            if len(event.data) > envelope.MAX_SMALL:
+                await asyncio.sleep(0)  # it is written once more for each of them
 
     def _reader(self, ear: Ear) -> OpenStream | None:
         """The stream of the session's client, at the roster too, where it hears nothing else of the member."""

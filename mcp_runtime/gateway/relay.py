@@ -205,7 +205,7 @@ class Relay:
                         yield Event(answer.body, is_last=True, status=answer.status)
                         return
                     if message is not None and self._may_hold(message, request):
-                        yield Event(self._held.hold(source, request, message), is_last=True)
+                        yield Event(self._held.hold(source, request, message, len(data)), is_last=True)
                         return
                     passed = await self._taken_in(data, message, source.conversation, request) if message else None
                     if passed is not None:
@@ -430,32 +430,43 @@ class Relay:
         has_reader: Callable[[], bool] = lambda: True,
     ) -> AsyncGenerator[Event]:
         """What comes on such a stream, as the caller gets it. A question is declined at once if nobody can be asked."""
-        prefix, events = f"{conversation.route.live.name}/", protocol.EventStream()
+        live, events = conversation.route.live, protocol.EventStream()
         try:
-            async with contextlib.aclosing(self._wire.events(response, events, bounded=False)) as parts:
+            async with contextlib.aclosing(self._wire.events(response, events, member_id=live.member_id)) as parts:
                 async for data in parts:
-                    event_id = prefix + events.last_event_id if events.last_event_id else ""
-                    try:
-                        message = await self._wire.message(data, conversation.owner) if data else None
-                    except ProtocolError:
-                        continue  # one that nobody can read costs nobody the others
-                    if message is not None and message.is_request:
-                        may_ask = session is not None and has_reader() and _may_ask(session, message)
-                        if session is None or not may_ask or conversation.id is None:  # without one: about whose call?
-                            await self._decline(conversation, message)
-                            continue
-                        question = await self._asked(message, conversation, session, None)
-                        if question is None:
-                            continue
-                        data = question
-                    elif message is not None and message.is_response:
-                        sent = conversation.route.live.member_id, message.id
-                        if session is None or sent not in session.renamed:
-                            continue  # an answer that nobody here waits for
-                        data = envelope.encode(message.response_to(session.renamed[sent]))
-                    yield Event(data, event_id, events.retry_ms)
+                    event_id = f"{live.name}/{events.last_event_id}" if events.last_event_id else ""
+                    passed = await self._heard(data, conversation, session, has_reader) if data else data
+                    del data  # it may have megabytes, and the next one may come in an hour
+                    if passed is not None:
+                        yield Event(passed, event_id, events.retry_ms)
+                    del passed
         finally:
             response.close()
+
+    async def _heard(
+        self,
+        data: bytes,
+        conversation: Conversation,
+        session: CallerSession | None,
+        has_reader: Callable[[], bool],
+    ) -> bytes | None:
+        """What the caller gets of it; None: nothing."""
+        try:
+            message = await self._wire.message(data, conversation.owner)
+        except ProtocolError:
+            return None  # one that nobody can read costs nobody the others
+        if message.is_request:
+            may_ask = session is not None and has_reader() and _may_ask(session, message)
+            if session is None or not may_ask or conversation.id is None:  # without one: about whose call?
+                await self._decline(conversation, message)
+                return None
+            return await self._asked(message, conversation, session, None)
+        if message.is_response:
+            sent = conversation.route.live.member_id, message.id
+            if session is None or sent not in session.renamed:
+                return None  # an answer that nobody here waits for
+            return envelope.encode(message.response_to(session.renamed[sent]))
+        return data
 
     async def _decline(self, conversation: Conversation, message: Message) -> None:
         """Answer a member's question in the place of a caller who cannot."""
@@ -483,11 +494,14 @@ class Relay:
         try:
             if response.status != 200 or response.content_type != protocol.EVENT_STREAM:
                 raise HttpStatusError(response.status)
-            async with contextlib.aclosing(self._wire.events(response, protocol.EventStream(), bounded=False)) as parts:
+            events = self._wire.events(response, protocol.EventStream(), member_id=route.live.member_id)
+            async with contextlib.aclosing(events) as parts:
                 async for data in parts:
                     message = await self._wire.message(data, caller.principal.owner) if data else None
+                    del data  # as above
                     if message is not None and message.method is not None and not message.is_request:
                         yield message
+                    del message
         finally:
             response.close()
 

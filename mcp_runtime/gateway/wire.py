@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from msgspec import Raw
 
-from mcp_runtime import jsonrpc, protocol
+from mcp_runtime import jsonrpc, limits, protocol
 from mcp_runtime.client import CLIENT_NAME, CLIENT_VERSION
 from mcp_runtime.database import unit_of_work
 from mcp_runtime.errors import ClientError, ConnectError, ForeignAnswerError, HttpStatusError, ProtocolError
@@ -20,8 +20,9 @@ from mcp_runtime.gateway import envelope
 from mcp_runtime.gateway.connections import Address, Connections, Response
 from mcp_runtime.gateway.envelope import Message
 from mcp_runtime.lifecycle import EXIT_GRACE, Lifecycle, LiveMember
-from mcp_runtime.limits import Owner, Places
+from mcp_runtime.limits import Account, BudgetError, Owner, Places
 
+UNCOUNTED = 16_384  # bytes of an event on its way that each stream of a member may have: most events are shorter
 STREAM_ENDED = "the event stream ended without the answer"
 
 Read = TypeVar("Read")
@@ -60,6 +61,7 @@ class Wire:
         self._connections = Connections()
         self._reader = ThreadPoolExecutor(1, "gateway-reader")
         self._reading = Places(1)
+        self._unasked = limits.bytes_of_members()
 
     def close(self) -> None:
         self._connections.close()
@@ -146,23 +148,39 @@ class Wire:
             self._reading.give_back(owner)
 
     async def events(
-        self, response: Response, events: protocol.EventStream, *, bounded: bool = True
+        self, response: Response, events: protocol.EventStream, *, member_id: int | None = None
     ) -> AsyncGenerator[bytes]:
-        """The data of each event; empty for one that only says where it may be resumed, or when."""
+        """The data of each event; empty for one that only says where it may be resumed, or when.
+
+        With `member_id` it is what that member says unasked: it may go on for ever, and what of it is not passed on yet
+        is counted with all that the member says so. Raises ProtocolError for too much, and what `chunks` raises.
+        """
         taken = 0
         told = (events.last_event_id, events.retry_ms)
-        async for chunk in response.chunks():
-            taken = taken + len(chunk) if bounded else len(chunk)
-            if taken > self._max_bytes:
-                raise ProtocolError(f"the answer is larger than {self._max_bytes:,} bytes")
-            if events.held > self._max_bytes:
-                raise ProtocolError(f"an event is larger than {self._max_bytes:,} bytes")
-            for data in events.feed(chunk):
-                told = (events.last_event_id, events.retry_ms)
-                yield data
-            if told != (events.last_event_id, events.retry_ms):
-                told = (events.last_event_id, events.retry_ms)
-                yield b""
+        account = Account(self._unasked, (member_id, response.owner[1]), UNCOUNTED)
+        try:
+            if member_id is not None:
+                response.count(account)
+            async for chunk in response.chunks():
+                held, size = events.held, len(chunk)
+                taken = taken + size if member_id is None else size
+                if taken > self._max_bytes:
+                    raise ProtocolError(f"the answer is larger than {self._max_bytes:,} bytes")
+                if held > self._max_bytes:
+                    raise ProtocolError(f"an event is larger than {self._max_bytes:,} bytes")
+                for data in events.feed(chunk):
+                    told = (events.last_event_id, events.retry_ms)
+                    yield data
+                chunk = data = b""  # the next one may come in an hour
+                if member_id is not None:
+                    account.change(events.held - held - size)
+                if told != (events.last_event_id, events.retry_ms):
+                    told = (events.last_event_id, events.retry_ms)
+                    yield b""
+        except BudgetError as error:
+            raise ProtocolError(f"what it says waits to be passed on: {error}") from error
+        finally:
+            account.close()
 
     async def explained(self, live: LiveMember, error: ConnectError) -> ClientError:
         """A failed connection is often the first sign of an exit, which explains more; else the member is at fault."""

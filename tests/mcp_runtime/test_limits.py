@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from mcp_runtime.errors import TooManyCallsError
-from mcp_runtime.limits import BudgetError, ByteBudget, Limiter, Owner, Slots, TimeShare
+from mcp_runtime.limits import Account, BudgetError, ByteBudget, Limiter, Owner, Slots, TimeShare
 
 
 class Clock:
@@ -212,3 +212,19 @@ def test_shares_of_who_has_paid_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
         clock.now += 1
         shared.spend((number, number), 0.001)
     assert len(shared._paid_at) <= 10
+
+
+def test_an_account_counts_what_goes_beyond_its_free_bytes_and_gives_all_of_it_back() -> None:
+    budget = ByteBudget(of_token=100, of_user=150, in_all=1_000)
+    first, second, third = Account(budget, (1, 1), 10), Account(budget, (1, 2), 10), Account(budget, (1, 1), 10)
+    first.change(110)
+    second.change(60)
+    for account, size in ((first, 1), (second, 1), (third, 11)):
+        with pytest.raises(BudgetError):
+            account.change(size)
+    third.change(10)
+    first.change(-105)
+    second.change(40)
+    for account in (first, second, third, first):
+        account.close()
+    budget.take((1, 1), 100)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -520,3 +521,56 @@ def test_a_member_cannot_answer_a_call_to_another_member_on_its_stream(world: Wo
         assert "forged" not in str(messages)
         may_end.set()
         assert call.next() == result(7, **text("from the one that was asked"))
+
+
+def test_what_a_member_says_unasked_has_a_bound_for_all_its_streams_together(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An event that does not end is kept until it does, on as many streams as the member has sessions."""
+    budget = limits.ByteBudget(of_token=150_000, of_user=250_000, in_all=400_000)
+    monkeypatch.setattr(limits, "bytes_of_members", lambda: budget)
+    opened: list[Asked] = []
+
+    def drip(asked: Asked) -> None:
+        opened.append(asked)
+        asked.stream(b"data: " + b"x" * 120_000)
+        asked.hang()
+
+    monkeypatch.setattr(listening, "AGAIN_SECONDS", 60.0)
+    world.member("greedy", {"GET": drip})
+    world.member("modest", {"GET": saying(event(log("heard")))})
+    agents = [world.agent("/mcp/greedy", make_token()).begin() for _ in range(3)]
+    for number, agent in enumerate(agents):
+        agent.text("echo")  # which opens the stream of its session
+        eventually(lambda most=number: len(opened) > most)
+    eventually(lambda: sum(is_closed(one) for one in opened) == 1)
+    with world.agent("/mcp/modest").begin().listening() as heard:
+        assert heard.until("notifications/message")["params"]["data"] == "heard"
+    assert [is_closed(one) for one in opened] == [False, False, True]
+
+
+def is_closed(asked: Asked) -> bool:
+    """Whether the hall has closed the stream, and the script noticed."""
+    return asked.wire.fileno() < 0
+
+
+def test_a_stream_keeps_nothing_of_what_it_has_passed_on(world: World) -> None:
+    opened: list[Asked] = []
+
+    def say(asked: Asked) -> None:
+        opened.append(asked)
+        asked.stream(event(log("y" * 150_000)))
+        asked.hang()
+
+    world.member(behaviours={"GET": say})
+    first = world.agent("/mcp/notes").begin()
+    first.text("echo")
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(20):
+            world.agent("/mcp/notes").begin().text("echo")
+        eventually(lambda: len(opened) == 21)
+        eventually(lambda: tracemalloc.get_traced_memory()[0] - before < 1_500_000)
+    finally:
+        tracemalloc.stop()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
+from mcp_runtime import limits
 from mcp_runtime.gateway import envelope, relay
 from tests.conftest import eventually
 from tests.end_to_end.agents import META, Agent, make_token, messages_of
@@ -440,11 +441,31 @@ def test_a_question_that_nobody_answers_in_time_ends_the_call_at_the_member(
 
 
 def test_more_held_streams_than_there_is_room_for_fail(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mcp_runtime.gateway.held.MAX_HELD", 0)
+    monkeypatch.setattr("mcp_runtime.gateway.held.HELD_STREAM", 17_000_000)
     member = world.member(behaviours={"tools/call": asking(ELICIT)})
     can = {f"{META}clientCapabilities": {"elicitation": {}}}
     assert "too many answers are waited for" in failure(modern_call(world.agent(), meta=can))[1]
     eventually(lambda: member.heard("notifications/cancelled"))
+
+
+def test_held_questions_of_one_user_have_a_bound_in_bytes_and_leave_others_theirs(
+    world: World, monkeypatch: pytest.MonkeyPatch, django_user_model: type[User]
+) -> None:
+    monkeypatch.setattr("mcp_runtime.gateway.held.HELD_STREAM", 0)
+    budget = limits.ByteBudget(of_token=250_000, of_user=450_000, in_all=1_000_000)
+    monkeypatch.setattr(limits, "bytes_of_held", lambda: budget)
+    large = request("q1", "elicitation/create", message="x" * 100_000, requestedSchema={"type": "object"})
+    world.member(behaviours={"tools/call": asking(large)})
+    can = {f"{META}clientCapabilities": {"elicitation": {}}}
+    one, other = (django_user_model.objects.create_superuser(name) for name in ("one", "other"))
+    agents = [world.agent(token=make_token(one)) for _ in range(3)]
+    states = [modern_call(agent, meta=can).json()["result"]["requestState"] for agent in agents[:2]]
+    for full in (agents[0], agents[2]):
+        assert "too many answers are waited for" in failure(modern_call(full, meta=can))[1]
+    assert modern_call(world.agent(token=make_token(other)), meta=can).json()["result"]["requestState"]
+    answers = {"question": {"action": "accept"}}
+    assert said(modern_call(agents[0], meta=can, requestState=states[0], inputResponses=answers))
+    assert modern_call(agents[2], meta=can).json()["result"]["requestState"]
 
 
 def test_a_member_with_too_many_open_questions_is_told_so_and_takes_no_place_of_another(
