@@ -19,6 +19,40 @@ from tests.attack import corpus
 
 TARGETS = ["http", "sse", "jsonrpc", "message"]
 ROOT = Path(__file__).resolve().parent.parent.parent
+# What the engine would be long in finding by chance, one byte after another.
+WORDS = {
+    "http": [
+        *("GET / HTTP/1.1\r\n", "POST /mcp HTTP/1.1\r\n", "HTTP/1.0\r\n", "Host: a\r\n", "Connection: close\r\n"),
+        *("Content-Length: 5\r\n", "Transfer-Encoding: chunked\r\n", "Expect: 100-continue\r\n", "\r\n\r\n"),
+        *("5\r\nabcde\r\n", "0\r\n\r\n", "fffffffff", ";x=y\r\n"),
+    ],
+    "sse": ["data: ", "data:", "id: ", "event: ", "retry: 10\n", "\n\n", "\r\n", "\r", "\ufeff", ":"],
+    "jsonrpc": [
+        *('{"jsonrpc":"2.0","id":1,', '"method":"echo"', '"params":[1]', '"params":{"a":1}', "[]", "{}", "},{", "null"),
+        *("NaN", "1e999", "\\u0000", "\\ud800", "\\udc00", "-0.0", "true"),
+    ],
+    "message": [
+        *(
+            '{"jsonrpc":"2.0","id":1,',
+            '"result":{}}',
+            '"error":{"code":1,"message":"m"}}',
+            '"method":"a"',
+            '"params":{',
+        ),
+        *(
+            '"id":',
+            "[[[[",
+            "]]]]",
+            '":{"',
+            "1,1,1,1,1,1,1,1,1,1",
+            '"a":1,',
+            '\\"',
+            "\\\\",
+            "\\u0069d",
+            "\\ud83d\\ude00",
+        ),
+    ],
+}
 MAX_KEPT = 200  # inputs of a target; the shortest ones of those that reach something
 MAX_BYTES = 600  # of an input
 
@@ -45,7 +79,15 @@ def run(target: str, seconds: int) -> bool:
         engine.chmod(0o700)
         for data in known:
             (seeds / hashlib.sha256(data).hexdigest()).write_bytes(data)
-        limits = [f"-max_len={MAX_BYTES}", f"-artifact_prefix={found}/", "-verbosity=0", "-print_final_stats=1"]
+        words = "".join(f'"{_escaped(word)}"\n' for word in WORDS[target])
+        (Path(folder) / "words").write_text(words)
+        limits = [
+            f"-dict={folder}/words",
+            f"-max_len={MAX_BYTES}",
+            f"-artifact_prefix={found}/",
+            "-verbosity=0",
+            "-print_final_stats=1",
+        ]
         fuzzing = [engine, f"-max_total_time={seconds}", *limits, grown, seeds]
         code = subprocess.run(fuzzing, cwd=ROOT, check=False).returncode
         subprocess.run([engine, "-merge=1", *limits, merged, seeds, grown], cwd=ROOT, check=False, capture_output=True)
@@ -54,6 +96,11 @@ def run(target: str, seconds: int) -> bool:
     corpus.save(target, [*known, *broken, *kept[: max(0, MAX_KEPT - len(known))]])
     print(f"{target}: {len(broken)} inputs broke a promise, {len(corpus.load(target))} are kept", flush=True)
     return code == 0 and not broken
+
+
+def _escaped(word: str) -> str:
+    """As the engine's dictionaries write bytes."""
+    return "".join(f"\\x{byte:02x}" for byte in word.encode())
 
 
 def main() -> int:

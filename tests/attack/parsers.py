@@ -12,13 +12,18 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, cast
+from unittest.mock import patch
+
+from msgspec import Raw
 
 from mcp_runtime import http_server, jsonrpc
 from mcp_runtime.errors import ProtocolError
 from mcp_runtime.gateway import envelope
 from mcp_runtime.protocol import EventStream
 
-ANSWER = re.compile(rb"HTTP/1\.1 \d{3} [^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n")
+# Whole ones: 100 Continue is none.
+ANSWER = re.compile(rb"HTTP/1\.1 (?!100)\d{3} [^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n")
+LEAST_COUNTED = 10  # keys or items: envelope.holds_more counts no fewer
 Heard = list[tuple[str, str, dict[bytes, bytes], bytes]]
 
 
@@ -38,10 +43,15 @@ class Transport:
     def __init__(self) -> None:
         self.written = b""
         self.is_over = False
+        self.is_ended = False  # nothing more is written; what comes is still read
         self.is_reading = True
 
     def write(self, data: bytes) -> None:
+        assert not self.is_ended, "something is written behind the end"
         self.written += data
+
+    def write_eof(self) -> None:
+        self.is_ended = True
 
     def close(self) -> None:
         self.is_over = True
@@ -163,7 +173,7 @@ def message(data: bytes) -> None:
         read = envelope.read(data)
     except ProtocolError:
         return
-    strict = _paired(json.loads(data.decode(), object_pairs_hook=list, parse_constant=_refuse))
+    strict = _paired(json.loads(data.decode(), object_pairs_hook=Pairs, parse_constant=_refuse))
     keys = [key for key, _ in strict]
     assert len(set(keys)) == len(keys), "a key stands twice"
     outer = dict(strict)
@@ -172,10 +182,34 @@ def message(data: bytes) -> None:
     assert read.method == outer.get("method")
     assert read.has_id == ("id" in outer)
     assert jsonrpc.decode(json.dumps(outer.get("id")).encode()) == read.id
-    again = json.loads(envelope.encode(read.parts()), object_pairs_hook=list)
+    again = json.loads(envelope.encode(read.parts()), object_pairs_hook=Pairs)
     kept = {key: value for key, value in again if key != "id"}
     assert kept == {key: outer[key] for key in kept}, "what passes on is another message"
     assert not envelope.nests_deeper(data, jsonrpc.MAX_DEPTH + 1)
+    _outlined(data, strict)
+    for part in ("params", "result", "error"):
+        if isinstance(value := getattr(read, part), Raw):
+            _outlined(bytes(value), outer[part])
+
+
+def _outlined(data: bytes, strict: Any) -> None:
+    """What is counted without building it is so many, and so deep, however large the pieces are."""
+    depth = _depth(strict)
+    for piece in (envelope.PIECE, 1, 7):
+        with patch.object(envelope, "PIECE", piece):
+            assert envelope.holds_more(data, LEAST_COUNTED) == (len(strict) > LEAST_COUNTED)
+            assert envelope.nests_deeper(data, depth + 1) is False
+            assert depth < 2 or envelope.nests_deeper(data, depth - 1)
+
+
+def _depth(value: Any) -> int:
+    """Of brackets. Objects are Pairs."""
+    inner = [item for _, item in value] if isinstance(value, Pairs) else value
+    return 1 + max(map(_depth, inner), default=0) if isinstance(value, list) else 0
+
+
+class Pairs(list[Any]):
+    """The keys and values of an object, also of keys that are there twice."""
 
 
 def _paired(value: Any) -> Any:
