@@ -29,6 +29,7 @@ from mcp_runtime.gateway.relay import Relay
 from mcp_runtime.gateway.sessions import Caller, CallerSession, Outbox
 from mcp_runtime.gateway.wire import Route, Wire
 from mcp_runtime.lifecycle import LiveMember
+from mcp_runtime.limits import Owner
 
 logger = logging.getLogger("guildhall.gateway")
 
@@ -339,9 +340,7 @@ class Listening:
         conversation.is_heard = True
         if conversation.route in self._without_stream:
             return
-        own = [one for one in self._ears.values() if one.conversation.owner == conversation.owner and not one.streams]
-        if len(own) >= limits.MAX_STREAMS_OF_TOKEN:
-            own[0].is_closing.set()
+        self._make_room(conversation.owner)
         if len(self._ears) >= 2 * limits.MAX_STREAMS:
             conversation.is_heard = False  # the next request tries again
             return
@@ -351,6 +350,16 @@ class Listening:
             await asyncio.wait({ear.task, opening}, timeout=OPEN_SECONDS, return_when=FIRST_COMPLETED)
         finally:
             opening.cancel()
+
+    def _make_room(self, owner: Owner) -> None:
+        """Of too many streams that no client is told of the oldest is closed: of the same token, or the same user."""
+        idle = [one for one in self._ears.values() if not one.streams and not one.is_closing.is_set()]
+        of_user = [one for one in idle if one.conversation.owner[0] == owner[0]]
+        of_token = [one for one in of_user if one.conversation.owner == owner]
+        if len(of_token) >= limits.MAX_STREAMS_OF_TOKEN:
+            of_token[0].is_closing.set()
+        elif len(of_user) >= limits.MAX_STREAMS_OF_USER:
+            of_user[0].is_closing.set()
 
     def _ear(self, conversation: Conversation, session: CallerSession | None) -> Ear:
         ear = self._ears.get(conversation)

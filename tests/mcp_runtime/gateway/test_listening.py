@@ -574,3 +574,26 @@ def test_a_stream_keeps_nothing_of_what_it_has_passed_on(world: World) -> None:
         eventually(lambda: tracemalloc.get_traced_memory()[0] - before < 1_500_000)
     finally:
         tracemalloc.stop()
+
+
+def test_the_tokens_of_one_user_leave_streams_of_members_to_others(
+    world: World, monkeypatch: pytest.MonkeyPatch, django_user_model: type[User]
+) -> None:
+    monkeypatch.setattr(limits, "MAX_STREAMS", 2)  # and twice as many of members
+    monkeypatch.setattr(limits, "MAX_STREAMS_OF_USER", 3)
+    opened: list[Asked] = []
+
+    def keep_open(asked: Asked) -> None:
+        opened.append(asked)
+        asked.stream()
+        asked.hang()
+
+    world.member(behaviours={"GET": keep_open})
+    one, other = (django_user_model.objects.create_superuser(name) for name in ("one", "other"))
+    for number in range(5):
+        world.agent("/mcp/notes", make_token(one)).begin().text("echo")
+        eventually(lambda most=number: len(opened) > most)
+    eventually(lambda: [is_closed(stream) for stream in opened] == [True, True, False, False, False])
+    world.agent("/mcp/notes", make_token(other)).begin().text("echo")
+    eventually(lambda: len(opened) == 6)
+    assert [is_closed(stream) for stream in opened] == [True, True, False, False, False, False]
