@@ -30,6 +30,7 @@ from wsgiref.types import WSGIApplication, WSGIEnvironment
 from mcp_runtime import http_server
 from mcp_runtime.http_server import Exchange, TooLargeError
 from mcp_runtime.limits import BudgetError, ByteBudget, Owner, Places
+from mcp_runtime.schema_work import about_to_wait
 
 logger = logging.getLogger("guildhall.web")
 
@@ -243,6 +244,7 @@ class Answer:
     def step(self) -> bool:
         """As much as the client can take. True: that was all."""
         if self._result is None:
+            about_to_wait.set(self._environment.get(WAITS, lambda: None))
             self._result = self._application(self._environment, self._start_response)
             self._parts = iter(self._result)
         for part in self._parts:

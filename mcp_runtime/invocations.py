@@ -22,7 +22,7 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Cast
 from django.utils import timezone
 
-from mcp_runtime import access, jsonrpc, protocol, schemas, statistics
+from mcp_runtime import access, jsonrpc, protocol, schema_work, schemas, statistics
 from mcp_runtime.access import OPERATOR, Principal
 from mcp_runtime.changes import CALL_ENDED, notify
 from mcp_runtime.errors import (
@@ -104,7 +104,9 @@ def queue(
         return _same_call(first, member_name, tool_name, arguments), False
     tool = callable_tool(member_name, tool_name)
     member = tool.member
-    _check_arguments(member, tool, arguments)
+    with schema_work.paced(who.owner):
+        _check_arguments(member, tool, arguments)
+        secret_paths = schemas.secret_paths(tool.input_schema, arguments)
     invocation = Invocation(
         member=member,
         tool_name=tool.name,
@@ -114,7 +116,7 @@ def queue(
         requested_by=caller.user,
         token_id=who.token_id,
         requester=caller.name,
-        secret_paths=schemas.secret_paths(tool.input_schema, arguments),
+        secret_paths=secret_paths,
         idempotency_key=idempotency_key,
     )
     if idempotency_key is None:
@@ -188,17 +190,22 @@ def _check_arguments(member: GuildMember, tool: Tool, arguments: Any) -> None:
     if clean != arguments:
         reason = "text with NUL characters or lone surrogates cannot be stored"
         raise InvalidArgumentsError(f"{place}: {reason}", "", reason)
-    if tool.schema_error:
+    if tool.schema_error and tool.schema_error not in schemas.PASSING_FAULTS:
         return  # said on the tool; the member checks its arguments itself
+    fault = ""
     try:
         schemas.validate(tool.input_schema, arguments)
     except schemas.ArgumentsError as error:
         misfits = [(misfit.path, misfit.reason) for misfit in error.misfits]
         raise InvalidArgumentsError(f"{place}: {error}", error.path, error.reason, misfits) from error
     except schemas.BrokenSchemaError as error:
-        # It passed the check at tools/list and broke in use: from now on this tool is not validated, and says so.
-        logger.warning("tool %r of member %r: %s; its arguments are not validated", tool.name, member.name, error)
-        Tool.objects.filter(pk=tool.pk).update(schema_error=str(error))
+        fault = str(error)
+    if fault != tool.schema_error:
+        # It passed the check at tools/list and broke in use: from now on this tool is not validated, and says so. Or
+        # the check took too long then, and did not now.
+        if fault:
+            logger.warning("tool %r of member %r: %s; its arguments are not validated", tool.name, member.name, fault)
+        Tool.objects.filter(pk=tool.pk).update(schema_error=fault)
 
 
 # Claim and finish: the runtime's side -----------------------------------------------------------------------------

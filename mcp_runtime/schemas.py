@@ -1,18 +1,19 @@
 """A tool's input schema: is it usable, do arguments fit it, where do they hold secrets. No Django, no I/O.
 
 Schemas come from members and arguments from clients, so nothing here trusts them: no reference is fetched, whatever
-walks through them has a budget of CPU time, and whatever a schema breaks is reported as a fault of that schema.
+walks through them has a budget of CPU time, and whatever a schema breaks is reported as a fault of that schema. Work
+that takes long steps aside: it sleeps most of the time, so that the other threads of the process hardly notice it.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 import attrs
@@ -23,16 +24,21 @@ from jsonschema.validators import extend, validator_for
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 
+from mcp_runtime.quick_checks import Check, fitting, is_sound_schema
+from mcp_runtime.schema_work import MAX_REASON, TooMuchWorkError, Work, current, paced
+
 MASK = "********"
 MAX_SCHEMA_CHARACTERS = 200_000
 # Budgets in seconds of the thread's own CPU time: a thread that waits for the interpreter is not punished for others.
 CHECK_SECONDS = 1.0  # of one schema, against the schema of schemas
 VALIDATION_SECONDS = 0.5  # of one validation; a schema applied to a value takes 5 to 20 microseconds
 SECRETS_SECONDS = 0.25  # of one search for secrets
+# A verdict that depends on how fast the machine was is forgotten after so long. Forgotten at once it would cost its
+# budget with each call of a hostile tool.
+RETRY_SECONDS = 60.0
+MAX_SLOW = 1024  # such verdicts, kept by a hash of the schema
 # Of a pattern, for a character and an instruction, at worst.
 PATTERN_SECONDS = 5e-9
-# Errors that one validation may come across, those of alternatives included: each is 2 to 3 kB.
-MAX_ERRORS = 20_000
 # Of those at the top so many are looked at for the most telling ones.
 MAX_COMPARED = 1000
 # The library looks each item up in a list of those that are evaluated: more are left to the member.
@@ -45,7 +51,14 @@ MAX_COMPILED = 256
 MAX_SECRET_STEPS = 20_000
 # So many misfits are told at once, the most telling first.
 MAX_MISFITS = 20
-MAX_REASON = 500
+
+# Arrays that are longer than this are first checked item by item without the library.
+SHORT_ARRAY = 16
+TOO_LONG_TO_CHECK = "the input schema takes too long to check"
+TOO_LONG_TO_APPLY = "the input schema takes too long to apply, whatever the arguments"
+TOO_COMPLEX = "the input schema is too complex to tell secrets from other arguments: all are masked"
+# Faults that another moment, or a faster machine, might not find.
+PASSING_FAULTS = frozenset({TOO_LONG_TO_CHECK, TOO_LONG_TO_APPLY, TOO_COMPLEX})
 
 Path = tuple[str | int, ...]
 
@@ -78,7 +91,8 @@ class ArgumentsError(Exception):
 def check_schema(schema: Any) -> str:
     """Why `schema` cannot be used for validation; empty when it can."""
     try:
-        _validator(schema)
+        with paced():
+            _validator(schema)
     except BrokenSchemaError as error:
         return str(error)
     return ""
@@ -89,10 +103,18 @@ def validate(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
 
     What takes more than VALIDATION_SECONDS is an ArgumentsError.
     """
-    validator = _validator(schema)
+    with paced():
+        _validate(schema, arguments)
+
+
+def _validate(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
+    validator, fits = _validator(schema)
     try:
+        with Work(VALIDATION_SECONDS):
+            if fits is not None and fits(arguments):
+                return
         errors = _errors(validator, arguments, VALIDATION_SECONDS)
-    except _TooMuchWorkError:
+    except TooMuchWorkError:
         raise ArgumentsError("", "checking them against the tool's input schema takes too long") from None
     except (RecursionError, OverflowError):
         # Deep nesting and huge numbers break good schemas too. One caller must not end the validation for all others.
@@ -113,14 +135,17 @@ def _broken_in_use(fault: Exception) -> str:
 def _errors(validator: Validator, instance: Any, seconds: float) -> list[jsonschema.ValidationError]:
     """What does not fit, the most telling first; of alternatives what is wrong with the nearest one.
 
-    Raises _TooMuchWorkError.
+    Raises TooMuchWorkError, unless something was found before: then it is known that it does not fit.
     """
-    work = _Work(seconds)
-    token = _work.set(work)
-    try:
-        found = [work.noted(error) for error in islice(validator.iter_errors(instance), MAX_COMPARED)]
-    finally:
-        _work.reset(token)
+    found: list[jsonschema.ValidationError] = []
+    with Work(seconds) as work:
+        try:
+            for error in islice(validator.iter_errors(instance), MAX_COMPARED):
+                found.append(error)
+                work.noted(error)
+        except TooMuchWorkError:
+            if not found:
+                raise
     # `best_match` goes by relevance too, and takes the greatest.
     found.sort(key=jsonschema.exceptions.relevance, reverse=True)
     return [jsonschema.exceptions.best_match([error]) or error for error in found[:MAX_MISFITS]]
@@ -135,11 +160,19 @@ def _misfit(error: jsonschema.ValidationError) -> Misfit:
     return Misfit(path, error.message[:MAX_REASON])
 
 
-def _validator(schema: Any) -> Validator:
-    validator, fault = _checked_validator(_text_of(schema))
+def _validator(schema: Any) -> tuple[Validator, Check | None]:
+    text = _text_of(schema)
+    key = ("validator", hash(text))
+    if fault := _slow.get(key):
+        raise BrokenSchemaError(fault)
+    try:
+        validator, fault, fits = _checked_validator(text)
+    except _SlowSchemaError as error:
+        _slow.put(key, str(error))
+        raise
     if validator is None:
         raise BrokenSchemaError(fault)
-    return validator
+    return validator, fits
 
 
 def _text_of(schema: Any) -> str:
@@ -154,72 +187,66 @@ def _text_of(schema: Any) -> str:
     return text
 
 
+class _SlowSchemaError(BrokenSchemaError):
+    """As now, on this machine. Not kept for as long as other verdicts are."""
+
+
 @lru_cache(maxsize=256)
-def _checked_validator(text: str) -> tuple[Validator | None, str]:
-    """The validator, or None and what is wrong. Checking a schema costs far more than applying it: once per text."""
+def _checked_validator(text: str) -> tuple[Validator | None, str, Check | None]:
+    """The validator and a quick check, or None and what is wrong. Raises _SlowSchemaError.
+
+    Checking a schema costs far more than applying it: once per text.
+    """
     schema = json.loads(text)
     try:
         cls = _guarded(validator_for(schema, default=jsonschema.Draft202012Validator), '"patternProperties"' in text)
-        errors = _errors(cls(cls.META_SCHEMA, registry=Registry()), schema, CHECK_SECONDS)
-    except _TooMuchWorkError:
-        return None, "the input schema takes too long to check"
+        with Work(CHECK_SECONDS):
+            is_sound = is_sound_schema(schema, cls.VALIDATORS)
+        errors = [] if is_sound else _errors(cls(cls.META_SCHEMA, registry=Registry()), schema, CHECK_SECONDS)
+    except TooMuchWorkError:
+        raise _SlowSchemaError(TOO_LONG_TO_CHECK) from None
     except Exception as fault:  # noqa: BLE001 - as above
-        return None, f"the input schema cannot be read: {type(fault).__name__}: {fault}"[:500]
+        return None, f"the input schema cannot be read: {type(fault).__name__}: {fault}"[:500], None
     if errors:
         place = ".".join(str(part) for part in errors[0].absolute_path)
-        return None, f"the input schema is broken at {place or 'its root'}: {errors[0].message}"[:500]
-    if (marks := _secret_marks(text)) is not None and not marks.is_decidable:
-        return None, "the input schema is too complex to tell secrets from other arguments: all are masked"
+        return None, f"the input schema is broken at {place or 'its root'}: {errors[0].message}"[:500], None
+    try:
+        _secret_marks(text)
+    except TooMuchWorkError:
+        raise _SlowSchemaError(TOO_COMPLEX) from None
     # An explicit empty registry: without one the library would fetch a remote $ref over the network.
     validator: Validator = cls(schema, registry=Registry())
     try:
         _errors(validator, {}, VALIDATION_SECONDS)
-    except _TooMuchWorkError:
-        return None, "the input schema takes too long to apply, whatever the arguments"
+        with Work(CHECK_SECONDS):
+            return validator, "", fitting(validator, schema)
+    except TooMuchWorkError:
+        raise _SlowSchemaError(TOO_LONG_TO_APPLY) from None
     except Exception as fault:  # noqa: BLE001 - as above
-        return None, _broken_in_use(fault)
-    return validator, ""
+        return None, _broken_in_use(fault), None
+
+
+class _Verdicts:
+    """What was too slow, for RETRY_SECONDS each; MAX_SLOW at most."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, tuple[float, str]] = {}
+
+    def get(self, key: Hashable) -> str:
+        """Empty when there is none."""
+        until, verdict = self._kept.get(key, (0.0, ""))
+        return verdict if time.monotonic() < until else ""
+
+    def put(self, key: Hashable, verdict: str) -> None:
+        if len(self._kept) >= MAX_SLOW:
+            self._kept = {}
+        self._kept[key] = time.monotonic() + RETRY_SECONDS, verdict
+
+
+_slow = _Verdicts()
 
 
 # Guards: what a hostile schema could make endless -----------------------------------------------------------------
-
-
-class _TooMuchWorkError(Exception):
-    pass
-
-
-class _Work:
-    """What one validation, or one search for secrets, may cost: `seconds` of the thread's CPU time, and MAX_ERRORS."""
-
-    def __init__(self, seconds: float) -> None:
-        self._end = time.thread_time() + seconds
-        self._trifles = 0
-        self._errors = 0
-
-    def look(self, expected: float = 0.0) -> None:
-        """Raises _TooMuchWorkError when the time is over, or will be after `expected` seconds more."""
-        if time.thread_time() + expected > self._end:
-            raise _TooMuchWorkError
-
-    def trifle(self) -> None:
-        """As `look`, for what takes less than a look at the clock does."""
-        self._trifles += 1
-        if self._trifles % 32 == 0:
-            self.look()
-
-    def noted(self, error: jsonschema.ValidationError) -> jsonschema.ValidationError:
-        """The error, shortened: its message quotes the value, which may be megabytes, and is kept in `args` as well."""
-        if error.args:
-            error.args = ()
-            error.message = error.message[:MAX_REASON]
-            self._errors += 1
-            if self._errors > MAX_ERRORS:
-                raise _TooMuchWorkError
-            self.look()
-        return error
-
-
-_work: ContextVar[_Work] = ContextVar("work")
 
 
 @lru_cache
@@ -231,6 +258,11 @@ def _guarded(cls: Any, has_pattern_properties: bool) -> Any:
         "additionalProperties": _additional_properties(cls.VALIDATORS["additionalProperties"]),
         "uniqueItems": _unique_items,
     }
+    for keyword in ("anyOf", "oneOf"):
+        if keyword in cls.VALIDATORS:
+            keywords[keyword] = _without_discarded(cls.VALIDATORS[keyword])
+    if "exclusiveMinimum" in cls.VALIDATORS:  # before draft 6 it means something else
+        keywords["items"] = _items(cls.VALIDATORS["items"])
     for keyword in ("unevaluatedItems", "unevaluatedProperties"):
         if keyword in cls.VALIDATORS:
             keywords[keyword] = _unless_many(cls.VALIDATORS[keyword])
@@ -249,7 +281,7 @@ def _evolve(validator: Any, **changes: Any) -> Any:
 
     Every application of a subschema comes through here, references included: the place to look at the clock.
     """
-    _work.get().look()
+    current().look()
     return attrs.evolve(validator, **changes)
 
 
@@ -257,7 +289,7 @@ def _descend(original: Any) -> Any:
     """`map` and a plain function, no generator: one more frame for each level would reach the recursion limit."""
 
     def descend(validator: Any, instance: Any, schema: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        work = _work.get()
+        work = current()
         work.trifle()  # `true` and `false` are applied without `evolve`
         return map(work.noted, original(validator, instance, schema, *args, **kwargs))
 
@@ -266,8 +298,26 @@ def _descend(original: Any) -> Any:
 
 def _is_valid(validator: Any, instance: Any) -> bool:
     """`contains` tries one validator on each item, without `evolve`."""
-    _work.get().look()
-    return next(validator.iter_errors(instance), None) is None
+    work = current()
+    work.look()
+    before = work.errors
+    is_valid = next(validator.iter_errors(instance), None) is None
+    work.errors = before
+    return is_valid
+
+
+def _without_discarded(original: Any) -> Any:
+    """Errors of alternatives that were tried in vain are held no longer once another one fits."""
+
+    def alternatives(validator: Any, value: Any, instance: Any, schema: Any) -> list[jsonschema.ValidationError]:
+        work = current()
+        before = work.errors
+        errors = list(original(validator, value, instance, schema))
+        if not errors:
+            work.errors = before
+        return errors
+
+    return alternatives
 
 
 def _pattern(_: Any, pattern: str, instance: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
@@ -305,6 +355,22 @@ def _unique_items(_: Any, wanted: Any, instance: Any, __: Any) -> Iterator[jsons
         yield jsonschema.ValidationError(f"{instance!r} has non-unique elements")
 
 
+def _items(original: Any) -> Any:
+    def items(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
+        is_long = isinstance(instance, list) and len(instance) > SHORT_ARRAY
+        fits = fitting(validator, value) if is_long and "prefixItems" not in schema else None
+        if fits is None:
+            yield from original(validator, value, instance, schema)
+            return
+        work = current()
+        for index, item in enumerate(instance):
+            work.trifle()
+            if not fits(item):
+                yield from validator.descend(item, value, path=index)
+
+    return items
+
+
 def _unless_many(original: Any) -> Any:
     def unevaluated(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
         if isinstance(instance, (list, dict)) and len(instance) <= MAX_UNEVALUATED:
@@ -319,7 +385,7 @@ def _unchecked(*_: Any) -> Iterator[jsonschema.ValidationError]:
 
 def _canonical(value: Any) -> str:
     """The same text for what JSON Schema calls equal: 1 and 1.0 are, 1 and true are not."""
-    _work.get().trifle()
+    current().trifle()
     return json.dumps(_with_whole_numbers(value), sort_keys=True)
 
 
@@ -327,7 +393,7 @@ def _with_whole_numbers(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, (dict, list)):
-        _work.get().look()
+        current().look()
     if isinstance(value, dict):
         return {key: _with_whole_numbers(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -349,7 +415,7 @@ def _search(pattern: str, text: str) -> bool | None:
     compiled = _compiled(pattern)
     if compiled is None:
         return None
-    _work.get().look(compiled.programsize * len(text) * PATTERN_SECONDS)
+    current().look(compiled.programsize * len(text) * PATTERN_SECONDS)
     return compiled.search(text) is not None
 
 
@@ -384,29 +450,36 @@ def may_mark_secrets(encoded: bytes) -> bool:
     return any(word in encoded for word in _SECRET_WORDS)
 
 
-def secret_paths(schema: dict[str, Any], arguments: dict[str, Any]) -> list[list[str | int]]:
+def secret_paths(
+    schema: dict[str, Any], arguments: dict[str, Any], seconds: float = SECRETS_SECONDS
+) -> list[list[str | int]]:
     """Places in `arguments` that the schema marks `writeOnly` or `format: password`, the broken parts passed over.
 
-    Where that cannot be told within SECRETS_SECONDS everything counts as a secret: each argument is a place.
+    Where that cannot be told within `seconds` of CPU everything counts as a secret: each argument is a place.
     """
-    everything: list[list[str | int]] = [[name] for name in arguments]
     if not arguments:
         return []
     try:
         text = json.dumps(schema)
     except RecursionError:
-        return everything
+        return _each(arguments)
     if not may_mark_secrets(text.encode()):
         return []
-    if len(text) > MAX_SCHEMA_CHARACTERS or (marks := _secret_marks(text)) is None or not marks.is_decidable:
-        return everything
-    token = _work.set(_Work(SECRETS_SECONDS))
+    if len(text) > MAX_SCHEMA_CHARACTERS:
+        return _each(arguments)
     try:
-        return sorted(_bounded(marks.places_in(arguments)), key=str)
-    except _TooMuchWorkError:
-        return everything
-    finally:
-        _work.reset(token)
+        with paced():
+            marks = _secret_marks(text, seconds)
+            with Work(seconds):
+                keyed = [(str(place), place) for place in _bounded(marks.places_in(arguments))] if marks else []
+    except TooMuchWorkError:
+        return _each(arguments)
+    keyed.sort(key=itemgetter(0))
+    return [place for _, place in keyed]
+
+
+def _each(arguments: dict[str, Any]) -> list[list[str | int]]:
+    return [[name] for name in arguments]
 
 
 def _bounded(places: Iterator[list[str | int]]) -> Iterator[list[str | int]]:
@@ -414,69 +487,73 @@ def _bounded(places: Iterator[list[str | int]]) -> Iterator[list[str | int]]:
     for place in places:
         steps += len(place)
         if steps > MAX_SECRET_STEPS:
-            raise _TooMuchWorkError
+            raise TooMuchWorkError
         yield place
 
 
-@lru_cache(maxsize=64)
-def _secret_marks(text: str) -> _SecretMarks | None:
-    """The marks of the schema with this text; None when it has none. What is hostile in it is found out once."""
+def _secret_marks(text: str, seconds: float = SECRETS_SECONDS) -> _SecretMarks | None:
+    """The marks of the schema with this text; None when it has none. Raises TooMuchWorkError for too many."""
     if not may_mark_secrets(text.encode()):
         return None
+    key = ("marks", hash(text))
+    if _slow.get(key):
+        raise TooMuchWorkError
+    try:
+        with Work(seconds):
+            return _gathered_marks(text)
+    except TooMuchWorkError:
+        _slow.put(key, TOO_COMPLEX)
+        raise
+
+
+@lru_cache(maxsize=64)
+def _gathered_marks(text: str) -> _SecretMarks:
     return _SecretMarks(json.loads(text))
 
 
 class _SecretMarks:
     """Where a schema marks secrets. For each of its parts it knows the parts that apply to the same value.
 
-    Read by several threads, and changed by none.
+    Made within `_work`; raises TooMuchWorkError. Read by several threads, and changed by none.
     """
 
     def __init__(self, schema: Part) -> None:
         self._references = _References(schema)
         self._root = schema
         self._in_place: dict[int, tuple[Part, ...]] = {}
-        token = _work.set(_Work(SECRETS_SECONDS))
-        try:
-            self._gather()
-            self.is_decidable = True
-        except _TooMuchWorkError:
-            self._in_place = {}
-            self.is_decidable = False
-        finally:
-            _work.reset(token)
+        self._gather()
 
     def _gather(self) -> None:
         left = MAX_IN_PLACE
         todo: list[Any] = [self._root]
         while todo:
             part = todo.pop()
-            _work.get().trifle()
+            current().trifle()
             if isinstance(part, dict) and id(part) not in self._in_place:
                 parts = self._in_place[id(part)] = self._closure(part, left)
                 left -= len(parts)
                 if sum(len(_dict(other.get("patternProperties"))) for other in parts) > MAX_COMPILED:
-                    raise _TooMuchWorkError
+                    raise TooMuchWorkError
                 todo += [*part.values(), *parts]
             elif isinstance(part, list):
                 todo += part
 
     def _closure(self, part: Part, most: int) -> tuple[Part, ...]:
-        """`part` and the parts that apply wherever it does. Raises _TooMuchWorkError for more than `most`."""
+        """`part` and the parts that apply wherever it does. Raises TooMuchWorkError for more than `most`."""
         found = {id(part): part}
         todo: list[Part] = [part]
         while todo:
             for other in _same_place(todo.pop(), self._references):
                 if isinstance(other, dict) and id(other) not in found:
-                    _work.get().trifle()
+                    current().trifle()
                     if len(found) >= most:
-                        raise _TooMuchWorkError
+                        raise TooMuchWorkError
                     found[id(other)] = other
                     todo.append(other)
         return tuple(found.values())
 
     def places_in(self, arguments: dict[str, Any]) -> Iterator[list[str | int]]:
-        """Within `_work`; raises _TooMuchWorkError."""
+        """Within `_work`; raises TooMuchWorkError."""
         path: list[str | int] = []
         # Not recursion, and no list of all work: of each level only the children that are yet to be looked at.
         parts = self._all([self._root])
@@ -500,24 +577,42 @@ class _SecretMarks:
                 levels.append(self._children(parts, value))
 
     def _children(self, parts: list[Part], value: Any) -> Iterator[tuple[str | int, Any, list[Part]]]:
-        """Key, value, and the parts that apply, of each child that any part applies to."""
-        work = _work.get()
-        children: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
-        parts_of: Callable[[Part, Any], Iterator[Any]] = _of_property if isinstance(value, dict) else _of_item
-        for key, item in children:
+        """Key, value, and the parts that apply, of each child that any part applies to and that may hold a secret."""
+        return self._properties(parts, value) if isinstance(value, dict) else self._items(parts, value)
+
+    def _properties(self, parts: list[Part], value: dict[str, Any]) -> Iterator[tuple[str, Any, list[Part]]]:
+        work = current()
+        for key, item in value.items():
             applying: list[Any] = []
             for part in parts:
                 work.trifle()
-                applying += parts_of(part, key)
+                applying += _of_property(part, key)
             if applying and (found := self._all(applying)):
                 yield key, item, found
+
+    def _items(self, parts: list[Part], value: list[Any]) -> Iterator[tuple[int, Any, list[Part]]]:
+        work = current()
+        first_alike = max((len(_prefix(part)) for part in parts), default=0)
+        found: list[Part] = []
+        is_secret = False
+        for index, item in enumerate(value):
+            work.trifle()
+            if index <= first_alike:
+                applying: list[Any] = []
+                for part in parts:
+                    work.trifle()
+                    applying += _of_item(part, index)
+                found = self._all(applying)
+                is_secret = any(_is_secret(part) for part in found)
+            if found and (is_secret or isinstance(item, (dict, list))):
+                yield index, item, found
 
     def _all(self, parts: list[Any]) -> list[Part]:
         """These, and all that apply wherever they do, each once."""
         found: dict[int, Part] = {}
         for part in parts:
             if isinstance(part, dict) and id(part) not in found:
-                _work.get().trifle()
+                current().trifle()
                 found.update((id(other), other) for other in self._in_place[id(part)])
         return list(found.values())
 
@@ -548,9 +643,13 @@ def _of_property(schema: dict[str, Any], key: str) -> Iterator[Any]:
         yield from (schema.get(keyword) for keyword in _OTHER_PROPERTIES)
 
 
-def _of_item(schema: dict[str, Any], index: int) -> Iterator[Any]:
+def _prefix(schema: dict[str, Any]) -> list[Any]:
     # Before 2020-12 a list under `items` was what `prefixItems` is now.
-    prefix = _list(schema.get("prefixItems")) or _list(schema.get("items"))
+    return _list(schema.get("prefixItems")) or _list(schema.get("items"))
+
+
+def _of_item(schema: dict[str, Any], index: int) -> Iterator[Any]:
+    prefix = _prefix(schema)
     if index < len(prefix):
         yield prefix[index]
     else:

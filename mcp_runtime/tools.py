@@ -8,28 +8,30 @@ from typing import Any
 
 from django.db import transaction
 
-from mcp_runtime import jsonrpc, schemas
+from mcp_runtime import jsonrpc, schema_work, schemas
 from roster.models import Tool
 
-# Of one list, in seconds of CPU. What it does not reach is judged when the tool is first called.
+# Of one list, in seconds; a schema that is begun is judged to its end. What it does not reach is judged when the tool
+# is first called.
 MAX_CHECK_SECONDS = 2.0
 MAX_KNOWN_FAULTS = 4096
 
 
 def rows_of(member_id: int, definitions: list[dict[str, Any]]) -> list[Tool]:
     """The rows of these tools, in this order, not yet written. May take MAX_CHECK_SECONDS: not for a transaction."""
-    deadline = time.thread_time() + MAX_CHECK_SECONDS
-    return [
-        Tool(
-            member_id=member_id,
-            name=definition["name"],
-            position=position,
-            definition=definition,
-            schema_error=_fault(definition.get("inputSchema")) if time.thread_time() < deadline else "",
-            listed=True,
-        )
-        for position, definition in enumerate(definitions)
-    ]
+    deadline = time.monotonic() + MAX_CHECK_SECONDS
+    with schema_work.paced(("member", member_id)):
+        return [
+            Tool(
+                member_id=member_id,
+                name=definition["name"],
+                position=position,
+                definition=definition,
+                schema_error=_fault(definition.get("inputSchema")) if time.monotonic() < deadline else "",
+                listed=True,
+            )
+            for position, definition in enumerate(definitions)
+        ]
 
 
 def write(member_id: int, rows: list[Tool]) -> None:
@@ -53,8 +55,11 @@ _known_faults: dict[bytes, str] = {}
 def _fault(schema: Any) -> str:
     """Why the schema cannot be used; empty when it can. Members start again and again with the same ones."""
     digest = hashlib.sha256(jsonrpc.encode(schema)).digest()
-    if digest not in _known_faults:
+    if (known := _known_faults.get(digest)) is not None:
+        return known
+    fault = schemas.check_schema(schema)
+    if fault not in schemas.PASSING_FAULTS:
         if len(_known_faults) >= MAX_KNOWN_FAULTS:
             _known_faults.clear()
-        _known_faults[digest] = schemas.check_schema(schema)
-    return _known_faults[digest]
+        _known_faults[digest] = fault
+    return fault

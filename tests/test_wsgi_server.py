@@ -21,6 +21,7 @@ from guildhall import wsgi_server
 from guildhall.wsgi_server import WsgiServer
 from mcp_runtime import http_server
 from mcp_runtime.http_server import Exchange, HttpServer
+from mcp_runtime.schema_work import about_to_wait
 from tests.conftest import eventually
 
 MUCH = 30_000_000  # bytes; more than the kernel keeps for two sockets
@@ -419,7 +420,10 @@ def test_who_sends_many_requests_leaves_threads_to_others_and_takes_turns_with_t
 
 
 class Workers:
-    """An application whose requests are at work until they are released; those to /wait say that they wait."""
+    """An application whose requests are at work until they are released; those to /wait say that they wait.
+
+    Those to /aside are at work on schemas, for long.
+    """
 
     def __init__(self) -> None:
         self.begun: list[str] = []
@@ -428,6 +432,8 @@ class Workers:
     def answer(self, environment: WSGIEnvironment) -> Iterable[bytes]:
         if environment["PATH_INFO"] == "/wait":
             environment["guildhall.waits"]()
+        if environment["PATH_INFO"] == "/aside":
+            about_to_wait.get()()
         self.begun.append(environment["PATH_INFO"])
         self._together.acquire(timeout=10)
         return [b"ok"]
@@ -468,6 +474,18 @@ def test_a_few_requests_compute_at_a_time_and_those_that_wait_do_not_count(
         eventually(lambda: workers.begun == ["/wait"] * 12)
         clients += requests_of(serving, stack, b"/work", 4)
         eventually(lambda: workers.begun[12:] == ["/work"] * 4)
+        workers.release()
+        for client in clients:
+            assert rest(client).endswith(b"ok")
+
+
+def test_work_that_steps_aside_does_not_count(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wsgi_server, "LONG_STEP", 60.0)
+    workers = Workers()
+    serving = serve(Application(workers.answer, ("Content-Length", "2")), threads=20)
+    with contextlib.ExitStack() as stack:
+        clients = requests_of(serving, stack, b"/aside", 12)
+        eventually(lambda: workers.begun == ["/aside"] * 12)
         workers.release()
         for client in clients:
             assert rest(client).endswith(b"ok")

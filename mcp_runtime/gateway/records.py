@@ -22,7 +22,7 @@ import msgspec
 from django.db import Error, IntegrityError, InterfaceError, OperationalError, connection, transaction
 from msgspec import Raw
 
-from mcp_runtime import access, jsonrpc, protocol, schemas
+from mcp_runtime import access, jsonrpc, protocol, schema_work, schemas
 from mcp_runtime.access import Principal
 from mcp_runtime.database import give_connection_back
 from mcp_runtime.errors import ClientError, MethodError, ProtocolError, RemoteError, ToolError
@@ -53,6 +53,9 @@ CUT = protocol.CUT
 # In one statement. SQLite gives the interpreter back for each, and the loop takes it away: one by one, rows take twice
 # as long, and so do the calls that come in meanwhile. More would be more parameters than an old SQLite takes.
 ROWS_AT_ONCE = 50
+# CPU time to look for secrets in the arguments of one call: all others wait behind it, and steps aside take four times
+# as long.
+SECRETS_SECONDS = 0.1
 _KEY = ("finished_at", "started_at", "member_id", "tool_name")
 
 
@@ -310,7 +313,10 @@ class Recorder:
             # Not kept: to look for secrets in it takes this thread long, and the loop waits for the interpreter.
             return jsonrpc.encode({CUT: {"bytes": call.size, "beginning": ""}}).decode(), []
         # Most schemas have none, and looking for them takes as long as all the rest.
-        paths = schemas.secret_paths(dict(call.schema), arguments) if call.may_hold_secrets else []
+        paths: list[list[str | int]] = []
+        if call.may_hold_secrets:
+            with schema_work.paced(call.principal.owner):
+                paths = schemas.secret_paths(dict(call.schema), arguments, SECRETS_SECONDS)
         kept = schemas.mask(arguments, paths) if paths else arguments
         encoded = jsonrpc.beginning(kept, self._max_bytes) if is_large else jsonrpc.encode(kept)
         if len(encoded) <= self._max_bytes and jsonrpc.is_unstorable(encoded):

@@ -227,7 +227,9 @@ def test_a_schema_whose_secrets_cannot_be_told_is_said_so_when_it_is_listed_and_
     assert schemas.secret_paths(schema, arguments) == [["pw"]]
 
 
-@pytest.mark.parametrize("name", ["anyOf to the power of n", "oneOf to the power of n", "allOf of 10,000"])
+@pytest.mark.parametrize(
+    "name", ["anyOf to the power of n", "oneOf to the power of n", "not of a definition, doubled each time"]
+)
 def test_a_schema_that_takes_too_long_for_no_arguments_at_all_is_said_so_when_it_is_listed(name: str) -> None:
     schema, arguments = HOSTILE[name]
     assert "takes too long to" in schemas.check_schema(schema)

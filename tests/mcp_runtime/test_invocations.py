@@ -272,6 +272,14 @@ def test_a_schema_that_breaks_in_use_is_written_down_and_validates_no_more(
     assert "tool 'echo' of member 'anna'" in caplog.text
 
 
+def test_a_schema_that_took_too_long_to_check_in_a_busy_moment_validates_again(echo: Tool) -> None:
+    Tool.objects.update(schema_error=schemas.TOO_LONG_TO_CHECK)
+    assert ask({"text": "a"})[1]
+    assert Tool.objects.get().schema_error == ""
+    with pytest.raises(InvalidArgumentsError):
+        ask({"text": 1})
+
+
 def test_where_secrets_are_is_remembered(echo: Tool) -> None:
     invocation, _ = ask({"text": "a", "login": {"password": "sesame"}})
     assert row(invocation).secret_paths

@@ -16,7 +16,7 @@ LAYERS = (
     {"jsonrpc", "errors", "protocol", "remote", "guard", "bridge", "logs", "console", "agent_setup"},
     {
         *("database", "changes", "manifest", "ports", "process", "client", "transport", "schemas", "limits"),
-        *("agent", "agent_host", "listeners", "http_server"),
+        *("agent", "agent_host", "listeners", "http_server", "schema_work", "quick_checks"),
     },
     {"control", "access", "invocations", "sessions", "statistics", "discovery", "lease", "waiting", "tools"},
     {
@@ -30,6 +30,8 @@ BESIDE = {
     "client": {"transport"},
     "remote": {"errors"},
     "http_server": {"listeners"},
+    "quick_checks": {"schema_work"},
+    "schemas": {"quick_checks", "schema_work"},
     "agent": {"process"},
     "control": {"access", "invocations", "sessions", "statistics", "discovery", "lease", "waiting"},
     "sessions": {"access", "invocations", "lease"},
@@ -47,6 +49,8 @@ DJANGO_FREE = LAYERS[0] | {
     *("manifest", "ports", "process", "client", "transport", "schemas", "limits", "agent", "agent_host"),
     "listeners",
     "http_server",
+    "schema_work",
+    "quick_checks",
 }
 STANDARD_LIBRARY_ONLY = LAYERS[0]
 # What web and commands use: wishes and calls through `control`, and beside it values and texts.

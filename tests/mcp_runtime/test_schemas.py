@@ -211,9 +211,14 @@ def test_unevaluated_properties_that_multiply_without_end_are_given_up() -> None
 
 
 def test_many_patterns_that_are_slow_each_are_given_up() -> None:
+    """What was found until then is told."""
     slow = {"allOf": [{"pattern": f"((((a?){{10}}){{10}}){{10}})b{number}$"} for number in range(200)]}
-    reason = takes_under(20, lambda: misfit({"properties": {"a": slow}}, {"a": "a" * 10_000})[1])
-    assert reason == "checking them against the tool's input schema takes too long"
+    place, reason = takes_under(1, lambda: misfit({"properties": {"a": slow}}, {"a": "a" * 10_000}))
+    assert (place, reason[:5]) == ("a", "'aaaa")
+    assert takes_under(1, lambda: misfit({"properties": {"a": {"not": slow}}}, {"a": "a" * 1_000_000})) == (
+        "",
+        "checking them against the tool's input schema takes too long",
+    )
 
 
 def test_a_long_list_of_mixed_values_is_checked_for_uniqueness_in_no_time() -> None:
@@ -233,6 +238,77 @@ def test_other_threads_run_on_while_a_slow_pattern_is_tried() -> None:
         now = time.monotonic()
         longest, last = max(longest, now - last), now
     assert longest < 0.5
+
+
+# Large and honest ---------------------------------------------------------------------------------------------------
+
+NUMBERS = {"type": "array", "items": {"type": "number"}}
+POINT = {"type": "object", "properties": {"x": {"type": "number"}, "name": {"type": "string"}}, "required": ["x"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        (NUMBERS, [number / 2 for number in range(400_000)]),
+        ({"items": NUMBERS}, [[number / 2 for number in range(100)]] * 4000),
+        ({"items": {"anyOf": [{"type": "number"}, {"type": "null"}]}}, [1.5, None] * 100_000),
+        ({"items": {"enum": ["north", "south"]}}, ["south"] * 200_000),
+        ({"items": {"$ref": "#/$defs/point"}}, [{"x": 1.5, "name": "a"}] * 50_000),
+    ],
+)
+def test_large_honest_arguments_are_checked(schema: dict[str, Any], value: Any) -> None:
+    schema = {"properties": {"a": schema, "other": {"multipleOf": 3}}, "$defs": {"point": POINT}}
+    assert fits(schema, {"a": value, "other": 3})
+    if "x" not in str(value[0]):
+        assert misfit(schema, {"a": [*value, "x"], "other": 3})[0].startswith(f"a.{len(value)}")
+
+
+def test_thousands_of_alternatives_that_were_tried_in_vain_are_no_misfits() -> None:
+    texts = {"items": {"anyOf": [{"type": "integer", "multipleOf": 2}, {"type": "string", "pattern": "^a"}]}}
+    assert fits({"properties": {"a": texts}}, {"a": ["a"] * 5000})
+
+
+def test_secrets_are_found_beside_a_hundred_thousand_numbers() -> None:
+    schema = {"properties": {"pw": PASSWORD, "a": NUMBERS}}
+    assert schemas.secret_paths(schema, {"a": [1.5] * 100_000, "pw": "x"}) == [["pw"]]
+
+
+def test_a_large_honest_schema_is_checked_soon() -> None:
+    one = {"type": "object", "title": "One", "x-order": 1, "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}
+    schema = {"$id": "urn:large", "properties": {f"p{number}": one for number in range(1700)}}
+    assert len(str(schema)) > 168_000
+    assert takes_under(0.3, lambda: schemas.check_schema(schema)) == ""
+
+
+# Verdicts of a busy moment ------------------------------------------------------------------------------------------
+
+SLOW = {"dependencies": {"a": ["b"]}, "title": "checked by the library"}
+
+
+def test_a_verdict_of_a_busy_moment_is_kept_for_a_while_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as busy:
+        busy.setattr(schemas, "CHECK_SECONDS", 0.0)
+        assert schemas.check_schema(SLOW) in schemas.PASSING_FAULTS
+    assert schemas.check_schema(SLOW) in schemas.PASSING_FAULTS
+    now = time.monotonic()
+    monkeypatch.setattr(schemas.time, "monotonic", lambda: now + schemas.RETRY_SECONDS + 1)
+    assert schemas.check_schema(SLOW) == ""
+
+
+def test_secrets_that_were_not_found_in_a_busy_moment_are_found_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = {"properties": {"pw": PASSWORD, **{f"p{number}": {} for number in range(99)}}, "title": "busy"}
+    assert schemas.secret_paths(schema, {"pw": "x", "p1": 1}, 0.0) == [["pw"], ["p1"]]
+    now = time.monotonic()
+    monkeypatch.setattr(schemas.time, "monotonic", lambda: now + schemas.RETRY_SECONDS + 1)
+    assert schemas.secret_paths(schema, {"pw": "x", "p1": 1}) == [["pw"]]
+
+
+def test_the_verdicts_that_are_kept_are_bounded() -> None:
+    verdicts = schemas._Verdicts()
+    for number in range(3 * schemas.MAX_SLOW):
+        verdicts.put(number, "slow")
+    assert verdicts.get(3 * schemas.MAX_SLOW - 1) == "slow"
+    assert len(verdicts._kept) <= schemas.MAX_SLOW
 
 
 # What the guards must not change ----------------------------------------------------------------------------------

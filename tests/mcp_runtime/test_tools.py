@@ -99,6 +99,16 @@ def test_a_schema_that_was_judged_before_is_not_judged_again(
     assert [row.schema_error for row in tools.rows_of(anna.pk, definitions)] == [""]
 
 
+def test_a_schema_that_took_too_long_in_a_busy_moment_is_judged_again(
+    anna: GuildMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    definitions = [{"name": "echo", "inputSchema": {"type": "object", "title": "slow once"}}]
+    with monkeypatch.context() as busy:
+        busy.setattr(schemas, "check_schema", lambda schema: schemas.TOO_LONG_TO_CHECK)
+        assert [row.schema_error for row in tools.rows_of(anna.pk, definitions)] == [schemas.TOO_LONG_TO_CHECK]
+    assert [row.schema_error for row in tools.rows_of(anna.pk, definitions)] == [""]
+
+
 def test_what_is_remembered_of_schemas_is_bounded(anna: GuildMember, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tools, "_known_faults", known := {})
     monkeypatch.setattr(tools, "MAX_KNOWN_FAULTS", 3)
