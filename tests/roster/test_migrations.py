@@ -1,0 +1,39 @@
+"""Rows from before a migration are right after it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+from django.apps import apps
+from django.contrib.auth.models import User
+from django.db import connection
+
+from roster.models import AgentMessage, AgentSession, ApiToken, Invocation
+
+pytestmark = pytest.mark.django_db
+
+
+def test_an_old_session_belongs_to_the_token_that_alone_spoke_in_it() -> None:
+    bob = User.objects.create_user("bob")
+    narrow, other = (ApiToken.make(user=bob, name=name)[0] for name in ("narrow", "other"))
+    asked_with = {
+        "own": [narrow, narrow],
+        "of two": [narrow, other],
+        "of a browser too": [None, narrow],
+        "of a browser": [None],
+        "silent": [],
+    }
+    for name, tokens in asked_with.items():
+        session = AgentSession.objects.create(name=name, created_by=bob)
+        for token in tokens:
+            AgentMessage.objects.create(
+                session=session, prompt="p", timeout=60, door=Invocation.Door.REST, requested_by=bob, asked_with=token
+            )
+    AgentSession.objects.create(name="known", created_by=bob, made_with=other)
+
+    import_module("roster.migrations.0003_who_made_old_sessions").fill(apps, SimpleNamespace(connection=connection))
+
+    made_with = dict(AgentSession.objects.exclude(made_with=None).values_list("name", "made_with"))
+    assert made_with == {"own": narrow.pk, "known": other.pk}
