@@ -140,7 +140,7 @@ def read(data: bytes) -> Message:
 
 
 def read_answer_opened(data: bytes) -> list[Message]:
-    return [_opened(message) for message in read_answer(data)]
+    return read_answer(data) if len(data) <= MAX_SMALL else [_opened(message) for message in read_answer(data)]
 
 
 def read_answer(data: bytes) -> list[Message]:
@@ -154,7 +154,7 @@ def read_answer(data: bytes) -> list[Message]:
 
 def read_opened(data: bytes) -> Message:
     """The same, for who looks into it on the loop."""
-    return _opened(read(data))
+    return read(data) if len(data) <= MAX_SMALL else _opened(read(data))
 
 
 def _opened(message: Message) -> Message:
@@ -275,13 +275,11 @@ def _outlines(data: bytes, dropped: bytes) -> Iterator[bytes]:
 
 
 def _object(data: bytes) -> dict[str, Raw]:
-    is_large, too_many = len(data) > MAX_SMALL, f"a message with more than {MAX_KEYS} keys"
-    if is_large and holds_more(data, MAX_KEYS):
-        raise ProtocolError(too_many)
-    found: dict[str, Raw] = _decoded(_OBJECT, data)
-    if len(found) > MAX_KEYS:
-        raise ProtocolError(too_many)
-    if is_large and max(map(len, found), default=0) > MAX_KEY:
+    is_large = len(data) > MAX_SMALL
+    found: dict[str, Raw] = {} if is_large and holds_more(data, MAX_KEYS) else _decoded(_OBJECT, data)
+    if not 0 < len(found) <= MAX_KEYS:
+        raise ProtocolError(f"a message without a key, or with more than {MAX_KEYS}")
+    if is_large and max(map(len, found)) > MAX_KEY:
         raise ProtocolError(f"a message with a key of more than {MAX_KEY:,} characters")
     _refuse_doubled(data, found)
     return found
