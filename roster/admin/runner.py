@@ -30,6 +30,7 @@ from mcp_runtime.invocations import Caller
 from roster import argument_sets, calls, snippets
 from roster.admin import live, present, results
 from roster.admin.rows import RuntimeRowAdmin
+from roster.api import requests
 from roster.models import ArgumentSet, Invocation, Tool
 
 SENT_BEFORE = "This form was sent before, and this is its call. Open the form anew for another."
@@ -213,7 +214,9 @@ class ToolRunner(RuntimeRowAdmin):
             if not is_new:
                 messages.info(request, SENT_BEFORE)
             return redirect("admin:roster_invocation_change", invocation.pk)
-        control.wait_for(invocation.pk, PATIENCE_SECONDS)
+        with requests.seat((request.user.pk, None), request.META) as is_seated:
+            if is_seated:
+                control.wait_for(invocation.pk, PATIENCE_SECONDS)
         outcome = reverse("admin:roster_tool_outcome", args=[tool.pk, invocation.pk])
         return JsonResponse({"call": invocation.pk, "outcome": outcome, "call_key": str(uuid.uuid4())})
 

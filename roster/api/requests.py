@@ -7,6 +7,7 @@ import math
 import re
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import IO, Any, NoReturn
 
 from django.conf import settings
@@ -16,14 +17,17 @@ from rest_framework.request import Request
 
 from mcp_runtime import control
 from mcp_runtime.database import give_connection_back
+from mcp_runtime.limits import Owner, Slots
 from roster.api.errors import LengthRequired
+from roster.api.permissions import principal_of
 from roster.models import Invocation
 
 MAX_WAIT = 60
 MAX_IDEMPOTENCY_KEY = 255
 
-# Each who waits holds a thread of the web; the other half keeps answering.
-seats = threading.BoundedSemaphore(settings.GUILD_HALL_WEB_THREADS // 2)
+# Each who waits holds a thread of the web; the other half keeps answering. Used with the lock alone.
+seats = Slots(settings.GUILD_HALL_WEB_THREADS // 2)
+_seats_lock = threading.Lock()
 
 
 # The body ---------------------------------------------------------------------------------------------------------
@@ -101,21 +105,29 @@ def _preferences(header: str, name: str) -> Iterator[str]:
             yield value.strip().strip('"')
 
 
-def take_seat(request: Request) -> bool:
-    """Whether there is a seat to wait. Then the server lets others work meanwhile (guildhall.wsgi_server)."""
-    if not seats.acquire(blocking=False):
-        return False
-    request.META.get("guildhall.waits", lambda: None)()
-    return True
+@contextmanager
+def seat(owner: Owner, environment: Mapping[str, Any]) -> Iterator[bool]:
+    """Around waiting: whether there is a seat for it. Principals share the seats, see `Slots`.
+
+    With one the server lets others work meanwhile (guildhall.wsgi_server).
+    """
+    with _seats_lock:
+        if is_seated := seats.may_take(owner):
+            seats.take(owner)
+    try:
+        if is_seated:
+            environment.get("guildhall.waits", lambda: None)()
+        yield is_seated
+    finally:
+        if is_seated:
+            with _seats_lock:
+                seats.give_back(owner)
 
 
 def wait_for_end(request: Request, invocation: Invocation, seconds: int) -> bool:
     """Wait until the call is over; whether there was a seat to wait at all (not: whether it is over)."""
-    if not take_seat(request):
-        return False
-    try:
-        give_connection_back()  # waiting is no reason to keep one from those who work
-        control.wait_for(invocation.pk, seconds)
-    finally:
-        seats.release()
-    return True
+    with seat(principal_of(request).owner, request.META) as is_seated:
+        if is_seated:
+            give_connection_back()  # waiting is no reason to keep one from those who work
+            control.wait_for(invocation.pk, seconds)
+    return is_seated

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 from django.core.serializers.json import DjangoJSONEncoder
@@ -14,6 +15,7 @@ from rest_framework.request import Request
 from mcp_runtime import control
 from mcp_runtime.database import give_connection_back
 from roster.api import requests
+from roster.api.permissions import principal_of
 from roster.api.session_serializers import EventSerializer, MessageSerializer
 from roster.models import AgentMessage, AgentSession
 
@@ -28,11 +30,12 @@ def stream(
 ) -> StreamingHttpResponse | None:
     """The transcript behind the event `after`, of one message or all of them, until nothing is under way.
 
-    None when no seat is free. Each event carries its id, for Last-Event-ID; the last one is `end`.
+    None when there is no seat for this principal. Each event carries its id, for Last-Event-ID; the last one is `end`.
     """
-    if not requests.take_seat(request):
+    seat = ExitStack()
+    if not seat.enter_context(requests.seat(principal_of(request).owner, request.META)):
         return None
-    response = StreamingHttpResponse(_Seated(_events(session, after, message)), content_type="text/event-stream")
+    response = StreamingHttpResponse(_Seated(_events(session, after, message), seat), content_type="text/event-stream")
     response["Cache-Control"] = "no-store"
     response["X-Accel-Buffering"] = "no"
     return response
@@ -41,17 +44,15 @@ def stream(
 class _Seated:
     """Gives the seat back however the stream ends: a generator that was never begun runs no `finally`."""
 
-    def __init__(self, events: Iterator[str]) -> None:
+    def __init__(self, events: Iterator[str], seat: ExitStack) -> None:
         self._events = events
-        self._is_seated = True
+        self._seat = seat
 
     def __iter__(self) -> Iterator[str]:
         return self._events
 
     def close(self) -> None:
-        if self._is_seated:
-            self._is_seated = False
-            requests.seats.release()
+        self._seat.close()
 
 
 def _events(session: AgentSession, after: int, message: AgentMessage | None) -> Iterator[str]:

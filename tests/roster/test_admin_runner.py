@@ -14,8 +14,10 @@ from django.urls import reverse
 from django.utils import timezone
 
 from mcp_runtime import control
+from mcp_runtime.limits import Slots
 from roster import argument_sets
 from roster.admin import runner
+from roster.api import requests
 from roster.models import ArgumentSet, GuildMember, Invocation, Tool
 
 pytestmark = pytest.mark.django_db
@@ -114,6 +116,18 @@ def test_a_call_answers_with_where_its_end_will_be_and_a_new_key(
     assert said["outcome"] == address(echo, "outcome", row.pk)
     assert said["call_key"] != key
     assert waits == [(row.pk, runner.PATIENCE_SECONDS)]
+
+
+def test_a_call_takes_a_seat_to_wait_and_without_one_answers_at_once(
+    page: Client, echo: Tool, waits: list[tuple[int, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "seats", Slots(1))
+    with requests.seat((0, None), {}):
+        assert call(page, echo, {"text": "hi"})["call"]
+    assert waits == []
+    call(page, echo, {"text": "hi"})
+    assert len(waits) == 1
+    assert requests.seats.held == 0
 
 
 def test_the_same_form_sent_twice_calls_once(page: Client, echo: Tool) -> None:

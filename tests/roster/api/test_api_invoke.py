@@ -15,6 +15,7 @@ from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from mcp_runtime import control
+from mcp_runtime.limits import Slots
 from mcp_runtime.schemas import MASK
 from roster.api import requests
 from roster.api.serializers import InvocationErrorSerializer
@@ -23,6 +24,7 @@ from tests.conftest import eventually
 from tests.roster.api.conftest import add_member, add_tool, client_of
 
 ECHO = "/api/members/example/tools/echo/invoke/"
+SOMEBODY = (0, None)
 RESULT = {"content": [{"type": "text", "text": "hi"}], "isError": False}
 
 
@@ -318,8 +320,8 @@ def test_a_preference_that_nobody_can_read_is_none(
 def test_when_every_seat_is_taken_nobody_else_waits(
     as_bob: Client, example: GuildMember, waits: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "seats", threading.BoundedSemaphore(1))
-    with requests.seats:
+    monkeypatch.setattr(requests, "seats", Slots(1))
+    with requests.seat(SOMEBODY, {}):
         response = invoke(as_bob, Prefer="wait=60")
         assert (response.status_code, waits) == (202, [])
         assert "Preference-Applied" not in response
@@ -327,11 +329,26 @@ def test_when_every_seat_is_taken_nobody_else_waits(
     assert waits == [60]
 
 
+def test_who_waits_as_often_as_it_can_leaves_a_seat_to_another(
+    as_alice: Client, as_bob: Client, alice: User, example: GuildMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = []
+
+    def wait_for(invocation_id: int, timeout: float) -> bool:
+        """Bob waits once more while he waits, as long as he may."""
+        if Invocation.objects.get(pk=invocation_id).requested_by == alice:
+            finish(invocation_id)
+        elif not invoke(as_bob, Prefer="wait=60").has_header("Preference-Applied"):
+            answers.append(invoke(as_alice, Prefer="wait=60"))
+        return True
+
+    monkeypatch.setattr(control, "wait_for", wait_for)
+    invoke(as_bob, Prefer="wait=60")
+    assert [(response.status_code, response.json()["result"]) for response in answers] == [(200, RESULT)]
+
+
 def test_half_of_the_threads_may_wait(settings: Any) -> None:
-    half = settings.GUILD_HALL_WEB_THREADS // 2
-    taken = [requests.seats.acquire(blocking=False) for _ in range(half + 1)]
-    requests.seats.release(half)
-    assert taken == [True] * half + [False]
+    assert requests.seats.count == settings.GUILD_HALL_WEB_THREADS // 2
 
 
 def test_a_seat_is_given_back_when_waiting_fails(
@@ -340,11 +357,10 @@ def test_a_seat_is_given_back_when_waiting_fails(
     def fail(invocation_id: int, timeout: float) -> bool:
         raise RuntimeError("no watch")
 
-    monkeypatch.setattr(requests, "seats", threading.BoundedSemaphore(1))
     monkeypatch.setattr(control, "wait_for", fail)
     with pytest.raises(RuntimeError):
         invoke(as_bob, Prefer="wait=60")
-    assert requests.seats.acquire(blocking=False)
+    assert requests.seats.held == 0
 
 
 def test_a_repeat_of_a_call_that_is_over_does_not_wait(
