@@ -23,6 +23,7 @@ from mcp_runtime.agent import AgentProcess, Job, tool_rule
 from mcp_runtime.changes import SqliteChanges
 from mcp_runtime.database import persistently, unit_of_work
 from mcp_runtime.errors import AccessError, RequestRefusedError, SpawnError, describe_exit
+from mcp_runtime.limits import Owner, Slots
 from mcp_runtime.sessions import ErrorKind, Outcome, Status
 from roster.models import AgentEvent, AgentMessage, GuildMember, Tool
 
@@ -74,7 +75,7 @@ class SessionRunner:
         self._lease_id = lease_id
         self._mark = mark
         self._directory = directory
-        self._concurrency = concurrency
+        self._slots = Slots(concurrency)  # used with the lock alone
         self._gateway_port = gateway_port
         self._has_broker = has_broker
         self._environment = environment
@@ -157,7 +158,7 @@ class SessionRunner:
                 run = self._runs.get(message_id)
             if run is not None:
                 run.stop_asked.set()
-        while len(self._runs) < self._concurrency and self.claim_one():
+        while self.claim_one():
             pass
 
     def note_problem(self) -> None:
@@ -168,14 +169,28 @@ class SessionRunner:
 
     def claim_one(self) -> bool:
         """Whether a message was due, and runs now."""
-        message = self._due.select_related("session", "session__created_by").first()
+        message = self._next()
         if message is None or not sessions.claim(message, self._lease_id):
             return False
         run = Run(message, time.monotonic() + message.timeout)
         with self._lock:
             self._runs[message.pk] = run
+            self._slots.take(_owner(message))
         threading.Thread(target=self._work, args=(run,), name=f"session-{message.pk}", daemon=True).start()
         return True
+
+    def _next(self) -> AgentMessage | None:
+        """The oldest message that is due of a principal that may have one more agent."""
+        due = self._due.select_related("session", "session__created_by")
+        while (message := due.first() if self._slots.free > 0 else None) is not None:
+            owner = _owner(message)
+            with self._lock:
+                if self._slots.may_take(owner):
+                    return message
+                holds = self._slots.held_by(owner)
+            # Who holds none may not take the last slot because another token of the same user holds some.
+            due = due.exclude(requested_by=owner[0], **({"asked_with": owner[1]} if holds else {}))
+        return None
 
     # One run ------------------------------------------------------------------------------------------------------
 
@@ -195,6 +210,7 @@ class SessionRunner:
         finally:
             with self._lock:
                 self._runs.pop(run.message.pk, None)
+                self._slots.give_back(_owner(run.message))
             connection.close()
             self.wake()
 
@@ -325,6 +341,10 @@ def _secretive_schemas(message: AgentMessage) -> dict[str, dict[str, Any]]:
             relayed = tool_rule(GATEWAY, protocol.qualified_name(tool.member.name, tool.name))
             found[direct if session.direct else relayed] = tool.input_schema
     return found
+
+
+def _owner(message: AgentMessage) -> Owner:
+    return message.requested_by_id, message.asked_with_id
 
 
 def _missing_members(message: AgentMessage) -> list[GuildMember]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from mcp_runtime import agent_setup, control, lease, protocol, session_runner, s
 from mcp_runtime.agent import AgentProcess
 from mcp_runtime.invocations import Caller
 from mcp_runtime.session_runner import Run, SessionRunner
-from roster.models import GuildMember, Invocation, Tool
+from mcp_runtime.sessions import Outcome
+from roster.models import AgentMessage, GuildMember, Invocation, Tool
+from tests.conftest import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -62,3 +65,31 @@ def test_no_agent_is_started_for_who_may_not_use_the_members_any_more(
     outcome = runner._outcome(Run(type(message).objects.get(pk=message.pk), time.monotonic() + 30))
     assert (outcome.status, outcome.error_kind) == ("failed", "unavailable")
     assert "permission roster.invoke_tool" in outcome.error_message
+
+
+def test_agents_of_one_token_leave_a_slot_to_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    GuildMember.objects.create(name="anna", directory="anna", status="connected")
+    bob, eve = (User.objects.create_superuser(name) for name in ("bob", "eve"))
+    may_end = threading.Event()
+
+    def work(runner: SessionRunner, run: Run) -> Outcome:
+        may_end.wait(30)
+        return Outcome(AgentMessage.Status.CANCELLED)
+
+    def who_is(status: str) -> list[str]:
+        return sorted(AgentMessage.objects.filter(status=status).values_list("requester", flat=True))
+
+    monkeypatch.setattr(SessionRunner, "_outcome", work)
+    for user in (*[bob] * 6, eve):
+        caller = Caller(Invocation.Door.REST, user)
+        sessions.queue(control.create_session(["anna"], caller=caller), "hello", timeout=30, caller=caller)
+    runner = SessionRunner(
+        lease_id=lease.take(), mark="m", directory=tmp_path, concurrency=4, gateway_port=1, has_broker=False
+    )
+    runner.turn()
+    assert who_is("running") == ["bob", "bob", "bob", "eve"]
+    may_end.set()
+    eventually(lambda: not runner._under_way())
+    runner.turn()
+    eventually(lambda: len(who_is("cancelled")) == 7)
+    assert not who_is("queued")
