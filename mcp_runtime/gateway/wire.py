@@ -23,6 +23,7 @@ from mcp_runtime.lifecycle import EXIT_GRACE, Lifecycle, LiveMember
 from mcp_runtime.limits import Account, BudgetError, Owner, Places
 
 UNCOUNTED = 16_384  # bytes of an event on its way that each stream of a member may have: most events are shorter
+EXIT_LOOK = 0.005  # between two looks whether a member has exited
 STREAM_ENDED = "the event stream ended without the answer"
 
 Read = TypeVar("Read")
@@ -62,6 +63,7 @@ class Wire:
         self._reader = ThreadPoolExecutor(1, "gateway-reader")
         self._reading = Places(1)
         self._unasked = limits.bytes_of_members()
+        self._failing: set[int] = set()  # members, whose failed connection is being written down
 
     def close(self) -> None:
         self._connections.close()
@@ -187,16 +189,26 @@ class Wire:
         if found := await self.exit_of(live, is_refusal=error.is_refusal):
             return found
         # A server that serves one at a time cannot take all who call: as long as others run in it, it lives.
-        if error.is_refusal or live.calls + live.relayed < 2:
-            work = partial(self._lifecycle.connection_failed, live, error)
-            await asyncio.get_running_loop().run_in_executor(None, unit_of_work, work)
+        is_failure = error.is_refusal or live.calls + live.relayed < 2
+        if is_failure and live.member_id not in self._failing:
+            # Once for all whose calls fail together: the threads are few, and others need them.
+            self._failing.add(live.member_id)
+            try:
+                work = partial(self._lifecycle.connection_failed, live, error)
+                await asyncio.get_running_loop().run_in_executor(None, unit_of_work, work)
+            finally:
+                self._failing.discard(live.member_id)
         return error
 
     @staticmethod
     async def exit_of(live: LiveMember, *, is_refusal: bool = False) -> ConnectError | None:
         """What the exit of the member explains; None while it lives."""
-        if not await asyncio.get_running_loop().run_in_executor(None, live.process.exited.wait, EXIT_GRACE):
-            return None
+        # Not in a thread: a member that hangs up on many calls of one client would take those that others need.
+        until = asyncio.get_running_loop().time() + EXIT_GRACE
+        while not live.process.exited.is_set():
+            if asyncio.get_running_loop().time() > until:
+                return None
+            await asyncio.sleep(EXIT_LOOK)
         when = "before it took the call" if is_refusal else "during the call"
         return ConnectError(live.how_it_ended(when), is_refusal=is_refusal)
 
