@@ -21,7 +21,7 @@ from mcp_runtime import access, jsonrpc, protocol
 from mcp_runtime.access import Principal
 from mcp_runtime.database import unit_of_work
 from mcp_runtime.errors import AccessError, ClientError, MethodError, ProtocolError, TooManyCallsError
-from mcp_runtime.gateway import eras, offers
+from mcp_runtime.gateway import eras, offers, tasks
 from mcp_runtime.gateway.callers import Callers, Origins
 from mcp_runtime.gateway.clients import ClientName, Clients
 from mcp_runtime.gateway.conversations import Conversations
@@ -323,7 +323,10 @@ class App:
             and caller.principal.may_use_all(place.member)
             and method.startswith("notifications/")
             and method != "notifications/initialized"
+            and not method.startswith(tasks.NOTIFICATIONS)
         ):
+            if "params" in message:
+                message = {**message, "params": tasks.unrelated(params)}
             for conversation in session.begun():
                 with contextlib.suppress(ClientError, TimeoutError):
                     await self._conversations.pass_on(conversation.route, caller, message)

@@ -16,7 +16,7 @@ from typing import Any
 from mcp_runtime import jsonrpc, limits, protocol
 from mcp_runtime.access import Principal
 from mcp_runtime.errors import ClientError, ConnectError, MethodError, ProtocolError, RemoteError
-from mcp_runtime.gateway import envelope, eras, links
+from mcp_runtime.gateway import envelope, eras, links, tasks
 from mcp_runtime.gateway.conversations import Conversations
 from mcp_runtime.gateway.messages import Answer, Event, Reply, Request, Stream, unavailable
 from mcp_runtime.gateway.offers import Extras, OfferedMember, OfferedTool, Roster, Scope, resource_uri
@@ -35,7 +35,6 @@ MAX_REFUSALS = 3  # nobody listened, so nothing was sent: the call is for the me
 INSTRUCTIONS = "Tools of several servers, each named server__tool. A server that does not run is started by a call."
 MAX_URI = 2_000
 MAX_OWNERS = 10  # members that an error names
-TASKS_EXTENSION = f"{protocol.META}tasks"
 USUAL_PARAMS = {"name", "arguments", "_meta"}
 SUBSCRIBING = ("resources/subscribe", "resources/unsubscribe")
 # What each request is about: the parameter that must be there, a string.
@@ -116,7 +115,7 @@ class Endpoints:
         result = await self._conversations.discovered(member.pk, route, caller)
         if not isinstance(result.get("capabilities"), dict):
             return {}
-        told: dict[str, Any] = {"capabilities": _with_list_changes(result["capabilities"])}
+        told: dict[str, Any] = {"capabilities": tasks.offered(_with_list_changes(result["capabilities"]))}
         if isinstance(result.get("instructions"), str):
             told["instructions"] = result["instructions"]
         info = object_of(object_of(result.get("_meta")).get(f"{protocol.META}serverInfo"))
@@ -131,7 +130,7 @@ class Endpoints:
             }
         member = self.member(place.member)
         told = {
-            "capabilities": _with_list_changes(member.capabilities),
+            "capabilities": tasks.offered(_with_list_changes(member.capabilities)),
             "serverInfo": {"version": "", **member.server_info, "name": member.server_info.get("name") or member.name},
         }
         return told | ({"instructions": member.instructions} if member.instructions else {})
@@ -167,6 +166,10 @@ class Endpoints:
         if caller.is_modern and method in eras.REMOVED:
             raise MethodError(METHOD_NOT_FOUND, f"{method} does not exist in {protocol.MODERN_VERSION}")
         _require_params(request)
+        if place.member is None:
+            request.params = tasks.unrelated(request.params)
+        else:
+            self._name_task(self.member(place.member), request)
         if method in EVERYWHERE and (caller.is_modern or method not in eras.ADDED):
             return await EVERYWHERE[method](self, place, request)
         if place.member is not None:
@@ -247,7 +250,12 @@ class Endpoints:
             call.answered(reply.body)
         else:
             reply = self._recorded(reply, call, request, member.name)
-        return reply if place.member else await self._with_links(reply, member.name, call.principal.owner, {})
+        owner, params = call.principal.owner, request.params
+        if place.member is None:
+            return await self._with_links(reply, member.name, owner, {})
+        if not tasks.may_be_made(params, request.caller.capabilities):
+            return reply
+        return await self._rewritten(reply, owner, partial(_with_task, owner, member.pk, "task" in params))
 
     def _tool(self, place: Place, name: str, caller: Caller) -> tuple[OfferedMember, OfferedTool | None]:
         """Member and tool; a member may take a name on its own path that the roster does not know (yet)."""
@@ -290,16 +298,22 @@ class Endpoints:
     async def _with_links(self, reply: Reply, member: str, owner: Owner, asked: Mapping[str, str]) -> Reply:
         """A member's reply whose result names resources by the URIs that they are listed under (links.py)."""
 
-        async def rewritten(body: bytes) -> bytes:
-            return await self._wire.in_thread(owner, lambda data: links.with_member(data, member, asked), body)
+        return await self._rewritten(reply, owner, lambda data: links.with_member(data, member, asked))
 
+    async def _rewritten(
+        self, reply: Reply, owner: Owner, work: Callable[[bytes], bytes], *, is_throughout: bool = False
+    ) -> Reply:
+        """A member's reply with another answer; `is_throughout`: and with all that comes before it on a stream."""
         if isinstance(reply, Answer):
-            return replace(reply, body=await rewritten(reply.body))
+            return replace(reply, body=await self._wire.in_thread(owner, work, reply.body))
         stream = reply
 
         async def events() -> AsyncGenerator[Event]:
             async for event in stream.events:
-                yield replace(event, data=await rewritten(event.data)) if event.is_last else event
+                if event.is_last or (is_throughout and event.data):
+                    yield replace(event, data=await self._wire.in_thread(owner, work, event.data))
+                else:
+                    yield event
 
         return Stream(events(), inner=stream, again=events)
 
@@ -318,7 +332,27 @@ class Endpoints:
             return await self._list_of_member(member, request)
         reply = await self._ask_told(member, request)
         self._note_subscription(request, name, request.params.get("uri", ""))
-        return reply
+        if request.task is None:
+            return reply
+        owner, renamed = request.caller.principal.owner, partial(tasks.renamed, request.task)
+        return await self._rewritten(reply, owner, renamed, is_throughout=True)
+
+    @staticmethod
+    def _name_task(member: OfferedMember, request: Request) -> None:
+        """The member's own ids in a request that names tasks. Raises MethodError for tasks of others."""
+        owner, params = request.caller.principal.owner, request.params
+        if request.method.startswith(tasks.METHODS):
+            tasks.require_one_id(request.method, params)
+            task = request.task = tasks.opened(owner, member.pk, params["taskId"])
+            told = eras.text_of(request.caller_headers, protocol.NAME_HEADER)
+            if told is not None and eras.decoded(told) != task.sealed:
+                text = f"the header {protocol.NAME_HEADER} does not match the taskId"
+                raise MethodError(protocol.HEADER_MISMATCH, text)
+            params = {**params, "taskId": task.own}
+            if told is not None:
+                name = {protocol.NAME_HEADER.lower(): protocol.header_value(task.own)}
+                request.parameter_headers = {**request.parameter_headers, **name}
+        request.params = tasks.related(owner, member.pk, params)
 
     async def _ask_told(self, member: OfferedMember, request: Request) -> Reply:
         try:
@@ -514,12 +548,13 @@ def _without_task(params: dict[str, Any]) -> dict[str, Any]:
     """A call as no task: where nobody offers tasks, nobody could ask for its result (25-11: basic/utilities/tasks)."""
     params = {key: value for key, value in params.items() if key != "task"}
     meta, key = object_of(params.get("_meta")), f"{protocol.META}clientCapabilities"
-    capabilities = object_of(meta.get(key))
-    extensions = object_of(capabilities.get("extensions"))
-    if TASKS_EXTENSION in extensions:
-        extensions = {name: value for name, value in extensions.items() if name != TASKS_EXTENSION}
-        params["_meta"] = {**meta, key: {**capabilities, "extensions": extensions}}
+    if key in meta:
+        params["_meta"] = {**meta, key: tasks.without_extension(object_of(meta[key]))}
     return params
+
+
+def _with_task(owner: Owner, member_id: int, is_asked: bool, body: bytes) -> bytes:
+    return tasks.created(owner, member_id, body, is_asked=is_asked)
 
 
 def _not_found(request: Request) -> MethodError:

@@ -15,11 +15,9 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.utils.crypto import constant_time_compare, salted_hmac
-
 from mcp_runtime import jsonrpc, limits, protocol
 from mcp_runtime.errors import MethodError, ProtocolError
-from mcp_runtime.gateway import envelope
+from mcp_runtime.gateway import envelope, seals, tasks
 from mcp_runtime.gateway.connections import Response
 from mcp_runtime.gateway.conversations import Conversation
 from mcp_runtime.gateway.envelope import Message
@@ -112,7 +110,8 @@ class Held:
         waiting.account.close()
         waiting.timer.cancel()
         waiting.source.is_held = False
-        return waiting.source, [(question.id, told[key]) for key, question in waiting.questions.items()]
+        answers = {key: tasks.unrelated(told[key]) for key in waiting.questions}
+        return waiting.source, [(question.id, answers[key]) for key, question in waiting.questions.items()]
 
     def _response(self, request: Request, state: str) -> bytes:
         asked = {
@@ -148,7 +147,7 @@ def sealed(request: Request, body: bytes) -> bytes:
     if state is None or not bytes(state).startswith(b'"'):
         return body  # it has none, or not one that a caller may bring back
     state = jsonrpc.decode(bytes(state), exact=True)
-    told = {**result, "requestState": f"{_seal(request, state)}.{state}"}
+    told = {**result, "requestState": seals.sealed(SALT, _about(request), state)}
     return envelope.encode(jsonrpc.result_response(answer.id, told))
 
 
@@ -156,15 +155,10 @@ def unsealed(request: Request) -> dict[str, Any]:
     """The params with the member's own requestState. Raises MethodError for one that this caller was not told here."""
     if request.method not in METHODS:
         return request.params
-    told = request.params["requestState"]
-    seal, _, state = told.partition(".") if isinstance(told, str) else ("", "", "")
-    if not constant_time_compare(seal, _seal(request, state)):
+    state = seals.unsealed(SALT, _about(request), request.params["requestState"])
+    if state is None:
         raise MethodError(INVALID_PARAMS, NOT_THEIRS)
     return {**request.params, "requestState": state}
-
-
-def _seal(request: Request, state: str) -> str:
-    return salted_hmac(SALT, jsonrpc.encode([*_about(request), state]), algorithm="sha256").hexdigest()
 
 
 def _about(request: Request) -> tuple[Any, ...]:

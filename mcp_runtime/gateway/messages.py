@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from mcp_runtime.client import REQUEST_TIMEOUT
 from mcp_runtime.errors import MethodError
 from mcp_runtime.gateway.sessions import Caller
+from mcp_runtime.gateway.tasks import Task
 from mcp_runtime.jsonrpc import INTERNAL_ERROR
 
 QUESTION_SECONDS = 600.0  # for the caller to answer a member's question: there may be a person
@@ -183,6 +184,7 @@ class Request:
     parameter_headers: Mapping[str, str] = field(default_factory=dict)  # that the caller sent
     caller_headers: Mapping[bytes, bytes] = field(default_factory=dict)
     schema: Mapping[str, Any] = field(default_factory=dict)  # of the tool that is called
+    task: Task | None = None  # that it is about
     takes_stream: bool = True  # so that it can be asked something on it
     questions: list[str] = field(default_factory=list)  # that the caller was asked for it
     tell_cancelled: Callable[[str], Awaitable[None]] | None = None  # once the member knows of it

@@ -18,7 +18,7 @@ from msgspec import Raw
 from mcp_runtime import jsonrpc, protocol
 from mcp_runtime.client import CLIENT_NAME, CLIENT_VERSION
 from mcp_runtime.errors import ConnectError, HttpStatusError, ProtocolError
-from mcp_runtime.gateway import envelope, eras, held
+from mcp_runtime.gateway import envelope, eras, held, tasks
 from mcp_runtime.gateway.connections import Response
 from mcp_runtime.gateway.conversations import Conversation, Conversations
 from mcp_runtime.gateway.envelope import Message
@@ -260,6 +260,8 @@ class Relay:
                 await self._decline(conversation, message)
                 return None
             return await self._asked(message, conversation, session, request)
+        if _is_of_tasks(message):
+            return None
         if request.caller.is_modern:
             if message.method not in PASSED_TO_MODERN:
                 return None
@@ -276,6 +278,7 @@ class Relay:
         None where too many wait for an answer already, which the member is told.
         """
         live, now = conversation.route.live, asyncio.get_running_loop().time()
+        task = None if request is None else request.task
         if not self._has_room_for_question(session, live.member_id, now):
             text = f"{MAX_QUESTIONS} questions wait for an answer already"
             await self._with.reply(conversation, jsonrpc.error_response(message.id, jsonrpc.INTERNAL_ERROR, text))
@@ -285,7 +288,7 @@ class Relay:
         async def answer(reply: dict[str, Any]) -> None:
             if request is not None:
                 request.deadline.resume()
-            await self._with.reply(conversation, {**reply, "id": member_id})
+            await self._with.reply(conversation, {**tasks.restored(task, reply), "id": member_id})
 
         session.questions[our_id] = Question(live.member_id, now, answer)
         if request is not None:
@@ -328,7 +331,8 @@ class Relay:
         caller = request.caller
         if not caller.is_modern:
             meta = {**eras.meta_of({"params": params}), **protocol.modern_meta(CLIENT_NAME, CLIENT_VERSION, {})}
-            meta[f"{protocol.META}clientCapabilities"] = caller.capabilities
+            # A session knows no tasks of 2026-07-28.
+            meta[f"{protocol.META}clientCapabilities"] = tasks.without_extension(caller.capabilities)
             if caller.log_level:
                 meta[f"{protocol.META}logLevel"] = caller.log_level
             params = {**params, "_meta": meta}
@@ -358,7 +362,8 @@ class Relay:
                     else:
                         yield Event(envelope.encode(answer.response_to(request.id)), is_last=True)
                     return
-                if message is not None and not message.is_request:  # it asks nothing on a stream
+                # It asks nothing on a stream.
+                if message is not None and not message.is_request and not _is_of_tasks(message):
                     yield Event(data)
         raise _StreamEndedError(STREAM_ENDED)
 
@@ -466,7 +471,7 @@ class Relay:
             if session is None or sent not in session.renamed:
                 return None  # an answer that nobody here waits for
             return envelope.encode(message.response_to(session.renamed[sent]))
-        return data
+        return None if _is_of_tasks(message) else data
 
     async def _decline(self, conversation: Conversation, message: Message) -> None:
         """Answer a member's question in the place of a caller who cannot."""
@@ -547,6 +552,11 @@ async def _settle(told: asyncio.Future[dict[str, Any]], answer: dict[str, Any]) 
 def _may_ask(session: CallerSession, message: Message) -> bool:
     """Whether the caller said that it answers such questions."""
     return held.CAPABILITIES.get(str(message.method)) in session.capabilities
+
+
+def _is_of_tasks(message: Message) -> bool:
+    """Whether it tells how a task is: nobody here knows whose that is, and callers ask for it anyway."""
+    return message.method is not None and message.method.startswith(tasks.NOTIFICATIONS)
 
 
 def _wants_input(answer: Message) -> bool:

@@ -33,6 +33,7 @@ ATTACKS = {
         Attack("environment", MEMBER, "argv only, no secrets", principal_attacks.environment_of_members),
         Attack("ids-of-others", TOKEN, "404 and nothing told", principal_attacks.ids_of_others),
         Attack("request-states", TOKEN, "good for who was told them", principal_attacks.request_states_of_others),
+        Attack("tasks", TOKEN, "good for who made them", principal_attacks.tasks_of_others),
         Attack("idempotency-keys", TOKEN, "keys are a token's own", principal_attacks.idempotency_across_scopes),
         Attack("no-token", NOBODY, "every route refuses", principal_attacks.routes_without_a_token),
         Attack("headers-to-members", TOKEN, "built from nothing", principal_attacks.headers_to_members),

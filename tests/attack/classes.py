@@ -18,7 +18,7 @@ class Class:
 CLASSES = {
     1: Class(
         "an id of another principal, used with a good token",
-        ("ids-of-others", "request-states", "idempotency-keys", "stdio-broadcast"),
+        ("ids-of-others", "request-states", "tasks", "idempotency-keys", "stdio-broadcast"),
         ("tests/mcp_runtime/gateway/test_sessions.py", "tests/mcp_runtime/gateway/test_owed.py"),
     ),
     2: Class("a route that forgot to ask who comes", ("no-token",)),

@@ -94,6 +94,52 @@ def _round(client: Client, tool: str, arguments: dict[str, str], more: dict[str,
     return client.post(message, **headers)
 
 
+def tasks_of_others(hall: Hall, tally: Tally) -> None:
+    """Tasks of members of both eras, whose ids can be guessed: other tokens and members get nothing, and list none."""
+    for member in ("modern", "shared") * tally.of(40, 4):
+        secret, is_modern = secrets.token_hex(8), member == "modern"
+        with hall.client("victim", f"/mcp/{member}") as victim:
+            made = _about_tasks(victim, "tools/call", {"name": "begin", "arguments": {"text": secret}}, is_modern)
+            result = made.messages[-1].get("result") or {}
+            told = str((result if is_modern else result.get("task") or {}).get("taskId"))
+            member_id = told.rpartition(".")[2]
+            meta = {f"{META}related-task": {"taskId": told}}
+            elsewhere = "shared" if is_modern else "modern"
+            thefts = {
+                "another user": ("attacker", member, {"taskId": told}),
+                "another token of the user": ("victim's other", member, {"taskId": told}),
+                "the same token at another member": ("victim", elsewhere, {"taskId": told}),
+                "a guess": ("attacker", member, {"taskId": member_id}),
+                "a guess in other letters": ("attacker", member, {"taskid": member_id}),
+                "a guess with the seal of something else": ("attacker", member, {"taskId": f"{'0' * 64}.{member_id}"}),
+                "a guess of what it is about": ("attacker", member, {"taskId": told, "_meta": meta}),
+            }
+            for who, (principal, path, params) in thefts.items():
+                with hall.client(principal, f"/mcp/{path}") as thief:
+                    for method in ("tasks/get", "tasks/result", "tasks/cancel", "tasks/update", "tasks/list"):
+                        reply = _about_tasks(thief, method, params, path == "modern")
+                        tally.expect("error" in reply.messages[-1], f"{who}: {method} of {member} is answered")
+                        tally.expect(secret.encode() not in reply.body, f"{who} gets a task of {member} by {method}")
+            own = _about_tasks(victim, "tasks/get", {"taskId": told}, is_modern)
+            tally.expect(secret.encode() in own.body, f"the victim's own task of {member} is gone")
+
+
+def _about_tasks(client: Client, method: str, params: dict[str, Any], is_modern: bool) -> Reply:
+    """One request of a caller who takes tasks, in the era of the member."""
+    message: dict[str, Any] = {"jsonrpc": "2.0", "id": next(client.ids), "method": method, "params": params}
+    if not is_modern:
+        if "Mcp-Session-Id" not in client.headers:
+            client.begin()
+        message["params"] = {**params, "task": {}} if method == "tools/call" else params
+        return client.post(message)
+    named = params.get("name") or params.get("taskId") or params.get("taskid")
+    _, headers = call_message(str(named), {}, 0, modern=True)
+    meta = {f"{META}protocolVersion": headers["MCP_Protocol_Version"], **params.get("_meta", {})}
+    meta[f"{META}clientCapabilities"] = {"extensions": {f"{META}tasks": {}}}
+    message["params"] = {**params, "_meta": meta}
+    return client.post(message, **{**headers, "Mcp_Method": method})
+
+
 def idempotency_across_scopes(hall: Hall, tally: Tally) -> None:
     """A narrowed token of the same user gets nothing of what the full one was answered under the same key."""
     path = "/api/members/neighbour/tools/echo/invoke/"

@@ -52,6 +52,7 @@ TOOLS = [
     tool("garbage"),
     tool("shout", "text", text=STRING),
     tool("ask", "text", text=STRING),
+    tool("begin", "text", text=STRING),
 ]
 
 
@@ -125,6 +126,8 @@ def result_of(message: dict[str, Any], head: str, raw: bytes) -> dict[str, Any]:
         return {"tools": listed_tools()}
     if method == "resources/templates/list" and "hostile-lists" in MODES:
         return {"resourceTemplates": [{"uriTemplate": "x://" + "{+a}{/b*}" * 30 + "z", "name": "backtracking"}]}
+    if str(method).startswith("tasks/"):
+        return of_task(str(method), params)
     if method != "tools/call":
         return {"resources": [], "resourceTemplates": [], "prompts": []}
     name, arguments = params.get("name"), params.get("arguments") or {}
@@ -132,6 +135,8 @@ def result_of(message: dict[str, Any], head: str, raw: bytes) -> dict[str, Any]:
         return text(f"of {OWNER} {name}")
     if name == "ask":
         return asking(params)
+    if name == "begin":
+        return begun(params)
     if name == "mark":
         with Path("marks.log").open("a") as log:
             log.write(f"{arguments.get('text')}\n")
@@ -154,6 +159,24 @@ def asking(params: dict[str, Any]) -> dict[str, Any]:
     kept[state] = str(params["arguments"].get("text"))
     asked = {"question": {"method": "elicitation/create", "params": QUESTION}}
     return {"resultType": "input_required", "inputRequests": asked, "requestState": state}
+
+
+def begun(params: dict[str, Any]) -> dict[str, Any]:
+    """A task, in the words of the member's era. Ids are counted, and good for whoever knows them."""
+    task_id = f"task-{next(states)}"
+    kept[task_id] = str(params["arguments"].get("text"))
+    made = {"taskId": task_id, "status": "completed", "ttl": None, "ttlMs": None}
+    return {"resultType": "task", **made} if "modern" in MODES else {"task": made}
+
+
+def of_task(method: str, params: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of the task, however its id is spelled, and whoever asks."""
+    related = (params.get("_meta") or {}).get("io.modelcontextprotocol/related-task") or {}
+    ids = [value for part in (params, related) for key, value in part.items() if key.lower() == "taskid"]
+    if method == "tasks/list":
+        return {"tasks": [{"taskId": key, "statusMessage": value} for key, value in kept.items()]}
+    found = [kept.get(str(one), "unknown task") for one in ids]
+    return {"taskId": ids[0] if ids else "", "status": "completed", "resultType": "complete", **text(" ".join(found))}
 
 
 # Answers that are none --------------------------------------------------------------------------------------------

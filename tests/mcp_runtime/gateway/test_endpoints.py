@@ -139,10 +139,10 @@ def test_a_member_without_tools_is_not_introduced_as_one_that_has_some(world: Wo
 def test_methods_of_extensions_keep_the_header_that_names_what_they_are_about(world: World) -> None:
     member = world.member(behaviours={**MODERN, "*": echo_params})
     agent = world.agent("/mcp/notes")
-    message, headers = agent.modern_message("tasks/get", taskId="t1")
-    assert agent.post(message, **headers, Mcp_Name="t1").status_code == 200
-    (asked,) = [one for one in member.requests if one.body and one.message["method"] == "tasks/get"]
-    assert asked.headers["mcp-name"] == "t1"
+    message, headers = agent.modern_message("jobs/get", jobId="j1")
+    assert agent.post(message, **headers, Mcp_Name="j1").status_code == 200
+    (asked,) = [one for one in member.requests if one.body and one.message["method"] == "jobs/get"]
+    assert asked.headers["mcp-name"] == "j1"
 
 
 def test_named_things_go_to_the_member_that_has_them_under_its_own_names(world: World, notes: Member) -> None:

@@ -390,6 +390,7 @@ def test_a_request_state_is_good_for_whom_it_was_told_and_for_that_request_alone
         "another path": modern_call(world.agent("/mcp/notes", token), "echo", arguments=arguments, **more),
         "a narrower path": modern_call(world.agent("/mcp?members=notes", token), arguments=arguments, **more),
         "another state": modern_call(owner, arguments=arguments, **{**more, "requestState": "state of the member"}),
+        "half a character": modern_call(owner, arguments=arguments, **{**more, "requestState": "\ud800.state"}),
         "no text": modern_call(owner, arguments=arguments, **{**more, "requestState": ["x"]}),
     }
     if kind == "modern":  # one with sessions does not know the word

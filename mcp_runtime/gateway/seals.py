@@ -1,0 +1,24 @@
+"""Texts of members that callers bring back, each good for what it was sealed for. They are signed, not stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.utils.crypto import constant_time_compare, salted_hmac
+
+from mcp_runtime import jsonrpc
+
+
+def sealed(salt: str, about: tuple[Any, ...], text: str) -> str:
+    """The text behind its seal. `about` is of JSON's types: who may bring it back, and for what."""
+    return f"{_seal(salt, about, text)}.{text}"
+
+
+def unsealed(salt: str, about: tuple[Any, ...], told: Any) -> str | None:
+    """The text in what a caller brings back; None for what was not sealed for the same."""
+    seal, _, text = told.partition(".") if isinstance(told, str) else ("", "", "")
+    return text if seal.isascii() and constant_time_compare(seal, _seal(salt, about, text)) else None
+
+
+def _seal(salt: str, about: tuple[Any, ...], text: str) -> str:
+    return salted_hmac(salt, jsonrpc.encode([*about, text]), algorithm="sha256").hexdigest()
