@@ -73,6 +73,27 @@ class Slots:
         _count_down(self._of_user, owner[0])
 
 
+class SharedSlots(Slots):
+    """The same for several threads, as long as they use `seat` alone."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def seat(self, owner: Owner) -> Iterator[bool]:
+        """Around what needs a slot: whether there is one."""
+        with self._lock:
+            if is_seated := self.may_take(owner):
+                self.take(owner)
+        try:
+            yield is_seated
+        finally:
+            if is_seated:
+                with self._lock:
+                    self.give_back(owner)
+
+
 class Places:
     """So many requests may be served at a time; others wait, on the one loop that uses this. A place that becomes free
     goes to the principal that holds the fewest of them, and among its requests to the one that waits longest."""

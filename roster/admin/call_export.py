@@ -5,18 +5,27 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import QuerySet, TextField, Value
+from django.db.models.functions import Cast, Length
 from django.http import StreamingHttpResponse
 
 from mcp_runtime import control
 from mcp_runtime.database import give_connection_back
+from mcp_runtime.limits import Owner, SharedSlots
+from roster.api.requests import Seated
 from roster.models import Invocation
 
 MAX_EXPORTED = 100_000
 BATCH = 1000  # ids looked at together
-BATCH_WITH_ARGUMENTS = 50  # rows held together, each of which may be a megabyte
+# Rows that are held together until a slow reader has taken them, and the characters of their arguments: one row may have
+# megabytes of them.
+BATCH_WITH_ARGUMENTS = 50
+BATCH_CHARACTERS = 500_000
+# Files that are read at the same time, of this process. A reader may take its time, and then holds a batch.
+exports = SharedSlots(8)
 UNREAD = ("result", "error_data")
 FORMATS = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"}
 COLUMNS = (
@@ -34,10 +43,13 @@ class _Echo:
         return text
 
 
-def exported(calls: QuerySet[Invocation], form: str) -> StreamingHttpResponse:
-    """The calls, newest first, as an attachment of one of FORMATS."""
+def exported(calls: QuerySet[Invocation], form: str, owner: Owner) -> StreamingHttpResponse | None:
+    """The calls, newest first, as an attachment of one of FORMATS. None while `owner` reads too many."""
+    seat = ExitStack()
+    if not seat.enter_context(exports.seat(owner)):
+        return None
     lines = _csv(calls) if form == "csv" else _json_lines(calls)
-    response = StreamingHttpResponse(lines, content_type=FORMATS[form])
+    response = StreamingHttpResponse(Seated(lines, seat), content_type=FORMATS[form])
     response.headers["Content-Disposition"] = f'attachment; filename="calls.{form}"'
     return response
 
@@ -45,36 +57,52 @@ def exported(calls: QuerySet[Invocation], form: str) -> StreamingHttpResponse:
 def _csv(calls: QuerySet[Invocation]) -> Iterator[str]:
     writer = csv.writer(_Echo())
     yield writer.writerow(COLUMNS)
-    for call in _newest(calls.defer(*UNREAD, "arguments"), BATCH):
+    for call in _newest(calls.defer(*UNREAD, "arguments")):
         facts = _facts(call)
         yield writer.writerow([_defused(facts[column]) for column in COLUMNS])
 
 
 def _json_lines(calls: QuerySet[Invocation]) -> Iterator[str]:
     """With the arguments, secrets masked. Results are left to the API: one may be megabytes."""
-    for call in _newest(calls.defer(*UNREAD), BATCH_WITH_ARGUMENTS):
+    for call in _newest(calls.defer(*UNREAD), with_arguments=True):
         facts = {**_facts(call), "arguments": control.shown_arguments(call)}
         yield json.dumps(facts, ensure_ascii=False) + "\n"
 
 
-def _newest(calls: QuerySet[Invocation], held: int) -> Iterator[Invocation]:
+def _newest(calls: QuerySet[Invocation], *, with_arguments: bool = False) -> Iterator[Invocation]:
     """By ranges of ids: no cursor stays open while a slow reader takes its time, and no search goes on and on.
 
-    At most `held` rows are read at once, and nobody waits for a reader with one of the pool's connections in hand.
+    Nobody waits for a reader with one of the pool's connections in hand.
     """
     rows = calls.order_by("-id")
     ids = Invocation.objects.values_list("id", flat=True)
     newest, oldest = ids.order_by("-id").first() or 0, ids.order_by("id").first() or 1
     left = MAX_EXPORTED
+    size = Length(Cast("arguments", TextField())) if with_arguments else Value(0)
     for highest in range(newest, oldest - 1, -BATCH):
-        found = list(rows.filter(pk__lte=highest, pk__gt=highest - BATCH).values_list("pk", flat=True)[:left])
-        for begin in range(0, len(found), held):
-            batch = list(rows.filter(pk__in=found[begin : begin + held]))
+        found = list(rows.filter(pk__lte=highest, pk__gt=highest - BATCH).values_list("pk", size)[:left])
+        for part in _parts(found, BATCH_WITH_ARGUMENTS if with_arguments else BATCH):
+            batch = list(rows.filter(pk__in=part))
             give_connection_back()
             yield from batch
+            del batch  # the next one comes in its place, not beside it
         left -= len(found)
         if not left:
             return
+
+
+def _parts(found: list[tuple[int, int]], held: int) -> Iterator[list[int]]:
+    """The ids, with the characters of each, in parts of at most `held`, and of BATCH_CHARACTERS or a single one."""
+    part: list[int] = []
+    taken = 0
+    for pk, size in found:
+        if part and (len(part) == held or taken + size > BATCH_CHARACTERS):
+            yield part
+            part, taken = [], 0
+        part.append(pk)
+        taken += size
+    if part:
+        yield part
 
 
 def _facts(call: Invocation) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from roster.models import Invocation, Tool
 LIST_PART = "admin/roster/invocation/list_part.html"
 PART = "admin/roster/invocation/part.html"
 AGING_SECONDS = 10
+EXPORTS_FULL = "Too many files of calls are being read. Try again when one of them is complete.\n"
 SENT_BEFORE = "This button was pressed before, and this is its call."
 
 
@@ -170,7 +171,8 @@ class InvocationAdmin(RuntimeRowAdmin):
             calls = self.get_changelist_instance(request)
         except IncorrectLookupParameters as error:
             raise Http404("the list knows no such filter") from error
-        return call_export.exported(cast(CallList, calls).unbounded, form)
+        response = call_export.exported(cast(CallList, calls).unbounded, form, (request.user.pk, None))
+        return response or HttpResponse(EXPORTS_FULL, status=429, content_type="text/plain; charset=utf-8")
 
     # A call
 

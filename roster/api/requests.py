@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import IO, Any, NoReturn
 
 from django.conf import settings
@@ -17,7 +16,7 @@ from rest_framework.request import Request
 
 from mcp_runtime import control
 from mcp_runtime.database import give_connection_back
-from mcp_runtime.limits import Owner, Slots
+from mcp_runtime.limits import Owner, SharedSlots
 from roster.api.errors import LengthRequired
 from roster.api.permissions import principal_of
 from roster.models import Invocation
@@ -25,9 +24,8 @@ from roster.models import Invocation
 MAX_WAIT = 60
 MAX_IDEMPOTENCY_KEY = 255
 
-# Each who waits holds a thread of the web; the other half keeps answering. Used with the lock alone.
-seats = Slots(settings.GUILD_HALL_WEB_THREADS // 2)
-_seats_lock = threading.Lock()
+# Each who waits holds a thread of the web; the other half keeps answering.
+seats = SharedSlots(settings.GUILD_HALL_WEB_THREADS // 2)
 
 
 # The body ---------------------------------------------------------------------------------------------------------
@@ -111,17 +109,24 @@ def seat(owner: Owner, environment: Mapping[str, Any]) -> Iterator[bool]:
 
     With one the server lets others work meanwhile (guildhall.wsgi_server).
     """
-    with _seats_lock:
-        if is_seated := seats.may_take(owner):
-            seats.take(owner)
-    try:
+    with seats.seat(owner) as is_seated:
         if is_seated:
             environment.get("guildhall.waits", lambda: None)()
         yield is_seated
-    finally:
-        if is_seated:
-            with _seats_lock:
-                seats.give_back(owner)
+
+
+class Seated:
+    """Parts of an answer, whose seat is given back however it ends: a generator that never began runs no `finally`."""
+
+    def __init__(self, parts: Iterator[str], seat: ExitStack) -> None:
+        self._parts = parts
+        self._seat = seat
+
+    def __iter__(self) -> Iterator[str]:
+        return self._parts
+
+    def close(self) -> None:
+        self._seat.close()
 
 
 def wait_for_end(request: Request, invocation: Invocation, seconds: int) -> bool:

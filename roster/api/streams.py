@@ -35,24 +35,12 @@ def stream(
     seat = ExitStack()
     if not seat.enter_context(requests.seat(principal_of(request).owner, request.META)):
         return None
-    response = StreamingHttpResponse(_Seated(_events(session, after, message), seat), content_type="text/event-stream")
+    response = StreamingHttpResponse(
+        requests.Seated(_events(session, after, message), seat), content_type="text/event-stream"
+    )
     response["Cache-Control"] = "no-store"
     response["X-Accel-Buffering"] = "no"
     return response
-
-
-class _Seated:
-    """Gives the seat back however the stream ends: a generator that was never begun runs no `finally`."""
-
-    def __init__(self, events: Iterator[str], seat: ExitStack) -> None:
-        self._events = events
-        self._seat = seat
-
-    def __iter__(self) -> Iterator[str]:
-        return self._events
-
-    def close(self) -> None:
-        self._seat.close()
 
 
 def _events(session: AgentSession, after: int, message: AgentMessage | None) -> Iterator[str]:

@@ -658,6 +658,32 @@ def test_a_file_reads_no_more_than_it_writes_and_keeps_no_connection_while_it_is
     assert len(given_back) == (4 if reads else 1)
 
 
+def test_a_file_holds_no_more_of_large_arguments_than_one_call_at_a_time(
+    page: Client, anna: GuildMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    monkeypatch.setattr(call_export, "give_connection_back", lambda: reads.append(1))
+    for size in (call_export.BATCH_CHARACTERS, 5, 5, call_export.BATCH_CHARACTERS):
+        add(anna, arguments={"text": "x" * size})
+    assert len(exported(page, "jsonl").splitlines()) == 4
+    assert len(reads) == 3
+
+
+def test_who_reads_many_files_slowly_leaves_some_to_others(client: Client, alice: User, bob: User, echo: Tool) -> None:
+    other = Client()
+    other.force_login(alice)
+    address = reverse("admin:roster_invocation_export", args=["jsonl"])
+    taken = []
+    while (response := client.get(address)).streaming:
+        taken.append(response)
+        assert len(taken) < 100
+    assert response.status_code == 429
+    assert exported(other, "csv")
+    for response in taken:
+        response.close()
+    assert call_export.exports.held == 0
+
+
 def test_files_are_for_those_who_may_see_the_list_and_hold_no_more(client: Client, bob: User, echo: Tool) -> None:
     mine = add(echo.member, requested_by=bob)
     add(echo.member)

@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from mcp_runtime import control
-from mcp_runtime.limits import Slots
+from mcp_runtime.limits import SharedSlots
 from roster import argument_sets
 from roster.admin import runner
 from roster.api import requests
@@ -121,7 +121,7 @@ def test_a_call_answers_with_where_its_end_will_be_and_a_new_key(
 def test_a_call_takes_a_seat_to_wait_and_without_one_answers_at_once(
     page: Client, echo: Tool, waits: list[tuple[int, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "seats", Slots(1))
+    monkeypatch.setattr(requests, "seats", SharedSlots(1))
     with requests.seat((0, None), {}):
         assert call(page, echo, {"text": "hi"})["call"]
     assert waits == []

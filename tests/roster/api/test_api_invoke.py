@@ -15,7 +15,7 @@ from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from mcp_runtime import control
-from mcp_runtime.limits import Slots
+from mcp_runtime.limits import SharedSlots
 from mcp_runtime.schemas import MASK
 from roster.api import requests
 from roster.api.serializers import InvocationErrorSerializer
@@ -320,7 +320,7 @@ def test_a_preference_that_nobody_can_read_is_none(
 def test_when_every_seat_is_taken_nobody_else_waits(
     as_bob: Client, example: GuildMember, waits: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "seats", Slots(1))
+    monkeypatch.setattr(requests, "seats", SharedSlots(1))
     with requests.seat(SOMEBODY, {}):
         response = invoke(as_bob, Prefer="wait=60")
         assert (response.status_code, waits) == (202, [])
