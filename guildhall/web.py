@@ -15,8 +15,10 @@ import time
 
 import uvloop
 from django.conf import settings
+from django.db.backends.signals import connection_created
 from django.urls import get_resolver
 
+from guildhall.turns import give_way_at_queries
 from guildhall.wsgi import application
 from guildhall.wsgi_server import WsgiServer
 from mcp_runtime.database import give_connection_back
@@ -29,7 +31,7 @@ logger = logging.getLogger("guildhall.web")
 
 PR_SET_PDEATHSIG = 1
 # As in the runtime: a request waits for the interpreter behind each thread that computes, 5 ms a turn by default.
-SWITCH_INTERVAL = 0.0005
+SWITCH_INTERVAL = 0.0001
 STOP_SECONDS = 1.0  # for requests that are being answered
 KILL_SECONDS = 1.0  # more, until a process that does not end is killed
 QUICK_DEATH_SECONDS = 10.0
@@ -40,6 +42,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 def main() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL)
+    connection_created.connect(give_way_at_queries)
     parent = os.environ.get("GUILD_HALL_END_WITH_PARENT")
     if parent:
         end_with(int(parent))

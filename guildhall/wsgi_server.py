@@ -1,8 +1,8 @@
 """WSGI on our HTTP server: a request is read whole on the loop, within its bounds, before a thread is taken for it.
 
 A client that sends half a request, or reads its answer slowly, holds a connection and no thread. Threads are shared:
-the next one goes to the client that has the fewest, and a client that is alone leaves a quarter of them. A few of the
-threads compute at a time, shared in the same way; those that wait do not count among them.
+the next one goes to the client that has the fewest, and a client that is alone leaves a quarter of them. One of them
+computes at a time (`turns`).
 
 The answer is taken from the application in steps, each in some thread: a step ends when the client has enough to read,
 and the next one begins when it has read that. The generator of an answer may therefore run in several threads, one
@@ -27,6 +27,7 @@ from typing import IO, Any
 from urllib.parse import unquote_to_bytes
 from wsgiref.types import WSGIApplication, WSGIEnvironment
 
+from guildhall.turns import LONG_SECONDS, Turn, Turns, computing
 from mcp_runtime import http_server
 from mcp_runtime.http_server import Exchange, TooLargeError
 from mcp_runtime.limits import BudgetError, ByteBudget, Owner, Places
@@ -36,10 +37,6 @@ logger = logging.getLogger("guildhall.web")
 
 MAX_AHEAD = 262_144  # bytes that the application may be ahead of the client
 READ_SECONDS = 30.0  # for a client to read what it was sent
-# Requests that compute at a time. The threads of a process share one interpreter: more of them end no sooner, and each
-# of them ends later.
-AT_WORK = 4
-LONG_STEP = 0.5  # seconds; what takes longer most likely waits, for a lock or a database that is away
 FILE_BLOCK = 131_072
 # Bytes of bodies that are complete, until they are answered. A client is an address with its credentials, which nobody
 # has checked yet. Who invents them is refused by the application at once, and its bodies are gone. Who has many good
@@ -52,6 +49,8 @@ BODIES = 64_000_000
 # go on sending, and many times as fast as the client that they want out.
 COMING = 32_000_000
 WAITS = "guildhall.waits"  # in the environment: to be called by a request that is about to wait
+USER = "guildhall.user"  # in the environment: to be called with the id of the user whose request it was
+MAX_CLIENTS = 10_000  # whose users are known
 SHORT_BODY = 16_384  # bytes; not counted, because as many connections as there may be have 64 MB of them
 LOOPBACK = ("127.0.0.1", "::1")
 
@@ -67,8 +66,9 @@ class WsgiServer:
         self._application = application
         self._threads = Threads(threads)
         # Of two or three places one client alone would get one or two.
-        self._places = Places(max(threads, AT_WORK))
-        self._at_work = Places(AT_WORK)
+        self._places = Places(max(threads, 4))
+        self._turns = Turns()
+        self._user_of: dict[int, int] = {}  # by client; the one that came last is the last
         self._after_step = after_step
         self._coming: dict[Exchange, int] = {}  # bytes of each body; the one that has not grown for longest is first
         self._bodies = ByteBudget(of_token=BODIES_OF_CLIENT, of_user=BODIES_OF_ADDRESS, in_all=BODIES)
@@ -92,8 +92,9 @@ class WsgiServer:
                     body = b""  # it means nothing (RFC 9110, 9.3.1), and anybody may read a large file slowly
                 with self._kept(exchange, len(body)):
                     environment = {**self._environment, **request_environment(exchange, body)}
-                    answer = Answer(self._application, environment, exchange)
-                    environment[WAITS] = partial(_soon, asyncio.get_running_loop(), self._wait, answer)
+                    answer = Answer(self._application, environment, exchange, self._owner_of(exchange))
+                    environment[WAITS] = partial(self._rest, answer)
+                    environment[USER] = partial(self._learn, client_of(exchange))
                     await self._answer(exchange, answer)
             except TooLargeError:
                 _refuse(exchange, 413, f"The body is larger than {http_server.MAX_BODY:,} bytes.")
@@ -125,7 +126,7 @@ class WsgiServer:
     @contextmanager
     def _kept(self, exchange: Exchange, size: int) -> Iterator[None]:
         """While its body is in memory. Raises BudgetError."""
-        owner, charge = (hash(exchange.address[0]), hash(owner_of(exchange))), size if size > SHORT_BODY else 0
+        owner, charge = (hash(exchange.address[0]), client_of(exchange)), size if size > SHORT_BODY else 0
         self._bodies.take(owner, charge)
         try:
             yield
@@ -149,17 +150,14 @@ class WsgiServer:
         loop = asyncio.get_running_loop()
         await self._places.take(answer.owner)
         try:
-            await self._begin_work(answer)
+            turn = await self._turn(answer)
         except BaseException:
             self._places.give_back(answer.owner)
             raise
-        rest = loop.call_later(LONG_STEP, self._rest, answer)
         over: asyncio.Future[bool] = loop.create_future()
 
         def done(is_over: bool) -> None:
             answer.is_in_thread = False
-            rest.cancel()
-            self._rest(answer)
             self._places.give_back(answer.owner)
             if not over.done():
                 over.set_result(is_over)
@@ -169,7 +167,8 @@ class WsgiServer:
         def step() -> None:
             is_over = True
             try:
-                is_over = answer.step()
+                with computing(self._turns, turn):
+                    is_over = answer.step()
             except Exception:
                 logger.exception("%s was not answered", answer.name)
                 _soon(loop, answer.fail)
@@ -181,21 +180,41 @@ class WsgiServer:
         self._threads.run(step)
         return await over
 
-    async def _begin_work(self, answer: Answer) -> None:
-        if not answer.waits:
-            await self._at_work.take(answer.owner)
-            answer.is_at_work = True
+    def _owner_of(self, exchange: Exchange) -> Owner:
+        """Whose request it is: a client's whose credentials were good before, or of an address, for all others of that.
+
+        Who invents credentials anew for each request does not come before those who have some.
+        """
+        client = client_of(exchange)
+        user_id = self._user_of.get(client)
+        return (hash(exchange.address[0]), 0) if user_id is None else (user_id, client)
+
+    def _learn(self, client: int, user_id: int) -> None:
+        """In any thread."""
+        self._user_of.pop(client, None)
+        self._user_of[client] = user_id
+        while len(self._user_of) > MAX_CLIENTS:
+            with contextlib.suppress(KeyError, RuntimeError):  # another thread was quicker
+                del self._user_of[next(iter(self._user_of))]
 
     def _rest(self, answer: Answer) -> None:
-        """Others may work in its place."""
-        if answer.is_at_work:
-            answer.is_at_work = False
-            self._at_work.give_back(answer.owner)
+        """In the thread of a request that is about to wait."""
+        if answer.turn is not None:
+            self._turns.give_back(answer.turn)
 
-    def _wait(self, answer: Answer) -> None:
-        """From here on it waits more than it works."""
-        answer.waits = True
-        self._rest(answer)
+    async def _turn(self, answer: Answer) -> Turn:
+        loop, given = asyncio.get_running_loop(), asyncio.Event()
+        turn = answer.turn = Turn(answer.owner, partial(_soon, loop, given.set))
+        if not self._turns.take(turn):
+            try:
+                while not given.is_set():
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(given.wait(), LONG_SECONDS)
+                    self._turns.end_long()
+            except asyncio.CancelledError:
+                self._turns.give_back(turn)
+                raise
+        return turn
 
     def _close(self, answer: Answer) -> None:
         try:
@@ -214,7 +233,9 @@ class WsgiServer:
 class Answer:
     """What the application answers to one request: taken from it in threads, handed to the exchange on the loop."""
 
-    def __init__(self, application: WSGIApplication, environment: WSGIEnvironment, exchange: Exchange) -> None:
+    def __init__(
+        self, application: WSGIApplication, environment: WSGIEnvironment, exchange: Exchange, owner: Owner
+    ) -> None:
         self._application = application
         self._environment = environment
         self._exchange = exchange
@@ -228,11 +249,10 @@ class Answer:
         self._ahead: deque[bytes] = deque()
         self._given = 0  # bytes, by the threads
         self._taken = 0  # by the loop
-        self.owner = owner_of(exchange)
+        self.owner = owner
         self.is_closed = False
         self.is_in_thread = False
-        self.is_at_work = False
-        self.waits = False
+        self.turn: Turn | None = None
         self.is_wanted = True
 
     @property
@@ -393,11 +413,10 @@ def request_environment(exchange: Exchange, body: bytes) -> WSGIEnvironment:
     return environment
 
 
-def owner_of(exchange: Exchange) -> Owner:
-    """Whose request it is, as far as that is known before Django has looked: threads are shared fairly by this."""
+def client_of(exchange: Exchange) -> int:
+    """The same for the same credentials from the same address, which may be those of a proxy."""
     credentials = exchange.headers.get(b"authorization") or exchange.headers.get(b"cookie", b"")
-    client = hash((exchange.address[0], credentials))
-    return client, client
+    return hash((exchange.address[0], credentials))
 
 
 def _scheme(exchange: Exchange) -> str:

@@ -150,6 +150,34 @@ class Places:
                 del self._waiting[owner]
 
 
+class Rounds:
+    """One request of each principal begins in each round of the loop: many at once do not come before another's one."""
+
+    def __init__(self) -> None:
+        self._lines: dict[Owner, collections.deque[asyncio.Future[None]]] = {}
+
+    async def turn(self, owner: Owner) -> None:
+        line = self._lines.get(owner)
+        loop = asyncio.get_running_loop()
+        if line is None:
+            self._lines[owner] = collections.deque()
+            loop.call_soon(self._next, loop, owner)
+            return
+        turn = loop.create_future()
+        line.append(turn)
+        await turn
+
+    def _next(self, loop: asyncio.AbstractEventLoop, owner: Owner) -> None:
+        line = self._lines[owner]
+        while line:
+            turn = line.popleft()
+            if not turn.done():  # else its client has gone
+                turn.set_result(None)
+                loop.call_soon(self._next, loop, owner)
+                return
+        del self._lines[owner]
+
+
 def _count_down(counter: collections.Counter[Any], key: Any, count: int = 1) -> None:
     """Without a trace of who holds nothing any more: principals come and go."""
     counter[key] -= count

@@ -36,7 +36,7 @@ PR_SET_PDEATHSIG = 1
 HEARTBEAT_SECONDS = 1.0
 PRUNE_SECONDS = 3600.0
 # Threads change hands this often (default 5 ms): a relay must not wait for somebody's computing.
-SWITCH_INTERVAL = 0.0005
+SWITCH_INTERVAL = 0.0001
 
 # A stop, from the first signal to the last process gone, stays under five seconds.
 CALLS_GRACE = 2.5

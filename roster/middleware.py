@@ -10,6 +10,7 @@ from django.core.exceptions import DisallowedHost
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.http.request import split_domain_port
 from django.middleware.gzip import GZipMiddleware
+from django.utils.functional import SimpleLazyObject
 
 MAX_PORT, MAX_PORT_DIGITS = 65_535, 5
 
@@ -36,6 +37,22 @@ class PageCompressionMiddleware(GZipMiddleware):
     def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
         is_page = response.headers.get("Content-Type", "").startswith("text/html")
         return super().process_response(request, response) if is_page and not response.streaming else response
+
+
+class UserMiddleware:
+    """Tells the server whose request it was, where somebody asked (guildhall.wsgi_server shares its time by users)."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        response = self.get_response(request)
+        tell = request.META.get("guildhall.user")
+        # A session's user that nobody looked up is not looked up for this. REST framework puts a token's in its place.
+        user = getattr(request, "_cached_user", request.user)
+        if tell is not None and not isinstance(user, SimpleLazyObject) and user.is_authenticated:
+            tell(user.pk)
+        return response
 
 
 class OriginMiddleware:

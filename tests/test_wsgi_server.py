@@ -17,7 +17,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 import pytest
 import uvloop
 
-from guildhall import wsgi_server
+from guildhall import turns, wsgi_server
 from guildhall.wsgi_server import WsgiServer
 from mcp_runtime import http_server
 from mcp_runtime.http_server import Exchange, HttpServer
@@ -392,11 +392,19 @@ def test_who_sends_many_requests_leaves_threads_to_others_and_takes_turns_with_t
     begun: list[str] = []
 
     def answer(environment: WSGIEnvironment) -> Iterable[bytes]:
-        begun.append(environment["HTTP_AUTHORIZATION"])
+        name = environment["HTTP_AUTHORIZATION"]
+        if name not in users:
+            users.append(name)
+            environment["guildhall.user"](len(users))
+            return [b"ok"]
+        begun.append(name)
         together.acquire(timeout=10)
         return [b"ok"]
 
+    users: list[str] = []
     serving = serve(Application(answer, ("Content-Length", "2")), threads=8)
+    for name in ("greedy", "honest"):
+        serving.get(headers={"Authorization": name})
     with contextlib.ExitStack() as stack:
 
         def send(name: bytes, count: int) -> list[socket.socket]:
@@ -417,6 +425,44 @@ def test_who_sends_many_requests_leaves_threads_to_others_and_takes_turns_with_t
             together.release()
         for client in (*greedy, *honest):
             assert rest(client).endswith(b"ok")
+
+
+def test_clients_that_nobody_knows_share_what_one_would_have(serve: Serve) -> None:
+    """Else who invents credentials for each request would come before all who have some."""
+    together, begun = threading.Semaphore(0), []
+
+    def answer(environment: WSGIEnvironment) -> Iterable[bytes]:
+        if environment["HTTP_AUTHORIZATION"] == "good":
+            environment["guildhall.user"](7)
+            return [b"ok"]
+        begun.append(1)
+        together.acquire(timeout=10)
+        return [b"ok"]
+
+    serving = serve(Application(answer, ("Content-Length", "2")), threads=8)
+    with contextlib.ExitStack() as stack:
+        serving.get(headers={"Authorization": "good"})
+        strangers = requests_of(serving, stack, b"/", 20)
+        eventually(lambda: len(begun) == 6)
+        assert serving.get(headers={"Authorization": "good"})[1] == b"ok"
+        assert len(begun) == 6
+        for _ in range(30):
+            together.release()
+        for client in strangers:
+            assert rest(client).endswith(b"ok")
+
+
+def test_users_of_clients_that_were_long_away_are_forgotten(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wsgi_server, "MAX_CLIENTS", 3)
+
+    def answer(environment: WSGIEnvironment) -> Iterable[bytes]:
+        environment["guildhall.user"](int(environment["HTTP_AUTHORIZATION"]))
+        return [b"ok"]
+
+    serving = serve(Application(answer, ("Content-Length", "2")))
+    for number in (1, 2, 3, 1, 4):
+        serving.get(headers={"Authorization": str(number)})
+    assert list(serving.wsgi._user_of.values()) == [3, 1, 4]
 
 
 class Workers:
@@ -452,35 +498,31 @@ def requests_of(serving: Serving, stack: contextlib.ExitStack, path: bytes, coun
     return clients
 
 
-def test_a_few_requests_compute_at_a_time_and_those_that_wait_do_not_count(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(wsgi_server, "LONG_STEP", 60.0)
-    workers = Workers()
-    serving = serve(Application(workers.answer, ("Content-Length", "2")), threads=20)
-    with contextlib.ExitStack() as stack:
-        clients = requests_of(serving, stack, b"/work", 6)
-        eventually(lambda: workers.begun == ["/work"] * 4)
-        waiting = requests_of(serving, stack, b"/wait", 6)
-        assert workers.begun == ["/work"] * 4
-        workers.release()
-        for client in (*clients, *waiting):
-            assert rest(client).endswith(b"ok")
+@pytest.fixture
+def no_turn_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (turns, wsgi_server):
+        monkeypatch.setattr(module, "LONG_SECONDS", 60.0)
 
+
+@pytest.mark.usefixtures("no_turn_is_long")
+def test_one_request_computes_at_a_time_and_those_that_wait_do_not_count(serve: Serve) -> None:
     workers = Workers()
     serving = serve(Application(workers.answer, ("Content-Length", "2")), threads=20)
     with contextlib.ExitStack() as stack:
         clients = requests_of(serving, stack, b"/wait", 12)
         eventually(lambda: workers.begun == ["/wait"] * 12)
-        clients += requests_of(serving, stack, b"/work", 4)
-        eventually(lambda: workers.begun[12:] == ["/work"] * 4)
+        clients += requests_of(serving, stack, b"/work", 3)
+        eventually(lambda: workers.begun[12:] == ["/work"])
+        eventually(lambda: len(serving.wsgi._turns._waiting) == 2)
+        assert workers.begun[12:] == ["/work"]
         workers.release()
         for client in clients:
             assert rest(client).endswith(b"ok")
+    eventually(lambda: (serving.wsgi._turns._holder, serving.wsgi._places._slots.held) == (None, 0))
 
 
-def test_work_that_steps_aside_does_not_count(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wsgi_server, "LONG_STEP", 60.0)
+@pytest.mark.usefixtures("no_turn_is_long")
+def test_work_that_steps_aside_does_not_count(serve: Serve) -> None:
     workers = Workers()
     serving = serve(Application(workers.answer, ("Content-Length", "2")), threads=20)
     with contextlib.ExitStack() as stack:
@@ -491,8 +533,7 @@ def test_work_that_steps_aside_does_not_count(serve: Serve, monkeypatch: pytest.
             assert rest(client).endswith(b"ok")
 
 
-def test_what_takes_long_lets_others_work(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wsgi_server, "LONG_STEP", 0.05)
+def test_what_takes_long_lets_others_work(serve: Serve) -> None:
     workers = Workers()
     serving = serve(Application(workers.answer, ("Content-Length", "2")), threads=20)
     with contextlib.ExitStack() as stack:
@@ -501,7 +542,25 @@ def test_what_takes_long_lets_others_work(serve: Serve, monkeypatch: pytest.Monk
         workers.release()
         for client in clients:
             assert rest(client).endswith(b"ok")
-        eventually(lambda: (serving.wsgi._at_work._slots.held, serving.wsgi._places._slots.held) == (0, 0))
+    eventually(lambda: (serving.wsgi._turns._holder, serving.wsgi._places._slots.held) == (None, 0))
+
+
+@pytest.mark.usefixtures("no_turn_is_long")
+def test_a_client_that_goes_away_while_it_waits_for_its_turn_leaves_it_to_others(serve: Serve) -> None:
+    workers = Workers()
+    serving = serve(Application(workers.answer, ("Content-Length", "2")), threads=20)
+    with contextlib.ExitStack() as stack:
+        (first,) = requests_of(serving, stack, b"/work", 1)
+        eventually(lambda: workers.begun == ["/work"])
+        (gone,) = requests_of(serving, stack, b"/gone", 1)
+        eventually(lambda: len(serving.wsgi._turns._waiting) == 1)
+        gone.close()
+        eventually(lambda: not serving.wsgi._turns._waiting)
+        (last,) = requests_of(serving, stack, b"/last", 1)
+        workers.release()
+        assert rest(first).endswith(b"ok")
+        assert rest(last).endswith(b"ok")
+    assert workers.begun == ["/work", "/last"]
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_sent(serve: Serve) -> None:
@@ -645,17 +704,17 @@ def test_a_request_is_not_begun_when_its_client_closes_the_connection_or_stops_s
     workers = Workers()
     serving = serve(Application(workers.answer, ("Content-Length", "2")), threads=4)
     with contextlib.ExitStack() as stack:
-        busy = requests_of(serving, stack, b"/wait", 4)
-        eventually(lambda: len(workers.begun) == 4)
+        busy = requests_of(serving, stack, b"/wait", 3)
+        eventually(lambda: len(workers.begun) == 3)
         closed, stopped = requests_of(serving, stack, b"/next", 2)
-        eventually(lambda: len(serving.wsgi._places._waiting) == 2)
+        eventually(lambda: sum(map(len, serving.wsgi._places._waiting.values())) == 2)
         closed.close()
         stopped.shutdown(socket.SHUT_WR)
         eventually(lambda: not serving.wsgi._places._waiting)
         assert rest(stopped) == b""
         workers.release()
         assert all(rest(one).endswith(b"ok") for one in busy)
-    assert workers.begun == ["/wait"] * 4
+    assert workers.begun == ["/wait"] * 3
 
 
 def test_requests_that_are_answered_at_the_end_have_a_while_and_no_longer(serve: Serve) -> None:

@@ -36,7 +36,7 @@ from mcp_runtime.gateway.replies import JSON_HEADERS, STREAM_HEADERS, Outgoing, 
 from mcp_runtime.gateway.sessions import Caller, CallerSession, Sessions
 from mcp_runtime.http_server import Exchange, GoneError
 from mcp_runtime.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST
-from mcp_runtime.limits import Limiter
+from mcp_runtime.limits import Limiter, Rounds
 
 logger = logging.getLogger("guildhall.gateway")
 
@@ -110,6 +110,7 @@ class App:
         self._session_members: dict[tuple[str, int | None], tuple[float, frozenset[str] | None]] = {}
         self._callers = callers
         self._intake = Intake()
+        self._rounds = Rounds()
         self._origins = origins
         self._limiter = limiter
         self._sessions = sessions
@@ -147,6 +148,7 @@ class App:
         except AccessError as error:
             raise await _unauthorized(error, exchange) from error
         exchange.owner = principal.owner
+        await self._rounds.turn(principal.owner)
         place = await self._place(match, exchange.query, principal)
         if exchange.verb not in VERBS:
             allow = [(b"allow", ", ".join(VERBS).encode())]

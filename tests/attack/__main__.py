@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from tests.attack import classes
 from tests.attack.attacks import ATTACKS
 from tests.attack.hall import ROOT, Hall, hall_under_attack
-from tests.attack.latency import Latency, beside, burning, own_cpu
+from tests.attack.latency import CpuShares, Latency, beside, burning
 from tests.attack.tally import Attack, Tally
 
 SHARE = 0.04  # of each attack, in the short form
@@ -57,16 +57,16 @@ class Row:
         return faults
 
 
-def run(hall: Hall, attack: Attack, share: float, idle: float) -> Row:
+def run(hall: Hall, attack: Attack, share: float, idle: dict[int, float]) -> Row:
     """The attack, repeated until there are enough figures, and its baseline; measured again where the ratio is high."""
     tally, latency, began = Tally(share), Latency(), time.monotonic()
     measured: list[tuple[float, str]] = []
     for _ in range(MEASURED if share == 1.0 else 1):
-        once, seconds, cpu = attacked(hall, attack, tally, share, idle)
+        once, seconds, shares = attacked(hall, attack, tally, share, idle)
         latency.add(once)
         if share < 1.0:
             break
-        baseline = burning(hall, cpu / seconds, min(seconds, 15.0))
+        baseline = burning(hall, shares, min(seconds, 15.0))
         measured.append(once.against(baseline))
         if measured[-1][0] <= RATIO or seconds > LONG:
             break
@@ -74,9 +74,11 @@ def run(hall: Hall, attack: Attack, share: float, idle: float) -> Row:
     return Row(attack, tally, latency, ratio, figures, time.monotonic() - began)
 
 
-def attacked(hall: Hall, attack: Attack, tally: Tally, share: float, idle: float) -> tuple[Latency, float, float]:
-    """What the neighbour waited, how many seconds it lasted, and the CPU that both sides took beyond `idle`."""
-    began, used = time.monotonic(), own_cpu() + hall.cpu()
+def attacked(
+    hall: Hall, attack: Attack, tally: Tally, share: float, idle: dict[int, float]
+) -> tuple[Latency, float, list[float]]:
+    """What the neighbour waited, how many seconds it lasted, and the share of a core that each process took for it."""
+    began, cpu = time.monotonic(), CpuShares(hall, idle)
     with beside(hall) as latency:
         while True:
             try:
@@ -86,7 +88,7 @@ def attacked(hall: Hall, attack: Attack, tally: Tally, share: float, idle: float
             if share < 1.0 or tally.broken or time.monotonic() - began > SECONDS:
                 break
     seconds = time.monotonic() - began
-    return latency, seconds, max(0.0, own_cpu() + hall.cpu() - used - idle * seconds)
+    return latency, seconds, list(cpu.shares().values())
 
 
 def tests_without_a_hall() -> tuple[bool, str]:
@@ -112,7 +114,7 @@ def main() -> int:
     are_right, tests = (True, "") if options.short or options.names else tests_without_a_hall()
     print(f"{'attack':<30} {'tries':>7} {'broken':>7} {'gw p95':>8} {'REST p95':>8} {'ratio':>6} {'seconds':>7}")
     with hall_under_attack() as hall:
-        idle = 0.0 if options.short else idle_cpu(hall)
+        idle = {} if options.short else idle_shares(hall)
         for attack in chosen:
             rows.append(run(hall, attack, SHARE if options.short else 1.0, idle))
             print(rows[-1].told(), *rows[-1].faults(), sep="\n    ", flush=True)
@@ -128,12 +130,12 @@ def main() -> int:
     return 1 if broken else 0
 
 
-def idle_cpu(hall: Hall) -> float:
-    """CPU seconds a second that the hall takes with the neighbour alone."""
-    began, used = time.monotonic(), hall.cpu()
+def idle_shares(hall: Hall) -> dict[int, float]:
+    """Of a core, by pid, with the neighbour alone."""
+    cpu = CpuShares(hall, {})
     with beside(hall):
         time.sleep(SECONDS)
-    return (hall.cpu() - used) / (time.monotonic() - began)
+    return cpu.shares()
 
 
 if __name__ == "__main__":

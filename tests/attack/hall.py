@@ -142,8 +142,9 @@ class Hall(BenchHall):
     def processes(self) -> list[psutil.Process]:
         return [one for root in self._processes for one in family(psutil.Process(root.pid))]
 
-    def cpu(self) -> float:
-        return cpu_seconds(self.processes)
+    def cpu(self) -> dict[int, float]:
+        """Seconds, by pid."""
+        return {process.pid: cpu_seconds([process]) for process in self.processes}
 
     def memory(self) -> int:
         """Bytes of web, guard and worker."""

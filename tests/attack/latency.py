@@ -1,4 +1,7 @@
-"""What an honest client waits beside an attack, and beside a harmless process that takes as much CPU."""
+"""What an honest client waits beside an attack, and beside harmless processes that take as much CPU.
+
+As many processes as the attack kept busy: half of each of two cores is in the way more often than one whole core.
+"""
 
 from __future__ import annotations
 
@@ -72,11 +75,10 @@ def beside(hall: Hall) -> Iterator[Latency]:
         latency.add(Latency(**json.loads(told)))
 
 
-def burning(hall: Hall, cores: float, seconds: float) -> Latency:
-    """The neighbour's waits while so much CPU is burnt."""
-    shares = [1.0] * int(cores) + [cores % 1]
+def burning(hall: Hall, shares: list[float], seconds: float) -> Latency:
+    """The neighbour's waits while so many processes burn such shares of a core each."""
     burners = [
-        subprocess.Popen([sys.executable, "-c", BURN, str(share)], stdin=subprocess.PIPE)
+        subprocess.Popen([sys.executable, "-c", BURN, str(min(share, 1.0))], stdin=subprocess.PIPE)
         for share in shares
         if share > 0.01
     ]
@@ -87,6 +89,25 @@ def burning(hall: Hall, cores: float, seconds: float) -> Latency:
         for burner in burners:
             burner.communicate(timeout=30)
     return latency
+
+
+class CpuShares:
+    """What each process takes beyond what it takes with the neighbour alone: this one, and those of the hall."""
+
+    def __init__(self, hall: Hall, idle: dict[int, float]) -> None:
+        self._hall, self._idle = hall, idle
+        self._began, self._used = time.monotonic(), self._seconds()
+
+    def _seconds(self) -> dict[int, float]:
+        return {os.getpid(): own_cpu(), **self._hall.cpu()}
+
+    def shares(self) -> dict[int, float]:
+        """Of one core, by pid."""
+        took = time.monotonic() - self._began
+        return {
+            pid: (used - self._used.get(pid, 0.0)) / took - self._idle.get(pid, 0.0)
+            for pid, used in self._seconds().items()
+        }
 
 
 def own_cpu() -> float:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
 
 from mcp_runtime.errors import TooManyCallsError
-from mcp_runtime.limits import Account, BudgetError, ByteBudget, Limiter, Owner, Slots, TimeShare
+from mcp_runtime.limits import Account, BudgetError, ByteBudget, Limiter, Owner, Rounds, Slots, TimeShare
 
 
 class Clock:
@@ -166,6 +167,28 @@ def test_slots_that_are_given_back_leave_no_trace_of_who_held_them() -> None:
     for number in range(50):
         slots.give_back((number, number))
     assert (slots.free, dict(slots._of_owner), dict(slots._of_user)) == (100, {}, {})
+
+
+def test_requests_of_one_principal_begin_one_a_round_and_anothers_beside_them() -> None:
+    async def scenario() -> list[str]:
+        rounds, begun = Rounds(), []
+
+        async def request(owner: tuple[int, int], name: str) -> None:
+            await rounds.turn(owner)
+            begun.append(name)
+
+        many = [asyncio.create_task(request((1, 1), f"many {number}")) for number in range(50)]
+        await asyncio.sleep(0)
+        many[3].cancel()
+        await request((2, 2), "other")
+        await asyncio.wait(many)
+        assert not rounds._lines
+        return begun
+
+    begun = asyncio.run(scenario())
+    assert begun.index("other") <= 3
+    others = [name for name in begun if name != "other"]
+    assert others == [f"many {number}" for number in range(50) if number != 3]
 
 
 # Bytes and time ---------------------------------------------------------------------------------------------------

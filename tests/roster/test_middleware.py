@@ -8,7 +8,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.test import Client
 
-from roster.models import GuildMember
+from roster.models import ApiToken, GuildMember
 
 ADDRESSES = [
     "/",
@@ -182,3 +182,24 @@ def test_pages_are_compressed_and_rest_is_not(client: Client) -> None:
     assert "Accept-Encoding" in page.headers["Vary"]
     assert client.get("/api/schema/", headers=accepts).headers.get("Content-Encoding") is None
     assert client.get("/admin/roster/guildmember/").headers.get("Content-Encoding") is None
+
+
+# Whose request it was ---------------------------------------------------------------------------------------------
+
+
+def test_the_server_hears_whose_request_it_was_where_somebody_asked_and_nothing_else() -> None:
+    user, told = User.objects.create_superuser("anna"), []
+    telling = {"guildhall.user": told.append}
+    token = ApiToken.make(user=user)[1]
+    Client().get("/api/roster/", headers={"Authorization": f"Bearer {token}"}, **telling)
+    assert told == [user.pk]
+    told.clear()
+    Client().get("/api/roster/", headers={"Authorization": "Bearer gh_wrong"}, **telling)
+    Client().get("/healthz", **telling)
+    assert told == []
+    browser = Client()
+    browser.force_login(user)
+    browser.get("/healthz", **telling)  # nobody asks who it is
+    assert told == []
+    browser.get("/admin/", **telling)
+    assert told == [user.pk]
