@@ -20,8 +20,8 @@ from roster.models import Invocation
 
 MAX_EXPORTED = 100_000
 BATCH = 1000  # ids looked at together
-# Rows that are held together until a slow reader has taken them, and the characters of their arguments: one row may have
-# megabytes of them.
+# Rows that are held together until a slow reader has taken them, and the characters of their arguments: one row alone
+# may have megabytes.
 BATCH_WITH_ARGUMENTS = 50
 BATCH_CHARACTERS = 500_000
 # Files that are read at the same time, of this process. A reader may take its time, and then holds a batch.
