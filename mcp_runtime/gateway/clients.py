@@ -25,6 +25,7 @@ logger = logging.getLogger("guildhall.gateway")
 WRITE_SECONDS = 60.0  # between two writes of one row
 FORGET_SECONDS = 600.0
 MAX_KEPT = 1_000  # in memory; who comes beyond is not noted until others were silent for long
+MAX_KEPT_OF_TOKEN = 100  # of them
 MAX_OF_TOKEN = 20  # rows; the one seen longest ago goes
 MAX_AT_ONCE = 50  # rows of one turn
 MAX_NAME = 100
@@ -77,7 +78,7 @@ class Clients:
             return
         with self._lock:
             tally = self._tallies.get((token_id, client))
-            if tally is None and len(self._tallies) >= MAX_KEPT:
+            if tally is None and not self._has_room_for(token_id):
                 return
             if tally is None:
                 tally = self._tallies[token_id, client] = _Tally(self._clock())
@@ -85,6 +86,12 @@ class Clients:
             tally.calls += calls
         if not self.news.is_set():
             self.news.set()
+
+    def _has_room_for(self, token_id: int) -> bool:
+        """A program may call itself something else each time. Those of other tokens are noted all the same."""
+        if len(self._tallies) >= MAX_KEPT:
+            return False
+        return sum(key[0] == token_id for key in self._tallies) < MAX_KEPT_OF_TOKEN
 
     def write(self, *, at_once: bool = False) -> None:
         """What is due; `at_once`: all of it, for it is the last time."""

@@ -105,6 +105,15 @@ def test_of_one_token_the_clients_seen_last_are_kept(noted: Clients, token: ApiT
     assert TokenClient.objects.filter(token=other).count() == 1
 
 
+def test_a_flood_of_names_of_one_token_leaves_room_for_those_of_others(noted: Clients, token: ApiToken) -> None:
+    other = ApiToken.make(user=token.user)[0]
+    for number in range(2 * clients.MAX_KEPT):
+        noted.saw(token.pk, ClientName(f"c{number:04}"))
+    noted.saw(other.pk, CLAUDE)
+    noted.write(at_once=True)
+    assert TokenClient.objects.filter(token=other).count() == 1
+
+
 def test_a_flood_of_names_fills_neither_the_memory_nor_a_turn(
     noted: Clients, token: ApiToken, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
