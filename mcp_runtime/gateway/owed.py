@@ -16,6 +16,7 @@ from mcp_runtime.gateway.messages import Request, Stream
 from mcp_runtime.gateway.sessions import CallerSession
 
 MAX_OWED = 1_000
+MAX_OWED_OF_USER = 200  # who may have any number of tokens
 MAX_OWED_OF_CALLER = 50
 MAX_OWED_BYTES_OF_CALLER = 16_000_000  # of their requests
 LOOK_SECONDS = 1.0  # at deadlines: an answer to a question of the member makes one shorter
@@ -96,7 +97,10 @@ class Owed:
     def _has_room_for(self, session: CallerSession, request: Request) -> bool:
         if self._is_closed or len(self._debts) >= MAX_OWED:
             return False
-        sizes = [debt.request.size for debt in self._debts.values() if debt.session.owner == session.owner]
+        of_user = [debt for debt in self._debts.values() if debt.session.owner[0] == session.owner[0]]
+        if len(of_user) >= MAX_OWED_OF_USER:
+            return False
+        sizes = [debt.request.size for debt in of_user if debt.session.owner == session.owner]
         return len(sizes) < MAX_OWED_OF_CALLER and sum(sizes) + request.size <= MAX_OWED_BYTES_OF_CALLER
 
     def _wait(self, debt: _Debt) -> None:

@@ -247,6 +247,32 @@ def test_of_one_caller_so_many_are_owed_and_no_more(
     eventually(lambda: cancelled(member) == tool.asked_ids[1:])
 
 
+def test_the_tokens_of_one_user_leave_room_for_what_is_owed_to_others() -> None:
+    class Lost(Stream):
+        is_owed = True  # type: ignore[assignment]
+
+        async def pause(self) -> None:
+            pass
+
+    async def nothing() -> AsyncGenerator[Event]:
+        return
+        yield
+
+    async def run() -> bool:
+        debts = Owed()
+        for user, token in [*((1, number // 40) for number in range(owed.MAX_OWED)), (2, 100)]:
+            session = CallerSession("s", (user, token), "/mcp", "2025-06-18", {})
+            asked = Request(9, "tools/call", {}, Caller(OPERATOR, session, {}), Deadline(30))
+            async with debts.reading(asked, Lost(nothing())):
+                pass
+        is_kept = asked in debts
+        debts.close()
+        await debts.closed(5)
+        return is_kept
+
+    assert asyncio.run(run())
+
+
 def test_who_goes_away_while_coming_back_leaves_it_owed() -> None:
     """A caller who tries again and again must not lose what another try would still get."""
 
