@@ -278,7 +278,8 @@ class Relay:
         None where too many wait for an answer already, which the member is told.
         """
         live, now = conversation.route.live, asyncio.get_running_loop().time()
-        task = None if request is None else request.task
+        # Members ask for a task on either stream while its result is waited for.
+        task = tasks.about(message, [one.task for one in session.running.values()])
         if not self._has_room_for_question(session, live.member_id, now):
             text = f"{MAX_QUESTIONS} questions wait for an answer already"
             await self._with.reply(conversation, jsonrpc.error_response(message.id, jsonrpc.INTERNAL_ERROR, text))
@@ -294,7 +295,9 @@ class Relay:
         if request is not None:
             request.questions.append(our_id)
             request.deadline.pause()
-        return envelope.encode(message.request_as(our_id))
+        passed = envelope.encode(message.request_as(our_id))
+        # What is large is not read on the loop. It keeps the member's own id, which is good for nothing here.
+        return passed if task is None or len(passed) > envelope.MAX_SMALL else tasks.renamed(task, passed)
 
     def _has_room_for_question(self, session: CallerSession, member_id: int, now: float) -> bool:
         """Those that nobody answered for as long as a call would wait make room: one of no call has no deadline."""

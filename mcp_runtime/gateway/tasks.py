@@ -8,13 +8,14 @@ is kept, so nobody can be told which tasks are theirs: `tasks/list` and notifica
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mcp_runtime import protocol
 from mcp_runtime.errors import MethodError, ProtocolError
 from mcp_runtime.gateway import envelope, seals
+from mcp_runtime.gateway.envelope import Message
 from mcp_runtime.gateway.wire import object_of
 from mcp_runtime.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND
 from mcp_runtime.limits import Owner
@@ -125,6 +126,15 @@ def created(owner: Owner, member_id: int, body: bytes, *, is_asked: bool) -> byt
         if own:
             return renamed(Task(own, seals.sealed(SALT, (*owner, member_id), own)), body)
     return body
+
+
+def about(message: Message, asked: Iterable[Task | None]) -> Task | None:
+    """Which of those that a session asks for now a member's message says that it is about."""
+    with contextlib.suppress(ProtocolError):
+        meta = envelope.fields(message.fields.get("_meta"))
+        own = envelope.text(envelope.fields(meta.get(RELATED)).get("taskId"))
+        return next((task for task in asked if task is not None and task.own == own), None)
+    return None
 
 
 def renamed(task: Task, data: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.mcp_runtime.gateway.conftest import (
     Member,
     World,
     event,
+    in_background,
     notification,
     reply_to,
     request,
@@ -198,6 +200,35 @@ def test_questions_for_a_task_name_it_as_its_caller_knows_it_and_answers_as_the_
         for meta in (progress["params"]["_meta"], question["params"]["_meta"], end["_meta"]):
             assert meta == {RELATED: {"taskId": task_id}}
         assert json.loads(end["content"][0]["text"]) == {"action": "accept", "_meta": passed}
+
+
+def test_questions_for_a_task_may_come_on_the_stream_of_the_session(world: World) -> None:
+    waits = threading.Event()
+
+    def asking(asked: Asked) -> None:
+        assert waits.wait(10)
+        for own in ("t1", "t2"):
+            question = event(request(own, "elicitation/create", _meta={RELATED: {"taskId": own}}))
+            asked.stream(question) if own == "t1" else asked.send(question)
+        asked.hang()
+
+    def answering(asked: Asked) -> None:
+        waits.set()
+        asked.result(text(json.dumps([reply_to(asked, own)["result"] for own in ("t1", "t2")])))
+
+    world.member(behaviours={**TASKS, "initialize": with_session, "GET": asking, "tasks/result": answering})
+    agent, other = in_session(world, elicitation={}), world.agent("/mcp/notes")
+    task_id = begun(agent)
+    other.http.headers.update(agent.http.headers)
+    with agent.listening() as stream, in_background(lambda: other.ask("tasks/result", taskId=task_id)) as ended:
+        for told in (task_id, "t2"):
+            question = stream.until("elicitation/create")
+            assert question["params"] == {"_meta": {RELATED: {"taskId": told}}}
+            agent.post({"jsonrpc": "2.0", "id": question["id"], "result": question["params"]})
+    assert json.loads(ended[0]["result"]["content"][0]["text"]) == [
+        {"_meta": {RELATED: {"taskId": "t1"}}},
+        {"_meta": {}},
+    ]
 
 
 def test_what_members_say_of_tasks_unasked_reaches_nobody(world: World) -> None:
