@@ -33,8 +33,8 @@ MAX_EXPONENTS = 10_000  # msgspec takes 7 microseconds for 1.123456789012345e-30
 MAX_MENDED = 10_000  # values of a message that is read by the slower way, which says more and reads lone surrogates
 # Of the loop's time, for reading the messages of one token. Messages so short are not measured: a call costs more than
 # its message.
-SHARE_OF_LOOP = 0.03
-BURST_SECONDS = 0.12
+SHARE_OF_LOOP = 0.015
+BURST_SECONDS = 0.06
 SHORT = 16_384
 
 _DECODER = msgspec.json.Decoder()
