@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 
 import uvloop
@@ -94,6 +95,12 @@ def serve(listening: socket.socket, parent: int = 0) -> None:
         runner.run(_serve(listening, parent))
 
 
+def settle() -> None:
+    """Import all of the hall, and have the garbage collector pass over it: else it holds the interpreter for 40 ms."""
+    get_resolver().url_patterns  # noqa: B018 - imports the views
+    gc.freeze()
+
+
 async def _serve(listening: socket.socket, parent: int) -> None:
     stopping = asyncio.Event()
     for number in STOP_SIGNALS:
@@ -104,6 +111,7 @@ async def _serve(listening: socket.socket, parent: int) -> None:
     await server.start([listening])
     if not parent:
         logger.info("ready")
+        threading.Thread(target=settle, name="settle", daemon=True).start()
     while not stopping.is_set() and os.getppid() == (parent or os.getppid()):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), PARENT_SECONDS if parent else None)
@@ -124,8 +132,7 @@ class Workers:
 
     def run(self) -> None:
         self._signals = Signals()
-        get_resolver().url_patterns  # noqa: B018 - all of the hall is imported now, and its memory shared
-        gc.freeze()
+        settle()
         self._start_due()
         logger.info("ready")
         while not self._signals.stops:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -45,6 +46,16 @@ def test_a_web_process_that_was_killed_comes_back_on_the_same_socket(hall: Hall)
     assert requests.get(f"{hall.url}/healthz", timeout=PATIENCE).ok  # waits in the backlog, and is not refused
     eventually(lambda: len(psutil.Process(parent.pid).children()) == 2)
     assert hall.output().count("a web process ended with signal SIGKILL; starting it again") == 2
+
+
+def test_the_garbage_collector_passes_over_the_hall_once_it_is_imported() -> None:
+    """It would hold the interpreter for 40 ms each time."""
+    script = "import django; django.setup(); import gc, sys; from guildhall import web; web.settle(); "
+    script += "print('roster.api.views' in sys.modules, gc.get_freeze_count())"
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "guildhall.settings"}
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
+    is_imported, count = done.stdout.split()
+    assert (is_imported, int(count) > 50_000) == ("True", True), done.stderr
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

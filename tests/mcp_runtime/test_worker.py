@@ -7,6 +7,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -115,6 +116,17 @@ def test_a_start_that_hangs_can_be_stopped(
     eventually(lambda: ends == ["killed", worker.EX_SOFTWARE])
     over.set()
     thread.join(5)
+
+
+def test_the_garbage_collector_passes_over_what_is_there_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would hold the interpreter for 40 ms each time."""
+    done: list[str] = []
+    step = worker.RuntimeStep.__new__(worker.RuntimeStep)
+    monkeypatch.setattr(step, "runtime", SimpleNamespace(start=lambda _: done.append("start")), raising=False)
+    monkeypatch.setattr(worker.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(worker.gc, "freeze", lambda: done.append("freeze"))
+    step.start(SimpleNamespace(pool=SimpleNamespace(apply_async=None)))
+    assert done == ["start", "freeze"]
 
 
 def test_a_log_that_hangs_does_not_keep_it_from_ending(
