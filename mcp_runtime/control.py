@@ -388,7 +388,7 @@ def shown_arguments(invocation: Invocation) -> dict[str, Any]:
 def without_secrets(tool: Tool, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """What of `arguments` may be kept or passed on, and the places of the secrets that were left out ("login.key")."""
     paths = schemas.secret_paths(tool.input_schema, arguments)
-    return schemas.without(arguments, paths), [".".join(str(part) for part in path) for path in paths]
+    return schemas.without(arguments, paths), _places(paths)
 
 
 def masked_secrets(tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -399,7 +399,11 @@ def masked_secrets(tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
 def unmasked_arguments(invocation: Invocation) -> tuple[dict[str, Any], list[str]]:
     """The arguments of an earlier call without its secrets, and where those were."""
     paths = invocation.secret_paths
-    return schemas.without(invocation.arguments, paths), [".".join(str(part) for part in path) for path in paths]
+    return schemas.without(invocation.arguments, paths), _places(paths)
+
+
+def _places(paths: list[list[str | int]]) -> list[str]:
+    return [".".join(map(str, path)) or "all arguments" for path in paths]
 
 
 def output_misfit(output_schema: dict[str, Any], value: Any) -> str:

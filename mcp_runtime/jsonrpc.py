@@ -133,6 +133,12 @@ def is_unstorable(body: bytes) -> bool:
     return _ESCAPED_UNSTORABLE.search(body) is not None
 
 
+def is_storable(value: Any) -> bool:
+    """Whether `storable` leaves it as it is. Raises ProtocolError for what `check_depth` refuses."""
+    check_depth(value)
+    return not is_unstorable(encode(value)) or storable(value) == value
+
+
 def check_depth(value: Any, depth: int = 0) -> None:
     """Raises ProtocolError when `value` nests deeper than MAX_DEPTH, or holds 1e999: databases refuse such JSON."""
     if depth > MAX_DEPTH:

@@ -49,6 +49,8 @@ MAX_IN_PLACE = 50_000
 MAX_COMPILED = 256
 # Names and indexes in all places of secrets of one call; they are kept with it.
 MAX_SECRET_STEPS = 20_000
+# The place that stands for every argument. Thousands of names would be written and read with the call again and again.
+EVERYWHERE: list[list[str | int]] = [[]]
 # So many misfits are told at once, the most telling first.
 MAX_MISFITS = 20
 
@@ -61,6 +63,8 @@ TOO_COMPLEX = "the input schema is too complex to tell secrets from other argume
 PASSING_FAULTS = frozenset({TOO_LONG_TO_CHECK, TOO_LONG_TO_APPLY, TOO_COMPLEX})
 
 Path = tuple[str | int, ...]
+# As read, or its JSON text: what is known of a long one is found by the text, without reading or writing it again.
+Schema = dict[str, Any] | str
 
 
 class BrokenSchemaError(Exception):
@@ -89,7 +93,9 @@ class ArgumentsError(Exception):
 
 
 def check_schema(schema: Any) -> str:
-    """Why `schema` cannot be used for validation; empty when it can."""
+    """Why `schema`, as read, cannot be used for validation; empty when it can."""
+    if not isinstance(schema, dict):
+        return "the input schema is not a JSON object"
     try:
         with paced():
             _validator(schema)
@@ -98,7 +104,7 @@ def check_schema(schema: Any) -> str:
     return ""
 
 
-def validate(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
+def validate(schema: Schema, arguments: dict[str, Any]) -> None:
     """Raise ArgumentsError for the most telling misfit, BrokenSchemaError when the schema fails in use.
 
     What takes more than VALIDATION_SECONDS is an ArgumentsError.
@@ -107,7 +113,7 @@ def validate(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
         _validate(schema, arguments)
 
 
-def _validate(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
+def _validate(schema: Schema, arguments: dict[str, Any]) -> None:
     validator, fits = _validator(schema)
     try:
         with Work(VALIDATION_SECONDS):
@@ -160,7 +166,7 @@ def _misfit(error: jsonschema.ValidationError) -> Misfit:
     return Misfit(path, error.message[:MAX_REASON])
 
 
-def _validator(schema: Any) -> tuple[Validator, Check | None]:
+def _validator(schema: Schema) -> tuple[Validator, Check | None]:
     text = _text_of(schema)
     key = ("validator", hash(text))
     if fault := _slow.get(key):
@@ -175,11 +181,9 @@ def _validator(schema: Any) -> tuple[Validator, Check | None]:
     return validator, fits
 
 
-def _text_of(schema: Any) -> str:
-    if not isinstance(schema, dict):
-        raise BrokenSchemaError("the input schema is not a JSON object")
+def _text_of(schema: Schema) -> str:
     try:
-        text = json.dumps(schema)
+        text = schema if isinstance(schema, str) else json.dumps(schema)
     except RecursionError as error:
         raise BrokenSchemaError("the input schema is nested too deep") from error
     if len(text) > MAX_SCHEMA_CHARACTERS:
@@ -433,7 +437,7 @@ def _compiled(pattern: str) -> Any:
 
 # Secrets ----------------------------------------------------------------------------------------------------------
 
-_SECRET_WORDS = (b'"writeOnly"', b'"password"')
+_SECRET_WORDS = ('"writeOnly"', '"password"')
 
 _IN_PLACE = ("if", "then", "else")
 _IN_PLACE_LISTS = ("allOf", "anyOf", "oneOf")
@@ -445,41 +449,35 @@ _OTHER_ITEMS = ("items", "additionalItems", "unevaluatedItems", "contains")
 Part = dict[str, Any]
 
 
-def may_mark_secrets(encoded: bytes) -> bool:
+def may_mark_secrets(text: str) -> bool:
     """Whether a schema, as JSON, may mark anything as a secret: a quick look that errs on this side."""
-    return any(word in encoded for word in _SECRET_WORDS)
+    return any(word in text for word in _SECRET_WORDS)
 
 
-def secret_paths(
-    schema: dict[str, Any], arguments: dict[str, Any], seconds: float = SECRETS_SECONDS
-) -> list[list[str | int]]:
+def secret_paths(schema: Schema, arguments: dict[str, Any], seconds: float = SECRETS_SECONDS) -> list[list[str | int]]:
     """Places in `arguments` that the schema marks `writeOnly` or `format: password`, the broken parts passed over.
 
-    Where that cannot be told within `seconds` of CPU everything counts as a secret: each argument is a place.
+    Where that cannot be told within `seconds` of CPU everything counts as a secret: EVERYWHERE.
     """
     if not arguments:
         return []
     try:
-        text = json.dumps(schema)
+        text = schema if isinstance(schema, str) else json.dumps(schema)
     except RecursionError:
-        return _each(arguments)
-    if not may_mark_secrets(text.encode()):
+        return EVERYWHERE
+    if not may_mark_secrets(text):
         return []
     if len(text) > MAX_SCHEMA_CHARACTERS:
-        return _each(arguments)
+        return EVERYWHERE
     try:
         with paced():
             marks = _secret_marks(text, seconds)
             with Work(seconds):
                 keyed = [(str(place), place) for place in _bounded(marks.places_in(arguments))] if marks else []
     except TooMuchWorkError:
-        return _each(arguments)
+        return EVERYWHERE
     keyed.sort(key=itemgetter(0))
     return [place for _, place in keyed]
-
-
-def _each(arguments: dict[str, Any]) -> list[list[str | int]]:
-    return [[name] for name in arguments]
 
 
 def _bounded(places: Iterator[list[str | int]]) -> Iterator[list[str | int]]:
@@ -493,7 +491,7 @@ def _bounded(places: Iterator[list[str | int]]) -> Iterator[list[str | int]]:
 
 def _secret_marks(text: str, seconds: float = SECRETS_SECONDS) -> _SecretMarks | None:
     """The marks of the schema with this text; None when it has none. Raises TooMuchWorkError for too many."""
-    if not may_mark_secrets(text.encode()):
+    if not may_mark_secrets(text):
         return None
     key = ("marks", hash(text))
     if _slow.get(key):
@@ -558,8 +556,7 @@ class _SecretMarks:
         # Not recursion, and no list of all work: of each level only the children that are yet to be looked at.
         parts = self._all([self._root])
         if any(_is_secret(part) for part in parts):
-            for name in arguments:
-                yield [name]
+            yield []
             return
         levels = [self._children(parts, arguments)]
         while levels:
@@ -688,12 +685,16 @@ class _References:
 
 def mask(arguments: dict[str, Any], paths: Sequence[Sequence[str | int]]) -> dict[str, Any]:
     """A copy of `arguments` with MASK at `paths`; places that are not there are passed over."""
+    if [] in paths:
+        return dict.fromkeys(arguments, MASK)
     masked: dict[str, Any] = _changed(arguments, _tree_of(paths), _hide)
     return masked
 
 
 def without(arguments: dict[str, Any], paths: Sequence[Sequence[str | int]]) -> dict[str, Any]:
     """A copy of `arguments` with nothing at `paths`: a property is gone, an item of a list is null."""
+    if [] in paths:
+        return {}
     left: dict[str, Any] = _changed(arguments, _tree_of(paths), _take_away)
     return left
 

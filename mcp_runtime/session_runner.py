@@ -5,6 +5,7 @@ One thread looks; each run has a thread of its own, which alone writes that mess
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
@@ -18,7 +19,7 @@ from typing import Any
 
 from django.db import Error, connection
 
-from mcp_runtime import agent, agent_setup, jsonrpc, protocol, schemas, sessions
+from mcp_runtime import agent, agent_setup, protocol, schemas, sessions
 from mcp_runtime.agent import AgentProcess, Job, tool_rule
 from mcp_runtime.changes import SqliteChanges
 from mcp_runtime.database import persistently, unit_of_work
@@ -55,7 +56,7 @@ class Run:
     lost: threading.Event = field(default_factory=threading.Event)
     process: AgentProcess | None = None
     error: str = ""  # what its program said last of what went wrong
-    secretive: dict[str, dict[str, Any]] | None = None  # input schemas that mark secrets, by the agent's names
+    secretive: dict[str, str] | None = None  # input schemas that mark secrets, by the agent's names
 
 
 class SessionRunner:
@@ -331,15 +332,17 @@ def _without_secrets(run: Run, event: dict[str, Any]) -> dict[str, Any]:
     return {**data, "arguments": schemas.mask(arguments, schemas.secret_paths(schema, arguments))}
 
 
-def _secretive_schemas(message: AgentMessage) -> dict[str, dict[str, Any]]:
+def _secretive_schemas(message: AgentMessage) -> dict[str, str]:
+    """Those schemas, as JSON, that may mark secrets, by the names that an agent has for the tools."""
     session = message.session
     tools = Tool.objects.filter(member__in=session.members.all()).select_related("member")
     found = {}
     for tool in tools:
-        if schemas.may_mark_secrets(jsonrpc.encode(tool.input_schema)):
+        schema = json.dumps(tool.input_schema)
+        if schemas.may_mark_secrets(schema):
             direct = tool_rule(tool.member.name, tool.name)
             relayed = tool_rule(GATEWAY, protocol.qualified_name(tool.member.name, tool.name))
-            found[direct if session.direct else relayed] = tool.input_schema
+            found[direct if session.direct else relayed] = schema
     return found
 
 

@@ -203,7 +203,7 @@ class Endpoints:
             await self.look_again()  # a member that was connected in this moment
         member, tool = self._tool(place, name, request.caller)
         if tool is not None:
-            request.schema = object_of(tool.definition.get("inputSchema"))
+            request.places = tool.parameter_headers
         own_name = tool.name if tool else name
         # Written anew: what was judged here is what the member reads, however it takes keys that come twice.
         request.params = {**request.params, "name": own_name}
@@ -220,8 +220,7 @@ class Endpoints:
             member=member.name,
             tool=own_name,
             arguments=request.params.get("arguments"),
-            schema=request.schema,
-            may_hold_secrets=tool is None or tool.may_hold_secrets,
+            schema=tool.secretive_schema if tool else None,
             principal=request.caller.principal,
             timeout=request.deadline.seconds,
             size=request.size,
@@ -374,7 +373,7 @@ class Endpoints:
             return _listed(request, kind, _joined(entry.own for entry in extras.of(kind)))
         may = request.caller.principal.may_invoke
         tools = [tool for tool in member.tools.values() if may(member.name, tool.name)]
-        size, encoded = sum(len(tool.listed) for tool in tools), (jsonrpc.encode(tool.definition) for tool in tools)
+        size, encoded = sum(len(tool.listed) for tool in tools), (tool.own for tool in tools)
         entries = await self._wire.aside(request.caller.principal.owner, partial(_joined, encoded), size)
         return _listed(request, kind, entries)
 

@@ -13,6 +13,7 @@ from mcp_runtime.errors import MethodError
 from mcp_runtime.gateway.sessions import Caller
 from mcp_runtime.gateway.tasks import Task
 from mcp_runtime.jsonrpc import INTERNAL_ERROR
+from mcp_runtime.protocol import Place
 
 QUESTION_SECONDS = 600.0  # for the caller to answer a member's question: there may be a person
 CANCEL_GRACE = 1.0  # for the member to say something itself
@@ -183,7 +184,7 @@ class Request:
     path: str = ""  # that it came in at
     parameter_headers: Mapping[str, str] = field(default_factory=dict)  # that the caller sent
     caller_headers: Mapping[bytes, bytes] = field(default_factory=dict)
-    schema: Mapping[str, Any] = field(default_factory=dict)  # of the tool that is called
+    places: Mapping[Place, str] = field(default_factory=dict)  # of arguments that go into headers too, which are named
     task: Task | None = None  # that it is about
     takes_stream: bool = True  # so that it can be asked something on it
     questions: list[str] = field(default_factory=list)  # that the caller was asked for it

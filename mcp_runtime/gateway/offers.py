@@ -7,6 +7,7 @@ while it is away.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -29,14 +30,19 @@ _EXPRESSION = re.compile(r"\{[^{}]*\}")
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """A tool that is switched on. `listed` is its definition under the name it has beside other members' tools."""
+    """A tool that is switched on.
+
+    `own` is its JSON, as the member lists it, `listed` the same under the name it has beside other members' tools. Of
+    what is in it only that is kept which calls need.
+    """
 
     member: str
     name: str
     listed_as: str
-    definition: Mapping[str, Any]
+    own: bytes
     listed: bytes
-    may_hold_secrets: bool  # its arguments
+    secretive_schema: str  # of its arguments, as JSON; empty when they hold no secrets
+    parameter_headers: Mapping[protocol.Place, str]  # which arguments go into headers too, and the headers' names
     needs_task: bool = False  # it runs only as a task, and beside other members' tools there are none
 
 
@@ -245,9 +251,28 @@ def _tool(member: str, name: str, definition: dict[str, Any], *, has_schema: boo
     listed_as = protocol.qualified_name(member, name)
     listed = protocol.offered_definition(definition, listed_as, has_schema=has_schema)
     # Not of what is listed: a schema that cannot be used is left out there, and marks secrets all the same.
-    may_hold_secrets = schemas.may_mark_secrets(jsonrpc.encode(definition.get("inputSchema")))
-    needs_task = protocol.needs_task(definition)
-    return OfferedTool(member, name, listed_as, definition, jsonrpc.encode(listed), may_hold_secrets, needs_task)
+    schema = definition.get("inputSchema")
+    text = json.dumps(schema) if isinstance(schema, dict) else "{}"
+    return OfferedTool(
+        member=member,
+        name=name,
+        listed_as=listed_as,
+        own=jsonrpc.encode(definition),
+        listed=jsonrpc.encode(listed),
+        secretive_schema=text if schemas.may_mark_secrets(text) else "",
+        parameter_headers=_parameter_headers(schema, text),
+        needs_task=protocol.needs_task(definition),
+    )
+
+
+def _parameter_headers(schema: Any, text: str) -> Mapping[protocol.Place, str]:
+    """Empty for a schema that asks for such headers in a wrong way. Most ask for none, and are not walked through."""
+    if "x-mcp-header" not in text:
+        return {}
+    try:
+        return protocol.parameter_headers(schema)
+    except ValueError:
+        return {}
 
 
 def _member(row: GuildMember, tools: Mapping[str, OfferedTool], hidden: frozenset[str]) -> OfferedMember:

@@ -12,7 +12,6 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -68,8 +67,7 @@ class Call:
     member: str
     tool: str
     arguments: Any
-    schema: Mapping[str, Any]
-    may_hold_secrets: bool
+    schema: str | None  # as JSON; None for one that is not known, empty for one that marks no secrets
     principal: Principal
     timeout: float
     size: int = 0  # bytes of the request
@@ -309,14 +307,14 @@ class Recorder:
         is_large = call.size > LARGE
         if not self._max_bytes:
             return "{}", []
-        if is_large and call.may_hold_secrets:
+        if is_large and call.schema != "":
             # Not kept: to look for secrets in it takes this thread long, and the loop waits for the interpreter.
             return jsonrpc.encode({CUT: {"bytes": call.size, "beginning": ""}}).decode(), []
         # Most schemas have none, and looking for them takes as long as all the rest.
         paths: list[list[str | int]] = []
-        if call.may_hold_secrets:
+        if call.schema:
             with schema_work.paced(call.principal.owner):
-                paths = schemas.secret_paths(dict(call.schema), arguments, SECRETS_SECONDS)
+                paths = schemas.secret_paths(call.schema, arguments, SECRETS_SECONDS)
         kept = schemas.mask(arguments, paths) if paths else arguments
         encoded = jsonrpc.beginning(kept, self._max_bytes) if is_large else jsonrpc.encode(kept)
         if len(encoded) <= self._max_bytes and jsonrpc.is_unstorable(encoded):

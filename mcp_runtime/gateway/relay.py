@@ -75,9 +75,9 @@ class Relay:
     async def _asked_once(self, route: Route, request: Request) -> Reply:
         if await self._with.is_modern(route, request.caller):
             return await self._ask_modern(route, request)
-        if request.caller.is_modern and request.schema:
+        if request.caller.is_modern and request.places:
             arguments = object_of(request.params.get("arguments"))
-            eras.check_parameter_headers(request.schema, arguments, request.caller_headers)
+            eras.check_parameter_headers(request.places, arguments, request.caller_headers)
         if request.caller.is_modern and "requestState" in request.params:
             return await self._answered(request)
         conversation = await self._with.for_request(route, request.caller)
@@ -343,10 +343,8 @@ class Relay:
         headers |= protocol.modern_headers(request.method, params)
         if caller.is_modern:
             headers |= request.parameter_headers  # the member judges them
-        elif request.schema:
-            with contextlib.suppress(ValueError):
-                places = protocol.parameter_headers(request.schema)
-                headers |= protocol.parameter_values(places, params.get("arguments") or {})
+        elif request.places:
+            headers |= protocol.parameter_values(request.places, params.get("arguments") or {})
         sent_id = self._with.new_id()
         body = envelope.encode(jsonrpc.request(sent_id, request.method, params))
         response = await self._wire.send(route, "POST", headers, body, caller.principal.owner, request.begin_sending)

@@ -280,6 +280,22 @@ def test_a_schema_that_took_too_long_to_check_in_a_busy_moment_validates_again(e
         ask({"text": 1})
 
 
+def test_a_definition_is_not_read_for_a_call(echo: Tool, bob: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of a megabyte holds the interpreter for longer than the rest of a call takes."""
+    field = Tool._meta.get_field("definition")
+    monkeypatch.setattr(field, "from_db_value", lambda *_: pytest.fail("read"))
+    call, _ = invocations.queue(member_name="anna", tool_name="echo", arguments={"text": "x"}, caller=Caller(REST, bob))
+    assert call.status == Status.QUEUED
+
+
+@pytest.mark.parametrize("schema", ["text", '{"required": ["b"]}', 7, None, [], {}])
+def test_what_is_no_schema_asks_for_nothing(echo: Tool, bob: User, schema: Any) -> None:
+    fault = schemas.check_schema(schema)
+    Tool.objects.filter(pk=echo.pk).update(definition={"name": "echo", "inputSchema": schema}, schema_error=fault)
+    call, _ = invocations.queue(member_name="anna", tool_name="echo", arguments={"a": 1}, caller=Caller(REST, bob))
+    assert (call.status, call.secret_paths) == (Status.QUEUED, [])
+
+
 def test_where_secrets_are_is_remembered(echo: Tool) -> None:
     invocation, _ = ask({"text": "a", "login": {"password": "sesame"}})
     assert row(invocation).secret_paths

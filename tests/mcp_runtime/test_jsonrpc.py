@@ -493,3 +493,18 @@ def test_what_goes_in_by_a_request_comes_out_by_its_response(value: Any) -> None
 def result_or_none(body: bytes | None) -> Any:
     assert body is not None
     return decode(body)["result"]
+
+
+@pytest.mark.parametrize("value", [{"a": "\x00"}, {"\ud800": 1}, ["\udfff"]])
+def test_what_a_database_does_not_take_is_not_storable(value: Any) -> None:
+    assert not jsonrpc.is_storable(value)
+
+
+@pytest.mark.parametrize("value", [{"a": ["\U0001f600", 1.5, None]}, {"a": "\\u0000"}])
+def test_what_a_database_takes_is_storable(value: Any) -> None:
+    assert jsonrpc.is_storable(value)
+
+
+def test_what_is_plainly_storable_is_not_built_again_to_compare_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonrpc, "storable", lambda *_: pytest.fail("built"))
+    assert jsonrpc.is_storable({f"key{number}": "hunter2" for number in range(100)})

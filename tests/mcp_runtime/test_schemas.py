@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -295,9 +296,25 @@ def test_a_verdict_of_a_busy_moment_is_kept_for_a_while_and_not_for_ever(monkeyp
     assert schemas.check_schema(SLOW) == ""
 
 
+def test_where_everything_is_secret_one_place_says_so_however_many_arguments_there_are() -> None:
+    arguments = {f"key{number}": "hunter2" for number in range(20_000)}
+    paths = schemas.secret_paths({"writeOnly": True}, arguments)
+    assert paths == [[]]
+    assert schemas.mask(arguments, paths) == dict.fromkeys(arguments, schemas.MASK)
+    assert schemas.without(arguments, paths) == {}
+
+
+def test_of_the_text_of_a_schema_that_is_too_long_nothing_is_read_or_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = json.dumps({"properties": {"pw": PASSWORD}, "description": "x" * schemas.MAX_SCHEMA_CHARACTERS})
+    monkeypatch.setattr(schemas, "json", None)
+    assert schemas.secret_paths(text, {"pw": "x"}) == schemas.EVERYWHERE
+    with pytest.raises(schemas.BrokenSchemaError, match="longer than"):
+        schemas.validate(text, {"pw": "x"})
+
+
 def test_secrets_that_were_not_found_in_a_busy_moment_are_found_later(monkeypatch: pytest.MonkeyPatch) -> None:
     schema = {"properties": {"pw": PASSWORD, **{f"p{number}": {} for number in range(99)}}, "title": "busy"}
-    assert schemas.secret_paths(schema, {"pw": "x", "p1": 1}, 0.0) == [["pw"], ["p1"]]
+    assert schemas.secret_paths(schema, {"pw": "x", "p1": 1}, 0.0) == schemas.EVERYWHERE
     now = time.monotonic()
     monkeypatch.setattr(schemas.time, "monotonic", lambda: now + schemas.RETRY_SECONDS + 1)
     assert schemas.secret_paths(schema, {"pw": "x", "p1": 1}) == [["pw"]]
@@ -401,7 +418,7 @@ def test_unevaluated_properties_are_checked() -> None:
         ({"dependentSchemas": {"a": {"properties": {"pw": PASSWORD}}}}, {"a": 1, "pw": 1}, [["pw"]]),
         ({"properties": {"pw": {"anyOf": [PASSWORD, {"type": "null"}]}}}, {"pw": 1}, [["pw"]]),
         ({"properties": {"a": {"$ref": "#/$defs/x~1y"}}, "$defs": {"x/y": PASSWORD}}, {"a": 1}, [["a"]]),
-        ({"properties": {"a": {"$ref": "#/allOf/0"}}, "allOf": [PASSWORD]}, {"a": 1}, [["a"]]),
+        ({"properties": {"a": {"$ref": "#/allOf/0"}}, "allOf": [PASSWORD]}, {"a": 1}, schemas.EVERYWHERE),
         ({"properties": {"a": {"$ref": "#pw"}}, "$defs": {"x": {**PASSWORD, "$anchor": "pw"}}}, {"a": 1}, [["a"]]),
         (
             {"properties": {"pw": PASSWORD, "next": {"$ref": "#"}}},

@@ -150,7 +150,25 @@ def test_arguments_that_may_hold_secrets_are_known_by_their_schema(db: None) -> 
         definition = {"name": name, "inputSchema": {"type": "object", "properties": {"key": schema}}}
         Tool.objects.create(member=row, name=name, definition=definition)
     tools = offers.load({}).members["a"].tools
-    assert {name: tool.may_hold_secrets for name, tool in tools.items()} == {"open": False, "secret": True}
+    assert {name: bool(tool.secretive_schema) for name, tool in tools.items()} == {"open": False, "secret": True}
+
+
+@pytest.mark.django_db
+def test_headers_that_repeat_arguments_are_known_from_the_beginning_and_a_wrong_demand_is_none() -> None:
+    row = member("a")
+    for name, kind in {"right": "string", "wrong": "object"}.items():
+        schema = {"type": "object", "properties": {"city": {"type": kind, "x-mcp-header": "City"}}}
+        Tool.objects.create(member=row, name=name, definition={"name": name, "inputSchema": schema})
+    tools = offers.load({}).members["a"].tools
+    headers = {name: dict(tool.parameter_headers) for name, tool in tools.items()}
+    assert headers == {"right": {("city",): "Mcp-Param-City"}, "wrong": {}}
+
+
+@pytest.mark.django_db
+def test_a_schema_that_asks_for_no_headers_is_not_walked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    Tool.objects.create(member=member("a"), name="t", definition={"name": "t", "inputSchema": {"type": "object"}})
+    monkeypatch.setattr(offers.protocol, "parameter_headers", lambda _: pytest.fail("walked through"))
+    assert not offers.load({}).members["a"].tools["t"].parameter_headers
 
 
 @pytest.mark.django_db

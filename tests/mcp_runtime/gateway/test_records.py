@@ -23,7 +23,7 @@ from tests.machine import Stopwatch
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-PASSWORD = {"type": "object", "properties": {"key": {"type": "string", "format": "password"}}}
+PASSWORD = '{"type": "object", "properties": {"key": {"type": "string", "format": "password"}}}'
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def call(recorder: Recorder) -> Callable[..., Call]:
     member = GuildMember.objects.create(name="notes", directory="notes")
 
     def make(**options: Any) -> Call:
-        given = {"arguments": {"a": 1}, "schema": {}, "may_hold_secrets": False, "principal": OPERATOR, "timeout": 5.0}
+        given = {"arguments": {"a": 1}, "schema": "", "principal": OPERATOR, "timeout": 5.0}
         given |= {"recorder": recorder, "member_id": member.pk, "member": "notes", "tool": "echo"}
         return Call(**given | options)
 
@@ -134,7 +134,7 @@ def test_of_large_arguments_no_more_is_encoded_than_is_kept(
     size = 4_000_000
     endless = {"a": [{"b": 1}] * 300, "nothing": object()}  # which cannot be encoded
     call(arguments=endless, size=size).answered(answer(**content("hi")))
-    call(arguments=endless, size=size, may_hold_secrets=True).answered(answer(**content("hi")))
+    call(arguments=endless, size=size, schema=PASSWORD).answered(answer(**content("hi")))
     monkeypatch.setattr(records.schemas, "secret_paths", lambda *_: pytest.fail("searched"))
     cut, secret = written(recorder)
     assert cut.arguments[CUT]["bytes"] == size
@@ -151,7 +151,7 @@ def test_nothing_of_arguments_and_results_is_kept_where_the_operator_says_so(cal
 
 
 def test_secrets_in_arguments_are_masked(recorder: Recorder, call: Callable[..., Call]) -> None:
-    call(arguments={"key": "hush"}, schema=PASSWORD, may_hold_secrets=True).answered(answer())
+    call(arguments={"key": "hush"}, schema=PASSWORD).answered(answer())
     call(arguments=["no object"]).answered(answer())
     masked, odd = written(recorder)
     assert "hush" not in json.dumps(masked.arguments)
