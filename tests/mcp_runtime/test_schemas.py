@@ -250,11 +250,11 @@ POINT = {"type": "object", "properties": {"x": {"type": "number"}, "name": {"typ
 @pytest.mark.parametrize(
     ("schema", "value"),
     [
-        (NUMBERS, [number / 2 for number in range(400_000)]),
-        ({"items": NUMBERS}, [[number / 2 for number in range(100)]] * 4000),
-        ({"items": {"anyOf": [{"type": "number"}, {"type": "null"}]}}, [1.5, None] * 100_000),
-        ({"items": {"enum": ["north", "south"]}}, ["south"] * 200_000),
-        ({"items": {"$ref": "#/$defs/point"}}, [{"x": 1.5, "name": "a"}] * 50_000),
+        (NUMBERS, [number / 2 for number in range(100_000)]),
+        ({"items": NUMBERS}, [[number / 2 for number in range(100)]] * 1000),
+        ({"items": {"anyOf": [{"type": "number"}, {"type": "null"}]}}, [1.5, None] * 20_000),
+        ({"items": {"enum": ["north", "south"]}}, ["south"] * 100_000),
+        ({"items": {"$ref": "#/$defs/point"}}, [{"x": 1.5, "name": "a"}] * 20_000),
     ],
 )
 def test_large_honest_arguments_are_checked(schema: dict[str, Any], value: Any) -> None:
