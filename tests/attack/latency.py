@@ -52,10 +52,10 @@ class Latency:
         took = sorted(self.took[door])
         return took[math.ceil(len(took) * 0.95) - 1] * 1000 if took else math.nan
 
-    def against(self, baseline: Latency) -> tuple[float, str]:
-        """The ratio of the 95th percentiles at the door that suffers more, and the figures of both doors in words."""
+    def against(self, baseline: Latency) -> tuple[dict[str, float], str]:
+        """The ratio of the 95th percentiles at each door, and the figures of both in words."""
         figures = [f"{door} {self.p95(door):.1f} ms against {baseline.p95(door):.1f}" for door in DOORS]
-        return max(self.p95(door) / baseline.p95(door) for door in DOORS), ", ".join(figures)
+        return {door: self.p95(door) / baseline.p95(door) for door in DOORS}, ", ".join(figures)
 
 
 @contextlib.contextmanager
