@@ -58,7 +58,8 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class WsgiServer:
-    """Answers an exchange. `after_step` runs in the thread after each step: to give connections back."""
+    """Answers an exchange. `after_step` runs in the thread after each step, and before one waits: to give connections
+    back."""
 
     def __init__(
         self, application: WSGIApplication, *, threads: int, name: tuple[str, int], after_step: Callable[[], None]
@@ -198,9 +199,10 @@ class WsgiServer:
                 del self._user_of[next(iter(self._user_of))]
 
     def _rest(self, answer: Answer) -> None:
-        """In the thread of a request that is about to wait."""
+        """In the thread of a request that is about to wait: what others need is theirs meanwhile."""
         if answer.turn is not None:
             self._turns.give_back(answer.turn)
+        self._finish_step(answer)
 
     async def _turn(self, answer: Answer) -> Turn:
         loop, given = asyncio.get_running_loop(), asyncio.Event()

@@ -521,6 +521,19 @@ def test_one_request_computes_at_a_time_and_those_that_wait_do_not_count(serve: 
     eventually(lambda: (serving.wsgi._turns._holder, serving.wsgi._places._slots.held) == (None, 0))
 
 
+def test_a_request_that_is_about_to_wait_gives_back_what_a_step_gives_back(serve: Serve) -> None:
+    before = []
+
+    def answer(environment: WSGIEnvironment) -> Iterable[bytes]:
+        environment["guildhall.waits"]()
+        before.append(serving.steps)
+        return [b"ok"]
+
+    serving = serve(Application(answer, ("Content-Length", "2")))
+    assert serving.get()[1] == b"ok"
+    assert before == [1]
+
+
 @pytest.mark.usefixtures("no_turn_is_long")
 def test_work_that_steps_aside_does_not_count(serve: Serve) -> None:
     workers = Workers()
