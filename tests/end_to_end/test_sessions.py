@@ -406,6 +406,7 @@ def test_through_the_gateway_the_agent_is_offered_the_tools_of_its_members_alone
     done = ask(talk, 'call one__echo {"text": "grüß dich"}')
     assert done.result == "The tool said: grüß dich"
     assert model.offered() == {f"mcp__guild-hall__one__{tool}" for tool in ("echo", "sleep", "fail")}
+    eventually(Invocation.objects.exists)  # it is written down a moment later
     assert Invocation.objects.get().door == "gateway"
     assert not ApiToken.objects.exists()
 
