@@ -60,6 +60,11 @@ def initialize_params(client_name: str, client_version: str, capabilities: Mappi
     }
 
 
+def folded(key: str) -> str:
+    """A key as lenient readers compare it: some take any case, a long s for an s as well, and some `task_id`."""
+    return key.replace("_", "").casefold()
+
+
 # The modern way ---------------------------------------------------------------------------------------------------
 
 

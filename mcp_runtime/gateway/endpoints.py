@@ -16,7 +16,7 @@ from typing import Any
 from mcp_runtime import jsonrpc, limits, protocol
 from mcp_runtime.access import Principal
 from mcp_runtime.errors import ClientError, ConnectError, MethodError, ProtocolError, RemoteError
-from mcp_runtime.gateway import envelope, eras, links, tasks
+from mcp_runtime.gateway import envelope, eras, held, links, tasks
 from mcp_runtime.gateway.conversations import Conversations
 from mcp_runtime.gateway.messages import Answer, Event, Reply, Request, Stream, unavailable
 from mcp_runtime.gateway.offers import Extras, OfferedMember, OfferedTool, Roster, Scope, resource_uri
@@ -42,6 +42,9 @@ NAMED_BY = {
     **dict.fromkeys(("tools/call", "prompts/get"), "name"),
     **dict.fromkeys(("resources/read", *SUBSCRIBING), "uri"),
 }
+# Keys that are judged here, in any way that members may read them.
+JUDGED = {method: {protocol.folded(key): key for key in held.KEYS} for method in held.METHODS}
+JUDGED["tools/call"] |= {"name": "name", "arguments": "arguments"}
 WITH_ARGUMENTS = ("tools/call", "prompts/get")
 REFERENCES = {"ref/prompt": "name", "ref/resource": "uri"}
 LISTS = {
@@ -166,6 +169,7 @@ class Endpoints:
         if caller.is_modern and method in eras.REMOVED:
             raise MethodError(METHOD_NOT_FOUND, f"{method} does not exist in {protocol.MODERN_VERSION}")
         _require_params(request)
+        _require_spelling(request)
         if place.member is None:
             request.params = tasks.unrelated(request.params)
         else:
@@ -209,8 +213,6 @@ class Endpoints:
         request.params = {**request.params, "name": own_name}
         if place.member is None:
             request.params = _without_task(request.params)
-        if any(key.lower() in ("name", "arguments") for key in request.params.keys() - USUAL_PARAMS):
-            raise MethodError(INVALID_PARAMS, "name and arguments are written in lower case, once")
         request.deadline.set(
             member.timeout_of(own_name), f"tool {own_name[:100]!r} of member {member.name!r}", member.name
         )
@@ -541,6 +543,20 @@ def _require_params(request: Request) -> None:
             raise MethodError(INVALID_PARAMS, f"completion/complete: ref.type must be one of {', '.join(REFERENCES)}")
         if not isinstance(ref.get(key), str):
             raise MethodError(INVALID_PARAMS, f"completion/complete: ref.{key} must be a string")
+
+
+def _require_spelling(request: Request) -> None:
+    """Raises MethodError for keys that members may read in the place of those that are judged here."""
+    judged = JUDGED.get(request.method)
+    if judged is None or not (unusual := request.params.keys() - USUAL_PARAMS):
+        return
+    for key in unusual:
+        name = judged.get(protocol.folded(key), key)
+        if name != key:
+            raise MethodError(INVALID_PARAMS, f"{name} is written exactly so, and once")
+        if key in held.KEYS and request.caller.session is not None:
+            # To a member without sessions it would be a state that nobody here has sealed for the caller.
+            raise MethodError(INVALID_PARAMS, f"a session has no {key}: it is asked on a stream")
 
 
 def _without_task(params: dict[str, Any]) -> dict[str, Any]:

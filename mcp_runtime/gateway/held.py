@@ -33,6 +33,8 @@ HELD_STREAM = 320_000
 SALT = "guildhall.gateway.request-state"
 # What a member may answer with questions. In other methods a requestState is no business of the gateway's.
 METHODS = frozenset({"tools/call", "prompts/get", "resources/read"})
+# The keys of the second request of a caller without a session.
+KEYS = ("requestState", "inputResponses")
 NOT_THEIRS = "this requestState is unknown, of another request, or too old"
 # What a caller must have declared to be asked it.
 CAPABILITIES = {"sampling/createMessage": "sampling", "elicitation/create": "elicitation", "roots/list": "roots"}

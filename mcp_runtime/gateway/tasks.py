@@ -76,7 +76,7 @@ def require_one_id(method: str, params: Mapping[str, Any]) -> None:
     """Raises MethodError for a request about tasks that does not name one, and once."""
     if method == f"{METHODS}list":
         raise MethodError(METHOD_NOT_FOUND, NO_LIST)
-    names = [key for key in params if key.replace("_", "").lower() == "taskid"]
+    names = [key for key in params if protocol.folded(key) == "taskid"]
     if names != ["taskId"] or not isinstance(params["taskId"], str):
         raise MethodError(INVALID_PARAMS, f"{method[:100]}: taskId must be a string, and there once")
 

@@ -393,9 +393,8 @@ def test_a_request_state_is_good_for_whom_it_was_told_and_for_that_request_alone
         "half a character": modern_call(owner, arguments=arguments, **{**more, "requestState": "\ud800.state"}),
         "no text": modern_call(owner, arguments=arguments, **{**more, "requestState": ["x"]}),
     }
-    if kind == "modern":  # one with sessions does not know the word
-        session = world.agent().begin(elicitation={})
-        thieves["a session"] = session.send("tools/call", name="notes__echo", arguments=arguments, **more)
+    session = world.agent().begin(elicitation={})
+    thieves["a session"] = session.send("tools/call", name="notes__echo", arguments=arguments, **more)
     for who, response in thieves.items():
         assert messages_of(response)[-1].get("error", {}).get("code") == -32602, (who, response.text)
         assert "secret" not in response.text, who
@@ -403,6 +402,35 @@ def test_a_request_state_is_good_for_whom_it_was_told_and_for_that_request_alone
     assert "the secret" in said(modern_call(owner, arguments=arguments, **more))
     if kind == "modern":
         assert member.heard("tools/call")[1]["params"]["requestState"] == "state of the member"
+
+
+@pytest.mark.parametrize(
+    "key", ["requeststate", "RequestState", "request_state", "reque\u017ftState", "inputresponses", "input_responses"]
+)
+def test_no_state_passes_under_a_key_that_lenient_members_read_all_the_same(world: World, key: str) -> None:
+    member = world.member("notes", MODERN)
+    told = (-32602, f"{'inputResponses' if key.startswith('in') else 'requestState'} is written exactly so, and once")
+    for path, tool in (("/mcp", "notes__echo"), ("/mcp/notes", "echo")):
+        agent, session = world.agent(path), world.agent(path).begin(elicitation={})
+        more = {"name": tool, "arguments": {}, key: "state of the member"}
+        assert failure(agent.modern("tools/call", **more)) == told
+        assert failure(session.send("tools/call", **more)) == told
+    for method, named in (("prompts/get", {"name": "x"}), ("resources/read", {"uri": "x:"})):
+        assert failure(agent.modern(method, **named, **{key: "state of the member"})) == told
+        assert member.heard(method) == []
+    assert member.heard("tools/call") == []
+
+
+@pytest.mark.parametrize("more", [{"requestState": "state of the member"}, {"inputResponses": {}}])
+def test_a_session_brings_no_state_also_to_a_member_that_speaks_both_eras(world: World, more: dict[str, Any]) -> None:
+    member = world.member("notes", {"server/discover": MODERN["server/discover"], "tools/call": with_table})
+    can = {f"{META}clientCapabilities": {"elicitation": {}}}
+    first = modern_call(world.agent(), meta=can).json()["result"]
+    assert first["requestState"].endswith(".state of the member")
+    session = world.agent(token=make_token(User.objects.create_superuser("olga"))).begin(elicitation={})
+    response = session.send("tools/call", name="notes__echo", arguments={}, **more)
+    assert failure(response) == (-32602, f"a session has no {min(more)}: it is asked on a stream")
+    assert len(member.heard("tools/call")) == 1
 
 
 def test_a_held_stream_is_let_go_when_its_caller_goes_away_in_the_second_round(world: World) -> None:

@@ -135,7 +135,7 @@ def test_nobody_reads_answers_or_cancels_the_task_of_another(world: World, era: 
     assert heard_of_tasks(member) == []
 
 
-@pytest.mark.parametrize("more", [{"taskid": "t1"}, {"task_id": "t1"}, {"TaskID": "t1"}])
+@pytest.mark.parametrize("more", [{"taskid": "t1"}, {"task_id": "t1"}, {"TaskID": "t1"}, {"ta\u017fkId": "t1"}])
 def test_a_task_is_named_once_however_members_take_names(world: World, more: dict[str, str]) -> None:
     member = world.member(behaviours=TASKS)
     agent = in_session(world)
