@@ -41,6 +41,7 @@ EAR_LOOK = 0.5
 EAR_SESSION_LOOK = 5.0
 OPEN_SECONDS = 0.5  # that a request waits for its session's stream to be open
 AGAIN_SECONDS = 1.0  # before a member's stream that ended is opened anew
+RESOLVED_AT_ONCE = 5  # URIs of a stream; each is compared with templates of all members, and calls go on in between
 NO_STREAM = (404, 405, 501)  # a member that offers none
 
 # What a caller may want to hear of: the name in a modern filter, the kind of list, the notification.
@@ -65,6 +66,9 @@ class OpenStream:
     told: dict[str, bytes] = field(default_factory=dict)  # kind of list -> digest of what the caller may know
     members: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     heard: dict[str, asyncio.Event] = field(default_factory=dict)  # by member: it is listened to, or was tried
+    # At the roster, of the URIs of a filter: member and own URI, and what the answer depends on.
+    resolved: list[tuple[str, str]] = field(default_factory=list)
+    resolved_for: Any = None
 
     def wants(self, key: str) -> bool:
         return self.wanted is None or self.wanted.get(key) is True
@@ -145,9 +149,10 @@ class Listening:
             if session.outbox is not None:
                 session.outbox.close()  # one at a time: what is said is said once
             session.outbox = stream.outbox
-        self._follow_members(stream)
         opened = Stream(self._events(stream), partial(self._close, stream))
         try:
+            await self._resolve(stream)
+            self._follow_members(stream)
             if wanted is not None:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(READY_SECONDS):
@@ -225,6 +230,7 @@ class Listening:
         """Tell each stream whose lists are others now. Streams may be many: calls go on in between."""
         for stream in list(self._open):
             await asyncio.sleep(0)
+            await self._resolve(stream)
             if stream not in self._open:
                 continue
             before = stream.told
@@ -281,11 +287,29 @@ class Listening:
             may, session = stream.caller.principal.may_use_all, stream.caller.session
             subscribed = session.subscriptions.items() if session else ()
             return [(name, uri) for name, uris in subscribed if may(name) for uri in uris]
-        uris = stream.wanted.get("resourceSubscriptions") or []
         if stream.place.member is not None:
-            return [(stream.place.member, uri) for uri in uris]
-        roster, principal = self._roster(), stream.caller.principal
-        return [found for uri in uris if (found := roster.resource(uri, principal, stream.place.scope))]
+            return [(stream.place.member, uri) for uri in stream.wanted.get("resourceSubscriptions") or []]
+        may = stream.caller.principal.may_use_all
+        return [(name, uri) for name, uri in stream.resolved if may(name)]
+
+    async def _resolve(self, stream: OpenStream) -> None:
+        """Find whose resources a filter at the roster names, unless that is known already."""
+        if stream.wanted is None or stream.place.member is not None:
+            return
+        uris = stream.wanted.get("resourceSubscriptions") or []
+        while (basis := self._basis(stream)) != stream.resolved_for:
+            roster, principal, resolved = self._roster(), stream.caller.principal, []
+            for count, uri in enumerate(uris, 1):
+                if (found := roster.resource(uri, principal, stream.place.scope)) is not None:
+                    resolved.append(found)
+                if count % RESOLVED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            stream.resolved, stream.resolved_for = resolved, basis
+
+    def _basis(self, stream: OpenStream) -> Any:
+        """All that decides whose a resource is. A roster that was only read again leaves it as it is."""
+        roster = self._roster()
+        return frozenset(roster.members), roster.extras, stream.caller.principal
 
     async def _follow(self, stream: OpenStream, name: str) -> None:
         """Hear the member, whenever it is there, for as long as the stream is open."""

@@ -24,7 +24,11 @@ RESOURCE_PREFIX = "guild://"
 KEYS = {"prompts": "name", "resources": "uri", "resourceTemplates": "uriTemplate"}
 MAX_CACHED_LISTS = 500
 MAX_CACHED_DIGESTS = 500
+# A URI is compared with templates on the gateway's loop: of templates that are made to take long, so much and no more.
 MAX_MATCHED = 2_000  # characters of a URI, and of a template that it is compared with
+MAX_EXPRESSIONS = 20  # of a template that a URI is compared with
+MAX_TEMPLATES = 200  # of a member that a URI is compared with
+MAX_LITERAL = 32  # characters of what stands between two expressions that are looked for
 _EXPRESSION = re.compile(r"\{[^{}]*\}")
 
 
@@ -50,13 +54,15 @@ class OfferedTool:
 class Entry:
     """A prompt, a resource or a template. `key` is its name or URI; `own` its JSON, as the member lists it.
 
-    `listed_as` and `listed` are the same beside those of other members.
+    `listed_as` and `listed` are the same beside those of other members. `literals` are what a template has between its
+    expressions, and around them; empty when no URI is compared with it.
     """
 
     key: str
     listed_as: str
     own: bytes
     listed: bytes
+    literals: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +72,21 @@ class Extras:
     prompts: tuple[Entry, ...] = ()
     resources: tuple[Entry, ...] = ()
     templates: tuple[Entry, ...] = ()
+    _uris: frozenset[str] = field(init=False, compare=False)
+    _literals: tuple[tuple[str, ...], ...] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_uris", frozenset(one.key for one in self.resources + self.templates))
+        compared = [one.literals for one in self.templates if one.literals]
+        object.__setattr__(self, "_literals", tuple(compared[:MAX_TEMPLATES]))
 
     def of(self, kind: str) -> tuple[Entry, ...]:
         return {"prompts": self.prompts, "resources": self.resources}.get(kind, self.templates)
 
     def may_have(self, uri: str) -> bool:
         """Whether a resource, or a template, is listed for this URI."""
-        return any(one.key == uri for one in self.resources) or any(
-            one.key == uri or template_matches(one.key, uri) for one in self.templates
+        return uri in self._uris or (
+            len(uri) <= MAX_MATCHED and any(literals_match(literals, uri) for literals in self._literals)
         )
 
 
@@ -196,28 +209,40 @@ def entry(member: str, kind: str, definition: dict[str, Any]) -> Entry | None:
         return None
     listed_as = protocol.qualified_name(member, key) if kind == "prompts" else resource_uri(member, key)
     listed = protocol.offered_entry(definition, name, listed_as)
-    return Entry(key, listed_as, jsonrpc.encode(definition), jsonrpc.encode(listed))
+    literals = literals_of(key) if kind == "resourceTemplates" else ()
+    return Entry(key, listed_as, jsonrpc.encode(definition), jsonrpc.encode(listed), literals)
 
 
-def template_matches(template: str, uri: str) -> bool:
-    """Whether the URI may be one of the template's (RFC 6570): its fixed parts occur in order, at both ends as well.
+def literals_of(template: str) -> tuple[str, ...]:
+    """What a template (RFC 6570) has between its expressions, and around them; empty for one that matches nothing.
 
-    What stands in for an expression is not looked at, so this says yes rather than no, in linear time. A template that
-    begins with an expression would match everything, so it matches nothing.
+    One that begins with an expression would match everything, so it matches nothing.
     """
-    if max(len(template), len(uri)) > MAX_MATCHED:
+    if len(template) > MAX_MATCHED:
+        return ()
+    first, *others = _EXPRESSION.split(template)
+    if not first or not 1 <= len(others) <= MAX_EXPRESSIONS:
+        return ()
+    *middle, last = others
+    return first, *(part[:MAX_LITERAL] for part in middle), last
+
+
+def literals_match(literals: tuple[str, ...], uri: str) -> bool:
+    """Whether the URI may be one of the template's: these parts occur in order, at both ends as well.
+
+    What stands in for an expression is not looked at, nor the end of a long part between two of them, so this says yes
+    rather than no.
+    """
+    first, last = literals[0], literals[-1]
+    if not uri.startswith(first) or not uri.endswith(last):
         return False
-    first, *middle = _EXPRESSION.split(template)
-    if not first or not middle or not uri.startswith(first):
-        return False
-    last, at = middle.pop(), len(first)
-    end = len(uri) - len(last)
-    for part in middle:
+    at, end = len(first), len(uri) - len(last)
+    for part in literals[1:-1]:
         at = uri.find(part, at, end)
         if at < 0:
             return False
         at += len(part)
-    return at <= end and uri.endswith(last)
+    return at <= end
 
 
 def members_of_session(session_id: int, user_id: int | None) -> frozenset[str] | None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mcp_runtime.gateway import links, offers
+from mcp_runtime.gateway.offers import Extras
 from tests.conftest import eventually
 from tests.end_to_end.agents import META, messages_of
 from tests.mcp_runtime.gateway.conftest import ALL, MODERN, Asked, Behaviour, Member, World, event, result
@@ -157,11 +158,15 @@ def test_what_surrounds_a_resource_is_not_touched() -> None:
         ("x:{a}/b/{c}.md", "x:1/c/2.md", False),
         ("x:{a}b/b{c}", "x:b/b", True),
         ("x:ab{a}ba", "x:aba", False),
-        ("x:1", "x:1", False),  # no template
+        ("x:1", "x:12", False),  # no template
         ("{+uri}", "x:1", False),
         ("x:{", "x:1", False),
         ("x:{a}", "x:" + "1" * 3000, False),
+        ("x:" + "{a}" * 20, "x:1", True),
+        ("x:" + "{a}" * 21, "x:1", False),
     ],
 )
 def test_a_template_matches_what_may_be_made_of_it(template: str, uri: str, matches: bool) -> None:
-    assert offers.template_matches(template, uri) is matches
+    listed = offers.entry("m", "resourceTemplates", {"uriTemplate": template, "name": "t"})
+    assert listed is not None
+    assert Extras(templates=(listed,)).may_have(uri) is matches

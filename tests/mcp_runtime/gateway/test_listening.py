@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -13,6 +14,7 @@ from django.contrib.auth.models import User
 
 from mcp_runtime import limits
 from mcp_runtime.gateway import listening
+from mcp_runtime.gateway.offers import Roster
 from roster.models import ApiToken, GuildMember, Hall, Tool
 from tests.conftest import eventually
 from tests.end_to_end.agents import META, Agent, Heard, make_token, messages_of
@@ -444,6 +446,43 @@ def test_a_modern_caller_at_the_roster_hears_of_resources_of_every_kind_of_membe
         assert heard.next()["params"]["notifications"] == {"resourceSubscriptions": uris[:2]}
         assert {heard.until(UPDATED)["params"]["uri"] for _ in range(2)} == set(uris[:2])
     assert member.heard("resources/subscribe")[0]["params"] == {"uri": "x:1"}
+
+
+class Resolutions:
+    """How often a URI was looked for on the roster, and how often at most before the loop had another turn."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = self.most_at_once = self._now = 0
+        self._look = Roster.resource
+        monkeypatch.setattr(Roster, "resource", lambda *args: self._counted(*args))
+
+    def _counted(self, *args: Any) -> tuple[str, str] | None:
+        if not self._now:
+            asyncio.get_running_loop().call_soon(self._begin_anew)
+        self.count += 1
+        self._now += 1
+        self.most_at_once = max(self.most_at_once, self._now)
+        return self._look(*args)
+
+    def _begin_anew(self) -> None:
+        self._now = 0
+
+
+def test_the_resources_of_a_stream_are_looked_for_once_and_calls_go_on_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update = event(notification(UPDATED, uri="x:1"))
+    member = world.member("notes", {**MODERN, "subscriptions/listen": saying(*[update] * 5)}, capabilities=ALL)
+    agent = world.agent()
+    resolutions = Resolutions(monkeypatch)
+    uris = [f"guild://notes/x:{number}" for number in range(100)]
+    with listen(agent, resourceSubscriptions=uris) as heard:
+        for _ in range(5):
+            assert heard.until(UPDATED)["params"]["uri"] == "guild://notes/x:1"
+        assert (resolutions.count, resolutions.most_at_once) == (100, listening.RESOLVED_AT_ONCE)
+        GuildMember.objects.filter(pk=member.row.pk).update(enabled=False)
+        world.gateway.member_changed(member.row.pk)
+        eventually(lambda: resolutions.count == 200)  # another roster has others
 
 
 def test_a_listener_is_told_that_the_gateway_ends(world: World) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -142,6 +143,49 @@ def test_a_resource_that_is_not_for_the_caller_is_not_there(roster: Roster, uri:
     assert roster.resource(uri, Principal(1, "x", invokes=True, tools=frozenset({("a", "t")})), ALL) is None
     assert roster.resource(uri, OPERATOR, Scope(frozenset({"b"}))) is None
     assert roster.resource(uri.replace("/a/", "/off/"), Principal(1, "x"), ALL) is None
+
+
+class CountedUri(str):
+    """How often it is compared with a part of a template."""
+
+    comparisons = 0
+
+    def startswith(self, *args: Any) -> bool:
+        self.comparisons += 1
+        return super().startswith(*args)
+
+    def find(self, *args: Any) -> int:
+        self.comparisons += 1
+        return super().find(*args)
+
+
+def roster_with(templates: list[str], roster: Roster) -> Roster:
+    lists = {"resourceTemplates": [{"uriTemplate": template, "name": "t"} for template in templates]}
+    return replace(roster, extras={"a": extras("a", lists)})
+
+
+def test_a_template_is_split_when_it_is_listed_and_not_for_each_uri(
+    roster: Roster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = roster_with(["zz:/{a}/1"], roster)
+    monkeypatch.setattr(offers, "_EXPRESSION", None)
+    assert known.resource("zz:/x/1", OPERATOR, ALL) == ("a", "zz:/x/1")
+
+
+@pytest.mark.parametrize(
+    "templates",
+    [[f"zz:/{{a}}/{number}" for number in range(2_000)], ["zz:" + "{a}x" * 470 + str(number) for number in range(50)]],
+)
+def test_a_uri_is_compared_with_so_many_templates_and_parts_of_them(roster: Roster, templates: list[str]) -> None:
+    uri = CountedUri("zz:/" + "x" * 1_900 + "/-")
+    roster_with(templates, roster).resource(uri, OPERATOR, ALL)
+    assert uri.comparisons < 300
+
+
+def test_the_parts_of_a_template_that_are_looked_for_are_short(roster: Roster) -> None:
+    literals = offers.literals_of("x:{a}" + "b" * 1_000 + "{c}/d")
+    assert [len(part) for part in literals] == [2, offers.MAX_LITERAL, 2]
+    assert offers.literals_match(literals, "x:1" + "b" * 1_000 + "2/d")
 
 
 def test_arguments_that_may_hold_secrets_are_known_by_their_schema(db: None) -> None:
