@@ -1,7 +1,7 @@
 """Whose request computes. Threads of one interpreter that compute at the same time only make each other late.
 
-So one of them has the turn. The next turn goes to the client that has used least of the interpreter's time lately, and
-a request that asks the database something leaves its turn to such a client in the midst of its work.
+So one of them has the turn. The next turn goes to the user who has used least of the interpreter's time lately, and a
+request that asks the database something leaves its turn to such a user in the midst of its work.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from mcp_runtime.limits import Owner
-
-# What a client that was quiet may use before it is behind others again: about one or two requests.
+# What a user who was quiet may use before it is behind others again: about one or two requests.
 CREDIT_SECONDS = 0.02
-MAX_CLIENTS = 10_000
-# Who has had its turn for so long computes much, or waits for what nobody here knows of. Others go on beside it.
-LONG_SECONDS = 0.02
+MAX_USERS = 10_000
+# Who has the turn and goes on for so long computes much, or waits for what nobody here knows of. Then who waits goes on
+# beside it: after a moment who has used less, after a while who has used more, and at last who is of the same user.
+# Else one user's long requests would be all at work at the same time.
+PATIENCE_SECONDS, HEAVY_PATIENCE_SECONDS, OWN_PATIENCE_SECONDS = 0.005, 0.1, 0.5
+
+User = int  # 0: all whom nobody knows
 
 
 class Turn:
     """What a request computes by. `wake` is called when it has its turn, by the thread that hands it over."""
 
-    def __init__(self, owner: Owner, wake: Callable[[], object]) -> None:
-        self.owner = owner
+    def __init__(self, user: User, wake: Callable[[], object]) -> None:
+        self.user = user
         self.wake = wake
         self.is_begun = False
         self.counted = 0.0  # CPU seconds of its thread, as far as they were counted
@@ -36,8 +38,8 @@ class Turn:
 class Turns:
     """Any thread may call all of it.
 
-    What clients use is counted as Linux counts it for processes: a client that comes back after a while starts where
-    that one is which was served last, less a small credit. So nobody saves up, and nobody pays for long.
+    What users use is counted as Linux counts it for processes: one that comes back after a while starts where that one
+    is which was served last, less a small credit. So nobody saves up, and nobody pays for long.
     """
 
     def __init__(self) -> None:
@@ -45,17 +47,20 @@ class Turns:
         self._holder: Turn | None = None
         self._is_away = False  # the holder is at a query
         self._since = 0.0  # when the holder got it, on the monotonic clock
+        self._beside: list[Turn] = []  # that went on for long, and still do
         self._waiting: list[Turn] = []
-        self._used: dict[Owner, float] = {}  # seconds, on a scale that all share
-        self._now = 0.0  # on that scale: where the client is that had the last turn
+        self._used: dict[User, float] = {}  # seconds, on a scale that all share
+        self._now = 0.0  # on that scale: where the user is who had the last turn
 
     def take(self, turn: Turn) -> bool:
         """Whether it has its turn at once; else `wake` tells when."""
         with self._lock:
-            if turn.owner not in self._used and len(self._used) >= MAX_CLIENTS:
-                self._used = {owner: used for owner, used in self._used.items() if used > self._now - CREDIT_SECONDS}
-            self._used[turn.owner] = max(self._used_by(turn), self._now - CREDIT_SECONDS)
-            if self._holder is None or (self._is_away and self._used_by(turn) < self._used_by(self._holder)):
+            if turn.user not in self._used and len(self._used) >= MAX_USERS:
+                self._used.clear()
+            self._used[turn.user] = max(self._used_by(turn), self._now - CREDIT_SECONDS)
+            if not self._is_beside(turn) and (
+                self._holder is None or (self._is_away and self._used_by(turn) < self._used_by(self._holder))
+            ):
                 self._give(turn)
                 return True
             self._waiting.append(turn)
@@ -64,16 +69,24 @@ class Turns:
     def give_back(self, turn: Turn) -> None:
         """The request is over, or waits for something else: then its next query brings it back."""
         with self._lock:
-            if turn is self._holder:
-                self._hand_on()
-            elif turn in self._waiting:
+            if turn in self._waiting:
                 self._waiting.remove(turn)
+            self._let_go(turn)
 
-    def end_long(self) -> None:
-        """For those who wait, now and then: who has had its turn for LONG_SECONDS goes on without."""
+    def patience(self, turn: Turn) -> float:
+        """Seconds until one that waits may insist."""
         with self._lock:
-            if self._holder is not None and time.monotonic() - self._since > LONG_SECONDS:
-                self._hand_on()
+            return max(self._since + self._patience(turn) - time.monotonic(), PATIENCE_SECONDS / 5)
+
+    def insist(self, turn: Turn) -> None:
+        """For one that waits: if who has the turn goes on for long, it is woken to go on beside it."""
+        with self._lock:
+            if turn in self._waiting and time.monotonic() > self._since + self._patience(turn):
+                self._waiting.remove(turn)
+                if self._holder is not None:
+                    self._beside.append(self._holder)
+                self._give(turn)
+                turn.wake()
 
     # In the thread of the request
 
@@ -84,16 +97,19 @@ class Turns:
         """What the request has used since it was counted last."""
         before, turn.counted = turn.counted, time.thread_time()
         with self._lock:
-            self._used[turn.owner] = self._used_by(turn) + turn.counted - before
+            self._used[turn.user] = self._used_by(turn) + turn.counted - before
 
     def leave(self, turn: Turn) -> None:
-        """For a query: meanwhile a client that has used less may have the turn. `come_back` must follow."""
+        """For a query: meanwhile a user who has used less may have the turn. `come_back` must follow."""
         self.count(turn)
         with self._lock:
-            if turn is self._holder:
-                self._is_away = True
-                if self._waiting and min(map(self._used_by, self._waiting)) < self._used_by(turn):
-                    self._hand_on()
+            if turn is not self._holder:
+                self._let_go(turn)
+                return
+            self._is_away = True
+            first = self._first()
+            if first is not None and self._used_by(first) < self._used_by(turn):
+                self._hand_on()
 
     def come_back(self, turn: Turn) -> None:
         """The query is answered: go on when it is its turn."""
@@ -104,26 +120,48 @@ class Turns:
         called = threading.Semaphore(0)
         turn.wake = called.release
         if not self.take(turn):
-            while not called.acquire(timeout=LONG_SECONDS):
-                self.end_long()
+            while not called.acquire(timeout=self.patience(turn)):
+                self.insist(turn)
 
     # With the lock
 
     def _used_by(self, turn: Turn) -> float:
-        return self._used.get(turn.owner, 0.0)
+        return self._used.get(turn.user, self._now - CREDIT_SECONDS)
+
+    def _is_beside(self, turn: Turn) -> bool:
+        return any(other.user == turn.user for other in self._beside)
+
+    def _patience(self, turn: Turn) -> float:
+        holder = self._holder
+        if holder is None or holder.user == turn.user or self._is_beside(turn):
+            return OWN_PATIENCE_SECONDS
+        return PATIENCE_SECONDS if self._used_by(turn) < self._used_by(holder) else HEAVY_PATIENCE_SECONDS
 
     def _give(self, turn: Turn) -> None:
         self._holder, self._is_away, self._since = turn, False, time.monotonic()
         self._now = max(self._now, self._used_by(turn))
 
+    def _let_go(self, turn: Turn) -> None:
+        if turn in self._beside:
+            self._beside.remove(turn)
+        if turn is self._holder or self._holder is None:
+            self._hand_on()
+
     def _hand_on(self) -> None:
         self._holder = None
-        if self._waiting:
-            # Of one client first what is begun, and then what waits longest.
-            turn = min(self._waiting, key=lambda waiting: (self._used_by(waiting), not waiting.is_begun))
+        turn = self._first()
+        if turn is not None:
             self._waiting.remove(turn)
             self._give(turn)
             turn.wake()
+
+    def _first(self) -> Turn | None:
+        """Of one user first what is begun, and then what waits longest. None of whom something goes on beside."""
+        return min(
+            (waiting for waiting in self._waiting if not self._is_beside(waiting)),
+            key=lambda waiting: (self._used_by(waiting), not waiting.is_begun),
+            default=None,
+        )
 
 
 # Queries ----------------------------------------------------------------------------------------------------------
@@ -154,7 +192,7 @@ def _at_query(execute: Callable[..., Any], sql: str, params: Any, many: bool, co
     # Who writes, or waits to write, keeps its turn. Others would only wait for the same lock, in pauses that become
     # longer and longer (SQLite); and who holds a lock must not wait for one that wants it.
     here = getattr(_local, "turn", None)
-    if here is None or context["connection"].in_atomic_block or not sql.startswith("SELECT"):
+    if here is None or context["connection"].in_atomic_block or not str(sql).startswith("SELECT"):
         return execute(sql, params, many, context)
     turns, turn = here
     turns.leave(turn)

@@ -27,7 +27,7 @@ from typing import IO, Any
 from urllib.parse import unquote_to_bytes
 from wsgiref.types import WSGIApplication, WSGIEnvironment
 
-from guildhall.turns import LONG_SECONDS, Turn, Turns, computing
+from guildhall.turns import Turn, Turns, computing
 from mcp_runtime import http_server
 from mcp_runtime.http_server import Exchange, TooLargeError
 from mcp_runtime.limits import BudgetError, ByteBudget, Owner, Places
@@ -49,8 +49,10 @@ BODIES = 64_000_000
 # go on sending, and many times as fast as the client that they want out.
 COMING = 32_000_000
 WAITS = "guildhall.waits"  # in the environment: to be called by a request that is about to wait
-USER = "guildhall.user"  # in the environment: to be called with the id of the user whose request it was
-MAX_CLIENTS = 10_000  # whose users are known
+OWNER = "guildhall.owner"  # in the environment: to be called with the ids of the user and token whose request it was
+STRANGER: Owner = (0, 0)
+MAX_OWNERS = 10_000
+MAX_CLIENTS = 32  # of one owner that are known: one good token can be spelt in many ways, from many addresses
 SHORT_BODY = 16_384  # bytes; not counted, because as many connections as there may be have 64 MB of them
 LOOPBACK = ("127.0.0.1", "::1")
 
@@ -69,7 +71,7 @@ class WsgiServer:
         # Of two or three places one client alone would get one or two.
         self._places = Places(max(threads, 4))
         self._turns = Turns()
-        self._user_of: dict[int, int] = {}  # by client; the one that came last is the last
+        self._owners = Owners()
         self._after_step = after_step
         self._coming: dict[Exchange, int] = {}  # bytes of each body; the one that has not grown for longest is first
         self._bodies = ByteBudget(of_token=BODIES_OF_CLIENT, of_user=BODIES_OF_ADDRESS, in_all=BODIES)
@@ -93,9 +95,9 @@ class WsgiServer:
                     body = b""  # it means nothing (RFC 9110, 9.3.1), and anybody may read a large file slowly
                 with self._kept(exchange, len(body)):
                     environment = {**self._environment, **request_environment(exchange, body)}
-                    answer = Answer(self._application, environment, exchange, self._owner_of(exchange))
+                    answer = Answer(self._application, environment, exchange, self._owners.of(client_of(exchange)))
                     environment[WAITS] = partial(self._rest, answer)
-                    environment[USER] = partial(self._learn, client_of(exchange))
+                    environment[OWNER] = partial(self._owners.learn, client_of(exchange))
                     await self._answer(exchange, answer)
             except TooLargeError:
                 _refuse(exchange, 413, f"The body is larger than {http_server.MAX_BODY:,} bytes.")
@@ -181,23 +183,6 @@ class WsgiServer:
         self._threads.run(step)
         return await over
 
-    def _owner_of(self, exchange: Exchange) -> Owner:
-        """Whose request it is: a client's whose credentials were good before, or of an address, for all others of that.
-
-        Who invents credentials anew for each request does not come before those who have some.
-        """
-        client = client_of(exchange)
-        user_id = self._user_of.get(client)
-        return (hash(exchange.address[0]), 0) if user_id is None else (user_id, client)
-
-    def _learn(self, client: int, user_id: int) -> None:
-        """In any thread."""
-        self._user_of.pop(client, None)
-        self._user_of[client] = user_id
-        while len(self._user_of) > MAX_CLIENTS:
-            with contextlib.suppress(KeyError, RuntimeError):  # another thread was quicker
-                del self._user_of[next(iter(self._user_of))]
-
     def _rest(self, answer: Answer) -> None:
         """In the thread of a request that is about to wait: what others need is theirs meanwhile."""
         if answer.turn is not None:
@@ -205,14 +190,15 @@ class WsgiServer:
         self._finish_step(answer)
 
     async def _turn(self, answer: Answer) -> Turn:
-        loop, given = asyncio.get_running_loop(), asyncio.Event()
-        turn = answer.turn = Turn(answer.owner, partial(_soon, loop, given.set))
+        loop = asyncio.get_running_loop()
+        given: asyncio.Future[None] = loop.create_future()
+        turn = answer.turn = Turn(answer.owner[0] or 0, partial(_soon, loop, _settle, given))
         if not self._turns.take(turn):
             try:
-                while not given.is_set():
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(given.wait(), LONG_SECONDS)
-                    self._turns.end_long()
+                while not given.done():
+                    await asyncio.wait([given], timeout=self._turns.patience(turn))
+                    if not given.done():
+                        self._turns.insist(turn)
             except asyncio.CancelledError:
                 self._turns.give_back(turn)
                 raise
@@ -265,8 +251,14 @@ class Answer:
 
     def step(self) -> bool:
         """As much as the client can take. True: that was all."""
+        before = about_to_wait.set(self._environment.get(WAITS, lambda: None))
+        try:
+            return self._step()
+        finally:
+            about_to_wait.reset(before)  # the thread would keep the request, and tell of another one's waiting
+
+    def _step(self) -> bool:
         if self._result is None:
-            about_to_wait.set(self._environment.get(WAITS, lambda: None))
             self._result = self._application(self._environment, self._start_response)
             self._parts = iter(self._result)
         for part in self._parts:
@@ -360,6 +352,45 @@ class Answer:
             _refuse(self._exchange, 500, "The server failed.")
 
 
+class Owners:
+    """Whose the requests of a client are: those whose credentials were good before, or strangers, who are all as one.
+
+    So who invents credentials, has many addresses, or spells its own in many ways takes no part of anybody else's.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner_of: dict[int, Owner] = {}
+        self._clients_of: dict[Owner, deque[int]] = {}  # the one that was learnt last is the last, in both
+
+    def of(self, client: int) -> Owner:
+        return self._owner_of.get(client, STRANGER)
+
+    def learn(self, client: int, user_id: int, token_id: int | None) -> None:
+        """What the application found out."""
+        owner = user_id, token_id
+        if self._owner_of.get(client) == owner:
+            return
+        with self._lock:
+            self._forget(client)
+            self._owner_of[client] = owner
+            clients = self._clients_of.setdefault(owner, deque())
+            clients.append(client)
+            if len(clients) > MAX_CLIENTS:
+                self._forget(clients[0])
+            if len(self._clients_of) > MAX_OWNERS:
+                for one in list(next(iter(self._clients_of.values()))):
+                    self._forget(one)
+
+    def _forget(self, client: int) -> None:
+        owner = self._owner_of.pop(client, None)
+        if owner is not None:
+            clients = self._clients_of[owner]
+            clients.remove(client)
+            if not clients:
+                del self._clients_of[owner]
+
+
 class Threads:
     """At most so many, made when they are needed. Daemons: work that waits for a minute does not hold up the end."""
 
@@ -439,6 +470,11 @@ def _key(name: bytes) -> str:
 def _refuse(exchange: Exchange, status: int, text: str) -> None:
     exchange.is_kept_alive = False
     exchange.reply(status, f"{text}\n".encode(), [(b"content-type", b"text/plain; charset=utf-8")])
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _soon(loop: asyncio.AbstractEventLoop, work: Callable[..., None], *args: Any) -> None:

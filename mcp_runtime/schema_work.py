@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
@@ -51,10 +51,20 @@ class _Turns:
         with self._lock:
             under_way = {who: at for who, at in self._free_at.items() if at > now}
             begin = under_way.get(owner, now)
-            share = SHARE / len(under_way.keys() | {owner})
+            share = _share_of(owner, under_way.keys() | {owner})
             begin += overdrawn / share
             self._free_at = {**under_way, owner: begin + STEP_SECONDS / share}
         return begin - now
+
+
+def _share_of(owner: Hashable, owners: Set[Hashable]) -> float:
+    """Of one CPU. Users share it, and what a user has its tokens share: one user can have any number of them."""
+    of_same = sum(_user_of(other) == _user_of(owner) for other in owners)
+    return SHARE / len({_user_of(other) for other in owners}) / of_same
+
+
+def _user_of(owner: Hashable) -> Hashable:
+    return owner[0] if isinstance(owner, tuple) and not isinstance(owner[0], str) else owner
 
 
 _turns = _Turns()

@@ -39,19 +39,19 @@ class PageCompressionMiddleware(GZipMiddleware):
         return super().process_response(request, response) if is_page and not response.streaming else response
 
 
-class UserMiddleware:
-    """Tells the server whose request it was, where somebody asked (guildhall.wsgi_server shares its time by users)."""
+class OwnerMiddleware:
+    """Tells the server whose request it was, where somebody asked: guildhall.wsgi_server shares its time by that."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         response = self.get_response(request)
-        tell = request.META.get("guildhall.user")
+        tell = request.META.get("guildhall.owner")
         # A session's user that nobody looked up is not looked up for this. REST framework puts a token's in its place.
         user = getattr(request, "_cached_user", request.user)
         if tell is not None and not isinstance(user, SimpleLazyObject) and user.is_authenticated:
-            tell(user.pk)
+            tell(user.pk, getattr(getattr(request, "auth", None), "token_id", None))
         return response
 
 

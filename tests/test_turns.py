@@ -14,7 +14,7 @@ from guildhall import turns as module
 from guildhall.turns import Turn, Turns, computing, give_way_at_queries
 from tests.conftest import eventually
 
-ANNA, BERT, CARL = (1, 1), (2, 2), (3, 3)
+ANNA, BERT, CARL = 1, 2, 3
 
 
 class Bench:
@@ -24,15 +24,15 @@ class Bench:
         self.turns = Turns()
         self.told: list[str] = []
 
-    def asks(self, owner: tuple[int, int], name: str = "") -> Turn:
+    def asks(self, user: int, name: str = "") -> Turn:
         """A request, which has its turn or waits for it."""
-        turn = Turn(owner, lambda: self.told.append(name))
+        turn = Turn(user, lambda: self.told.append(name))
         if self.turns.take(turn):
             self.told.append(name)
         return turn
 
-    def used(self, owner: tuple[int, int], seconds: float) -> None:
-        self.turns._used[owner] = self.turns._used.get(owner, 0.0) + seconds
+    def used(self, user: int, seconds: float) -> None:
+        self.turns._used[user] = self.turns._used.get(user, 0.0) + seconds
 
 
 @pytest.fixture
@@ -105,17 +105,71 @@ def test_who_comes_back_and_was_not_wanted_away_goes_on(bench: Bench) -> None:
     assert bench.told == [""]
 
 
-def test_who_has_its_turn_for_long_lets_others_go_on_beside_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
     monkeypatch.setattr("guildhall.turns.time.monotonic", lambda: now[0])
+    return now
+
+
+@pytest.mark.parametrize(
+    ("user", "used", "patience"),
+    [
+        (BERT, 0.1, module.PATIENCE_SECONDS),
+        (BERT, 0.9, module.HEAVY_PATIENCE_SECONDS),
+        (ANNA, 0.0, module.OWN_PATIENCE_SECONDS),
+    ],
+)
+def test_who_has_its_turn_for_long_lets_others_go_on_beside_it(
+    bench: Bench, clock: list[float], user: int, used: float, patience: float
+) -> None:
+    """Soon who has used less, later who has used more, and last of all what is of the same user."""
+    bench.used(ANNA, 0.5)
     bench.asks(ANNA)
-    bench.asks(BERT, "bert")
-    now[0] += module.LONG_SECONDS / 2
-    bench.turns.end_long()
-    assert "bert" not in bench.told
-    now[0] += module.LONG_SECONDS
-    bench.turns.end_long()
-    assert bench.told[-1] == "bert"
+    bench.used(user, used)
+    other = bench.asks(user, "other")
+    assert bench.turns.patience(other) == pytest.approx(patience)
+    clock[0] += patience * 0.9
+    bench.turns.insist(other)
+    assert "other" not in bench.told
+    clock[0] += patience * 0.2
+    bench.turns.insist(other)
+    assert bench.told[-1] == "other"
+    bench.turns.insist(other)
+    assert bench.told.count("other") == 1
+
+
+def test_while_a_users_long_request_goes_on_beside_others_no_other_one_of_it_begins(
+    bench: Bench, clock: list[float]
+) -> None:
+    bench.used(ANNA, 0.5)
+    long = bench.asks(ANNA)
+    bench.asks(ANNA, "anna again")
+    other = bench.asks(BERT, "bert")
+    clock[0] += module.PATIENCE_SECONDS * 2
+    bench.turns.insist(other)
+    bench.turns.give_back(other)
+    assert bench.told == ["", "bert"]
+    last = bench.asks(CARL, "carl")
+    bench.turns.give_back(last)
+    assert bench.told == ["", "bert", "carl"]
+    bench.turns.begin(long)
+    bench.turns.leave(long)  # now it comes back only when it is its turn
+    assert bench.told == ["", "bert", "carl", "anna again"]
+    assert not bench.turns._beside
+
+
+def test_a_long_request_that_ends_leaves_nothing_behind(bench: Bench, clock: list[float]) -> None:
+    long = bench.asks(ANNA)
+    waiting = bench.asks(ANNA, "anna again")
+    other = bench.asks(BERT, "bert")
+    clock[0] += module.HEAVY_PATIENCE_SECONDS * 2
+    bench.turns.insist(other)
+    bench.turns.give_back(long)
+    bench.turns.give_back(other)
+    assert bench.turns._holder is waiting
+    bench.turns.give_back(waiting)
+    assert (bench.turns._holder, bench.turns._beside, bench.turns._waiting) == (None, [], [])
 
 
 def test_nobody_saves_up_what_it_did_not_use(bench: Bench) -> None:
@@ -132,17 +186,16 @@ def test_what_was_computed_is_counted(bench: Bench) -> None:
         until = time.thread_time() + 0.02
         while time.thread_time() < until:
             pass
-    assert 0.02 <= bench.turns._used[ANNA] < 0.2
+    assert 0.02 <= bench.turns._used[ANNA] + module.CREDIT_SECONDS < 0.2
     assert bench.turns._holder is None
 
 
-def test_clients_that_are_long_gone_are_forgotten(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_CLIENTS", 5)
+def test_users_that_were_counted_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_USERS", 5)
     for number in range(50):
-        bench.turns.give_back(bench.asks((number, number)))
-        bench.used((number, number), 1.0)
-        bench.turns._now += 1.0
-    assert len(bench.turns._used) <= 6
+        bench.turns.give_back(bench.asks(number))
+        bench.used(number, 1.0)
+    assert len(bench.turns._used) <= 5
 
 
 # Queries ----------------------------------------------------------------------------------------------------------

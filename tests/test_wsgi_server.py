@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import http.client
 import logging
 import socket
 import tempfile
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -18,7 +21,7 @@ import pytest
 import uvloop
 
 from guildhall import turns, wsgi_server
-from guildhall.wsgi_server import WsgiServer
+from guildhall.wsgi_server import STRANGER, Owners, WsgiServer
 from mcp_runtime import http_server
 from mcp_runtime.http_server import Exchange, HttpServer
 from mcp_runtime.schema_work import about_to_wait
@@ -395,7 +398,7 @@ def test_who_sends_many_requests_leaves_threads_to_others_and_takes_turns_with_t
         name = environment["HTTP_AUTHORIZATION"]
         if name not in users:
             users.append(name)
-            environment["guildhall.user"](len(users))
+            environment["guildhall.owner"](len(users), None)
             return [b"ok"]
         begun.append(name)
         together.acquire(timeout=10)
@@ -433,7 +436,7 @@ def test_clients_that_nobody_knows_share_what_one_would_have(serve: Serve) -> No
 
     def answer(environment: WSGIEnvironment) -> Iterable[bytes]:
         if environment["HTTP_AUTHORIZATION"] == "good":
-            environment["guildhall.user"](7)
+            environment["guildhall.owner"](7, None)
             return [b"ok"]
         begun.append(1)
         together.acquire(timeout=10)
@@ -452,17 +455,47 @@ def test_clients_that_nobody_knows_share_what_one_would_have(serve: Serve) -> No
             assert rest(client).endswith(b"ok")
 
 
-def test_users_of_clients_that_were_long_away_are_forgotten(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wsgi_server, "MAX_CLIENTS", 3)
+def test_who_has_many_addresses_or_spells_its_credentials_in_many_ways_is_one() -> None:
+    owners = Owners()
+    assert {owners.of(client) for client in range(100)} == {STRANGER}
+    for client in range(100):
+        owners.learn(client, 7, 1)
+    known = [client for client in range(100) if owners.of(client) != STRANGER]
+    assert known == list(range(100 - wsgi_server.MAX_CLIENTS, 100))
+    assert {owners.of(client) for client in known} == {(7, 1)}
 
-    def answer(environment: WSGIEnvironment) -> Iterable[bytes]:
-        environment["guildhall.user"](int(environment["HTTP_AUTHORIZATION"]))
-        return [b"ok"]
 
-    serving = serve(Application(answer, ("Content-Length", "2")))
-    for number in (1, 2, 3, 1, 4):
-        serving.get(headers={"Authorization": str(number)})
-    assert list(serving.wsgi._user_of.values()) == [3, 1, 4]
+def test_what_one_owner_does_makes_nobody_else_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wsgi_server, "MAX_OWNERS", 3)
+    owners = Owners()
+    owners.learn(-1, 1, None)
+    for client in range(1000):
+        owners.learn(client, 7, 1)
+    assert owners.of(-1) == (1, None)
+    owners.learn(-2, 2, None)
+    owners.learn(-3, 3, None)  # beyond the bound, whoever was learnt first goes
+    assert (owners.of(-1), owners.of(-2), owners.of(-3)) == (STRANGER, (2, None), (3, None))
+    assert len(owners._owner_of) == sum(map(len, owners._clients_of.values()))
+
+
+def test_credentials_that_are_another_users_now_are_counted_for_that_one() -> None:
+    owners = Owners()
+    owners.learn(5, 1, None)
+    owners.learn(5, 2, 9)
+    owners.learn(5, 2, 9)
+    assert owners.of(5) == (2, 9)
+    assert dict(owners._clients_of) == {(2, 9): deque([5])}
+
+
+def test_a_thread_keeps_nothing_of_a_request_that_was_answered(serve: Serve) -> None:
+    seen: list[weakref.ref[Any]] = []
+
+    def application(environment: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        seen.append(weakref.ref(environment["wsgi.input"]))
+        return hello(environment, start)
+
+    assert serve(application).get()[1] == b"hello"
+    eventually(lambda: gc.collect() >= 0 and seen[0]() is None)
 
 
 class Workers:
@@ -500,8 +533,8 @@ def requests_of(serving: Serving, stack: contextlib.ExitStack, path: bytes, coun
 
 @pytest.fixture
 def no_turn_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (turns, wsgi_server):
-        monkeypatch.setattr(module, "LONG_SECONDS", 60.0)
+    for name in ("PATIENCE_SECONDS", "HEAVY_PATIENCE_SECONDS", "OWN_PATIENCE_SECONDS"):
+        monkeypatch.setattr(turns, name, 60.0)
 
 
 @pytest.mark.usefixtures("no_turn_is_long")
@@ -546,7 +579,8 @@ def test_work_that_steps_aside_does_not_count(serve: Serve) -> None:
             assert rest(client).endswith(b"ok")
 
 
-def test_what_takes_long_lets_others_work(serve: Serve) -> None:
+def test_what_takes_long_lets_others_work(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "OWN_PATIENCE_SECONDS", 0.05)
     workers = Workers()
     serving = serve(Application(workers.answer, ("Content-Length", "2")), threads=20)
     with contextlib.ExitStack() as stack:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import IO, Any, NoReturn
 
@@ -105,14 +105,17 @@ def _preferences(header: str, name: str) -> Iterator[str]:
 
 @contextmanager
 def seat(owner: Owner, environment: Mapping[str, Any]) -> Iterator[bool]:
-    """Around waiting: whether there is a seat for it. Principals share the seats, see `Slots`.
-
-    With one the server lets others work meanwhile (guildhall.wsgi_server).
-    """
+    """Around waiting: whether there is a seat for it. Principals share the seats, see `Slots`."""
     with seats.seat(owner) as is_seated:
         if is_seated:
-            environment.get("guildhall.waits", lambda: None)()
+            waits(environment)()
         yield is_seated
+
+
+def waits(environment: Mapping[str, Any]) -> Callable[[], None]:
+    """To be called before each time that a thread waits: the server lets others work meanwhile."""
+    tell: Callable[[], None] = environment.get("guildhall.waits", lambda: None)
+    return tell
 
 
 class Seated:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -36,14 +36,17 @@ def stream(
     if not seat.enter_context(requests.seat(principal_of(request).owner, request.META)):
         return None
     response = StreamingHttpResponse(
-        requests.Seated(_events(session, after, message), seat), content_type="text/event-stream"
+        requests.Seated(_events(session, after, message, requests.waits(request.META)), seat),
+        content_type="text/event-stream",
     )
     response["Cache-Control"] = "no-store"
     response["X-Accel-Buffering"] = "no"
     return response
 
 
-def _events(session: AgentSession, after: int, message: AgentMessage | None) -> Iterator[str]:
+def _events(
+    session: AgentSession, after: int, message: AgentMessage | None, waits: Callable[[], None]
+) -> Iterator[str]:
     if message is not None:
         yield _event("message", MessageSerializer(message).data)
     said_at = time.monotonic()
@@ -61,6 +64,7 @@ def _events(session: AgentSession, after: int, message: AgentMessage | None) -> 
             said_at = time.monotonic()
             yield ":\n\n"
         give_connection_back()
+        waits()
         time.sleep(LOOK_SECONDS)
     if message is not None:
         message.refresh_from_db()

@@ -66,6 +66,14 @@ def test_long_work_of_one_owner_waits_little_for_ten_of_another() -> None:
     assert took[0] < 11 * 0.03 / schema_work.SHARE
 
 
+def test_a_users_many_tokens_share_what_one_user_has() -> None:
+    owners = {(1, token) for token in range(24)} | {(2, 7), ("member", 1), ("member", 2)}
+    shares = {owner: schema_work._share_of(owner, owners) for owner in owners}
+    assert shares[2, 7] == shares["member", 1] == pytest.approx(schema_work.SHARE / 4)
+    assert shares[1, 5] == pytest.approx(schema_work.SHARE / 4 / 24)
+    assert sum(shares.values()) == pytest.approx(schema_work.SHARE)
+
+
 def test_what_belongs_together_is_one_piece_of_work() -> None:
     """A list of many schemas, each of which is checked soon."""
     began = time.monotonic()

@@ -188,18 +188,18 @@ def test_pages_are_compressed_and_rest_is_not(client: Client) -> None:
 
 
 def test_the_server_hears_whose_request_it_was_where_somebody_asked_and_nothing_else() -> None:
-    user, told = User.objects.create_superuser("anna"), []
-    telling = {"guildhall.user": told.append}
-    token = ApiToken.make(user=user)[1]
-    Client().get("/api/roster/", headers={"Authorization": f"Bearer {token}"}, **telling)
-    assert told == [user.pk]
+    told: list[tuple[int, int | None]] = []
+    user, telling = User.objects.create_superuser("anna"), {"guildhall.owner": lambda *ids: told.append(ids)}
+    token, text = ApiToken.make(user=user)
+    for spelling in (text, f"   {text}"):
+        Client().get("/api/roster/", headers={"Authorization": f"Bearer {spelling}"}, **telling)
+    assert told == [(user.pk, token.pk)] * 2
     told.clear()
     Client().get("/api/roster/", headers={"Authorization": "Bearer gh_wrong"}, **telling)
     Client().get("/healthz", **telling)
-    assert told == []
     browser = Client()
     browser.force_login(user)
     browser.get("/healthz", **telling)  # nobody asks who it is
     assert told == []
     browser.get("/admin/", **telling)
-    assert told == [user.pk]
+    assert told == [(user.pk, None)]
