@@ -6,6 +6,7 @@ while it is away.
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import json
 import re
@@ -22,8 +23,10 @@ from roster.models import AgentSession, GuildMember, Tool
 RESOURCE_PREFIX = "guild://"
 # What entries of lists are told apart by.
 KEYS = {"prompts": "name", "resources": "uri", "resourceTemplates": "uriTemplate"}
-MAX_CACHED_LISTS = 500
-MAX_CACHED_DIGESTS = 500
+# Bytes of lists that are kept: of any number of scopes that a user asks for (`?members=`), so much and no more.
+MAX_LISTS = 64_000_000
+MAX_LISTS_OF_USER = 16_000_000
+LIST_BYTES = 10_000  # that a kept list takes beside its own, for the names of its scope too
 # A URI is compared with templates on the gateway's loop: of templates that are made to take long, so much and no more.
 MAX_MATCHED = 2_000  # characters of a URI, and of a template that it is compared with
 MAX_EXPRESSIONS = 20  # of a template that a URI is compared with
@@ -121,6 +124,46 @@ class Scope:
         return self.members is None or member in self.members
 
 
+ListKey = tuple[str, int, Scope]  # kind, id of the principal
+
+
+@dataclass(slots=True)
+class _List:
+    principal: Principal  # so that its id is not another's meanwhile
+    entries: bytes
+    digest: bytes = b""  # when it was asked for
+
+    @property
+    def size(self) -> int:
+        return len(self.entries) + LIST_BYTES
+
+
+class _Lists:
+    """Lists that were made. Of too many bytes those that were made first go: of the user who has too many, or most."""
+
+    def __init__(self) -> None:
+        self._kept: dict[ListKey, _List] = {}
+        self._bytes: collections.Counter[int | None] = collections.Counter()  # by user
+
+    def get(self, key: ListKey) -> _List | None:
+        return self._kept.get(key)
+
+    def keep(self, key: ListKey, made: _List) -> None:
+        user = made.principal.user_id
+        if made.size > MAX_LISTS_OF_USER:
+            return
+        self._kept[key] = made
+        self._bytes[user] += made.size
+        while self._bytes[user] > MAX_LISTS_OF_USER:
+            self._drop_first_of(user)
+        while self._bytes.total() > MAX_LISTS:
+            self._drop_first_of(max(self._bytes, key=self._bytes.__getitem__))
+
+    def _drop_first_of(self, user: int | None) -> None:
+        key = next(key for key, one in self._kept.items() if one.principal.user_id == user)
+        self._bytes[user] -= self._kept.pop(key).size
+
+
 @dataclass(frozen=True)
 class Roster:
     """Everything as of one moment. A change makes another one."""
@@ -128,8 +171,7 @@ class Roster:
     members: Mapping[str, OfferedMember] = field(default_factory=dict)
     tools: Mapping[str, OfferedTool] = field(default_factory=dict)  # by the name they are listed as
     extras: Mapping[str, Extras] = field(default_factory=dict)  # by member
-    _digests: dict[tuple[str, int, Scope], tuple[bytes, bytes]] = field(default_factory=dict, compare=False)
-    _lists: dict[tuple[str, int, Scope], tuple[Principal, bytes]] = field(default_factory=dict, compare=False)
+    _lists: _Lists = field(default_factory=_Lists, init=False, compare=False, repr=False)
 
     def tools_for(self, principal: Principal, scope: Scope) -> list[OfferedTool]:
         """What this caller may call, by member and in each member's own order."""
@@ -141,24 +183,21 @@ class Roster:
 
     def list_of(self, kind: str, principal: Principal, scope: Scope) -> bytes:
         """A list as JSON: `kind` is tools, prompts, resources or resourceTemplates. Made once for each caller."""
-        key = (kind, id(principal), scope)
-        held = self._lists.get(key)
-        if held is None:
-            if len(self._lists) >= MAX_CACHED_LISTS:
-                self._lists.clear()
-            # The principal is held too, so that its id is not another's meanwhile.
-            held = self._lists[key] = (principal, b"[" + b",".join(self._entries(kind, principal, scope)) + b"]")
-        return held[1]
+        return self._list(kind, principal, scope).entries
 
     def digest_of(self, kind: str, principal: Principal, scope: Scope) -> bytes:
         """Another one when the list is another."""
-        entries = self.list_of(kind, principal, scope)
-        held = self._digests.get((kind, id(principal), scope))
-        if held is None or held[0] is not entries:
-            if len(self._digests) >= MAX_CACHED_DIGESTS:
-                self._digests.clear()
-            held = self._digests[kind, id(principal), scope] = entries, hashlib.sha256(entries).digest()
-        return held[1]
+        one = self._list(kind, principal, scope)
+        one.digest = one.digest or hashlib.sha256(one.entries).digest()
+        return one.digest
+
+    def _list(self, kind: str, principal: Principal, scope: Scope) -> _List:
+        key = (kind, id(principal), scope)
+        one = self._lists.get(key)
+        if one is None:
+            one = _List(principal, b"[" + b",".join(self._entries(kind, principal, scope)) + b"]")
+            self._lists.keep(key, one)
+        return one
 
     def _entries(self, kind: str, principal: Principal, scope: Scope) -> Iterable[bytes]:
         if kind == "tools":

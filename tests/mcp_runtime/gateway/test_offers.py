@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from django.contrib.auth.models import User
 
 from mcp_runtime.access import OPERATOR, Principal
 from mcp_runtime.gateway import offers
-from mcp_runtime.gateway.offers import Extras, Roster, Scope
+from mcp_runtime.gateway.offers import Entry, Extras, Roster, Scope
 from roster.models import AgentSession, GuildMember, Tool
 
 LISTS = {
@@ -116,15 +117,55 @@ def test_nobody_is_listed_what_is_not_for_them(roster: Roster) -> None:
     assert listed(roster, "tools", Principal(1, "x")) == []
 
 
-def test_lists_are_made_once_for_each_and_the_memory_of_them_is_bounded(
+def test_lists_and_their_digests_are_made_once_for_each(roster: Roster) -> None:
+    first, digest = (look("tools", OPERATOR, ALL) for look in (roster.list_of, roster.digest_of))
+    roster.list_of("tools", Principal(1, "x"), ALL)
+    assert roster.list_of("tools", OPERATOR, ALL) is first
+    assert roster.digest_of("tools", OPERATOR, ALL) is digest
+
+
+def flood(roster: Roster, principal: Principal, scopes: int) -> None:
+    """Ask for the lists of so many scopes, each of which has the same resources."""
+    for number in range(scopes):
+        roster.digest_of("resources", principal, Scope(frozenset({"a", f"m{number}"})))
+
+
+def roster_with_bytes(size: int, roster: Roster) -> Roster:
+    return replace(roster, extras={"a": Extras(resources=(Entry("x:1", "guild://a/x:1", b"{}", b"x" * size),))})
+
+
+def test_lists_of_many_scopes_take_no_more_memory_than_one_user_may_have(roster: Roster) -> None:
+    large = roster_with_bytes(1_000_000, roster)
+    tracemalloc.start()
+    try:
+        flood(large, OPERATOR, 100)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 20_000_000
+
+
+def test_one_users_lists_leave_those_of_others_in_memory(roster: Roster) -> None:
+    large, ada = roster_with_bytes(100_000, roster), Principal(1, "ada", invokes=True)
+    first = large.list_of("resources", ada, ALL)
+    flood(large, Principal(2, "bob", invokes=True), 600)
+    assert large.list_of("resources", ada, ALL) is first
+
+
+def test_of_all_users_lists_those_of_whoever_has_most_go_first(roster: Roster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offers, "MAX_LISTS", 1_000_000, raising=False)
+    large, ada = roster_with_bytes(100_000, roster), Principal(1, "ada", invokes=True)
+    first = large.list_of("resources", ada, ALL)
+    for user in (2, 3):
+        flood(large, Principal(user, "x", invokes=True), 600)
+    assert large.list_of("resources", ada, ALL) is first
+
+
+def test_a_list_that_is_larger_than_what_is_kept_is_listed_all_the_same(
     roster: Roster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offers, "MAX_CACHED_LISTS", 2)
-    first = roster.list_of("tools", OPERATOR, ALL)
-    assert roster.list_of("tools", OPERATOR, ALL) is first
-    for number in range(5):
-        roster.list_of("tools", Principal(number, "x"), ALL)
-        assert len(roster._lists) <= 2
+    monkeypatch.setattr(offers, "MAX_LISTS_OF_USER", 10, raising=False)
+    assert listed(roster, "tools") == listed(roster, "tools") == ["a__t", "b__a"]
 
 
 def test_prompts_and_resources_are_found_by_the_names_they_are_listed_under(roster: Roster) -> None:
