@@ -34,6 +34,7 @@ from mcp_runtime.gateway.owed import Owed, TakenOverError
 from mcp_runtime.gateway.relay import Relay
 from mcp_runtime.gateway.replies import JSON_HEADERS, STREAM_HEADERS, Outgoing, Refusal, body_of, encoded
 from mcp_runtime.gateway.sessions import Caller, CallerSession, Sessions
+from mcp_runtime.gateway.wire import object_of
 from mcp_runtime.http_server import Exchange, GoneError
 from mcp_runtime.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST
 from mcp_runtime.limits import Limiter, Rounds
@@ -303,10 +304,11 @@ class App:
         """A caller's answer to a member's question."""
         if "result" not in message and "error" not in message:
             raise Refusal(400, MethodError(INVALID_REQUEST, "neither a method, nor a result, nor an error"))
+        _unrelated(object_of(message.get("result")))
         message_id = message.get("id")
         question = session.questions.pop(message_id, None) if isinstance(message_id, str) else None
         if question is not None:  # else nobody asked, or has given up
-            await question.answer(message)
+            await question.answer({key: message[key] for key in ("jsonrpc", "result", "error") if key in message})
 
     async def _notified(self, place: Place, caller: Caller, session: CallerSession, message: dict[str, Any]) -> None:
         method, params = message["method"], _params(message)
@@ -327,8 +329,8 @@ class App:
             and method != "notifications/initialized"
             and not method.startswith(tasks.NOTIFICATIONS)
         ):
-            if "params" in message:
-                message = {**message, "params": tasks.unrelated(params)}
+            # Made anew: of another key beside params a lenient member would read that it is about a task.
+            message = jsonrpc.notification(method, _unrelated(params) if "params" in message else None)
             for conversation in session.begun():
                 with contextlib.suppress(ClientError, TimeoutError):
                     await self._conversations.pass_on(conversation.route, caller, message)
@@ -642,6 +644,14 @@ def _params(message: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(params, dict):
         raise Refusal(400, MethodError(INVALID_REQUEST, "params must be an object"), message.get("id"))
     return params
+
+
+def _unrelated(part: dict[str, Any]) -> dict[str, Any]:
+    """Raises Refusal."""
+    try:
+        return tasks.unrelated(part)
+    except MethodError as error:
+        raise Refusal(400, error) from error
 
 
 def _out_of_time(request: Request) -> MethodError:

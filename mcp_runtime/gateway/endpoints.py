@@ -171,7 +171,7 @@ class Endpoints:
         _require_params(request)
         _require_spelling(request)
         if place.member is None:
-            request.params = tasks.unrelated(request.params)
+            request.params = tasks.unrelated(request.params)  # a method that is not MCP's is none here
         else:
             self._name_task(self.member(place.member), request)
         if method in EVERYWHERE and (caller.is_modern or method not in eras.ADDED):
@@ -353,7 +353,8 @@ class Endpoints:
             if told is not None:
                 name = {protocol.NAME_HEADER.lower(): protocol.header_value(task.own)}
                 request.parameter_headers = {**request.parameter_headers, **name}
-        request.params = tasks.related(owner, member.pk, params)
+        is_of_mcp = request.method in EVERYWHERE or request.method in OF_ROSTER or request.task is not None
+        request.params = tasks.related(owner, member.pk, params, is_of_mcp=is_of_mcp)
 
     async def _ask_told(self, member: OfferedMember, request: Request) -> Reply:
         try:

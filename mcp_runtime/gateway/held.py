@@ -108,11 +108,11 @@ class Held:
             raise MethodError(INVALID_PARAMS, "inputResponses must be an object of objects")
         if missing := [key for key in waiting.questions if key not in told]:
             raise StillWaitingError(self._response(request, str(state)), missing)
+        answers = {key: tasks.unrelated(told[key]) for key in waiting.questions}
         del self._rounds[str(state)]
         waiting.account.close()
         waiting.timer.cancel()
         waiting.source.is_held = False
-        answers = {key: tasks.unrelated(told[key]) for key in waiting.questions}
         return waiting.source, [(question.id, answers[key]) for key, question in waiting.questions.items()]
 
     def _response(self, request: Request, state: str) -> bytes:

@@ -318,6 +318,9 @@ class Relay:
         session, params = request.caller.session, request.params
         if "requestState" in params:
             params = held.unsealed(request)
+        if isinstance(answers := params.get("inputResponses"), dict) and request.method in held.METHODS:
+            unrelated = {key: tasks.unrelated(one) if isinstance(one, dict) else one for key, one in answers.items()}
+            params = {**params, "inputResponses": unrelated}
         status, reply = await self._post_modern(route, request, params)
         if isinstance(reply, Stream):
             return reply if session is None else Stream(self._in_rounds(route, request, session, reply), inner=reply)
@@ -413,7 +416,7 @@ class Relay:
                 if not isinstance(answer.get("result"), dict):
                     said = object_of(answer.get("error")).get("message") or "no result"
                     raise ProtocolError(f"asked for input ({method[:100]}) that it was not given: {said}")
-                answers[key] = answer["result"]
+                answers[key] = tasks.unrelated(answer["result"])
             more = {**request.params}
             more |= {"inputResponses": answers} if answers else {}
             more |= {"requestState": result["requestState"]} if "requestState" in result else {}

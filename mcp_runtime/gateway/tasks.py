@@ -22,6 +22,7 @@ from mcp_runtime.limits import Owner
 
 EXTENSION = f"{protocol.META}tasks"
 RELATED = f"{protocol.META}related-task"
+USUAL = frozenset(("_meta", "name", "arguments"))  # most calls have no other parameters
 METHODS = "tasks/"  # all of them begin so, those of later versions as well
 NOTIFICATIONS = "notifications/tasks"
 SALT = "guildhall.gateway.task"
@@ -53,12 +54,27 @@ def without_extension(capabilities: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**capabilities, "extensions": {name: value for name, value in extensions.items() if name != EXTENSION}}
 
 
-def unrelated(params: dict[str, Any]) -> dict[str, Any]:
-    """Params, or a result, that are said to be about no task."""
-    meta = object_of(params.get("_meta"))
+def unrelated(params: dict[str, Any], *, is_of_mcp: bool = True) -> dict[str, Any]:
+    """Params, or a result, that are said to be about no task. Raises MethodError as `_meta_of` does."""
+    meta = _meta_of(params, is_of_mcp=is_of_mcp)
     if RELATED not in meta:
         return params
     return {**params, "_meta": {key: value for key, value in meta.items() if key != RELATED}}
+
+
+def _meta_of(part: Mapping[str, Any], *, is_of_mcp: bool) -> dict[str, Any]:
+    """Raises MethodError where members may read in another spelling that the part is about a task.
+
+    `is_of_mcp`: MCP says what is in it, so that `meta` can mean nothing else.
+    """
+    for key in part.keys() - USUAL:
+        if protocol.folded(key) == "meta" and (is_of_mcp or key.startswith("_")):
+            raise MethodError(INVALID_PARAMS, "_meta is written exactly so, and once")
+    meta = object_of(part.get("_meta"))
+    for key in meta:
+        if len(key) == len(RELATED) and key != RELATED and key.casefold() == RELATED:
+            raise MethodError(INVALID_PARAMS, f"{RELATED} is written exactly so, and once")
+    return meta
 
 
 # From callers -----------------------------------------------------------------------------------------------------
@@ -81,9 +97,12 @@ def require_one_id(method: str, params: Mapping[str, Any]) -> None:
         raise MethodError(INVALID_PARAMS, f"{method[:100]}: taskId must be a string, and there once")
 
 
-def related(owner: Owner, member_id: int, params: dict[str, Any]) -> dict[str, Any]:
-    """Params that say which task they are about, as the member knows it. Raises MethodError for another's task."""
-    meta = object_of(params.get("_meta"))
+def related(owner: Owner, member_id: int, params: dict[str, Any], *, is_of_mcp: bool) -> dict[str, Any]:
+    """Params that say which task they are about, as the member knows it.
+
+    Raises MethodError for another's task, and as `_meta_of` does.
+    """
+    meta = _meta_of(params, is_of_mcp=is_of_mcp)
     if RELATED not in meta:
         return params
     task = opened(owner, member_id, object_of(meta[RELATED]).get("taskId"))

@@ -178,6 +178,81 @@ def test_a_request_may_be_about_a_task_of_its_caller_alone(world: World) -> None
     assert RELATED not in member.heard("tools/call")[-1]["params"].get("_meta", {})
 
 
+# How lenient members read that a request is about a task: keys in any case, or with underscores where others have none.
+OTHERWISE = [{key: {RELATED: {"taskId": "t1"}}} for key in ("_Meta", "_META", "_me_ta", "meta", "Meta")]
+OTHERWISE += [{"_meta": {RELATED.replace("related", related): {"taskId": "t1"}}} for related in ("Related", "RELATED")]
+
+
+@pytest.mark.parametrize("more", OTHERWISE)
+def test_nothing_is_about_a_task_in_a_spelling_that_lenient_members_read(world: World, more: dict[str, Any]) -> None:
+    member = world.member(behaviours={"prompts/get": lambda asked: asked.result({"messages": []})})
+    written = f"{RELATED if '_meta' in more else '_meta'} is written exactly so, and once"
+    for path, tool in (("/mcp", "notes__echo"), ("/mcp/notes", "echo")):
+        agent = in_session(world, path=path)
+        for method, params in (("tools/call", {"name": tool, "arguments": {}}), ("prompts/get", {"name": "x"})):
+            error = agent.ask(method, **params, **more)["error"]
+            assert error == {"code": -32602, "message": written}, (path, method)
+    refused = agent.notify("notifications/progress", progressToken=1, progress=1, **more)
+    assert (refused.status_code, refused.json()["error"]["message"]) == (400, written)
+    for method in ("tools/call", "prompts/get", "notifications/progress"):
+        assert member.heard(method) == []
+
+
+def test_a_method_of_a_members_own_may_have_a_parameter_named_meta(world: World) -> None:
+    member = world.member(behaviours={"notes/tag": lambda asked: asked.result({})})
+    agent = in_session(world)
+    assert agent.ask("notes/tag", meta={"colour": "red"})["result"] == {}
+    assert member.heard("notes/tag")[0]["params"] == {"meta": {"colour": "red"}}
+    assert agent.ask("notes/tag", _Meta={RELATED: {"taskId": "t1"}})["error"]["code"] == -32602
+
+
+@pytest.mark.parametrize("more", OTHERWISE)
+def test_no_answer_is_about_a_task_in_a_spelling_that_lenient_members_read(world: World, more: dict[str, Any]) -> None:
+    def asking(asked: Asked) -> None:
+        asked.stream(event(request("q", "elicitation/create", message="?")))
+        answer = {key: value for key, value in reply_to(asked, "q").items() if key != "id"}
+        asked.send(event(result(asked.id, **text(json.dumps(answer)))))
+        asked.hang_up()
+
+    world.member(behaviours={"tools/call": asking})
+    agent, answer = in_session(world, elicitation={}), {"action": "accept"}
+    with agent.streaming(request(7, "tools/call", name="echo")) as stream:
+        reply = {"jsonrpc": "2.0", "id": stream.until("elicitation/create")["id"]}
+        assert agent.post({**reply, "result": answer | more}).status_code == 400
+        assert agent.post({**reply, "result": answer, "Result": answer | more}).status_code == 202
+        passed = stream.until("")["result"]["content"][0]["text"]
+    assert json.loads(passed) == {"jsonrpc": "2.0", "result": answer}
+
+
+@pytest.mark.parametrize("kind", ["modern", "with sessions"])
+def test_no_answer_of_a_second_request_is_about_a_task(world: World, kind: str) -> None:
+    def asking(asked: Asked) -> None:
+        asked.stream(event(request("q", "elicitation/create", message="?")))
+        asked.send(event(result(asked.id, **text(json.dumps(reply_to(asked, "q")["result"])))))
+        asked.hang_up()
+
+    def in_rounds(asked: Asked) -> None:
+        if "inputResponses" in (params := asked.message["params"]):
+            asked.result(text(json.dumps(params["inputResponses"]["question"])))
+        else:
+            asks = {"question": {"method": "elicitation/create", "params": {"message": "?"}}}
+            asked.result({"resultType": "input_required", "inputRequests": asks, "requestState": "own"})
+
+    world.member(behaviours={"tools/call": asking} if kind == "with sessions" else {**MODERN, "tools/call": in_rounds})
+    agent, call = (
+        world.agent("/mcp/notes"),
+        {"name": "echo", "meta": {f"{META}clientCapabilities": {"elicitation": {}}}},
+    )
+    state = messages_of(agent.modern("tools/call", **call))[-1]["result"]["requestState"]
+    exact = {"_meta": {RELATED: {"taskId": "t1"}}}
+    for more in (*OTHERWISE, exact):
+        answers = {"question": {"action": "accept"} | more}
+        told = messages_of(agent.modern("tools/call", **call, requestState=state, inputResponses=answers))[-1]
+        if more is not exact:
+            assert told["error"]["code"] == -32602, more
+    assert json.loads(told["result"]["content"][0]["text"]) == {"action": "accept", "_meta": {}}
+
+
 def test_questions_for_a_task_name_it_as_its_caller_knows_it_and_answers_as_the_member_does(world: World) -> None:
     def asking(asked: Asked) -> None:
         meta = {"_meta": {RELATED: {"taskId": "t1"}}}
