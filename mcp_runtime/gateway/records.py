@@ -1,7 +1,8 @@
 """Calls through the gateway, written down like any other invocation: in batches, in a thread that no call waits for.
 
 They are recorded, not queued: what ends in the last moment before a SIGKILL is not written. While the database cannot
-take them they are kept and tried again; when too many wait, the oldest go, and the log says how many.
+take them they are kept and tried again; when too many wait, the oldest of whoever has most go, and the log says how
+many.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -29,6 +31,7 @@ from mcp_runtime.gateway import envelope
 from mcp_runtime.gateway.clients import NAMELESS, ClientName, Clients
 from mcp_runtime.gateway.envelope import Message
 from mcp_runtime.invocations import Outcome
+from mcp_runtime.limits import Owner
 from roster.models import Invocation
 
 logger = logging.getLogger("guildhall.gateway")
@@ -77,6 +80,11 @@ class Call:
     body: bytes = b""
     outcome: Outcome | None = None
 
+    @property
+    def kept_bytes(self) -> int:
+        """Of its messages, while it waits to be written down. The same from its end on."""
+        return self.size + len(self.body)
+
     def answered(self, body: bytes) -> None:
         """With a JSON-RPC response."""
         self.body = body
@@ -116,6 +124,70 @@ class _Result(msgspec.Struct):
 _RESULT = msgspec.json.Decoder(_Result)
 
 
+@dataclass(slots=True)
+class _Line:
+    """Calls of one token, the oldest first."""
+
+    calls: collections.deque[Call] = field(default_factory=collections.deque)
+    bytes: int = 0
+
+
+class _Waiting:
+    """Calls in the order in which they ended. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self._calls: collections.OrderedDict[Call, None] = collections.OrderedDict()
+        self._lines: dict[Owner, _Line] = {}
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def put(self, call: Call) -> int:
+        """How many calls had to go for it."""
+        owner, size = call.principal.owner, call.kept_bytes
+        line = self._lines.get(owner)
+        if line is None:
+            line = self._lines[owner] = _Line()
+        line.calls.append(call)
+        line.bytes += size
+        self._calls[call] = None
+        self._bytes += size
+        lost = 0
+        while self._bytes > MAX_WAITING_BYTES:
+            self._drop_of_most(lambda line: line.bytes)
+            lost += 1
+        while len(self._calls) > MAX_WAITING:
+            self._drop_of_most(lambda line: len(line.calls))
+            lost += 1
+        return lost
+
+    def take(self) -> Call:
+        """The one that waits longest."""
+        call = next(iter(self._calls))
+        self._drop_first_of(call.principal.owner)
+        return call
+
+    def _drop_of_most(self, weight: Callable[[_Line], int]) -> None:
+        """The oldest call of the token that has most, of the user whose tokens have most together."""
+        of_user: collections.Counter[int | None] = collections.Counter()
+        for (user, _), line in self._lines.items():
+            of_user[user] += weight(line)
+        user = max(of_user, key=of_user.__getitem__)
+        tokens = [owner for owner in self._lines if owner[0] == user]
+        self._drop_first_of(max(tokens, key=lambda owner: weight(self._lines[owner])))
+
+    def _drop_first_of(self, owner: Owner) -> None:
+        line = self._lines[owner]
+        call = line.calls.popleft()
+        size = call.kept_bytes
+        line.bytes -= size
+        if not line.calls:
+            del self._lines[owner]
+        del self._calls[call]
+        self._bytes -= size
+
+
 class Recorder:
     """Writes calls down, and who made them. `max_bytes` of arguments and of results are kept; 0: neither."""
 
@@ -123,8 +195,7 @@ class Recorder:
         self.clients = Clients()
         self._news = self.clients.news
         self._max_bytes = max_bytes
-        self._ended: collections.deque[Call] = collections.deque()
-        self._bytes = 0  # of those
+        self._ended = _Waiting()
         self._in_hand = 0  # calls that the thread has taken, and not written yet
         self._lock = threading.Lock()
         self._lost = 0
@@ -146,22 +217,12 @@ class Recorder:
             logger.error("%d calls of the gateway were not written down: the runtime stops", left)
 
     def put(self, call: Call) -> None:
-        """From any thread. Of too many that wait the oldest are lost, and that is said."""
+        """From any thread. Of too many that wait some are lost, and that is said."""
         self.clients.saw(call.principal.token_id, call.client, calls=1)
         with self._lock:
-            self._ended.append(call)
-            self._bytes += call.size + len(call.body)
-            while len(self._ended) > MAX_WAITING or self._bytes > MAX_WAITING_BYTES:
-                self._take()
-                self._lost += 1
+            self._lost += self._ended.put(call)
         if not self._news.is_set():
             self._news.set()
-
-    def _take(self) -> Call:
-        """The one that waits longest."""
-        call = self._ended.popleft()
-        self._bytes -= call.size + len(call.body)
-        return call
 
     def _run(self) -> None:
         is_last = False
@@ -188,7 +249,7 @@ class Recorder:
 
     def _next_batch(self) -> list[Call]:
         with self._lock:
-            calls = [self._take() for _ in range(min(BATCH, len(self._ended)))]
+            calls = [self._ended.take() for _ in range(min(BATCH, len(self._ended)))]
             self._in_hand = len(calls)
         return calls
 

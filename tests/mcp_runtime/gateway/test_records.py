@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -193,6 +194,39 @@ def test_the_oldest_calls_are_lost_when_the_database_is_too_slow_and_that_is_sai
     assert "3 calls of the gateway were not written down" in caplog.text
 
 
+@pytest.mark.parametrize(("bound", "most"), [("MAX_WAITING", 10), ("MAX_WAITING_BYTES", 10_500)])
+def test_of_too_many_calls_those_of_whoever_has_most_are_lost(
+    recorder: Recorder, call: Callable[..., Call], monkeypatch: pytest.MonkeyPatch, bound: str, most: int
+) -> None:
+    monkeypatch.setattr(records, bound, most)
+    ada, bob = (User.objects.create_user(name) for name in ("ada", "bob"))
+
+    def end(user: User, count: int) -> None:
+        token, _ = ApiToken.make(user=user)
+        for _ in range(count):
+            principal = replace(OPERATOR, user_id=user.pk, token_id=token.pk)
+            call(tool=user.username, principal=principal, size=1_000).answered(b"")
+
+    end(ada, 3)
+    end(bob, 8)  # by any number of tokens
+    end(bob, 8)
+    end(ada, 1)
+    assert [row.tool_name for row in written(recorder)] == ["ada"] * 3 + ["bob"] * 6 + ["ada"]
+
+
+def test_of_one_users_too_many_calls_those_of_the_token_with_most_are_lost(
+    recorder: Recorder, call: Callable[..., Call], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "MAX_WAITING_BYTES", 10_500)
+    user = User.objects.create_user("ada")
+    for name, count in {"few": 3, "many": 20}.items():
+        token, _ = ApiToken.make(user=user)
+        for _ in range(count):
+            principal = replace(OPERATOR, user_id=user.pk, token_id=token.pk)
+            call(tool=name, principal=principal, size=1_000).answered(b"")
+    assert [row.tool_name for row in written(recorder)] == ["few"] * 3 + ["many"] * 7
+
+
 def failing(monkeypatch: pytest.MonkeyPatch, name: str, error: Exception, *, times: int, after: bool = False) -> None:
     """That function of `records` raises so often, `after` its work if need be, and then works."""
     work, left = getattr(records, name), [times]
@@ -304,7 +338,7 @@ def test_calls_that_end_while_others_are_written_down_are_all_there(
     one = call()
     try:
         recorder.start()
-        threads = [threading.Thread(target=lambda: [recorder.put(one) for _ in range(4000)]) for _ in range(2)]
+        threads = [threading.Thread(target=lambda: [recorder.put(replace(one)) for _ in range(4000)]) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
