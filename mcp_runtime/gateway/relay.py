@@ -107,19 +107,29 @@ class Relay:
             if response.status == 200 and response.content_type == protocol.EVENT_STREAM:
                 return self._stream(self._source(response, conversation, sent_id), request)
             if response.status == 404 and conversation.id:
-                data = await self._wire.read(response)
-                response.close()
-                if response.is_first or await self._with.is_over(conversation):
-                    raise _SessionOverError(404, jsonrpc.excerpt(data))
-                # It may be a late answer to an earlier request on that connection, and then this one runs.
-                raise HttpStatusError(404, jsonrpc.excerpt(data))
-            answer = await self._wire.answer(response, sent_id)
+                answer = await self._error_under_404(response, conversation, sent_id)
+            else:
+                answer = await self._wire.answer(response, sent_id)
         except asyncio.CancelledError:
             # The deadline, or the caller went away: either way nobody waits for it any more.
             if not request.deadline.is_cancelled:
                 self._with.later(self._with.tell_cancelled(conversation, sent_id, "nobody waits for it any more"))
             raise
         return self._restated(answer, request)
+
+    async def _error_under_404(self, response: Response, conversation: Conversation, sent_id: str) -> Message:
+        """The member's error to what was sent. Raises _SessionOverError, and HttpStatusError for what is neither."""
+        data = await self._wire.read(response)
+        response.close()
+        error = await self._wire.error_to(response, data, sent_id)
+        # Some say so under the id of the request that the session is over.
+        if (error is None and response.is_first) or await self._with.is_over(conversation):
+            raise _SessionOverError(404, jsonrpc.excerpt(data))
+        if error is not None:
+            return error
+        # It may be a late answer to an earlier request on that connection, and then this one runs.
+        self._with.later(self._with.tell_cancelled(conversation, sent_id, "its answer cannot be told from another's"))
+        raise HttpStatusError(404, jsonrpc.excerpt(data))
 
     def _stream(self, source: Source, request: Request) -> Stream:
         """A stream of a member with sessions, for a caller of either era."""

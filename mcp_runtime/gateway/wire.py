@@ -123,6 +123,14 @@ class Wire:
             raise await self.no_answer(response, data)
         return found
 
+    async def error_to(self, response: Response, data: bytes, sent_id: str) -> Message | None:
+        """The JSON-RPC error to exactly what was sent; None where it is something else."""
+        try:
+            found = await self._checked(response, data, sent_id)
+        except ClientError:
+            return None
+        return found if found.answers(sent_id) else None
+
     async def no_answer(self, response: Response, data: bytes) -> ClientError:
         """Why that is no answer."""
         return await self.in_thread(response.owner, partial(_no_answer, response), data)

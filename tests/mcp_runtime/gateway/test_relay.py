@@ -230,7 +230,7 @@ def test_a_late_answer_to_an_earlier_call_has_no_call_made_twice(world: World) -
             asked.http(404)
         asked.result(text("done"))
 
-    world.member(behaviours={"tools/call": call})
+    member = world.member(behaviours={"tools/call": call})
     agent = world.agent().begin()
     assert agent.text("notes__echo") == "done"
     response = agent.send("tools/call", name="notes__echo", arguments={})
@@ -238,7 +238,41 @@ def test_a_late_answer_to_an_earlier_call_has_no_call_made_twice(world: World) -
     assert ran[0] == ran[1]
     assert "answered with HTTP status 404" in failure(response)[1]
     assert world.calls(2)[1].error_kind == "transport"
+    # It may have begun, and nobody waits for it.
+    eventually(lambda: member.heard("notifications/cancelled"))
+    told = member.heard("notifications/cancelled")[0]["params"]["requestId"]
+    assert told == member.heard("tools/call")[1]["id"]
     assert agent.text("notes__echo") == "done"
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_error_under_404_is_the_answer_where_it_is_to_this_request(world: World, is_first: bool) -> None:
+    def call(asked: Asked) -> None:
+        if asked.message["params"]["arguments"]:
+            asked.error(-32601, "no such thing", status=404, data={"x": 1})
+        else:
+            asked.result(text("done"))
+            if is_first:
+                asked.hang_up()  # the next one comes on a connection of its own
+
+    member = world.member(behaviours={"tools/call": call, "ping": lambda asked: asked.result({})})
+    agent = world.agent().begin()
+    assert agent.text("notes__echo") == "done"
+    error = agent.call("notes__echo", x=1)["error"]
+    assert error == {"code": -32601, "message": "no such thing", "data": {"x": 1}}
+    assert failure(modern_call(world.agent(), arguments={"x": 1}))[1] == "no such thing"
+    assert len(member.heard("tools/call")) == 3
+
+
+def test_a_session_that_a_member_forgot_is_begun_anew_also_where_it_says_so_by_the_id(world: World) -> None:
+    def call(asked: Asked) -> None:
+        if asked.headers.get("Mcp-Session-Id") == "s2":
+            asked.error(-32001, "Session not found", status=404)
+        else:
+            asked.result(text(asked.headers["Mcp-Session-Id"]))
+
+    world.member(behaviours={"tools/call": call, "ping": call})
+    assert world.agent().begin().text("notes__echo") == "s3"
 
 
 def test_one_id_used_twice_at_a_time_gets_each_its_own_answer(world: World) -> None:
