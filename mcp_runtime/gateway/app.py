@@ -264,7 +264,7 @@ class App:
         kept = capabilities if isinstance(capabilities, dict) else {}
         _check_capabilities(kept, message_id)
         client = ClientName.told(params.get("clientInfo"))
-        self._clients.saw(post.principal.token_id, client)
+        self._clients.saw(post.principal.owner, client)
         session = self._sessions.begin(post.principal, post.place.path, version, kept, client)
         result = jsonrpc.result_response(message_id, self._endpoints.welcome(post.place, version))
         told = [(protocol.SESSION_HEADER.lower().encode(), session.id.encode())]
@@ -388,7 +388,7 @@ class App:
             _check_capabilities(capabilities, message_id)
         level = str(meta.get(f"{protocol.META}logLevel") or "")[:MAX_LEVEL]
         client = ClientName.told(meta.get(f"{protocol.META}clientInfo"))
-        self._clients.saw(post.principal.token_id, client)
+        self._clients.saw(post.principal.owner, client)
         caller = Caller(post.principal, None, capabilities, level, headers.get(b"authorization"), client)
         told = {
             name.decode("latin-1"): value.decode("latin-1")

@@ -17,6 +17,7 @@ from django.db import Error, IntegrityError, transaction
 from django.db.models import F
 
 from mcp_runtime.database import give_connection_back
+from mcp_runtime.limits import Owner
 from mcp_runtime.logs import plain
 from roster.models import TokenClient
 
@@ -25,7 +26,8 @@ logger = logging.getLogger("guildhall.gateway")
 WRITE_SECONDS = 60.0  # between two writes of one row
 FORGET_SECONDS = 600.0
 MAX_KEPT = 1_000  # in memory; who comes beyond is not noted until others were silent for long
-MAX_KEPT_OF_TOKEN = 100  # of them
+MAX_KEPT_OF_USER = 200  # of them: one user may have any number of tokens
+MAX_KEPT_OF_TOKEN = 100
 MAX_OF_TOKEN = 20  # rows; the one seen longest ago goes
 MAX_AT_ONCE = 50  # rows of one turn
 MAX_NAME = 100
@@ -55,6 +57,7 @@ def _line(text: Any, length: int) -> str:
 
 @dataclass(slots=True)
 class _Tally:
+    user_id: int | None  # whose token it is
     seen_at: float
     calls: int = 0
     is_new: bool = True  # something is not written yet
@@ -73,25 +76,27 @@ class Clients:
         self._lock = threading.Lock()
         self._tallies: dict[tuple[int, ClientName], _Tally] = {}
 
-    def saw(self, token_id: int | None, client: ClientName, *, calls: int = 0) -> None:
+    def saw(self, owner: Owner, client: ClientName, *, calls: int = 0) -> None:
+        user_id, token_id = owner
         if token_id is None or not client.name:
             return
         with self._lock:
             tally = self._tallies.get((token_id, client))
-            if tally is None and not self._has_room_for(token_id):
+            if tally is None and not self._has_room_for(owner):
                 return
             if tally is None:
-                tally = self._tallies[token_id, client] = _Tally(self._clock())
+                tally = self._tallies[token_id, client] = _Tally(user_id, self._clock())
             tally.seen_at, tally.is_new = self._clock(), True
             tally.calls += calls
         if not self.news.is_set():
             self.news.set()
 
-    def _has_room_for(self, token_id: int) -> bool:
-        """A program may call itself something else each time. Those of other tokens are noted all the same."""
-        if len(self._tallies) >= MAX_KEPT:
-            return False
-        return sum(key[0] == token_id for key in self._tallies) < MAX_KEPT_OF_TOKEN
+    def _has_room_for(self, owner: Owner) -> bool:
+        """A program may call itself something else each time: other tokens and users have room all the same."""
+        user_id, token_id = owner
+        tokens = [key[0] for key, tally in self._tallies.items() if tally.user_id == user_id]
+        of_token = sum(one == token_id for one in tokens)
+        return len(self._tallies) < MAX_KEPT and len(tokens) < MAX_KEPT_OF_USER and of_token < MAX_KEPT_OF_TOKEN
 
     def write(self, *, at_once: bool = False) -> None:
         """What is due; `at_once`: all of it, for it is the last time."""

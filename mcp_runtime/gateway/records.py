@@ -218,7 +218,7 @@ class Recorder:
 
     def put(self, call: Call) -> None:
         """From any thread. Of too many that wait some are lost, and that is said."""
-        self.clients.saw(call.principal.token_id, call.client, calls=1)
+        self.clients.saw(call.principal.owner, call.client, calls=1)
         with self._lock:
             self._lost += self._ended.put(call)
         if not self._news.is_set():

@@ -8,6 +8,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import OperationalError
 
+from mcp_runtime.access import OPERATOR
 from mcp_runtime.gateway import clients
 from mcp_runtime.gateway.clients import ClientName, Clients
 from roster.models import ApiToken, TokenClient
@@ -61,11 +62,11 @@ def test_a_client_is_what_it_calls_itself_within_bounds(info: Any, client: Clien
 
 
 def test_a_client_is_noted_at_once_and_then_once_a_minute(noted: Clients, token: ApiToken, clock: Clock) -> None:
-    noted.saw(token.pk, CLAUDE)
+    noted.saw((token.user_id, token.pk), CLAUDE)
     noted.write()
     assert rows() == [("claude-code", "2.1", 0)]
-    noted.saw(token.pk, CLAUDE, calls=1)
-    noted.saw(token.pk, CLAUDE, calls=1)
+    noted.saw((token.user_id, token.pk), CLAUDE, calls=1)
+    noted.saw((token.user_id, token.pk), CLAUDE, calls=1)
     noted.write()
     assert rows() == [("claude-code", "2.1", 0)]
     clock.now += 60
@@ -76,9 +77,9 @@ def test_a_client_is_noted_at_once_and_then_once_a_minute(noted: Clients, token:
 
 
 def test_the_last_write_takes_all_that_is_left(noted: Clients, token: ApiToken) -> None:
-    noted.saw(token.pk, CLAUDE)
+    noted.saw((token.user_id, token.pk), CLAUDE)
     noted.write()
-    noted.saw(token.pk, CLAUDE, calls=3)
+    noted.saw((token.user_id, token.pk), CLAUDE, calls=3)
     noted.write(at_once=True)
     assert rows() == [("claude-code", "2.1", 3)]
 
@@ -86,7 +87,7 @@ def test_the_last_write_takes_all_that_is_left(noted: Clients, token: ApiToken) 
 def test_nothing_new_costs_no_query(
     noted: Clients, token: ApiToken, clock: Clock, django_assert_num_queries: Any
 ) -> None:
-    noted.saw(token.pk, CLAUDE)
+    noted.saw((token.user_id, token.pk), CLAUDE)
     noted.write()
     clock.now += 3600
     with django_assert_num_queries(0):
@@ -95,10 +96,10 @@ def test_nothing_new_costs_no_query(
 
 def test_of_one_token_the_clients_seen_last_are_kept(noted: Clients, token: ApiToken, clock: Clock) -> None:
     other = ApiToken.make(user=token.user)[0]
-    noted.saw(other.pk, CLAUDE)
+    noted.saw((other.user_id, other.pk), CLAUDE)
     for number in range(clients.MAX_OF_TOKEN + 5):
         clock.now += 1
-        noted.saw(token.pk, ClientName("shifty", f"{number:03}"))
+        noted.saw((token.user_id, token.pk), ClientName("shifty", f"{number:03}"))
         noted.write()
     kept = [row.version for row in TokenClient.objects.filter(token=token)]
     assert kept == [f"{number:03}" for number in range(clients.MAX_OF_TOKEN + 4, 4, -1)]
@@ -108,8 +109,19 @@ def test_of_one_token_the_clients_seen_last_are_kept(noted: Clients, token: ApiT
 def test_a_flood_of_names_of_one_token_leaves_room_for_those_of_others(noted: Clients, token: ApiToken) -> None:
     other = ApiToken.make(user=token.user)[0]
     for number in range(2 * clients.MAX_KEPT):
-        noted.saw(token.pk, ClientName(f"c{number:04}"))
-    noted.saw(other.pk, CLAUDE)
+        noted.saw((token.user_id, token.pk), ClientName(f"c{number:04}"))
+    noted.saw((other.user_id, other.pk), CLAUDE)
+    noted.write(at_once=True)
+    assert TokenClient.objects.filter(token=other).count() == 1
+
+
+def test_a_flood_of_names_of_one_users_tokens_leaves_room_for_other_users(noted: Clients, token: ApiToken) -> None:
+    for _ in range(20):
+        flooding = ApiToken.make(user=token.user)[0]
+        for number in range(100):
+            noted.saw((flooding.user_id, flooding.pk), ClientName(f"c{number:04}"))
+    other = ApiToken.make(user=User.objects.create_user("ada"))[0]
+    noted.saw((other.user_id, other.pk), CLAUDE)
     noted.write(at_once=True)
     assert TokenClient.objects.filter(token=other).count() == 1
 
@@ -120,24 +132,24 @@ def test_a_flood_of_names_fills_neither_the_memory_nor_a_turn(
     monkeypatch.setattr(clients, "MAX_KEPT", 100)
     monkeypatch.setattr(clients, "MAX_AT_ONCE", 7)
     for number in range(500):
-        noted.saw(token.pk, ClientName(f"c{number:03}"))
+        noted.saw((token.user_id, token.pk), ClientName(f"c{number:03}"))
     noted.write()
     assert TokenClient.objects.count() == 7
     for _ in range(20):
         noted.write()
     clock.now += clients.FORGET_SECONDS + 1
     noted.write()
-    noted.saw(token.pk, CLAUDE)
+    noted.saw((token.user_id, token.pk), CLAUDE)
     noted.write()
     assert TokenClient.objects.filter(name="claude-code").exists()
 
 
 def test_a_token_that_was_deleted_stops_nothing(noted: Clients, token: ApiToken) -> None:
-    gone = token.pk
+    gone = (token.user_id, token.pk)
     left = ApiToken.make(user=token.user)[0]
     token.delete()
     noted.saw(gone, CLAUDE)
-    noted.saw(left.pk, CLAUDE)
+    noted.saw((left.user_id, left.pk), CLAUDE)
     noted.write()
     assert [row.token for row in TokenClient.objects.all()] == [left]
 
@@ -148,7 +160,7 @@ def test_what_could_not_be_written_is_written_later(
     def away(*_: Any) -> None:
         raise OperationalError("the database is away")
 
-    noted.saw(token.pk, CLAUDE, calls=2)
+    noted.saw((token.user_id, token.pk), CLAUDE, calls=2)
     with monkeypatch.context() as patch:
         patch.setattr(clients, "_note", away)
         noted.write()
@@ -158,8 +170,8 @@ def test_what_could_not_be_written_is_written_later(
 
 
 def test_without_a_token_or_a_name_nothing_is_noted(noted: Clients, token: ApiToken) -> None:
-    noted.saw(None, CLAUDE)
-    noted.saw(token.pk, ClientName())
+    noted.saw(OPERATOR.owner, CLAUDE)
+    noted.saw((token.user_id, token.pk), ClientName())
     noted.write(at_once=True)
     assert rows() == []
 
