@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from mcp_runtime import jsonrpc, limits, protocol
 from mcp_runtime.errors import MethodError, ProtocolError
@@ -38,6 +41,11 @@ KEYS = ("requestState", "inputResponses")
 NOT_THEIRS = "this requestState is unknown, of another request, or too old"
 # What a caller must have declared to be asked it.
 CAPABILITIES = {"sampling/createMessage": "sampling", "elicitation/create": "elicitation", "roots/list": "roots"}
+
+_SORTED = msgspec.json.Encoder(order="sorted")
+
+# Who asked what, and where, as `about` makes it.
+About = tuple[Any, ...]
 
 
 @dataclass(eq=False)
@@ -66,7 +74,7 @@ class _Round:
     """One stream that waits. `about` is what the next request must be the same as."""
 
     source: Source
-    about: tuple[Any, ...]
+    about: About
     questions: dict[str, Message]
     timer: asyncio.TimerHandle = field(repr=False)
     account: Account
@@ -80,7 +88,7 @@ class Held:
         self._give_up = give_up
         self._bytes = limits.bytes_of_held()
 
-    def hold(self, source: Source, request: Request, question: Message, size: int) -> bytes:
+    def hold(self, source: Source, request: Request, about: About, question: Message, size: int) -> bytes:
         """Keep the stream; the response that asks the caller. `size` is that of the question in bytes.
 
         Raises ProtocolError when too much is kept.
@@ -94,14 +102,14 @@ class Held:
         source.is_held = True
         state = secrets.token_urlsafe(32)
         timer = asyncio.get_running_loop().call_later(QUESTION_SECONDS, self._expire, state)
-        self._rounds[state] = _Round(source, _about(request), {"question": question}, timer, account)
+        self._rounds[state] = _Round(source, about, {"question": question}, timer, account)
         return self._response(request, state)
 
-    def take(self, request: Request) -> tuple[Source, list[tuple[Any, dict[str, Any]]]]:
+    def take(self, request: Request, about: About) -> tuple[Source, list[tuple[Any, dict[str, Any]]]]:
         """The stream, and the answers by the member's own ids. Raises MethodError; what lacks an answer is kept."""
         state = request.params["requestState"]
         waiting = self._rounds.get(state) if isinstance(state, str) else None
-        if waiting is None or waiting.about != _about(request):
+        if waiting is None or waiting.about != about:
             raise MethodError(INVALID_PARAMS, NOT_THEIRS)
         told = request.params.get("inputResponses", {})
         if not isinstance(told, dict) or not all(isinstance(told.get(key, {}), dict) for key in waiting.questions):
@@ -141,33 +149,44 @@ class StillWaitingError(Exception):
 # Modern members -----------------------------------------------------------------------------------------------------
 
 
-def sealed(request: Request, body: bytes) -> bytes:
-    """A modern member's response to `request`, its requestState good for nobody else and for nothing else."""
+def sealed(about: About, body: bytes) -> bytes:
+    """A modern member's response, its requestState good for nobody else and for nothing else.
+
+    Raises ProtocolError for a state that is longer than a caller may bring back.
+    """
     answer = envelope.read(body)
     result = envelope.fields(answer.result)
     state = result.get("requestState")
     if state is None or not bytes(state).startswith(b'"'):
         return body  # it has none, or not one that a caller may bring back
+    if len(bytes(state)) > seals.MAX_TEXT:
+        raise ProtocolError(f"told the caller a requestState of more than {seals.MAX_TEXT:,} bytes")
     state = jsonrpc.decode(bytes(state), exact=True)
-    told = {**result, "requestState": seals.sealed(SALT, _about(request), state)}
+    told = {**result, "requestState": seals.sealed(SALT, about, state)}
     return envelope.encode(jsonrpc.result_response(answer.id, told))
 
 
-def unsealed(request: Request) -> dict[str, Any]:
+def unsealed(request: Request, about: About) -> dict[str, Any]:
     """The params with the member's own requestState. Raises MethodError for one that this caller was not told here."""
-    if request.method not in METHODS:
-        return request.params
-    state = seals.unsealed(SALT, _about(request), request.params["requestState"])
+    state = seals.unsealed(SALT, about, request.params["requestState"])
     if state is None:
         raise MethodError(INVALID_PARAMS, NOT_THEIRS)
     return {**request.params, "requestState": state}
 
 
-def _about(request: Request) -> tuple[Any, ...]:
-    """Who asked what, and where: nobody else goes on with it, and not as something else."""
+def about(request: Request) -> About:
+    """Who asked what, and where: nobody else goes on with it, and not as something else.
+
+    A client may write the keys of its second request in another order. Arguments of megabytes are for other threads
+    than the loop's.
+    """
     principal = request.caller.principal
     own = ("_meta", "inputResponses", "requestState")
     params = {key: value for key, value in request.params.items() if key not in own}
-    digest = hashlib.sha256(jsonrpc.encode(params)).hexdigest()  # the arguments themselves may be megabytes
+    try:
+        written = _SORTED.encode(params)
+    except UnicodeEncodeError:  # a lone surrogate
+        written = json.dumps(params, sort_keys=True).encode()
+    digest = hashlib.sha256(written).hexdigest()
     owner = (principal.user_id, principal.token_id)
     return *owner, request.path, request.deadline.member, request.method, digest

@@ -215,7 +215,8 @@ class Relay:
                         yield Event(answer.body, is_last=True, status=answer.status)
                         return
                     if message is not None and self._may_hold(message, request):
-                        yield Event(self._held.hold(source, request, message, len(data)), is_last=True)
+                        about = await self._about(request)
+                        yield Event(self._held.hold(source, request, about, message, len(data)), is_last=True)
                         return
                     passed = await self._taken_in(data, message, source.conversation, request) if message else None
                     if passed is not None:
@@ -248,7 +249,7 @@ class Relay:
     async def _answered(self, request: Request) -> Reply:
         """A modern caller's next round with a member that has sessions: its answers, and what the member says then."""
         try:
-            source, answers = self._held.take(request)
+            source, answers = self._held.take(request, await self._about(request))
             request.begin_sending()  # it runs since the first request
         except StillWaitingError as waiting:
             return Answer(waiting.response)
@@ -326,8 +327,8 @@ class Relay:
         if request.method in eras.REMOVED:
             return Answer(envelope.encode(jsonrpc.result_response(request.id, {})))  # the gateway's own business
         session, params = request.caller.session, request.params
-        if "requestState" in params:
-            params = held.unsealed(request)
+        if "requestState" in params and request.method in held.METHODS:
+            params = held.unsealed(request, await self._about(request))
         if isinstance(answers := params.get("inputResponses"), dict) and request.method in held.METHODS:
             unrelated = {key: tasks.unrelated(one) if isinstance(one, dict) else one for key, one in answers.items()}
             params = {**params, "inputResponses": unrelated}
@@ -386,7 +387,11 @@ class Relay:
         body = envelope.encode(answer.response_to(request.id))
         if request.method not in held.METHODS or b'"requestState"' not in body:
             return body
-        return await self._wire.in_thread(request.caller.principal.owner, partial(held.sealed, request), body)
+        about = await self._about(request)
+        return await self._wire.in_thread(request.caller.principal.owner, partial(held.sealed, about), body)
+
+    async def _about(self, request: Request) -> held.About:
+        return await self._wire.aside(request.caller.principal.owner, partial(held.about, request), request.size)
 
     async def _in_rounds(
         self, route: Route, request: Request, session: CallerSession, reply: Message | Stream

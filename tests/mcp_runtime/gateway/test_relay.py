@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections.abc import Callable
@@ -465,6 +466,58 @@ def test_a_session_brings_no_state_also_to_a_member_that_speaks_both_eras(world:
     response = session.send("tools/call", name="notes__echo", arguments={}, **more)
     assert failure(response) == (-32602, f"a session has no {min(more)}: it is asked on a stream")
     assert len(member.heard("tools/call")) == 1
+
+
+@pytest.mark.parametrize("kind", ["modern", "with sessions"])
+def test_the_loop_reads_no_large_arguments_to_know_a_request_again(
+    world: World, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And knows it also where its maps come in another order."""
+    threads: list[str] = []
+
+    def digested(data: bytes = b"") -> Any:
+        if len(data) > envelope.MAX_SMALL:
+            threads.append(threading.current_thread().name)
+        return sha256(data)
+
+    sha256 = hashlib.sha256
+    behaviours = {**MODERN, "tools/call": with_table} if kind == "modern" else {"tools/call": answer_and_secret}
+    world.member("notes", behaviours)
+    agent, can = world.agent(), {f"{META}clientCapabilities": {"elicitation": {}}}
+    arguments = {"text": "x" * envelope.MAX_SMALL, "half": "\ud800", "map": {"a": 1, "b": {"c": 2, "d": 3}}}
+    for more in ({}, {"half": "whole"}):
+        monkeypatch.setattr(hashlib, "sha256", digested)
+        first = messages_of(modern_call(agent, arguments=arguments | more, meta=can))[-1]["result"]
+        again = {"map": {"b": {"d": 3, "c": 2}, "a": 1}, **{key: arguments[key] for key in ("half", "text")}, **more}
+        answers = {"question": {"action": "accept"}}
+        state = first["requestState"]
+        last = modern_call(agent, arguments=again, requestState=state, inputResponses=answers, meta=can)
+        monkeypatch.undo()
+        assert "the secret" in said(last)
+    assert len(threads) >= 4
+    assert {name.rpartition("_")[0] for name in threads} == {"gateway-reader"}
+
+
+def test_a_state_and_the_id_of_a_task_have_a_bound(world: World) -> None:
+    own = ["x" * (envelope.MAX_SMALL - 2), "x" * envelope.MAX_SMALL]
+    asks = {"question": {"method": "elicitation/create", "params": {"message": "Sure?"}}}
+
+    def call(asked: Asked) -> None:
+        if "requestState" in asked.message["params"]:
+            asked.result({"resultType": "complete", **text("done")})
+        else:
+            asked.result({"resultType": "input_required", "inputRequests": asks, "requestState": own.pop(0)})
+
+    member = world.member("notes", {**MODERN, "tools/call": call})
+    agent, can = world.agent(), {f"{META}clientCapabilities": {"elicitation": {}}}
+    state = modern_call(agent, meta=can).json()["result"]["requestState"]
+    assert said(modern_call(agent, meta=can, requestState=state)) == "done"
+    too_long = (-32602, "a requestState or taskId may have 65,601 characters")
+    assert failure(modern_call(agent, meta=can, requestState="x" * 65_602)) == too_long
+    at_member = world.agent("/mcp/notes")
+    assert failure(at_member.modern("tasks/get", taskId="x" * 65_602)) == too_long
+    assert "a requestState of more than 65,536 bytes" in failure(modern_call(agent, meta=can))[1]
+    assert len(member.heard("tools/call")) == 3
 
 
 def test_a_held_stream_is_let_go_when_its_caller_goes_away_in_the_second_round(world: World) -> None:
