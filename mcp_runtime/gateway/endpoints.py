@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -251,12 +251,12 @@ class Endpoints:
             call.answered(reply.body)
         else:
             reply = self._recorded(reply, call, request, member.name)
-        owner, params = call.principal.owner, request.params
         if place.member is None:
-            return await self._with_links(reply, member.name, owner, {})
+            return await self._with_links(reply, request, member.name, {})
+        owner, params = call.principal.owner, request.params
         if not tasks.may_be_made(params, request.caller.capabilities):
             return reply
-        return await self._rewritten(reply, owner, partial(_with_task, owner, member.pk, "task" in params))
+        return await self._rewritten(reply, request, partial(_with_task, owner, member.pk, "task" in params))
 
     def _tool(self, place: Place, name: str, caller: Caller) -> tuple[OfferedMember, OfferedTool | None]:
         """Member and tool; a member may take a name on its own path that the roster does not know (yet)."""
@@ -296,15 +296,19 @@ class Endpoints:
 
         return Stream(events(), free, inner=stream, again=events)
 
-    async def _with_links(self, reply: Reply, member: str, owner: Owner, asked: Mapping[str, str]) -> Reply:
+    async def _with_links(self, reply: Reply, request: Request, member: str, asked: Mapping[str, str]) -> Reply:
         """A member's reply whose result names resources by the URIs that they are listed under (links.py)."""
 
-        return await self._rewritten(reply, owner, lambda data: links.with_member(data, member, asked))
+        return await self._rewritten(reply, request, lambda data: links.with_member(data, member, asked))
 
     async def _rewritten(
-        self, reply: Reply, owner: Owner, work: Callable[[bytes], bytes], *, is_throughout: bool = False
+        self, reply: Reply, request: Request, work: Callable[[bytes], bytes], *, is_throughout: bool = False
     ) -> Reply:
-        """A member's reply with another answer; `is_throughout`: and with all that comes before it on a stream."""
+        """A member's reply with another answer; `is_throughout`: and with all that comes before it on a stream.
+
+        `work` is kept as long as the caller may ask for the answer once more.
+        """
+        owner, request.rewriting = request.caller.principal.owner, work
         if isinstance(reply, Answer):
             return replace(reply, body=await self._wire.in_thread(owner, work, reply.body))
         stream = reply
@@ -335,8 +339,7 @@ class Endpoints:
         self._note_subscription(request, name, request.params.get("uri", ""))
         if request.task is None:
             return reply
-        owner, renamed = request.caller.principal.owner, partial(tasks.renamed, request.task)
-        return await self._rewritten(reply, owner, renamed, is_throughout=True)
+        return await self._rewritten(reply, request, partial(tasks.renamed, request.task), is_throughout=True)
 
     @staticmethod
     def _name_task(member: OfferedMember, request: Request) -> None:
@@ -367,7 +370,11 @@ class Endpoints:
         if self._connected(member) is not None:
             with contextlib.suppress(TimeoutError, ClientError):
                 async with asyncio.timeout(LIST_TIMEOUT):
-                    return await self._for_caller(member, request, await self._ask(member, request))
+                    reply = await self._ask(member, request)
+                    if request.method != "tools/list":
+                        return reply
+                    narrowed = partial(_narrowed, member.name, member.hidden, request.caller.principal)
+                    return await self._rewritten(reply, request, narrowed)
         if "cursor" in request.params:
             raise MethodError(INVALID_PARAMS, "unknown cursor: the list has one page")
         kind = LISTS[request.method]
@@ -379,37 +386,6 @@ class Endpoints:
         size, encoded = sum(len(tool.listed) for tool in tools), (tool.own for tool in tools)
         entries = await self._wire.aside(request.caller.principal.owner, partial(_joined, encoded), size)
         return _listed(request, kind, entries)
-
-    async def _for_caller(self, member: OfferedMember, request: Request, reply: Reply) -> Reply:
-        if request.method != "tools/list":
-            return reply
-        narrowed, owner = partial(self._narrowed, member, request), request.caller.principal.owner
-        if isinstance(reply, Answer):
-            return Answer(await self._wire.in_thread(owner, narrowed, reply.body), reply.status)
-
-        async def events(told: Stream) -> AsyncGenerator[Event]:
-            async for event in told.events:
-                data = await self._wire.in_thread(owner, narrowed, event.data) if event.is_last else event.data
-                yield replace(event, data=data)
-
-        return Stream(events(reply), inner=reply)
-
-    @staticmethod
-    def _narrowed(member: OfferedMember, request: Request, body: bytes) -> bytes:
-        """A tools/list without what is switched off, or not for this caller."""
-        answer = envelope.read(body)
-        result = envelope.fields(answer.result)
-        tools = envelope.items(result.get("tools"))
-        may = request.caller.principal.may_invoke
-        names = [envelope.text(envelope.fields(tool).get("name")) for tool in tools]
-        kept = [
-            tool
-            for name, tool in zip(names, tools, strict=True)
-            if name not in member.hidden and may(member.name, name)
-        ]
-        if len(kept) == len(tools):
-            return body
-        return envelope.encode(jsonrpc.result_response(answer.id, {**result, "tools": kept}))
 
     # The roster ---------------------------------------------------------------------------------------------------
 
@@ -441,7 +417,7 @@ class Endpoints:
         request.deadline.set(member.timeout, f"{request.method} of member {member.name!r}", member.name)
         reply = await self._ask_told(member, request)
         asked = {found[1]: asked_uri} if isinstance(asked_uri, str) else {}
-        return await self._with_links(reply, member.name, request.caller.principal.owner, asked)
+        return await self._with_links(reply, request, member.name, asked)
 
     def _resource(self, uri: str, principal: Principal, scope: Scope) -> tuple[str, str] | None:
         """Member and own URI of what is asked for. Raises MethodError where it may be of several members."""
@@ -567,6 +543,22 @@ def _without_task(params: dict[str, Any]) -> dict[str, Any]:
     if key in meta:
         params["_meta"] = {**meta, key: tasks.without_extension(object_of(meta[key]))}
     return params
+
+
+def _narrowed(member: str, hidden: Set[str], principal: Principal, body: bytes) -> bytes:
+    """A member's tools/list without what is switched off, or not for this caller."""
+    answer = envelope.read(body)
+    result = envelope.fields(answer.result)
+    tools = envelope.items(result.get("tools"))
+    names = [envelope.text(envelope.fields(tool).get("name")) for tool in tools]
+    kept = [
+        tool
+        for name, tool in zip(names, tools, strict=True)
+        if name not in hidden and principal.may_invoke(member, name)
+    ]
+    if len(kept) == len(tools):
+        return body
+    return envelope.encode(jsonrpc.result_response(answer.id, {**result, "tools": kept}))
 
 
 def _with_task(owner: Owner, member_id: int, is_asked: bool, body: bytes) -> bytes:

@@ -188,6 +188,7 @@ class Request:
     task: Task | None = None  # that it is about
     takes_stream: bool = True  # so that it can be asked something on it
     questions: list[str] = field(default_factory=list)  # that the caller was asked for it
+    rewriting: Callable[[bytes], bytes] | None = None  # of its answer, for its caller
     tell_cancelled: Callable[[str], Awaitable[None]] | None = None  # once the member knows of it
     not_sent: str = "it was not asked yet"  # why the member does not have it; empty once it may have read some of it
 

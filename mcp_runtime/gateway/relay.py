@@ -30,6 +30,8 @@ from mcp_runtime.lifecycle import LiveMember
 
 MAX_ROUNDS = 10  # of input that one call may ask for
 MAX_RENAMED = 100  # ids of ours that the caller of a session would not know
+# Bytes of such a request other than a call: what its answer is rewritten by has its URI, or the id of its task.
+MAX_NOTED = 4_096
 MAX_QUESTIONS = 100  # of one member in one session, that its client has not answered yet
 RESUMES = 20
 # What a modern caller may be told beside the answer.
@@ -187,9 +189,10 @@ class Relay:
         """The caller may come back with it, and knows its own id alone."""
         if not source.told or source.told[-1] != event_id:
             source.told.append(event_id)
-        session = request.caller.session
-        if session is not None:
-            session.renamed[source.conversation.route.live.member_id, source.sent_id] = request.id
+        session, is_light = request.caller.session, request.method == "tools/call" or request.size <= MAX_NOTED
+        if session is not None and request.takes_stream and is_light:
+            sent = source.conversation.route.live.member_id, source.sent_id
+            session.renamed[sent] = request.id, request.rewriting
             while len(session.renamed) > MAX_RENAMED:
                 del session.renamed[next(iter(session.renamed))]
 
@@ -489,7 +492,9 @@ class Relay:
             sent = conversation.route.live.member_id, message.id
             if session is None or sent not in session.renamed:
                 return None  # an answer that nobody here waits for
-            return envelope.encode(message.response_to(session.renamed[sent]))
+            request_id, rewriting = session.renamed[sent]
+            answer = envelope.encode(message.response_to(request_id))
+            return answer if rewriting is None else await self._wire.in_thread(conversation.owner, rewriting, answer)
         return None if _is_of_tasks(message) else data
 
     async def _decline(self, conversation: Conversation, message: Message) -> None:

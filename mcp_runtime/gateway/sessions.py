@@ -140,7 +140,8 @@ class CallerSession:
     conversations: dict[int, asyncio.Future[Conversation]] = field(default_factory=dict)
     questions: dict[str, Question] = field(default_factory=dict)
     running: dict[Any, Request] = field(default_factory=dict)  # by the caller's id; not answered yet
-    renamed: dict[Any, Any] = field(default_factory=dict)  # (member, id of ours) -> the caller's; streams to be resumed
+    # Of streams to be resumed: (member, id of ours) -> the caller's, and how the answer is rewritten for the caller.
+    renamed: dict[Any, tuple[Any, Callable[[bytes], bytes] | None]] = field(default_factory=dict)
     outbox: Outbox | None = None
     subscriptions: dict[str, set[str]] = field(default_factory=dict)  # member name -> URIs of its resources
 

@@ -13,6 +13,7 @@ from django.contrib.auth.models import User
 
 from mcp_runtime import limits
 from mcp_runtime.gateway import envelope, relay
+from roster.models import Tool
 from tests.conftest import eventually
 from tests.end_to_end.agents import META, Agent, make_token, messages_of
 from tests.mcp_runtime.gateway.conftest import (
@@ -142,6 +143,60 @@ def test_a_stream_that_ends_early_is_resumed_by_its_caller(world: World) -> None
     assert b"id: notes/42\n" in rest.content
     assert said(rest) == "from 41"
     assert len(member.heard("tools/call")) == 1
+
+
+@pytest.mark.parametrize("method", ["tools/call", "tools/list"])
+def test_an_answer_that_its_caller_asks_for_once_more_is_the_same(world: World, method: str) -> None:
+    """With the seal of a task in it, and without the tools that are switched off."""
+    tools = [{"name": name, "inputSchema": {"type": "object"}} for name in ("echo", "off")]
+    answers: list[bytes] = []
+
+    def answering(asked: Asked) -> None:
+        own = {"task": {"taskId": "t1", "status": "working"}} if method == "tools/call" else {"tools": tools}
+        answers.append(event(result(asked.id, **own), "e2"))
+        asked.stream(event(None, "e1", 10), answers[-1])
+        asked.hang_up()
+
+    def again(asked: Asked) -> None:
+        if not asked.headers.get("Last-Event-ID"):
+            asked.http(405)
+            return
+        asked.stream(answers[-1])
+        asked.hang_up()
+
+    world.member("notes", {method: answering, "GET": again}, tools=tools)
+    Tool.objects.filter(name="off").update(enabled=False)
+    agent = world.agent("/mcp/notes").begin("2025-11-25")
+    first = messages_of(agent.send(method, **({"name": "echo", "task": {}} if method == "tools/call" else {})))[-1]
+    with agent.http.get(agent.url, headers={"Last-Event-ID": "notes/e1"}, timeout=10, stream=True) as response:
+        lines = response.iter_lines()
+        data = next(line for line in lines if line.startswith(b"data:") and b"{" in line)
+    assert json.loads(data.partition(b":")[2]) == first
+    assert b'"t1"' not in data
+    assert b'"off"' not in data
+
+
+@pytest.mark.parametrize("size", [100, relay.MAX_NOTED])
+def test_a_session_keeps_no_large_request_for_an_answer_that_may_be_asked_for_once_more(
+    world: World, size: int
+) -> None:
+    answers: list[bytes] = []
+
+    def answering(asked: Asked) -> None:
+        answers.append(event(result(asked.id, contents=[]), "e2"))
+        asked.stream(event(None, "e1", 10), answers[-1])
+        asked.hang_up()
+
+    def again(asked: Asked) -> None:
+        asked.stream(event(notification("notifications/message", level="info", data="x")), *answers)
+        asked.hang_up()
+
+    world.member("notes", {"resources/read": answering, "GET": again})
+    agent = world.agent("/mcp/notes").begin()
+    assert messages_of(agent.send("resources/read", uri="x" * size))[-1]["result"] == {"contents": []}
+    with agent.http.get(agent.url, headers={"Last-Event-ID": "notes/e1"}, timeout=10) as response:
+        told = [one.get("method", "the answer") for one in messages_of(response)]
+    assert told == ["notifications/message", "the answer"][: 1 if size == relay.MAX_NOTED else 2]
 
 
 def test_a_stream_that_ends_early_is_gone_on_with_for_a_modern_caller(world: World) -> None:
