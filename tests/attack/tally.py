@@ -32,13 +32,9 @@ class Tally:
 
 @dataclass(frozen=True)
 class Attack:
-    """`principal`: who attacks. `promise`: what must hold.
-
-    `ratio`: how many times as long a neighbour may wait as beside harmless processes (95th percentiles).
-    """
+    """`principal`: who attacks. `promise`: what must hold."""
 
     name: str
     principal: str
     promise: str
     run: Callable[[Hall, Tally], None]
-    ratio: float = 1.25
