@@ -329,7 +329,7 @@ class App:
             and method != "notifications/initialized"
             and not method.startswith(tasks.NOTIFICATIONS)
         ):
-            # Made anew: of another key beside params a lenient member would read that it is about a task.
+            # Built again: from another key beside params a lenient member would read that it is about a task.
             message = jsonrpc.notification(method, _unrelated(params) if "params" in message else None)
             for conversation in session.begun():
                 with contextlib.suppress(ClientError, TimeoutError):
