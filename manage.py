@@ -5,18 +5,33 @@ import gc
 import os
 import sys
 
+# An agent waits for these to start: they go without what only the web needs, which takes longest to import.
+WITHOUT_WEB = ("mcp_stdio",)
+
 
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "guildhall.settings")
     try:
+        import guildhall  # noqa: F401, I001 - before all that takes long: it has process 1 obey a stop
+
+        from django.conf import settings
         from django.core.exceptions import ImproperlyConfigured
         from django.core.management import execute_from_command_line
+        from django.db import DatabaseError
+
+        from mcp_runtime.rows.database import damage
     except ModuleNotFoundError as error:
         sys.exit(f"{error} in {sys.executable}. `make run` installs into .venv; its Python is .venv/bin/python.")
     try:
+        if sys.argv[1:2] and sys.argv[1] in WITHOUT_WEB:
+            settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app not in settings.APPS_OF_THE_WEB]
         execute_from_command_line(sys.argv)
     except ImproperlyConfigured as error:
         sys.exit(f"Guild Hall cannot start. {error}")
+    except DatabaseError as error:
+        if not (said := damage(error)):
+            raise
+        sys.exit(said)
     except KeyboardInterrupt:
         sys.exit(130)
     finally:

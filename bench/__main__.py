@@ -292,4 +292,5 @@ def main() -> None:
             print(figure, flush=True)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,7 @@ URL, WHICH, CALLS = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
 
 def ours() -> float:
-    from mcp_runtime.client import JsonRpcClient
+    from mcp_runtime.client.client import JsonRpcClient
 
     client = JsonRpcClient(URL)
     client.connect()

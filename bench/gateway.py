@@ -20,7 +20,7 @@ from bench.figures import Figure, percentile
 from bench.hall import ROOT, BenchHall, bench_hall, wait_until
 from bench.loads import ECHO, Door, Load, LoadError, begin, clients, echo_server, measure, wait_open
 
-MISBEHAVES = str(ROOT / "tests" / "servers" / "server.py")
+MISBEHAVES = str(ROOT / "tests" / "support" / "servers" / "server.py")
 LOAD_SECONDS, PROBE_SECONDS = 4.0, 1.5
 QUEUED = 6000
 KILLS = 10
@@ -183,11 +183,13 @@ def _cpu(rounds: list[Round]) -> float:
 QUEUE = f"""
 from django.contrib.auth import get_user_model
 from django.db import transaction
-from mcp_runtime import access, control
-caller = control.Caller(access.OPERATOR)
+from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.control.calls import queue_call
+from mcp_runtime.security import access
+caller = Caller(access.OPERATOR)
 with transaction.atomic():
     for number in range({QUEUED}):
-        control.queue_call("busy", "echo", {{"text": str(number)}}, caller=caller)
+        queue_call("busy", "echo", {{"text": str(number)}}, caller=caller)
 """
 
 

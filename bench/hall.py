@@ -21,6 +21,8 @@ import psutil
 import requests
 
 ROOT = Path(__file__).resolve().parent.parent
+# Nor what would have each start compile all of the hall again, which takes as long as all its other imports.
+NOT_OURS = ("GUILD_HALL_", "PYTHONDONTWRITEBYTECODE")
 EXAMPLE = ROOT / "guild-members" / "example"
 
 
@@ -71,7 +73,7 @@ class BenchHall:
         self._manifest = manifest
         self._processes: list[subprocess.Popen[bytes]] = []
         self.environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith("GUILD_HALL_")},
+            **{key: value for key, value in os.environ.items() if not key.startswith(NOT_OURS)},
             "DATABASE_URL": database_url,
             "REDIS_URL": redis_url,
             "GUILD_HALL_DATA_DIR": str(self.data),
@@ -114,7 +116,7 @@ class BenchHall:
         ).stdout
 
     def start_runtime(self) -> psutil.Process:
-        return self._start([sys.executable, "-m", "mcp_runtime.guard"])
+        return self._start([sys.executable, "-m", "mcp_runtime.runtime.guard"])
 
     def start_web(self) -> psutil.Process:
         web = self._start([sys.executable, "-m", "guildhall.web"])

@@ -61,7 +61,7 @@ SUM = """
 import time
 from datetime import timedelta
 from django.utils import timezone
-from mcp_runtime import statistics
+from mcp_runtime.calls import statistics
 began = time.monotonic()
 added = statistics.sum_up(timezone.now() - timedelta(seconds=AGO))
 print(added, time.monotonic() - began)

@@ -1,4 +1,7 @@
-"""The Celery app. Its settings are the CELERY_ ones of settings.py."""
+"""The Celery app. Its settings are the CELERY_ ones of settings.py.
+
+Imported by who rings the bell or hears it (settings.BELL): it takes 0.2 s of CPU, which the others go without.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.utils import get_random_secret_key
 
-from mcp_runtime import console
+from mcp_runtime.system import console
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 MANAGED_PORTS = (20000, 30000)
@@ -118,7 +118,9 @@ def close_to_others(path: Path, status: os.stat_result) -> None:
         path.chmod(0o700)
     if not path.stat().st_mode & 0o077:
         said = f"other users of this machine could read the data folder {path}; it is private now (mode 0700)"
-        print(console.line("hall", said), file=sys.stderr)
+        writer = console.Writer(sys.stderr)
+        writer.write(console.line("hall", said))
+        writer.flush()
 
 
 def made_once(path: Path) -> str:
@@ -164,6 +166,8 @@ GUILD_HALL_KEEP_INVOCATIONS = env_int("GUILD_HALL_KEEP_INVOCATIONS", 100_000, 10
 # Agents' runs at the same time, some 250 MB each; and how long one may take, in seconds.
 GUILD_HALL_AGENT_CONCURRENCY = env_int("GUILD_HALL_AGENT_CONCURRENCY", 4, 1, 64)
 GUILD_HALL_AGENT_TIMEOUT = env_int("GUILD_HALL_AGENT_TIMEOUT", 600, 10, 86_400)
+# 1: all of the hall in a pid namespace, which the kernel ends as a whole; see mcp_runtime/runtime/pid_namespace.py.
+GUILD_HALL_PID_NAMESPACE = env_int("GUILD_HALL_PID_NAMESPACE", 0, 0, 1)
 # The web: so many processes of so many threads each.
 GUILD_HALL_WEB_WORKERS = env_int("GUILD_HALL_WEB_WORKERS", 1, 1, 64)
 GUILD_HALL_WEB_THREADS = env_int("GUILD_HALL_WEB_THREADS", 32, 2, 256)
@@ -175,7 +179,7 @@ DEBUG = False
 SECRET_KEY = made_once(GUILD_HALL_DATA_DIR / "secret-key")
 ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]", *env_hosts("GUILD_HALL_ALLOWED_HOSTS")]
 if GUILD_HALL_HOST not in ("0.0.0.0", "::"):  # noqa: S104 - compared with, never bound here
-    ALLOWED_HOSTS.append(GUILD_HALL_HOST)
+    ALLOWED_HOSTS.append(f"[{GUILD_HALL_HOST}]" if ":" in GUILD_HALL_HOST else GUILD_HALL_HOST)
 # Origins of a reverse proxy's own address, e.g. https://hall.example.com; a page from elsewhere gets 403.
 CSRF_TRUSTED_ORIGINS = env_origins("GUILD_HALL_TRUSTED_ORIGINS")
 ROOT_URLCONF = "guildhall.urls"
@@ -214,11 +218,9 @@ SECURE_CSP = {
 SESSION_COOKIE_NAME = f"guildhall_{GUILD_HALL_PORT}_session"
 CSRF_COOKIE_NAME = f"guildhall_{GUILD_HALL_PORT}_csrf"
 
-INSTALLED_APPS = [
-    "roster",
+# Of no use to the runtime, which would import them for longer than all the rest: it goes without.
+APPS_OF_THE_WEB = [
     "guildhall.apps.AdminConfig",
-    "django.contrib.auth",
-    "django.contrib.contenttypes",
     "django.contrib.sessions",
     "django.contrib.messages",
     "whitenoise.runserver_nostatic",
@@ -227,6 +229,7 @@ INSTALLED_APPS = [
     "drf_spectacular",
     "drf_spectacular_sidecar",
 ]
+INSTALLED_APPS = ["roster", "django.contrib.auth", "django.contrib.contenttypes", *APPS_OF_THE_WEB]
 
 MIDDLEWARE = [
     "roster.middleware.OriginMiddleware",
@@ -241,6 +244,7 @@ MIDDLEWARE = [
     "roster.middleware.OwnerMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "roster.middleware.DatabaseTroubleMiddleware",
 ]
 
 TEMPLATES = [
@@ -297,6 +301,7 @@ PRIVATE_PLACES.append(Path(os.environ.get("PGPASSFILE") or os.path.expanduser("~
 
 # Celery: one queue of doorbells. Rows are the truth, so a message carries nothing and may be lost. -------------------
 
+BELL = "guildhall.celery.app"
 # A bell that cannot be rung at once is not worth waiting for: the runtime looks at the rows every second anyway.
 BROKER_TIMEOUT = 0.5
 # Without Redis the worker still wants a transport: this one carries nothing.
@@ -312,7 +317,7 @@ CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_WORKER_REDIRECT_STDOUTS = False
 CELERY_WORKER_ENABLE_REMOTE_CONTROL = False
-CELERY_IMPORTS = ["mcp_runtime.tasks"]
+CELERY_IMPORTS = ["mcp_runtime.runtime.tasks"]
 
 # REST -------------------------------------------------------------------------------------------------------------
 
@@ -342,8 +347,16 @@ SPECTACULAR_SETTINGS = {
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"line": {"()": "mcp_runtime.console.LineFormatter"}},
-    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line", "stream": "ext://sys.stderr"}},
+    "formatters": {"line": {"()": "mcp_runtime.system.console.LineFormatter"}},
+    "filters": {"damage": {"()": "mcp_runtime.rows.database.DamageFilter"}},
+    "handlers": {
+        "console": {
+            "class": "mcp_runtime.system.console.ConsoleHandler",
+            "formatter": "line",
+            "filters": ["damage"],
+            "stream": "ext://sys.stderr",
+        }
+    },
     "root": {"handlers": ["console"], "level": "WARNING"},
     "loggers": {
         "guildhall": {"level": "INFO"},

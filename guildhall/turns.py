@@ -14,7 +14,10 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-# What a user who was quiet may use before it is behind others again: about one or two requests.
+from mcp_runtime.schemas.schema_work import others_compute
+
+# What a user who was quiet may use before it is behind others again, and what a request may use before that counts
+# against it: about one or two requests. Else one that began before others would be behind them at its end.
 CREDIT_SECONDS = 0.02
 MAX_USERS = 10_000
 # Who has the turn and goes on for so long computes much, or waits for what nobody here knows of. Then who waits goes on
@@ -32,6 +35,7 @@ class Turn:
         self.user = user
         self.wake = wake
         self.is_begun = False
+        self.began_at: float | None = None  # what its user had used when it got its turn
         self.counted = 0.0  # CPU seconds of its thread, as far as they were counted
 
 
@@ -40,13 +44,18 @@ class Turns:
 
     What users use is counted as Linux counts it for processes: one that comes back after a while starts where that one
     is which was served last, less a small credit. So nobody saves up, and nobody pays for long.
+
+    `clock` goes on always, `cpu_clock` while the thread that asks it computes.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, clock: Callable[[], float] = time.monotonic, cpu_clock: Callable[[], float] = time.thread_time
+    ) -> None:
+        self._clock, self._cpu_clock = clock, cpu_clock
         self._lock = threading.Lock()
         self._holder: Turn | None = None
         self._is_away = False  # the holder is at a query
-        self._since = 0.0  # when the holder got it, on the monotonic clock
+        self._since = 0.0  # when the holder got it
         self._beside: list[Turn] = []  # that went on for long, and still do
         self._waiting: list[Turn] = []
         self._used: dict[User, float] = {}  # seconds, on a scale that all share
@@ -59,7 +68,7 @@ class Turns:
                 self._used.clear()
             self._used[turn.user] = max(self._used_by(turn), self._now - CREDIT_SECONDS)
             if not self._is_beside(turn) and (
-                self._holder is None or (self._is_away and self._used_by(turn) < self._used_by(self._holder))
+                self._holder is None or (self._is_away and self._standing(turn) < self._standing(self._holder))
             ):
                 self._give(turn)
                 return True
@@ -71,31 +80,37 @@ class Turns:
         with self._lock:
             if turn in self._waiting:
                 self._waiting.remove(turn)
+            turn.began_at = None
             self._let_go(turn)
 
     def patience(self, turn: Turn) -> float:
         """Seconds until one that waits may insist."""
         with self._lock:
-            return max(self._since + self._patience(turn) - time.monotonic(), PATIENCE_SECONDS / 5)
+            return max(self._since + self._patience(turn) - self._clock(), PATIENCE_SECONDS / 5)
 
     def insist(self, turn: Turn) -> None:
         """For one that waits: if who has the turn goes on for long, it is woken to go on beside it."""
         with self._lock:
-            if turn in self._waiting and time.monotonic() > self._since + self._patience(turn):
+            if turn in self._waiting and self._clock() > self._since + self._patience(turn):
                 self._waiting.remove(turn)
-                if self._holder is not None:
+                # Who is at a query does not go on beside it: it comes back, and waits for its turn as others do.
+                if self._holder is not None and not self._is_away:
                     self._beside.append(self._holder)
                 self._give(turn)
                 turn.wake()
 
+    def is_taken(self) -> bool:
+        """Whether somebody computes now."""
+        return self._holder is not None and not self._is_away
+
     # In the thread of the request
 
     def begin(self, turn: Turn) -> None:
-        turn.is_begun, turn.counted = True, time.thread_time()
+        turn.is_begun, turn.counted = True, self._cpu_clock()
 
     def count(self, turn: Turn) -> None:
         """What the request has used since it was counted last."""
-        before, turn.counted = turn.counted, time.thread_time()
+        before, turn.counted = turn.counted, self._cpu_clock()
         with self._lock:
             self._used[turn.user] = self._used_by(turn) + turn.counted - before
 
@@ -108,7 +123,7 @@ class Turns:
                 return
             self._is_away = True
             first = self._first()
-            if first is not None and self._used_by(first) < self._used_by(turn):
+            if first is not None and self._standing(first) < self._standing(turn):
                 self._hand_on()
 
     def come_back(self, turn: Turn) -> None:
@@ -128,6 +143,11 @@ class Turns:
     def _used_by(self, turn: Turn) -> float:
         return self._used.get(turn.user, self._now - CREDIT_SECONDS)
 
+    def _standing(self, turn: Turn) -> float:
+        """The least comes first. It is that of the beginning for a while, for all requests of the user together."""
+        used = self._used_by(turn)
+        return used if turn.began_at is None else max(turn.began_at, used - CREDIT_SECONDS)
+
     def _is_beside(self, turn: Turn) -> bool:
         return any(other.user == turn.user for other in self._beside)
 
@@ -135,11 +155,13 @@ class Turns:
         holder = self._holder
         if holder is None or holder.user == turn.user or self._is_beside(turn):
             return OWN_PATIENCE_SECONDS
-        return PATIENCE_SECONDS if self._used_by(turn) < self._used_by(holder) else HEAVY_PATIENCE_SECONDS
+        return PATIENCE_SECONDS if self._standing(turn) < self._standing(holder) else HEAVY_PATIENCE_SECONDS
 
     def _give(self, turn: Turn) -> None:
-        self._holder, self._is_away, self._since = turn, False, time.monotonic()
+        self._holder, self._is_away, self._since = turn, False, self._clock()
         self._now = max(self._now, self._used_by(turn))
+        if turn.began_at is None:
+            turn.began_at = self._used_by(turn)
 
     def _let_go(self, turn: Turn) -> None:
         if turn in self._beside:
@@ -159,7 +181,7 @@ class Turns:
         """Of one user first what is begun, and then what waits longest. None of whom something goes on beside."""
         return min(
             (waiting for waiting in self._waiting if not self._is_beside(waiting)),
-            key=lambda waiting: (self._used_by(waiting), not waiting.is_begun),
+            key=lambda waiting: (self._standing(waiting), not waiting.is_begun),
             default=None,
         )
 
@@ -173,10 +195,12 @@ _local = threading.local()
 def computing(turns: Turns, turn: Turn) -> Iterator[None]:
     """Around what a thread does for a request that has its turn."""
     _local.turn = turns, turn
+    token = others_compute.set(turns.is_taken)  # asked by work that gave its turn back
     turns.begin(turn)
     try:
         yield
     finally:
+        others_compute.reset(token)
         _local.turn = None
         turns.count(turn)
         turns.give_back(turn)

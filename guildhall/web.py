@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 import logging
 import os
@@ -22,18 +21,20 @@ from django.urls import get_resolver
 from guildhall.turns import give_way_at_queries
 from guildhall.wsgi import application
 from guildhall.wsgi_server import WsgiServer
-from mcp_runtime.database import give_connection_back
-from mcp_runtime.errors import describe_exit
-from mcp_runtime.http_server import HttpServer
-from mcp_runtime.listeners import BACKLOG
+from mcp_runtime.control.calls import end_waiting
+from mcp_runtime.http1.listeners import BACKLOG
+from mcp_runtime.http1.server import HttpServer
+from mcp_runtime.protocol.errors import describe_exit
+from mcp_runtime.rows.database import give_connection_back
+from mcp_runtime.system.parent import signal_when_parent_dies
 from roster.management.commands.up import Signals
 
 logger = logging.getLogger("guildhall.web")
 
-PR_SET_PDEATHSIG = 1
 # As in the runtime: a request waits for the interpreter behind each thread that computes, 5 ms a turn by default.
 SWITCH_INTERVAL = 0.0001
-STOP_SECONDS = 1.0  # for requests that are being answered
+STOP_SECONDS = 2.0  # for requests that are being answered
+WAIT_SECONDS = 0.5  # of them for calls to end that clients wait for; then these are answered as they are
 KILL_SECONDS = 1.0  # more, until a process that does not end is killed
 QUICK_DEATH_SECONDS = 10.0
 RESTART_SECONDS = 1.0  # after a quick death
@@ -63,10 +64,9 @@ def main() -> None:
 
 def end_with(parent: int) -> None:
     """SIGTERM to this process when its parent dies, of SIGKILL too (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            sys.exit("the parent is gone already")
+    signal_when_parent_dies(signal.SIGTERM)
+    if sys.platform == "linux" and os.getppid() != parent:
+        sys.exit("the parent is gone already")
 
 
 def listen(address: tuple[str, int], workers: int) -> list[socket.socket]:
@@ -115,6 +115,7 @@ async def _serve(listening: socket.socket, parent: int) -> None:
     while not stopping.is_set() and os.getppid() == (parent or os.getppid()):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), PARENT_SECONDS if parent else None)
+    asyncio.get_running_loop().call_later(WAIT_SECONDS, end_waiting)
     await server.stop(STOP_SECONDS)
 
 

@@ -28,10 +28,10 @@ from urllib.parse import unquote_to_bytes
 from wsgiref.types import WSGIApplication, WSGIEnvironment
 
 from guildhall.turns import Turn, Turns, computing
-from mcp_runtime import http_server
-from mcp_runtime.http_server import Exchange, TooLargeError
-from mcp_runtime.limits import BudgetError, ByteBudget, Owner, Places
-from mcp_runtime.schema_work import about_to_wait
+from mcp_runtime.http1 import server
+from mcp_runtime.http1.server import HttpExchange, TooLargeError
+from mcp_runtime.schemas.schema_work import about_to_wait
+from mcp_runtime.security.limits import BudgetError, ByteBudget, Owner, Places
 
 logger = logging.getLogger("guildhall.web")
 
@@ -73,7 +73,9 @@ class WsgiServer:
         self._turns = Turns()
         self._owners = Owners()
         self._after_step = after_step
-        self._coming: dict[Exchange, int] = {}  # bytes of each body; the one that has not grown for longest is first
+        self._coming: dict[
+            HttpExchange, int
+        ] = {}  # bytes of each body; the one that has not grown for longest is first
         self._bodies = ByteBudget(of_token=BODIES_OF_CLIENT, of_user=BODIES_OF_ADDRESS, in_all=BODIES)
         self._environment: WSGIEnvironment = {
             "SCRIPT_NAME": "",
@@ -87,7 +89,7 @@ class WsgiServer:
             "wsgi.file_wrapper": FileBlocks,
         }
 
-    async def __call__(self, exchange: Exchange) -> None:
+    async def __call__(self, exchange: HttpExchange) -> None:
         with exchange:
             try:
                 body = await exchange.body(partial(self._grow, exchange), step=SHORT_BODY)
@@ -100,9 +102,9 @@ class WsgiServer:
                     environment[OWNER] = partial(self._owners.learn, client_of(exchange))
                     await self._answer(exchange, answer)
             except TooLargeError:
-                _refuse(exchange, 413, f"The body is larger than {http_server.MAX_BODY:,} bytes.")
+                _refuse(exchange, 413, f"The body is larger than {server.MAX_BODY:,} bytes.")
             except TimeoutError:
-                _refuse(exchange, 408, f"The body did not come within {http_server.BODY_SECONDS:g} s.")
+                _refuse(exchange, 408, f"The body did not come within {server.BODY_SECONDS:g} s.")
             except BudgetError as error:
                 whose = "" if error.is_full else " from you or your address"
                 text = f"Too many large requests{whose} are being answered. Try again in a moment."
@@ -110,7 +112,7 @@ class WsgiServer:
             finally:
                 self._coming.pop(exchange, None)
 
-    def _grow(self, exchange: Exchange, size: int) -> None:
+    def _grow(self, exchange: HttpExchange, size: int) -> None:
         """So many bytes of its body may be in memory. Where that is too much in all, some other body makes room.
 
         Only what has come is counted: a head alone takes nothing from others.
@@ -127,7 +129,7 @@ class WsgiServer:
             idlest.abort()
 
     @contextmanager
-    def _kept(self, exchange: Exchange, size: int) -> Iterator[None]:
+    def _kept(self, exchange: HttpExchange, size: int) -> Iterator[None]:
         """While its body is in memory. Raises BudgetError."""
         owner, charge = (hash(exchange.address[0]), client_of(exchange)), size if size > SHORT_BODY else 0
         self._bodies.take(owner, charge)
@@ -136,7 +138,7 @@ class WsgiServer:
         finally:
             self._bodies.give_back(owner, charge)
 
-    async def _answer(self, exchange: Exchange, answer: Answer) -> None:
+    async def _answer(self, exchange: HttpExchange, answer: Answer) -> None:
         try:
             while not await self._step(answer):
                 async with asyncio.timeout(READ_SECONDS):
@@ -222,7 +224,7 @@ class Answer:
     """What the application answers to one request: taken from it in threads, handed to the exchange on the loop."""
 
     def __init__(
-        self, application: WSGIApplication, environment: WSGIEnvironment, exchange: Exchange, owner: Owner
+        self, application: WSGIApplication, environment: WSGIEnvironment, exchange: HttpExchange, owner: Owner
     ) -> None:
         self._application = application
         self._environment = environment
@@ -334,7 +336,7 @@ class Answer:
                 self._exchange.put(part)
 
     def _send_last(self) -> None:
-        if not self._exchange.is_begun and (not self._left or self._status in http_server.WITHOUT_BODY):
+        if not self._exchange.is_begun and (not self._left or self._status in server.WITHOUT_BODY):
             headers = [header for header in self._headers if header[0] != b"content-length"]
             self._exchange.reply(self._status, b"".join(self._ahead), headers)
             return
@@ -426,7 +428,7 @@ class FileBlocks:
         self._file.close()
 
 
-def request_environment(exchange: Exchange, body: bytes) -> WSGIEnvironment:
+def request_environment(exchange: HttpExchange, body: bytes) -> WSGIEnvironment:
     """What WSGI says of the request alone."""
     path, _, query = exchange.target.partition(b"?")
     environment: WSGIEnvironment = {
@@ -446,13 +448,13 @@ def request_environment(exchange: Exchange, body: bytes) -> WSGIEnvironment:
     return environment
 
 
-def client_of(exchange: Exchange) -> int:
+def client_of(exchange: HttpExchange) -> int:
     """The same for the same credentials from the same address, which may be those of a proxy."""
     credentials = exchange.headers.get(b"authorization") or exchange.headers.get(b"cookie", b"")
     return hash((exchange.address[0], credentials))
 
 
-def _scheme(exchange: Exchange) -> str:
+def _scheme(exchange: HttpExchange) -> str:
     """A proxy on this machine may say that it was https."""
     is_https = exchange.headers.get(b"x-forwarded-proto") == b"https" and exchange.address[0] in LOOPBACK
     return "https" if is_https else "http"
@@ -467,7 +469,7 @@ def _key(name: bytes) -> str:
     return key if key in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{key}"
 
 
-def _refuse(exchange: Exchange, status: int, text: str) -> None:
+def _refuse(exchange: HttpExchange, status: int, text: str) -> None:
     exchange.is_kept_alive = False
     exchange.reply(status, f"{text}\n".encode(), [(b"content-type", b"text/plain; charset=utf-8")])
 

@@ -15,7 +15,7 @@ from django.urls import URLPattern, URLResolver, path
 from roster.models import GuildMember
 
 if TYPE_CHECKING:
-    from roster.admin.cards import RosterScreen
+    from roster.admin.members.roster import RosterScreen
 
 
 class HallAdminSite(AdminSite):

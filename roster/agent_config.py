@@ -6,6 +6,7 @@ Code's `mcp.json` (`servers`), Codex' `config.toml` (`http_headers`: an inline `
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -15,16 +16,17 @@ from urllib.parse import quote
 
 from django.conf import settings
 
-from mcp_runtime import control
-from mcp_runtime.access import Principal
-from mcp_runtime.errors import RequestRefusedError, UnknownMemberError
-from roster import mcp_server
+from mcp_runtime.control.members import live_runtime, members_of_roster, visible_tools, with_text
+from mcp_runtime.protocol import mcp
+from mcp_runtime.protocol.errors import RequestRefusedError, UnknownMemberError
+from mcp_runtime.security.access import Principal
 from roster.models import GuildMember, Tool
 
 SERVER_NAME = "guild-hall"
 PLACEHOLDER = "gh_PUT_A_TOKEN_HERE"
 # Tokenizers differ, and none is public for every model: JSON comes to about four characters a token.
 CHARACTERS_PER_TOKEN = 4
+MAX_KNOWN = 20_000  # lengths of definitions
 HOW_ESTIMATED = f"characters of the definitions as JSON, divided by {CHARACTERS_PER_TOKEN}"
 
 
@@ -101,7 +103,7 @@ class Cost:
 def chosen_members(who: Principal, names: Iterable[str]) -> list[GuildMember]:
     """The members of these names, of no names all that `who` may call. Raises UnknownMemberError."""
     wanted = list(dict.fromkeys(names))
-    rows = {row.name: row for row in control.roster().select_related("port_allocation") if who.may_see(row.name)}
+    rows = {row.name: row for row in members_of_roster().select_related("port_allocation") if who.may_see(row.name)}
     for name in wanted:
         if name not in rows:
             raise UnknownMemberError(f"no member {name!r} is in the roster, or you may not call it")
@@ -119,7 +121,7 @@ def direct_entries(members: Iterable[GuildMember], *, all_of_them: bool) -> list
 
     Of a whole roster (`all_of_them` false) those are left out.
     """
-    is_alive = control.live_runtime() is not None
+    is_alive = live_runtime() is not None
     entries = []
     for row in members:
         endpoint = row.endpoint if is_alive else None
@@ -133,10 +135,33 @@ def direct_entries(members: Iterable[GuildMember], *, all_of_them: bool) -> list
 def costs(who: Principal, members: Sequence[GuildMember], *, direct: bool) -> dict[str, Cost]:
     """What the definitions of the tools cost that `who` may call, by member: the gateway's names are longer."""
     found = {row.name: Cost() for row in members if row.enabled}
-    tools = Tool.objects.filter(control.visible_tools(), member__name__in=found).select_related("member")
-    for tool in tools:
+    tools = Tool.objects.filter(visible_tools(), member__name__in=found).select_related("member")
+    for tool in with_text(tools):
         name = tool.member.name
         if who.may_invoke(name, tool.name):
-            definition = tool.definition if direct else mcp_server.listed(tool)
-            found[name] += Cost(1, len(json.dumps(definition, ensure_ascii=False)))
+            found[name] += Cost(1, _characters(tool, direct=direct))
     return found
+
+
+# By a digest of all that they are counted of.
+_known_characters: dict[bytes, int] = {}
+
+
+def _characters(tool: Tool, *, direct: bool) -> int:
+    """Of the definition as clients get it."""
+    told = f"{direct}\0{tool.member.name}\0{tool.name}\0{bool(tool.schema_error)}\0{tool.text}"
+    digest = hashlib.sha256(told.encode()).digest()
+    if (known := _known_characters.get(digest)) is not None:
+        return known
+    tool.definition = json.loads(tool.text)
+    characters = len(json.dumps(tool.definition if direct else _offered(tool), ensure_ascii=False))
+    if len(_known_characters) >= MAX_KNOWN:
+        _known_characters.clear()
+    _known_characters[digest] = characters
+    return characters
+
+
+def _offered(tool: Tool) -> dict[str, Any]:
+    """Its definition as the gateway gives it."""
+    name = mcp.qualified_name(tool.member.name, tool.name)
+    return mcp.offered_definition(tool.definition, name, has_schema=not tool.schema_error)

@@ -8,8 +8,9 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.db.models import QuerySet
 
-from mcp_runtime import control, jsonrpc
-from mcp_runtime.errors import ProtocolError
+from mcp_runtime.control.calls import without_secrets
+from mcp_runtime.protocol import jsonrpc
+from mcp_runtime.protocol.errors import ProtocolError
 from roster.models import ArgumentSet, Tool
 
 MAX_SETS = 50  # of one user and tool
@@ -39,7 +40,7 @@ def save(user: User, tool: Tool, name: str, arguments: Any) -> tuple[ArgumentSet
             raise SetRefusedError("text with NUL characters or lone surrogates cannot be stored")
     except ProtocolError as error:
         raise SetRefusedError(f"the arguments cannot be stored: {error}") from error
-    kept, left_out = control.without_secrets(tool, arguments)
+    kept, left_out = without_secrets(tool, arguments)
     if len(json.dumps(kept)) > MAX_CHARACTERS:
         raise SetRefusedError(f"the arguments are longer than {MAX_CHARACTERS:,} characters")
     known = of(user, tool)

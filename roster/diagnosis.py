@@ -9,8 +9,9 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 
-from mcp_runtime.logs import plain
-from mcp_runtime.manifest import FILE_NAME
+from mcp_runtime.members.logs import plain
+from mcp_runtime.members.manifest.files import FILE_NAME
+from mcp_runtime.protocol.errors import NotListeningError
 from roster.models import GuildMember
 
 TAIL_MARK = GuildMember.TAIL_MARK
@@ -76,6 +77,7 @@ def _of_error(facts: Facts) -> Diagnosis:
     sentence, _, tail = facts.last_error.partition(TAIL_MARK)
     words = [line for text in tail.splitlines() if (line := _line(plain(text)))]
     cause = re.sub(rf"^member '{re.escape(facts.name)}'(?: could not be started)?:? ", "", sentence)
+    cause = cause.replace(NotListeningError.REMEDY, "")
     return Diagnosis(
         cause=_sentence(cause) or "It ended, and nothing is known of why.",
         remedy=_remedy(facts, sentence, tail),
@@ -91,7 +93,7 @@ _ADVICE = [
     (r"its folder .* is gone", "Put the folder {directory} back."),
     (r"no free port", "Stop some members, or widen GUILD_HALL_PORT_RANGE and start the runtime anew."),
     (
-        r"did not complete .*nothing listened",
+        r"nothing listened on its port",
         "It must listen on 127.0.0.1 at the port that ${{PORT}} in args or env of {file} tells it. "
         "If it only needs longer, set start_timeout there.",
     ),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.core.exceptions import DisallowedHost
+from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
-from django.http.request import split_domain_port
 from django.middleware.gzip import GZipMiddleware
 from django.utils.functional import SimpleLazyObject
 
-MAX_PORT, MAX_PORT_DIGITS = 65_535, 5
+from mcp_runtime.rows.database import damage
+from mcp_runtime.security.origins import Origins, host_fault
+from roster.database import AWAY, DAMAGED
+
+logger = logging.getLogger("guildhall.web")
 
 
 class ContentSecurityPolicyMiddleware:
@@ -39,6 +43,25 @@ class PageCompressionMiddleware(GZipMiddleware):
         return super().process_response(request, response) if is_page and not response.streaming else response
 
 
+class DatabaseTroubleMiddleware:
+    """503 and a sentence where the database does not answer, or is damaged. The log says more. REST has its own."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        return self.get_response(request)
+
+    def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
+        if said := damage(error):
+            logger.error("%s", said)
+            return HttpResponse(f"{DAMAGED}\n", status=503, content_type="text/plain")
+        if isinstance(error, OperationalError | InterfaceError):
+            logger.error("the database did not answer: %s", error)
+            return HttpResponse(f"{AWAY}\n", status=503, content_type="text/plain")
+        return None
+
+
 class OwnerMiddleware:
     """Tells the server whose request it was, where somebody asked: guildhall.wsgi_server shares its time by that."""
 
@@ -58,8 +81,7 @@ class OwnerMiddleware:
 class OriginMiddleware:
     """403 for a Host that is not ours, and for an Origin that is not the page's own host or trusted (REQ-MCP-HTTP-31).
 
-    A request without Origin is no page's doing, a link that somebody followed, or what a page of another site loads
-    as an image or a script. Browsers tell the last by Sec-Fetch-*; it gets 403, all else passes.
+    A link that somebody followed passes, wherever it stood.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
@@ -68,31 +90,15 @@ class OriginMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         try:
             host = request.get_host()
-            port = split_domain_port(host)[1]  # Django looks at the name alone
-            if port and not (len(port) <= MAX_PORT_DIGITS and 1 <= int(port) <= MAX_PORT):
-                raise DisallowedHost
         except DisallowedHost:
-            text = "This host is none of the hall's; GUILD_HALL_ALLOWED_HOSTS names more.\n"
-            return HttpResponse(text, status=403, content_type="text/plain")
-        origin = request.headers.get("Origin")
-        if origin is not None and not self._is_ours(origin, host):
-            return HttpResponse("Origin is not allowed here.\n", status=403, content_type="text/plain")
-        if origin is None and self._is_loaded_from_elsewhere(request):
-            return HttpResponse("Pages of other sites may not load this.\n", status=403, content_type="text/plain")
+            return _forbidden(host_fault(request.META.get("HTTP_HOST", "")))
+        headers = request.headers
+        site = None if headers.get("Sec-Fetch-Mode") == "navigate" else headers.get("Sec-Fetch-Site")
+        origins = Origins(settings.ALLOWED_HOSTS, settings.CSRF_TRUSTED_ORIGINS)
+        if fault := origins.fault(host, headers.get("Origin"), site):
+            return _forbidden(fault)
         return self.get_response(request)
 
-    @staticmethod
-    def _is_loaded_from_elsewhere(request: HttpRequest) -> bool:
-        # To browsers other ports of this machine are the same site: a member's page is none of ours.
-        site, mode = request.headers.get("Sec-Fetch-Site"), request.headers.get("Sec-Fetch-Mode")
-        return site in ("cross-site", "same-site") and mode != "navigate"
 
-    @staticmethod
-    def _is_ours(origin: str, host: str) -> bool:
-        if origin in settings.CSRF_TRUSTED_ORIGINS:
-            return True
-        try:
-            parts = urlsplit(origin)
-        except ValueError:
-            return False
-        return parts.scheme in ("http", "https") and parts.netloc.lower() == host.lower() and not parts.path
+def _forbidden(fault: str) -> HttpResponse:
+    return HttpResponse(f"{fault}\n", status=403, content_type="text/plain; charset=utf-8")

@@ -14,13 +14,17 @@ from pathlib import Path
 import django
 import pytest
 from django.conf import settings
+from django.test.utils import setup_databases, teardown_databases
+from pytest_django import DjangoDbBlocker
 
-from tests.machine import Stopwatch
+from tests.support.machine import Stopwatch
 
 # Ignored where a shell runs us in the background; what we start would inherit that, and be deaf to Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for name in [name for name in os.environ if name.startswith("GUILD_HALL_")]:
     del os.environ[name]
+# What tests start would compile all our modules each time: a third of the processor time of a hall's start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Kept for the whole run; one folder per xdist worker, all removed when the run ends.
 _data_dir = tempfile.TemporaryDirectory(prefix="guildhall-tests-")
 os.environ["GUILD_HALL_DATA_DIR"] = _data_dir.name
@@ -38,6 +42,46 @@ _shared = Path(os.environ.setdefault("TESTS_SHARED_DIR", _data_dir.name))
 
 def pytest_unconfigure() -> None:
     _data_dir.cleanup()
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(
+    django_test_environment: None, django_db_blocker: DjangoDbBlocker, django_db_modify_db_settings: None
+) -> Iterator[None]:
+    """As pytest-django's own, which makes no database where all tests of a run share a hall and none is marked."""
+    with django_db_blocker.unblock():
+        configuration = setup_databases(verbosity=0, interactive=False, serialized_aliases=set())
+    yield
+    with django_db_blocker.unblock():
+        teardown_databases(configuration, verbosity=0)
+
+
+# Of rooms in which rows are only there for a gateway to start with, or in which Django alone reads them.
+SAME_ON_EVERY_DATABASE = tuple(
+    ROOT / "tests" / "rows" / folder
+    for folder in ("attack", *(f"mcp_runtime/gateway/{room}" for room in ("endpoints", "streams", "upstream")))
+)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On PostgreSQL what touches no rows, or none in a way of its own, does not run: it told the same on SQLite."""
+    if "postgres" in os.environ.get("DATABASE_URL", ""):
+        again = [item for item in items if _may_tell_more(item) or not _is_among_rows(item)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(again)])
+        items[:] = again
+
+
+def _is_among_rows(item: pytest.Item) -> bool:
+    return item.path.relative_to(ROOT).parts[1] in ("rows", "system")
+
+
+def _may_tell_more(item: pytest.Item) -> bool:
+    return _touches_rows(item) and not any(folder in item.path.parents for folder in SAME_ON_EVERY_DATABASE)
+
+
+def _touches_rows(item: pytest.Item) -> bool:
+    fixtures = set(getattr(item, "fixturenames", ()))
+    return bool(item.get_closest_marker("django_db") or fixtures & {"db", "transactional_db", "django_db_setup"})
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw
 
-from mcp_runtime import jsonrpc
-from mcp_runtime.errors import ProtocolError, RemoteError
+from mcp_runtime.protocol import jsonrpc
+from mcp_runtime.protocol.errors import ForeignAnswerError, ProtocolError, RemoteError
 
 MAX_KEYS = 20  # of an outermost object; JSON-RPC has six
 MAX_ID = 1_000  # characters: a question's is kept until it is answered
@@ -150,6 +150,22 @@ def read_answer(data: bytes) -> list[Message]:
         return [read(data)]
     check_text(data)
     return _tolerant(_several, data)
+
+
+def read_answer_to(sent_id: Any, data: bytes) -> Message:
+    """The answer in one piece to what was sent under that id. Raises what `answer_to` raises."""
+    return answer_to(sent_id, read_answer_opened(data))
+
+
+def answer_to(sent_id: Any, messages: list[Message]) -> Message:
+    """The one response to what was sent. Raises ForeignAnswerError for another's, ProtocolError where there is none."""
+    responses = [message for message in messages if message.is_response]
+    if len(responses) != 1:
+        raise ProtocolError("the answer is not a JSON-RPC 2.0 response to what was asked")
+    (answer,) = responses
+    if answer.answers(sent_id) or answer.is_unaddressed_error:
+        return answer
+    raise ForeignAnswerError
 
 
 def read_opened(data: bytes) -> Message:
@@ -420,6 +436,10 @@ def encode(message: Any) -> bytes:
         return _ENCODER.encode(message)
     except UnicodeEncodeError:  # a lone surrogate, which UTF-8 does not know, and an escape in JSON carries
         return _escaped(message)
+
+
+def request(message_id: str, method: str, params: Mapping[str, Any]) -> bytes:
+    return encode({"jsonrpc": "2.0", "id": message_id, "method": method, "params": params})
 
 
 def _escaped(value: Any) -> bytes:

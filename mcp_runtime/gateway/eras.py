@@ -11,11 +11,12 @@ import binascii
 from collections.abc import Mapping
 from typing import Any
 
-from mcp_runtime import protocol
-from mcp_runtime.errors import MethodError
-from mcp_runtime.gateway.envelope import fields, is_large, is_object, small
-from mcp_runtime.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND
-from mcp_runtime.protocol import HANDSHAKE_VERSIONS, META, MODERN_VERSION
+from mcp_runtime.gateway.envelope import Message, encode, fields, is_large, is_object, small
+from mcp_runtime.gateway.messages import Answer, Request
+from mcp_runtime.protocol import mcp
+from mcp_runtime.protocol.errors import MethodError
+from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND
+from mcp_runtime.protocol.mcp import HANDSHAKE_VERSIONS, META, MODERN_VERSION
 
 SUPPORTED = [MODERN_VERSION, *reversed(HANDSHAKE_VERSIONS)]
 
@@ -63,37 +64,37 @@ def check_modern(message: dict[str, Any], headers: Mapping[bytes, bytes]) -> Non
     """Raises MethodError for a request whose `_meta` or headers are not what 2026-07-28 demands."""
     meta = meta_of(message)
     version, capabilities = meta.get(f"{META}protocolVersion"), meta.get(f"{META}clientCapabilities")
-    header = text_of(headers, protocol.VERSION_HEADER)
+    header = text_of(headers, mcp.VERSION_HEADER)
     if header and version is not None and version != header:
-        raise _mismatch(protocol.VERSION_HEADER, header, version)
+        raise _mismatch(mcp.VERSION_HEADER, header, version)
     asked = version if version is not None else header
     if asked and asked != MODERN_VERSION:
         data = {"supported": SUPPORTED, "requested": asked}
-        raise MethodError(protocol.UNSUPPORTED_VERSION, f"protocol version {str(asked)[:40]!r} is not supported", data)
+        raise MethodError(mcp.UNSUPPORTED_VERSION, f"protocol version {str(asked)[:40]!r} is not supported", data)
     if version is None or not isinstance(capabilities, dict):
         missing = "protocolVersion" if version is None else "clientCapabilities"
         raise MethodError(INVALID_PARAMS, f"_meta lacks {META}{missing}")
     if not header:
-        raise MethodError(protocol.HEADER_MISMATCH, f"the header {protocol.VERSION_HEADER} is missing")
-    for name, value in protocol.modern_headers(message["method"], message.get("params") or {}).items():
+        raise MethodError(mcp.HEADER_MISMATCH, f"the header {mcp.VERSION_HEADER} is missing")
+    for name, value in mcp.modern_headers(message["method"], message.get("params") or {}).items():
         told = text_of(headers, name)
         if told is None:
-            raise MethodError(protocol.HEADER_MISMATCH, f"the header {name} is missing")
+            raise MethodError(mcp.HEADER_MISMATCH, f"the header {name} is missing")
         if decoded(told) != decoded(value):
             raise _mismatch(name, told, decoded(value))
 
 
 def check_parameter_headers(
-    places: Mapping[protocol.Place, str], arguments: Mapping[str, Any], headers: Mapping[bytes, bytes]
+    places: Mapping[mcp.Place, str], arguments: Mapping[str, Any], headers: Mapping[bytes, bytes]
 ) -> None:
     """Raises MethodError where a header does not repeat the argument at its place."""
-    wanted = protocol.parameter_values(places, arguments)
+    wanted = mcp.parameter_values(places, arguments)
     for header in places.values():
         told, value = text_of(headers, header), wanted.get(header)
         if told is None and value is None:
             continue
         if told is None:
-            raise MethodError(protocol.HEADER_MISMATCH, f"the header {header} is missing")
+            raise MethodError(mcp.HEADER_MISMATCH, f"the header {header} is missing")
         if value is None or not _equal(decoded(told), decoded(value)):
             raise _mismatch(header, "what it says", "the argument")
 
@@ -109,7 +110,7 @@ def _equal(told: str | None, value: str | None) -> bool:
 
 def _mismatch(name: str, told: Any, value: Any) -> MethodError:
     return MethodError(
-        protocol.HEADER_MISMATCH,
+        mcp.HEADER_MISMATCH,
         f"the header {name} ({str(told)[:60]!r}) does not match the body ({str(value)[:60]!r})",
     )
 
@@ -134,14 +135,14 @@ def http_status(code: int) -> int:
     """The status that a modern server answers an error with (26: basic/index, Error Codes)."""
     if code == METHOD_NOT_FOUND:
         return 404
-    return 400 if code in (-32700, -32600, protocol.HEADER_MISMATCH, -32021, protocol.UNSUPPORTED_VERSION) else 200
+    return 400 if code in (-32700, -32600, mcp.HEADER_MISMATCH, -32021, mcp.UNSUPPORTED_VERSION) else 200
 
 
 # Restating --------------------------------------------------------------------------------------------------------
 
 
 def for_modern(method: str, params: Mapping[str, Any], response: dict[str, Any]) -> dict[str, Any]:
-    """A response of a server with sessions, as a modern caller expects it. It is not built of large parts."""
+    """A response of a server with sessions, as a modern client expects it. It is not built of large parts."""
     if "error" in response:
         error, code = fields(response["error"]), error_code(response)
         if code == RESOURCE_NOT_FOUND and method == "resources/read":
@@ -166,7 +167,7 @@ def error_code(response: Mapping[str, Any]) -> int:
 
 
 def for_handshake(method: str, response: dict[str, Any]) -> dict[str, Any]:
-    """A modern server's response, as a caller with a session expects it. It is not built of large parts."""
+    """A modern server's response, as a client with a session expects it. It is not built of large parts."""
     if "error" in response:
         error = fields(response["error"])
         if method == "resources/read" and error_code(response) == INVALID_PARAMS and "uri" in _data(error):
@@ -191,3 +192,12 @@ def without_hop(meta: Mapping[str, Any]) -> dict[str, Any]:
 def wants_log(level: Any, said: str) -> bool:
     """Whether a log message of level `said` reaches the one that was asked for; none is wanted where no level was."""
     return level in LOG_LEVELS and said in LOG_LEVELS and LOG_LEVELS.index(said) >= LOG_LEVELS.index(level)
+
+
+def restated(answer: Message, request: Request) -> Answer:
+    """The answer of a member with sessions, under its client's id and in its client's era."""
+    if not request.client.is_modern:
+        return Answer(encode(answer.response_to(request.id)))
+    response = for_modern(request.method, request.params, answer.opened_response_to(request.id))
+    code = error_code(response)
+    return Answer(encode(response), http_status(code) if code else 200)

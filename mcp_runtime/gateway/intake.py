@@ -1,4 +1,4 @@
-"""What clients send, taken in within budgets: bytes in memory, the shape of a message, time on the loop.
+"""What clients send, taken in within budgets: calls, bytes in memory, the shape of a message, time on the loop.
 
 All clients share one loop and one interpreter. A body is counted before it is read, and as long as its request is under
 way. A message is measured before it is built, because what builds it cannot be interrupted. And whoever sends large
@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
-from mcp_runtime import jsonrpc
-from mcp_runtime.errors import MethodError, ProtocolError
 from mcp_runtime.gateway import envelope
-from mcp_runtime.gateway.replies import Refusal, body_of
-from mcp_runtime.http_server import BODY_SECONDS, Exchange
-from mcp_runtime.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR
-from mcp_runtime.limits import BudgetError, ByteBudget, Owner, TimeShare
+from mcp_runtime.gateway.replies import Refusal
+from mcp_runtime.http1.server import BODY_SECONDS, MAX_BODY, HttpExchange, TooLargeError
+from mcp_runtime.protocol import jsonrpc
+from mcp_runtime.protocol.errors import MethodError, ProtocolError, TooManyCallsError
+from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR
+from mcp_runtime.security.access import Principal
+from mcp_runtime.security.limits import BudgetError, ByteBudget, Limiter, Owner, TimeShare
 
 # Of bodies whose requests are under way. Built and written again a body takes up to three times as much.
 BODIES_OF_TOKEN = 16_000_000
@@ -36,6 +38,7 @@ MAX_MENDED = 10_000  # values of a message that is read by the slower way, which
 SHARE_OF_LOOP = 0.015
 BURST_SECONDS = 0.06
 SHORT = 16_384
+LISTEN = "subscriptions/listen"
 
 _DECODER = msgspec.json.Decoder()
 
@@ -47,6 +50,7 @@ class Intake:
         self._cpu = cpu
         self._bytes = ByteBudget(of_token=BODIES_OF_TOKEN, of_user=BODIES_OF_USER, in_all=BODIES)
         self._time = TimeShare(SHARE_OF_LOOP, BURST_SECONDS)
+        self._limiter = Limiter()
 
     @contextlib.contextmanager
     def bodies_of(self, owner: Owner) -> Iterator[Callable[[int], None]]:
@@ -68,7 +72,25 @@ class Intake:
         finally:
             self._bytes.give_back(owner, taken)
 
-    async def message(self, owner: Owner, exchange: Exchange, take: Callable[[int], None]) -> tuple[int, Any]:
+    @contextlib.contextmanager
+    def counted(self, principal: Principal, message: Any) -> Iterator[None]:
+        """Around one message of a token. Notices, answers and open streams take no place: others wait for them."""
+        is_call = isinstance(message, dict) and "id" in message and message.get("method") not in (None, LISTEN)
+        key, places = principal.token_id or 0, principal.max_in_flight if is_call else 0
+        try:
+            self._limiter.enter(key, calls_per_minute=principal.calls_per_minute, max_in_flight=places)
+        except TooManyCallsError as error:
+            retry = [(b"retry-after", str(max(1, math.ceil(error.retry_after))).encode())]
+            raise Refusal(429, MethodError(INVALID_REQUEST, str(error)), message_id_of(message), retry) from error
+        if not is_call:
+            self._limiter.leave(key)
+        try:
+            yield
+        finally:
+            if is_call:
+                self._limiter.leave(key)
+
+    async def message(self, owner: Owner, exchange: HttpExchange, take: Callable[[int], None]) -> tuple[int, Any]:
         """How many bytes the body has, and the message in it. Raises Refusal."""
         body = await body_of(exchange, take)
         is_short = len(body) <= SHORT
@@ -92,6 +114,22 @@ class Intake:
                 retry = [(b"retry-after", b"%d" % (wait + 1))]
                 raise Refusal(429, MethodError(INVALID_REQUEST, text), headers=retry)
             await asyncio.sleep(wait)
+
+
+async def body_of(exchange: HttpExchange, take: Callable[[int], None] = lambda size: None) -> bytes:
+    """Raises Refusal. `take` as HttpExchange.body has it."""
+    try:
+        return await exchange.body(take)
+    except TooLargeError:
+        text = f"the message is larger than {MAX_BODY:,} bytes"
+        raise Refusal(413, MethodError(INVALID_REQUEST, text)) from None
+    except TimeoutError:
+        text = f"the body did not come within {BODY_SECONDS:g} s"
+        raise Refusal(408, MethodError(INVALID_REQUEST, text)) from None
+
+
+def message_id_of(message: Any) -> Any:
+    return message.get("id") if isinstance(message, dict) else None
 
 
 def read(body: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""A caller's request on its way to a member, and what comes back: an answer in one piece, or a stream of events."""
+"""A client, its session, its request on the way to a member, and what comes back: an answer, or a stream of events."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from mcp_runtime.client import REQUEST_TIMEOUT
-from mcp_runtime.errors import MethodError
-from mcp_runtime.gateway.sessions import Caller
+from mcp_runtime.client.client import REQUEST_TIMEOUT
+from mcp_runtime.gateway.outbox import Outbox
+from mcp_runtime.gateway.programs import NAMELESS, Program
 from mcp_runtime.gateway.tasks import Task
-from mcp_runtime.jsonrpc import INTERNAL_ERROR
-from mcp_runtime.protocol import Place
+from mcp_runtime.protocol.errors import MethodError
+from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR
+from mcp_runtime.protocol.mcp import Place
+from mcp_runtime.security import limits
+from mcp_runtime.security.access import Principal
 
-QUESTION_SECONDS = 600.0  # for the caller to answer a member's question: there may be a person
+QUESTION_SECONDS = 600.0  # for the client to answer a member's question: there may be a person
+MAX_REMEMBERED = 2_000  # characters of what an id carries; a session with more does not outlive the runtime
 CANCEL_GRACE = 1.0  # for the member to say something itself
 
 
@@ -29,7 +33,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A message on a stream. `event_id` lets a caller with a session resume behind it; `is_last`: the response."""
+    """A message on a stream. `event_id` lets a client with a session resume behind it; `is_last`: the response."""
 
     data: bytes
     event_id: str = ""
@@ -58,7 +62,7 @@ class Rest(Protocol):
 class Stream:
     """Events, the response last. `aclose` frees what they hold, also when nobody ever took one.
 
-    Freed before the caller has its answer: it may come back at once for what was kept. `inner` is a stream that the
+    Freed before the client has its answer: it may come back at once for what was kept. `inner` is a stream that the
     events are made of; `again` makes them once more of what is left of it.
     """
 
@@ -120,7 +124,7 @@ Reply = Answer | Stream
 
 
 class Deadline:
-    """The total of a request; it stands still while the caller is asked something. `about`, `member`: in errors."""
+    """The total of a request; it stands still while the client is asked something. `about`, `member`: in errors."""
 
     def __init__(self, seconds: float = REQUEST_TIMEOUT) -> None:
         self.seconds = seconds
@@ -167,28 +171,91 @@ class Deadline:
         if self.is_cancelled or self.timeout.expired():
             return
         self._at = asyncio.get_running_loop().time() + seconds
-        with contextlib.suppress(RuntimeError):  # it is over: the answer is on its way to the caller, or owed
+        with contextlib.suppress(RuntimeError):  # it is over: the answer is on its way to the client, or owed
             self.timeout.reschedule(self._at)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A member's question, asked of the client: `answer` takes the client's response to where it belongs."""
+
+    member_id: int
+    asked_at: float  # in the loop's time
+    answer: Callable[[dict[str, Any]], Awaitable[None]]
+
+
+@dataclass(eq=False)
+class ClientSession:
+    """One session of one client, at one path."""
+
+    id: str
+    owner: tuple[int | None, int | None]  # user and token
+    path: str
+    version: str
+    capabilities: dict[str, Any]
+    program: Program = NAMELESS
+    log_level: str = ""
+    questions: dict[str, Question] = field(default_factory=dict)
+    running: dict[Any, Request] = field(default_factory=dict)  # by the client's id; not answered yet
+    # Of streams to be resumed: (member, id of ours) -> the client's, and how the answer is rewritten for the client.
+    renamed: dict[Any, tuple[Any, Callable[[bytes], bytes] | None]] = field(default_factory=dict)
+    outbox: Outbox | None = None
+    subscriptions: dict[str, set[str]] = field(default_factory=dict)  # member name -> URIs of its resources
+
+    def beyond_id(self) -> dict[str, Any]:
+        """What its id does not carry, as JSON, within bounds; empty where there is nothing."""
+        uris = {member: sorted(uris) for member, uris in self.subscriptions.items() if uris}
+        if sum(len(uri) for of_member in uris.values() for uri in of_member) > MAX_REMEMBERED:
+            uris = {}
+        return ({"level": self.log_level} if self.log_level else {}) | ({"uris": uris} if uris else {})
+
+    def subscribe(self, member: str, uri: str) -> None:
+        """Note it, so that the member's next process can be told of it too. `uri` is the member's own."""
+        uris = self.subscriptions.setdefault(member, set())
+        known = [one for uris in self.subscriptions.values() for one in uris]
+        has_room = sum(map(len, known)) + len(uri) <= limits.MAX_SUBSCRIBED
+        if uri not in uris and len(known) < limits.MAX_SUBSCRIPTIONS and has_room:
+            uris.add(uri)
+
+    def unsubscribe(self, member: str, uri: str) -> None:
+        self.subscriptions.setdefault(member, set()).discard(uri)
+
+
+@dataclass(eq=False, slots=True)
+class Client:
+    """Who asks, and what they can do themselves. `session` None: a modern client."""
+
+    principal: Principal
+    session: ClientSession | None
+    capabilities: dict[str, Any]
+    log_level: str = ""
+    authorization: bytes | None = None  # for streams, which may outlive what it stands for
+    program: Program = NAMELESS
+
+    @property
+    def is_modern(self) -> bool:
+        return self.session is None
 
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A caller's request on its way to a member."""
+    """A client's request on its way to a member."""
 
     id: Any
     method: str
     params: dict[str, Any]
-    caller: Caller
+    client: Client
     deadline: Deadline
     size: int = 0  # bytes that it came in
     path: str = ""  # that it came in at
-    parameter_headers: Mapping[str, str] = field(default_factory=dict)  # that the caller sent
-    caller_headers: Mapping[bytes, bytes] = field(default_factory=dict)
+    parameter_headers: Mapping[str, str] = field(default_factory=dict)  # that the client sent
+    client_headers: Mapping[bytes, bytes] = field(default_factory=dict)
     places: Mapping[Place, str] = field(default_factory=dict)  # of arguments that go into headers too, which are named
     task: Task | None = None  # that it is about
     takes_stream: bool = True  # so that it can be asked something on it
-    questions: list[str] = field(default_factory=list)  # that the caller was asked for it
-    rewriting: Callable[[bytes], bytes] | None = None  # of its answer, for its caller
+    questions: list[str] = field(default_factory=list)  # that the client was asked for it
+    rewriting: Callable[[bytes], bytes] | None = None  # of its answer, for its client
+    is_owed: bool = False  # its client lost the stream of its answer, and may come back for it
     tell_cancelled: Callable[[str], Awaitable[None]] | None = None  # once the member knows of it
     not_sent: str = "it was not asked yet"  # why the member does not have it; empty once it may have read some of it
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from mcp_runtime import http_server, jsonrpc
-from mcp_runtime.errors import MethodError
-from mcp_runtime.gateway.messages import Answer, Event
-from mcp_runtime.http_server import Exchange, Headers, TooLargeError
-from mcp_runtime.jsonrpc import INVALID_REQUEST
+from mcp_runtime.gateway.messages import Event
+from mcp_runtime.http1.server import Headers
+from mcp_runtime.protocol import jsonrpc
+from mcp_runtime.protocol.errors import MethodError
 
 JSON_HEADERS = ((b"content-type", b"application/json"),)
 STREAM_HEADERS = (
@@ -17,6 +15,11 @@ STREAM_HEADERS = (
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 )
+# Of our own, in the range that JSON-RPC leaves to applications. Not 401: Claude's CLI takes that for the HTTP status.
+UNAUTHORIZED = 40100
+FORBIDDEN = 40300
+# What comes with a 401 or 403 these throw away (Codex says to log in, which nobody can); a JSON-RPC error they show.
+DEAF = (b"claude-code/", b"codex-mcp-client/")
 
 
 class Refusal(Exception):
@@ -35,47 +38,6 @@ class Refusal(Exception):
         return jsonrpc.encode(jsonrpc.error_response(self.message_id, error.code, str(error), error.data))
 
 
-async def body_of(exchange: Exchange, take: Callable[[int], None] = lambda size: None) -> bytes:
-    """Raises Refusal. `take` as Exchange.body has it."""
-    try:
-        return await exchange.body(take)
-    except TooLargeError:
-        text = f"the message is larger than {http_server.MAX_BODY:,} bytes"
-        raise Refusal(413, MethodError(INVALID_REQUEST, text)) from None
-    except TimeoutError:
-        text = f"the body did not come within {http_server.BODY_SECONDS:g} s"
-        raise Refusal(408, MethodError(INVALID_REQUEST, text)) from None
-
-
-class Outgoing:
-    """A reply that becomes a stream with its first event."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-
-    @property
-    def is_started(self) -> bool:
-        return self._exchange.is_begun
-
-    def start(self) -> None:
-        if not self._exchange.is_begun:
-            self._exchange.begin(200, STREAM_HEADERS)
-
-    async def put(self, event: Event) -> None:
-        self.start()
-        await self._exchange.write(encoded(event))
-
-    async def end(self, answer: Answer | None) -> None:
-        """`answer` is its last word; without one the stream is over, or to be resumed."""
-        if answer is not None and not self._exchange.is_begun:
-            self._exchange.reply(answer.status, answer.body, JSON_HEADERS)
-            return
-        self.start()
-        if answer is not None:
-            await self._exchange.write(encoded(Event(answer.body)))
-        self._exchange.end()
-
-
 def encoded(event: Event) -> bytes:
     """As streams have it."""
     parts = []
@@ -89,3 +51,8 @@ def encoded(event: Event) -> bytes:
         parts.append(b"data:")
     # Nothing at all is a comment: a sign of life.
     return (b"\n".join(parts) or b":") + b"\n\n"
+
+
+def is_deaf(headers: dict[bytes, bytes]) -> bool:
+    """Whether the client throws away what comes with a refusal, by what it calls itself."""
+    return headers.get(b"user-agent", b"").startswith(DEAF)

@@ -1,4 +1,4 @@
-"""Texts of members that callers bring back, each good for what it was sealed for. They are signed, not stored."""
+"""Texts of members that clients bring back, each good for what it was sealed for. They are signed, not stored."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 from django.utils.crypto import constant_time_compare, salted_hmac
 
-from mcp_runtime import jsonrpc
-from mcp_runtime.errors import MethodError
-from mcp_runtime.jsonrpc import INVALID_PARAMS
+from mcp_runtime.protocol import jsonrpc
+from mcp_runtime.protocol.errors import MethodError
+from mcp_runtime.protocol.jsonrpc import INVALID_PARAMS
 
-MAX_TEXT = 65_536  # characters of a member's own: the loop computes the seals that callers bring back
+MAX_TEXT = 65_536  # characters of a member's own: the loop computes the seals that clients bring back
 _MAX_TOLD = 64 + 1 + MAX_TEXT  # behind its seal
 
 
@@ -20,7 +20,7 @@ def sealed(salt: str, about: tuple[Any, ...], text: str) -> str:
 
 
 def unsealed(salt: str, about: tuple[Any, ...], told: Any) -> str | None:
-    """The text in what a caller brings back; None for what was not sealed for the same. Raises MethodError."""
+    """The text in what a client brings back; None for what was not sealed for the same. Raises MethodError."""
     if isinstance(told, str) and len(told) > _MAX_TOLD:
         raise MethodError(INVALID_PARAMS, f"a requestState or taskId may have {_MAX_TOLD:,} characters")
     seal, _, text = told.partition(".") if isinstance(told, str) else ("", "", "")

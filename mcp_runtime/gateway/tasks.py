@@ -1,6 +1,6 @@
 """Tasks of members, each for the token that made it (25-11: basic/utilities/tasks; 26: io.modelcontextprotocol/tasks).
 
-To a member every caller is the hall, so it gives a task to whoever knows the id. The caller who makes a task is told
+To a member every client is the hall, so it gives a task to whoever knows the id. The client who makes a task is told
 its id under a seal, and every id that comes in must have one: nobody else reads, answers or cancels the task. Nothing
 is kept, so nobody can be told which tasks are theirs: `tasks/list` and notifications of their status do not pass.
 """
@@ -12,27 +12,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mcp_runtime import protocol
-from mcp_runtime.errors import MethodError, ProtocolError
 from mcp_runtime.gateway import envelope, seals
 from mcp_runtime.gateway.envelope import Message
-from mcp_runtime.gateway.wire import object_of
-from mcp_runtime.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND
-from mcp_runtime.limits import Owner
+from mcp_runtime.protocol import mcp
+from mcp_runtime.protocol.errors import MethodError, ProtocolError
+from mcp_runtime.protocol.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, object_of
+from mcp_runtime.security.limits import Owner
 
-EXTENSION = f"{protocol.META}tasks"
-RELATED = f"{protocol.META}related-task"
+EXTENSION = f"{mcp.META}tasks"
+RELATED = f"{mcp.META}related-task"
 USUAL = frozenset(("_meta", "name", "arguments"))  # most calls have no other parameters
 METHODS = "tasks/"  # all of them begin so, those of later versions as well
 NOTIFICATIONS = "notifications/tasks"
 SALT = "guildhall.gateway.task"
 NOT_THEIRS = "this taskId is unknown, or of another token or member"
-NO_LIST = "tasks/list is not offered: to a member all callers are one, and it would list the tasks of others"
+NO_LIST = "tasks/list is not offered: to a member all clients are one, and it would list the tasks of others"
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task's id: the member's `own`, and as its caller knows it."""
+    """One task's id: the member's `own`, and as its client knows it."""
 
     own: str
     sealed: str
@@ -68,7 +67,7 @@ def _meta_of(part: Mapping[str, Any], *, is_of_mcp: bool) -> dict[str, Any]:
     `is_of_mcp`: MCP says what is in it, so that `meta` can mean nothing else.
     """
     for key in part.keys() - USUAL:
-        if protocol.folded(key) == "meta" and (is_of_mcp or key.startswith("_")):
+        if mcp.folded(key) == "meta" and (is_of_mcp or key.startswith("_")):
             raise MethodError(INVALID_PARAMS, "_meta is written exactly so, and once")
     meta = object_of(part.get("_meta"))
     for key in meta:
@@ -77,11 +76,11 @@ def _meta_of(part: Mapping[str, Any], *, is_of_mcp: bool) -> dict[str, Any]:
     return meta
 
 
-# From callers -----------------------------------------------------------------------------------------------------
+# From clients -----------------------------------------------------------------------------------------------------
 
 
 def opened(owner: Owner, member_id: int, told: Any) -> Task:
-    """The task that a caller names. Raises MethodError for one that was not told to the same token."""
+    """The task that a client names. Raises MethodError for one that was not told to the same token."""
     own = seals.unsealed(SALT, (*owner, member_id), told)
     if own is None:
         raise MethodError(INVALID_PARAMS, NOT_THEIRS)
@@ -90,9 +89,9 @@ def opened(owner: Owner, member_id: int, told: Any) -> Task:
 
 def require_one_id(method: str, params: Mapping[str, Any]) -> None:
     """Raises MethodError for a request about tasks that does not name one, and once."""
-    if method == f"{METHODS}list":
+    if mcp.folded(method) == f"{METHODS}list":
         raise MethodError(METHOD_NOT_FOUND, NO_LIST)
-    names = [key for key in params if protocol.folded(key) == "taskid"]
+    names = [key for key in params if mcp.folded(key) == "taskid"]
     if names != ["taskId"] or not isinstance(params["taskId"], str):
         raise MethodError(INVALID_PARAMS, f"{method[:100]}: taskId must be a string, and there once")
 
@@ -110,7 +109,7 @@ def related(owner: Owner, member_id: int, params: dict[str, Any], *, is_of_mcp: 
 
 
 def restored(task: Task | None, reply: dict[str, Any]) -> dict[str, Any]:
-    """A caller's answer to a question that was asked for the task: it may be about that one alone."""
+    """A client's answer to a question that was asked for the task: it may be about that one alone."""
     result = object_of(reply.get("result"))
     told = object_of(object_of(result.get("_meta")).get(RELATED)).get("taskId")
     bare = unrelated(result)
@@ -125,12 +124,12 @@ def restored(task: Task | None, reply: dict[str, Any]) -> dict[str, Any]:
 
 
 def may_be_made(params: Mapping[str, Any], capabilities: Mapping[str, Any]) -> bool:
-    """Whether the caller takes a task for the answer to a call: the call says so, or the client does."""
+    """Whether the client takes a task for the answer to a call: the call says so, or the client does."""
     return "task" in params or EXTENSION in object_of(capabilities.get("extensions"))
 
 
 def created(owner: Owner, member_id: int, body: bytes, *, is_asked: bool) -> bytes:
-    """A member's answer to a call that may be a task: where it is one, its id is sealed for the caller.
+    """A member's answer to a call that may be a task: where it is one, its id is sealed for the client.
 
     `is_asked`: the call itself was to be one, as it is said to 2025-11-25.
     """
@@ -157,7 +156,7 @@ def about(message: Message, asked: Iterable[Task | None]) -> Task | None:
 
 
 def renamed(task: Task, data: bytes) -> bytes:
-    """A member's message, with the id of that one task as its caller knows it."""
+    """A member's message, with the id of that one task as its client knows it."""
     if b'"taskId"' not in data:
         return data
     with contextlib.suppress(ProtocolError):

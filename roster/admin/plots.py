@@ -14,8 +14,8 @@ from datetime import datetime
 from django.template.loader import render_to_string
 from django.utils.safestring import SafeString
 
-from mcp_runtime import control
-from mcp_runtime.statistics import Series
+from mcp_runtime.calls.statistics import Series
+from mcp_runtime.control.calls import SPARK_POINTS
 from roster.admin import present
 
 # A bar of one call among thousands is still there to be seen; of 100.
@@ -51,7 +51,7 @@ class Row:
 
 def spark(points: Sequence[tuple[int, int]] | None) -> SafeString:
     """The last hour as small bars: (calls, failed) of five minutes each, oldest first; None: no calls."""
-    found = points or [(0, 0)] * control.SPARK_POINTS
+    found = points or [(0, 0)] * SPARK_POINTS
     calls, failed = sum(point[0] for point in found), sum(point[1] for point in found)
     top = max(1, *(point[0] for point in found))
     context = {

@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from mcp_runtime import control
+from mcp_runtime.control.members import live_runtime
 from roster.admin import live
 
 MAX_SHOWN = 200_000
@@ -27,7 +27,7 @@ _ALIVE = "_guild_hall_runtime_is_alive"
 def runtime_is_alive(request: HttpRequest) -> bool:
     """Looked up once per request, however many rows and banners ask."""
     if not hasattr(request, _ALIVE):
-        setattr(request, _ALIVE, control.live_runtime() is not None)
+        setattr(request, _ALIVE, live_runtime() is not None)
     return bool(getattr(request, _ALIVE))
 
 

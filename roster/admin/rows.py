@@ -12,8 +12,8 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.utils.text import capfirst
 
-from mcp_runtime import access
-from mcp_runtime.access import Principal
+from mcp_runtime.security import principals
+from mcp_runtime.security.access import Principal
 
 _KEPT = "_guild_hall_principal"
 
@@ -21,7 +21,7 @@ _KEPT = "_guild_hall_principal"
 def principal_of(request: HttpRequest) -> Principal:
     """Who asks; looked up once per request."""
     if not hasattr(request, _KEPT):
-        setattr(request, _KEPT, access.principal_of_user(cast(User, request.user)))
+        setattr(request, _KEPT, principals.principal_of_user(cast(User, request.user)))
     return cast(Principal, getattr(request, _KEPT))
 
 

@@ -11,7 +11,7 @@ from django.template.loader import render_to_string
 from django.urls import reverse
 from django.utils.safestring import SafeString
 
-from mcp_runtime import control
+from mcp_runtime.control.calls import SPANS, call_series
 from roster.admin import live, plots
 from roster.admin.rows import principal_of
 from roster.models import GuildMember
@@ -22,7 +22,7 @@ PART = "roster/statistics_part.html"
 def section(request: HttpRequest, member: GuildMember | None, tool_name: str = "") -> dict[str, Any]:
     """The context of roster/statistics.html, which holds the plots of that span that the page's address names."""
     asked = request.GET.get("span", "")
-    span = asked if asked in control.SPANS else control.SPANS[0]
+    span = asked if asked in SPANS else SPANS[0]
     tool_name = tool_name if member else ""
     drawn = render_to_string(PART, _context(request, member, tool_name, span), request)
     return {"address": _address(member, tool_name, span), "drawn": SafeString(drawn), "etag": live.etag(drawn)}
@@ -33,8 +33,8 @@ def fragment(request: HttpRequest) -> HttpResponse:
     who = principal_of(request)
     if not who.views_figures:
         raise PermissionDenied
-    member, span = member_of(request, request.GET.get("member", "")), request.GET.get("span", control.SPANS[0])
-    if span not in control.SPANS:
+    member, span = member_of(request, request.GET.get("member", "")), request.GET.get("span", SPANS[0])
+    if span not in SPANS:
         raise Http404(f"plots know no span {span!r}")
     tool_name = request.GET.get("tool", "") if member else ""
     if member and not who.may_view_figures(member.name, tool_name):
@@ -58,10 +58,10 @@ def member_of(request: HttpRequest, asked: str) -> GuildMember | None:
 
 def _context(request: HttpRequest, member: GuildMember | None, tool_name: str, span: str) -> dict[str, Any]:
     closed = principal_of(request).closed_members
-    series = control.call_series(span, member=member, tool_name=tool_name, without=closed)
+    series = call_series(span, member=member, tool_name=tool_name, without=closed)
     return {
         **plots.plot(series),
-        "spans": [(name, _address(member, tool_name, name), name == span) for name in control.SPANS],
+        "spans": [(name, _address(member, tool_name, name), name == span) for name in SPANS],
     }
 
 

@@ -10,9 +10,9 @@ from rest_framework.authentication import BaseAuthentication, get_authorization_
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
-from mcp_runtime import access
-from mcp_runtime.access import Principal
-from mcp_runtime.errors import TokenError
+from mcp_runtime.protocol.errors import TokenError
+from mcp_runtime.security import principals
+from mcp_runtime.security.access import Principal
 
 SCHEMES = ("bearer", "token")
 
@@ -28,7 +28,7 @@ class ApiTokenAuthentication(BaseAuthentication):
         if scheme.lower() not in SCHEMES:
             return None
         try:
-            return access.holder_of(token.strip())
+            return principals.holder_of(token.strip())
         except TokenError as error:
             raise AuthenticationFailed(str(error)) from error
 

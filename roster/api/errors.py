@@ -17,7 +17,7 @@ from rest_framework.exceptions import APIException, ValidationError
 from rest_framework.response import Response
 from rest_framework.views import exception_handler as rest_framework_handler
 
-from mcp_runtime.errors import (
+from mcp_runtime.protocol.errors import (
     AccessError,
     AgentUnavailableError,
     IdempotencyConflictError,
@@ -34,6 +34,8 @@ from mcp_runtime.errors import (
     UnknownSessionError,
     UnknownToolError,
 )
+from mcp_runtime.rows.database import damage
+from roster.database import AWAY, DAMAGED
 
 logger = logging.getLogger("guildhall.web")
 
@@ -72,11 +74,12 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response | N
         return response
     if isinstance(error, RequestDataTooBig):
         return _answer(status.HTTP_413_REQUEST_ENTITY_TOO_LARGE, "too_large", "The body of the request is too large.")
+    if said := damage(error):
+        logger.error("%s", said)
+        return _answer(status.HTTP_503_SERVICE_UNAVAILABLE, "database_damaged", DAMAGED)
     if isinstance(error, OperationalError | InterfaceError):
         logger.error("the database did not answer: %s", error)
-        return _answer(
-            status.HTTP_503_SERVICE_UNAVAILABLE, "database_unavailable", "The database does not answer; try again."
-        )
+        return _answer(status.HTTP_503_SERVICE_UNAVAILABLE, "database_unavailable", AWAY)
     refused = rest_framework_handler(error, context)
     if refused is not None:
         refused.data = _body(error, refused.data)

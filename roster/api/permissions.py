@@ -1,4 +1,4 @@
-"""What a request may do here. `mcp_runtime.access` decides, as at every other door."""
+"""What a request may do here. `mcp_runtime.security.access` decides, as at every other door."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from django.db.models import Q
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
-from mcp_runtime import access, control
-from mcp_runtime.access import CONTROL, Principal
-from mcp_runtime.errors import UnknownMemberError, UnknownToolError
+from mcp_runtime.control.members import find_member, find_tool
+from mcp_runtime.protocol.errors import UnknownMemberError, UnknownToolError
+from mcp_runtime.security import access, principals
+from mcp_runtime.security.access import CONTROL, Principal
 from roster.models import GuildMember, Tool
 
 _KEPT = "_guild_hall_principal"
@@ -22,7 +23,7 @@ def principal_of(request: Request) -> Principal:
     if isinstance(request.auth, Principal):
         return request.auth
     if not hasattr(request, _KEPT):
-        setattr(request, _KEPT, access.principal_of_user(cast(User, request.user)))
+        setattr(request, _KEPT, principals.principal_of_user(cast(User, request.user)))
     return cast(Principal, getattr(request, _KEPT))
 
 
@@ -60,7 +61,7 @@ def reached_member(request: Request, name: str) -> GuildMember:
     """Raises UnknownMemberError."""
     if not principal_of(request).reaches(name):
         raise UnknownMemberError(f"no member {name!r} is in the roster")
-    return control.member(name)
+    return find_member(name)
 
 
 def controlled_member(request: Request, name: str) -> GuildMember:
@@ -75,7 +76,7 @@ def listed_tool(request: Request, name: str, tool: str) -> Tool:
     reached_member(request, name)
     if not principal_of(request).may_list(name, tool):
         raise UnknownToolError(f"member {name!r} lists no tool {tool!r}")
-    return control.tool(name, tool)
+    return find_tool(name, tool)
 
 
 def readable_calls(request: Request) -> Q:

@@ -9,15 +9,16 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from mcp_runtime import access, control
+from mcp_runtime.control.calls import SPANS, call_series
+from mcp_runtime.security import access
+from roster.api.base import REFUSED, HallView, query_of
 from roster.api.permissions import principal_of, reached_member
-from roster.api.views import REFUSED, HallView, query_of
 
 
 class StatisticsFilters(serializers.Serializer[Any]):
     span = serializers.ChoiceField(
-        choices=control.SPANS,
-        default=control.SPANS[0],
+        choices=SPANS,
+        default=SPANS[0],
         help_text="60 points of a minute, 96 of a quarter of an hour, or 168 of an hour; the last is not over.",
     )
     tool = serializers.CharField(
@@ -53,7 +54,7 @@ class MemberStatisticsView(HallView):
         row, who = reached_member(request, name), principal_of(request)
         wanted = query_of(StatisticsFilters, request)
         access.require_figures(who, name, wanted["tool"])
-        series = control.call_series(wanted["span"], member=row, tool_name=wanted["tool"])
+        series = call_series(wanted["span"], member=row, tool_name=wanted["tool"])
         found = {
             "span": series.span.name,
             "seconds": series.span.seconds,

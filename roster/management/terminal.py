@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from django.contrib.auth.models import User
-from django.core.management.base import CommandError
 from django.core.serializers.json import DjangoJSONEncoder
 
-from mcp_runtime import console
-from mcp_runtime.invocations import Caller
+from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.system import console
 from roster import tokens
+from roster.management.users import user_named
 from roster.models import Invocation
 
 NO_RUNTIME = "No runtime is alive; start one with: manage.py up (or runtime)."
@@ -45,16 +44,6 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 # Who ---------------------------------------------------------------------------------------------------------------
-
-
-def user_named(name: str) -> User:
-    """Raises CommandError for nobody, and for who is not active."""
-    user = User.objects.filter(username=name).first()
-    if user is None:
-        raise CommandError(f"no user {name!r}; make one with: manage.py createsuperuser")
-    if not user.is_active:
-        raise CommandError(f"user {name!r} is not active")
-    return user
 
 
 def caller(door: Invocation.Door, user: str | None) -> Caller:

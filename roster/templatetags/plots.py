@@ -18,7 +18,7 @@ register = template.Library()
 
 @register.simple_tag
 def spark(points: Sequence[tuple[int, int]] | None) -> SafeString:
-    """Small bars of a member's last hour: its part of `control.calls_of_last_hour()`, or None. Wants plots.css."""
+    """Bars of a member's last hour: its part of `control.calls.calls_of_last_hour()`, or None. Wants plots.css."""
     return plots.spark(points)
 
 

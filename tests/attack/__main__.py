@@ -1,6 +1,6 @@
 """`make attack`: every attack on a real hall, an honest neighbour beside each; exit status 0 only when all holds.
 
-    python -m tests.attack            everything, and the neighbour's wait against a baseline of the same CPU
+    python -m tests.attack            everything, and the neighbour's wait against that of one at a hall beside it
     python -m tests.attack --short    a share of each, in at most 90 s; what the neighbour waits is told, not judged
     python -m tests.attack NAME...    these attacks
 
@@ -11,6 +11,7 @@ judge that every honest call is answered right within ten seconds, which is hund
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import subprocess
 import sys
@@ -20,11 +21,11 @@ from dataclasses import dataclass
 from tests.attack import classes
 from tests.attack.attacks import ATTACKS
 from tests.attack.hall import ROOT, Hall, hall_under_attack
-from tests.attack.latency import CpuShares, Latency, beside, burning
+from tests.attack.latency import Latency, beside
 from tests.attack.tally import Attack, Tally
 
 SHARE = 0.04  # of each attack, in the short form
-RATIO = 1.25  # of 95th percentiles, attacked and baseline
+RATIO = 1.25  # of 95th percentiles, at the attacked hall and at the other one
 SECONDS = 6.0  # that an attack lasts at least in the long form, for enough figures
 LONG = 40.0  # an attack of so many seconds has figures enough, and is not repeated
 MEASURED = 3  # times, at most: the ratio of a neighbour's waits is as noisy as the machine
@@ -58,21 +59,21 @@ class Row:
         faults = [f"{count} x {what}" for what, count in self.tally.broken.most_common(12)]
         faults += [f"the neighbour's call: {failure}" for failure in self.latency.failures[:5]]
         if self.is_felt:
-            faults.append(f"the neighbour's 95th percentile, beside a harmless process's: {self.figures}")
+            faults.append(f"the neighbour's 95th percentile, against that at the other hall: {self.figures}")
         return faults
 
 
-def run(hall: Hall, attack: Attack, share: float, idle: dict[int, float]) -> Row:
-    """The attack, repeated until there are enough figures, and its baseline; measured again where the ratio is high."""
+def run(hall: Hall, other: Hall | None, attack: Attack, share: float) -> Row:
+    """The attack, repeated until there are enough figures; measured again where the ratio is high."""
     tally, latency, began = Tally(share), Latency(), time.monotonic()
     least: dict[str, float] = {}  # the ratio by door
     figures = ""
-    for _ in range(MEASURED if share == 1.0 else 1):
-        once, seconds, shares = attacked(hall, attack, tally, share, idle)
+    for _ in range(MEASURED):
+        once, baseline, seconds = attacked(hall, other, attack, tally)
         latency.add(once)
-        if share < 1.0:
+        if baseline is None:
             break
-        baseline = burning(hall, shares, min(seconds, 15.0))
+        tally.expect(not baseline.failures, f"the neighbour of the other hall: {baseline.failures[:1]}")
         ratios, figures = once.against(baseline)
         least = {door: min(ratio, least.get(door, ratio)) for door, ratio in ratios.items()}
         if max(least.values()) <= RATIO or seconds > LONG:
@@ -80,26 +81,23 @@ def run(hall: Hall, attack: Attack, share: float, idle: dict[int, float]) -> Row
     return Row(attack, tally, latency, max(least.values(), default=None), figures, time.monotonic() - began)
 
 
-def attacked(
-    hall: Hall, attack: Attack, tally: Tally, share: float, idle: dict[int, float]
-) -> tuple[Latency, float, list[float]]:
-    """What the neighbour waited, how many seconds it lasted, and the share of a core that each process took for it."""
-    began, cpu = time.monotonic(), CpuShares(hall, idle)
-    with beside(hall) as latency:
+def attacked(hall: Hall, other: Hall | None, attack: Attack, tally: Tally) -> tuple[Latency, Latency | None, float]:
+    """What the neighbours of both halls waited, and how many seconds it lasted."""
+    began = time.monotonic()
+    with beside(hall) as latency, beside(other) if other else contextlib.nullcontext() as baseline:
         while True:
             try:
                 attack.run(hall, tally)
             except Exception as error:  # noqa: BLE001 - an attack that cannot go on is one that found something
                 tally.expect(False, f"the attack ended with {type(error).__name__}: {error}")
-            if share < 1.0 or tally.broken or time.monotonic() - began > SECONDS:
+            if other is None or tally.broken or time.monotonic() - began > SECONDS:
                 break
-    seconds = time.monotonic() - began
-    return latency, seconds, list(cpu.shares().values())
+    return latency, baseline, time.monotonic() - began
 
 
 def tests_without_a_hall() -> tuple[bool, str]:
     """The rights of every route, and what the fuzzer kept, are tests of pytest: whether they hold, and what it says."""
-    argv = [sys.executable, "-m", "pytest", "-q", "tests/attack"]
+    argv = [sys.executable, "-m", "pytest", "-q", "tests/unit/attack", "tests/rows/attack"]
     done = subprocess.run(argv, cwd=ROOT, check=False, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         print(done.stdout)
@@ -119,10 +117,9 @@ def main() -> int:
     began, rows = time.monotonic(), []
     are_right, tests = (True, "") if options.short or options.names else tests_without_a_hall()
     print(f"{'attack':<30} {'tries':>7} {'broken':>7} {'gw p95':>8} {'REST p95':>8} {'ratio':>6} {'seconds':>7}")
-    with hall_under_attack() as hall:
-        idle = {} if options.short else idle_shares(hall)
+    with hall_under_attack() as hall, contextlib.nullcontext() if options.short else hall_under_attack() as other:
         for attack in chosen:
-            rows.append(run(hall, attack, SHARE if options.short else 1.0, idle))
+            rows.append(run(hall, other, attack, SHARE if options.short else 1.0))
             print(rows[-1].told(), *rows[-1].faults(), sep="\n    ", flush=True)
     print(classes.table())
     broken = sum(not row.holds for row in rows) + (not are_right)
@@ -134,14 +131,6 @@ def main() -> int:
         + (f"; tests of rights and parsers: {tests}" if tests else "")
     )
     return 1 if broken else 0
-
-
-def idle_shares(hall: Hall) -> dict[int, float]:
-    """Of a core, by pid, with the neighbour alone."""
-    cpu = CpuShares(hall, {})
-    with beside(hall):
-        time.sleep(SECONDS)
-    return cpu.shares()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,10 @@ CLASSES = {
     1: Class(
         "an id of another principal, used with a good token",
         ("ids-of-others", "request-states", "tasks", "idempotency-keys", "stdio-broadcast"),
-        ("tests/mcp_runtime/gateway/test_sessions.py", "tests/mcp_runtime/gateway/test_owed.py"),
+        (
+            "tests/unit/mcp_runtime/gateway/test_client_sessions.py",
+            "tests/rows/mcp_runtime/gateway/streams/test_resumable.py",
+        ),
     ),
     2: Class("a route that forgot to ask who comes", ("no-token",)),
     3: Class(
@@ -44,13 +47,15 @@ CLASSES = {
     10: Class("JSON that two readers read differently", ("ambiguous-json", "costly-bodies", "forged-answers")),
     11: Class("headers that say something else than the body", ("lying-headers",)),
     12: Class("OAuth flows", reason="there is no OAuth: bearer tokens alone, made by people of the hall"),
-    13: Class("DNS rebinding: Host and Origin", ("rebinding",), ("tests/roster/test_middleware.py",)),
-    14: Class("patterns and templates that backtrack", ("hostile-schemas",), ("tests/mcp_runtime/test_schemas.py",)),
+    13: Class("DNS rebinding: Host and Origin", ("rebinding",), ("tests/rows/roster/test_middleware.py",)),
+    14: Class(
+        "patterns and templates that backtrack", ("hostile-schemas",), ("tests/unit/mcp_runtime/test_schemas.py",)
+    ),
     15: Class("answers of two callers are mixed up", ("secrets-never-mix", "late-second-answers", "forged-answers")),
     16: Class(
         "text that deceives people",
         ("hostile-words", "forged-log-lines"),
-        ("tests/end_to_end/browser/test_hostile_strings.py", "tests/mcp_runtime/test_console.py"),
+        ("tests/browser/test_hostile_strings.py", "tests/unit/mcp_runtime/test_console.py"),
     ),
     17: Class("members and tools with the same or near names", ("near-names", "hostile-words")),
     18: Class(

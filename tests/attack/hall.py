@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from bench.hall import ROOT, BenchHall, cpu_seconds, family, is_member, wait_until
+from bench.hall import ROOT, BenchHall, family, is_member, wait_until
 from tests.attack.client import Client
 
 MEMBER = Path(__file__).parent / "members" / "member.py"
@@ -141,10 +141,6 @@ class Hall(BenchHall):
     @property
     def processes(self) -> list[psutil.Process]:
         return [one for root in self._processes for one in family(psutil.Process(root.pid))]
-
-    def cpu(self) -> dict[int, float]:
-        """Seconds, by pid."""
-        return {process.pid: cpu_seconds([process]) for process in self.processes}
 
     def memory(self) -> int:
         """Bytes of web, guard and worker."""

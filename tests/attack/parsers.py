@@ -16,10 +16,11 @@ from unittest.mock import patch
 
 from msgspec import Raw
 
-from mcp_runtime import http_server, jsonrpc
-from mcp_runtime.errors import ProtocolError
 from mcp_runtime.gateway import envelope
-from mcp_runtime.protocol import EventStream
+from mcp_runtime.http1 import server as http_server
+from mcp_runtime.protocol import jsonrpc
+from mcp_runtime.protocol.errors import ProtocolError
+from mcp_runtime.protocol.mcp import EventStream
 
 # Whole ones: 100 Continue is none.
 ANSWER = re.compile(rb"HTTP/1\.1 (?!100)\d{3} [^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n")
@@ -78,7 +79,7 @@ async def served(parts: list[bytes]) -> tuple[Heard, bytes]:
     """The requests that were heard to their end, and what was answered."""
     heard: Heard = []
 
-    async def answer(exchange: http_server.Exchange) -> None:
+    async def answer(exchange: http_server.HttpExchange) -> None:
         try:
             heard.append((exchange.verb, exchange.path, exchange.headers, await exchange.body()))
         except http_server.TooLargeError:
@@ -162,7 +163,8 @@ def json_rpc(data: bytes) -> None:
         assert jsonrpc.decode(jsonrpc.encode(value)) == value
         jsonrpc.check_depth(value)
         assert "\0" not in json.dumps(value, ensure_ascii=False)
-    answer = jsonrpc.MethodDispatcher({"echo": lambda *args, **named: [args, named]}).answer(data)
+    dispatcher = jsonrpc.MethodDispatcher({"echo": lambda request: [request.id, request.params]})
+    answer = dispatcher.answer(dispatcher.read(data))
     if answer is not None:
         json.loads(answer)
 

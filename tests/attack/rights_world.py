@@ -14,7 +14,8 @@ from django.contrib.contenttypes.models import ContentType
 from django.test import Client
 from django.utils import timezone
 
-from mcp_runtime import lease, logs
+from mcp_runtime.members import logs
+from mcp_runtime.rows import lease
 from roster.models import (
     AgentEvent,
     AgentMessage,

@@ -17,10 +17,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from mcp_runtime import jsonrpc, protocol
-from mcp_runtime.client import JsonRpcClient
-from mcp_runtime.errors import ClientError, MethodError
-from mcp_runtime.transport import Exchange
+from mcp_runtime.client.client import JsonRpcClient
+from mcp_runtime.client.transport import Exchange
+from mcp_runtime.protocol import jsonrpc, mcp
+from mcp_runtime.protocol.errors import ClientError, MethodError
 
 TIMEOUT = 10.0
 
@@ -114,7 +114,7 @@ def main(url: str) -> None:
     client = JsonRpcClient(url, capabilities=CAPABILITIES, on_request=answer)
     try:
         client.connect(TIMEOUT, version=version)
-        with contextlib.nullcontext() if version == protocol.MODERN_VERSION else listening(client):
+        with contextlib.nullcontext() if version == mcp.MODERN_VERSION else listening(client):
             play(client)
     finally:
         client.close()

@@ -15,7 +15,7 @@ import requests
 from tests.conformance import bearer, suite
 from tests.conformance.suite import Outcome
 from tests.conftest import eventually
-from tests.end_to_end.conftest import Hall
+from tests.support.hall import Hall
 
 EVERYTHING = suite.HERE / "everything.py"
 # Its members in a hall, by the era that they speak.
@@ -184,7 +184,7 @@ def gateway(folder: Path) -> Iterator[Gateway]:
             done = hall.manage(*arguments, env=own)
             assert done.returncode == 0, done.stderr
         token = done.stdout.splitlines()[-1]
-        hall.popen([sys.executable, "-m", "mcp_runtime.guard"], **own)
+        hall.popen([sys.executable, "-m", "mcp_runtime.runtime.guard"], **own)
         with bearer.relay(hall.gateway_port, token) as port:
             found = Gateway(port)
             eventually(

@@ -9,7 +9,6 @@ from tests.conformance import suite
 RUNS = [(version, scenario) for version, scenarios in suite.DEMANDED.items() for scenario in scenarios]
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(("version", "scenario"), RUNS)
 @pytest.mark.usefixtures("installed")
 def test_the_client_passes(version: str, scenario: str) -> None:

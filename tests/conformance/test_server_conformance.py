@@ -15,7 +15,7 @@ from tests.conformance import bearer, server_suite, suite
 from tests.conformance.server_suite import EVERYTHING, MODERN, VERSIONS, Gateway, Unmet
 from tests.conformance.suite import Outcome
 from tests.conftest import eventually
-from tests.member_process import free_port
+from tests.support.member_process import free_port
 
 pytestmark = pytest.mark.timeout(server_suite.RUN_SECONDS + 60)
 
@@ -74,14 +74,12 @@ def gateway(installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield gateway
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_everything_server_passes(straight: str, version: str) -> None:
     found = server_suite.unmet(server_suite.run(straight, version), version)
     assert not found, server_suite.surprises(found, {})
 
 
-@pytest.mark.processes
 def test_it_passes_behind_the_relay_that_adds_the_token(straight: str) -> None:
     with bearer.relay(urlsplit(straight).port or 0, "secret") as port:
         outcomes = server_suite.run(f"http://localhost:{port}/mcp", MODERN)
@@ -89,14 +87,12 @@ def test_it_passes_behind_the_relay_that_adds_the_token(straight: str) -> None:
     assert not found, server_suite.surprises(found, {})
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_everything_server_passes_behind_the_gateway(gateway: Gateway, version: str) -> None:
     found = server_suite.unmet(server_suite.run(gateway.url("both"), version), version)
     assert not found, server_suite.surprises(found, {})
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(("era", "version"), EXPECTED_FAILURES)
 def test_a_member_of_the_other_era_fails_only_what_is_expected(gateway: Gateway, era: str, version: str) -> None:
     found = server_suite.unmet(server_suite.run(gateway.url(era), version), version)
@@ -104,7 +100,6 @@ def test_a_member_of_the_other_era_fails_only_what_is_expected(gateway: Gateway,
     assert not difference, f"EXPECTED_FAILURES[{era!r}, {version!r}] is not what was found.\n{difference}"
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(
     ("era", "version", "method", "code"),
     [

@@ -10,9 +10,18 @@ from typing import Any, NoReturn
 from django.core.management.base import BaseCommand, CommandError
 from django.db import transaction
 
-from mcp_runtime import control
-from mcp_runtime.errors import RequestRefusedError, UnknownSessionError
-from mcp_runtime.invocations import Caller
+from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.control.members import live_runtime
+from mcp_runtime.control.sessions import (
+    agent_problem,
+    create_session,
+    find_session,
+    is_under_way,
+    queue_message,
+    stop_message,
+    transcript,
+)
+from mcp_runtime.protocol.errors import RequestRefusedError, UnknownSessionError
 from roster.calls import texts_of
 from roster.management.terminal import NO_RUNTIME, harmless, one_line, seconds
 from roster.models import AgentEvent, AgentMessage, AgentSession, Invocation
@@ -39,12 +48,12 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         prompt = sys.stdin.read() if options["prompt"] == "-" else options["prompt"]
-        if control.live_runtime() is None:
+        if live_runtime() is None:
             raise CommandError(NO_RUNTIME)
         try:
             with transaction.atomic():  # a prompt that is refused leaves no session behind
                 session = self.session(options)
-                message = control.queue_message(
+                message = queue_message(
                     session, prompt, caller=Caller(Invocation.Door.COMMAND), timeout=options["timeout"]
                 )
         except RequestRefusedError as refusal:
@@ -59,12 +68,12 @@ class Command(BaseCommand):
 
     def session(self, options: dict[str, Any]) -> AgentSession:
         """The session that is named, or a new one."""
-        if problem := control.agent_problem():
+        if problem := agent_problem():
             raise CommandError(f"no agent can run: {problem}")
         names = [name.strip() for name in options["members"].split(",") if name.strip()]
         with contextlib.suppress(UnknownSessionError):
             if options["session"]:
-                found = control.session(options["session"])
+                found = find_session(options["session"])
                 if names and set(names) != set(found.members.values_list("name", flat=True)):
                     raise CommandError(
                         f"session {found.name!r} has other members; leave --members out to go on with it"
@@ -72,7 +81,7 @@ class Command(BaseCommand):
                 return found
         if not names:
             raise CommandError("say whose tools the agent may use: --members NAME,NAME")
-        return control.create_session(
+        return create_session(
             names,
             caller=Caller(Invocation.Door.COMMAND),
             name=options["session"],
@@ -84,8 +93,8 @@ class Command(BaseCommand):
         """The transcript as it grows, until the message is over."""
         shown = 0
         while True:
-            more = control.is_under_way(session, message=message)
-            for event in control.transcript(session, shown, message=message):
+            more = is_under_way(session, message=message)
+            for event in transcript(session, shown, message=message):
                 shown = event.pk
                 self.show_event(event)
             if not more:
@@ -113,9 +122,9 @@ class Command(BaseCommand):
     def stop(self, session: AgentSession, message: AgentMessage) -> NoReturn:
         """Ctrl-C: stop this message alone, and wait until it is over; a second one leaves at once."""
         with contextlib.suppress(KeyboardInterrupt):
-            control.stop_message(message)
+            stop_message(message)
             deadline = time.monotonic() + STOP_SECONDS
-            while control.is_under_way(session, message=message) and time.monotonic() < deadline:
+            while is_under_way(session, message=message) and time.monotonic() < deadline:
                 time.sleep(LOOK_SECONDS)
         message.refresh_from_db()
         said = "was stopped" if message.is_finished else "was asked to stop"

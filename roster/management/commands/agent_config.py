@@ -3,14 +3,15 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.contrib.auth.models import User
 from django.core.management.base import BaseCommand, CommandError
 
-from mcp_runtime import access
-from mcp_runtime.errors import AccessError, RequestRefusedError
-from roster import agent_config, tokens
+from mcp_runtime.control.tokens import NewToken, make_token
+from mcp_runtime.protocol.errors import AccessError, RequestRefusedError
+from mcp_runtime.security import principals
+from roster import agent_config
 from roster.agent_config import FORMATS, Cost
-from roster.management.terminal import end, names, table, user_named
+from roster.management.terminal import end, names, table
+from roster.management.users import user_for_token
 
 
 class Command(BaseCommand):
@@ -27,15 +28,15 @@ class Command(BaseCommand):
         parser.add_argument("--expires", type=end, metavar="WHEN", help="30d, 12h, or a date; without it never")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        user = self._user(options["user"])
+        user = user_for_token(options["user"])
         try:
-            who = access.principal_of_user(user)
+            who = principals.principal_of_user(user)
             members = agent_config.chosen_members(who, options["members"])
             if options["direct"]:
                 entries = agent_config.direct_entries(members, all_of_them=bool(options["members"]))
             else:
-                wish = tokens.TokenWish(options["client"], options["members"], expires_at=options["expires"])
-                row, token = tokens.make(user, wish, maker=who)
+                wish = NewToken(options["client"], options["members"], expires_at=options["expires"])
+                row, token = make_token(user, wish, maker=who)
                 entries = agent_config.gateway_entries(options["members"], token)
                 self.stderr.write(f"Made a token for {user.get_username()}, {row.hint}...; it is not shown again.")
         except (AccessError, RequestRefusedError) as refusal:
@@ -43,15 +44,6 @@ class Command(BaseCommand):
         self.stderr.write(f"It belongs into: {FORMATS[options['client']].place}")
         self.stderr.write(_costs(agent_config.costs(who, members, direct=options["direct"])))
         self.stdout.write(FORMATS[options["client"]].write(entries))
-
-    @staticmethod
-    def _user(name: str | None) -> User:
-        if name is not None:
-            return user_named(name)
-        first = User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
-        if first is None:
-            raise CommandError("there is no superuser whose token it could be; say --user")
-        return first
 
 
 def _costs(costs: dict[str, Cost]) -> str:

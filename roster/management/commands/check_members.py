@@ -10,9 +10,17 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, connection
 
-from mcp_runtime import control, manifest, remote
-from mcp_runtime.errors import ManifestError
-from mcp_runtime.manifest import ManifestFile
+from mcp_runtime.client import remote
+from mcp_runtime.control.members import folders_of_names, live_runtime, members_of_roster
+from mcp_runtime.members.manifest.files import (
+    FILE_NAME,
+    ManifestFile,
+    command_fault,
+    find,
+    has_manifest,
+    read_folders,
+)
+from mcp_runtime.protocol.errors import ManifestError
 from roster.management.terminal import as_json, harmless
 from roster.models import GuildMember
 
@@ -71,16 +79,16 @@ def judge(places: list[Path]) -> list[Judgement]:
         for folder in _member_folders(place):
             folders.setdefault(folder.resolve(), _called(folder, place))
     of_processes = _process_warnings()
-    files = manifest.read_folders(folders.items(), _owners())
+    files = read_folders(folders.items(), _owners())
     return [_judgement(folder, file, of_processes) for folder, file in zip(folders, files, strict=True)]
 
 
 def _member_folders(place: Path) -> list[Path]:
-    if manifest.has_manifest(place):
+    if has_manifest(place):
         return [place]
-    found = list(manifest.find(place))
+    found = list(find(place))
     if not found and place != settings.GUILD_HALL_MEMBERS_DIR:
-        raise CommandError(f"{place} holds no {manifest.FILE_NAME}, nor do the folders in it")
+        raise CommandError(f"{place} holds no {FILE_NAME}, nor do the folders in it")
     return found
 
 
@@ -105,10 +113,10 @@ def _judgement(folder: Path, file: ManifestFile, of_processes: dict[str, list[st
 
 def _faults(folder: Path, file: ManifestFile) -> Iterator[ManifestError]:
     if file.error:
-        yield file.error
+        yield from file.error.faults
     elif file.manifest and (fault := remote.plain_http_fault(file.manifest.url, settings.GUILD_HALL_PLAIN_HTTP_HOSTS)):
         yield ManifestError("url", fault)
-    elif file.manifest and (fault := manifest.command_fault(file.manifest, folder)):
+    elif file.manifest and (fault := command_fault(file.manifest, folder)):
         yield ManifestError("command", fault)
 
 
@@ -122,9 +130,9 @@ def _missing_secrets(folder: Path, file: ManifestFile) -> Iterator[str]:
 def _process_warnings() -> dict[str, list[str]]:
     """By directory, what the hall saw of running members; nothing where there is no hall, or none that runs."""
     try:
-        if not _has_database() or control.live_runtime() is None:
+        if not _has_database() or live_runtime() is None:
             return {}
-        running = control.roster().filter(status=GuildMember.Status.CONNECTED)
+        running = members_of_roster().filter(status=GuildMember.Status.CONNECTED)
         return {member.directory: member.warnings for member in running}
     except DatabaseError:
         return {}
@@ -133,7 +141,7 @@ def _process_warnings() -> dict[str, list[str]]:
 def _owners() -> dict[str, str]:
     """Of a folder and its copy the same is told to be faulty as in the roster."""
     try:
-        return control.folders_of_names() if _has_database() else {}
+        return folders_of_names() if _has_database() else {}
     except DatabaseError:
         return {}
 

@@ -5,10 +5,11 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from mcp_runtime import access
-from mcp_runtime.errors import AccessError, RequestRefusedError
-from roster import tokens
-from roster.management.terminal import count, end, names, tool_names, user_named
+from mcp_runtime.control.tokens import NewToken, make_token
+from mcp_runtime.protocol.errors import AccessError, RequestRefusedError
+from mcp_runtime.security import access
+from roster.management.terminal import count, end, names, tool_names
+from roster.management.users import user_named
 
 
 class Command(BaseCommand):
@@ -26,7 +27,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         user = user_named(options["user"])
-        wish = tokens.TokenWish(
+        wish = NewToken(
             name=options["name"],
             members=options["members"],
             tools=options["tools"],
@@ -36,7 +37,7 @@ class Command(BaseCommand):
         )
         try:
             # Its scope may name what the user cannot reach yet; it opens what they may when it is used.
-            row, token = tokens.make(user, wish, maker=access.OPERATOR)
+            row, token = make_token(user, wish, maker=access.OPERATOR)
         except (AccessError, RequestRefusedError) as refusal:
             raise CommandError(str(refusal)) from refusal
         until = f", good until {row.expires_at:%Y-%m-%d %H:%M} UTC" if row.expires_at else ""

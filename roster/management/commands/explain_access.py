@@ -6,10 +6,11 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.core.management.base import BaseCommand, CommandError
 
-from mcp_runtime import access, control
-from mcp_runtime.access import Decision
-from mcp_runtime.errors import AccessError
-from mcp_runtime.protocol import qualified_name
+from mcp_runtime.control.members import members_of_roster
+from mcp_runtime.protocol.errors import AccessError
+from mcp_runtime.protocol.mcp import qualified_name
+from mcp_runtime.security import access, principals
+from mcp_runtime.security.access import Decision
 from roster import tokens
 from roster.management.terminal import as_json, harmless
 from roster.models import ApiToken, Tool
@@ -39,7 +40,7 @@ class Command(BaseCommand):
 
     @staticmethod
     def _names(text: str) -> tuple[str, str]:
-        known = Tool.objects.filter(member__in=control.roster()).values_list("member__name", "name")
+        known = Tool.objects.filter(member__in=members_of_roster()).values_list("member__name", "name")
         try:
             return tokens.parse_tool(text)
         except ValueError:
@@ -53,7 +54,9 @@ class Command(BaseCommand):
         if user is None:
             raise CommandError(f"no user {name!r}")
         try:
-            who = access.principal_of_user(user) if hint is None else access.principal_of_row(_token(user, hint))
+            who = (
+                principals.principal_of_user(user) if hint is None else principals.principal_of_row(_token(user, hint))
+            )
         except AccessError as error:
             return Decision(False, [str(error)])
         return access.explain(who, member, tool)

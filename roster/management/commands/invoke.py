@@ -7,9 +7,10 @@ from typing import Any, NoReturn
 
 from django.core.management.base import BaseCommand, CommandError
 
-from mcp_runtime import control
-from mcp_runtime.errors import AccessError, NotCancellableError, RequestRefusedError
-from mcp_runtime.invocations import Caller
+from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.control.calls import cancel_call, queue_call, shown_arguments, wait_for_call
+from mcp_runtime.control.members import live_runtime
+from mcp_runtime.protocol.errors import AccessError, NotCancellableError, RequestRefusedError
 from roster.calls import parse_arguments, progress_text, texts_of
 from roster.management.terminal import NO_RUNTIME, as_json, caller, harmless, seconds
 from roster.models import Invocation
@@ -52,10 +53,10 @@ class Command(BaseCommand):
     def queue(self, member: str, tool: str, text: str, who: Caller) -> Invocation:
         try:
             arguments = parse_arguments(sys.stdin.read() if text == "-" else text)
-            invocation, _ = control.queue_call(member, tool, arguments, caller=who)
+            invocation, _ = queue_call(member, tool, arguments, caller=who)
         except (ValueError, AccessError, RequestRefusedError) as error:
             raise CommandError(harmless(str(error))) from error
-        if control.live_runtime() is None:
+        if live_runtime() is None:
             self.stderr.write(f"{NO_RUNTIME} Call {invocation.pk} waits its turn.")
         return invocation
 
@@ -63,7 +64,7 @@ class Command(BaseCommand):
         """Until the call is over; Ctrl-C cancels it. Raises CommandError when it is not over in `timeout` seconds."""
         began = time.monotonic()
         try:
-            while not control.wait_for(invocation.pk, min(SLICE_SECONDS, began + timeout - time.monotonic())):
+            while not wait_for_call(invocation.pk, min(SLICE_SECONDS, began + timeout - time.monotonic())):
                 invocation.refresh_from_db(fields=["status", "progress"])
                 waited = time.monotonic() - began
                 said = harmless(progress_text(invocation.progress))
@@ -86,7 +87,7 @@ class Command(BaseCommand):
 
     def _cancel(self, invocation: Invocation) -> NoReturn:
         try:
-            ended = control.cancel_call(invocation).is_finished
+            ended = cancel_call(invocation).is_finished
         except NotCancellableError as error:
             raise CommandError(f"too late to cancel: {error}", returncode=INTERRUPTED) from error
         said = "was cancelled" if ended else "is running; it was asked to cancel"
@@ -130,7 +131,7 @@ def _facts(invocation: Invocation) -> dict[str, Any]:
         "duration": invocation.duration.total_seconds() if invocation.duration is not None else None,
         "timeout": invocation.timeout,
         "progress": invocation.progress,
-        "arguments": control.shown_arguments(invocation),
+        "arguments": shown_arguments(invocation),
         "result": invocation.result,
         "error": error if invocation.error_kind else None,
     }

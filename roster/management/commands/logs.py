@@ -7,8 +7,9 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from mcp_runtime import control, logs
-from mcp_runtime.errors import RequestRefusedError
+from mcp_runtime.control.members import find_member
+from mcp_runtime.members import logs
+from mcp_runtime.protocol.errors import RequestRefusedError
 from roster.management.terminal import count, harmless
 
 LINES = 50
@@ -24,7 +25,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            member = control.member(options["name"])
+            member = find_member(options["name"])
         except RequestRefusedError as refusal:
             raise CommandError(str(refusal)) from refusal
         path, lines = logs.path_of(settings.GUILD_HALL_DATA_DIR, member.name), options["lines"]

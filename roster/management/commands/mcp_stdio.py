@@ -1,124 +1,148 @@
 from __future__ import annotations
 
-import logging
 import os
+import signal
 import sys
 import threading
+import time
 from argparse import ArgumentParser
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, BinaryIO
+from datetime import timedelta
+from typing import Any, BinaryIO, NoReturn
 
-from django.core.management.base import BaseCommand
-from django.db import Error, close_old_connections
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+from django.db import Error, connection
+from django.utils import timezone
 
-from mcp_runtime import jsonrpc
-from mcp_runtime.errors import MethodError, ProtocolError
-from mcp_runtime.invocations import Caller
-from mcp_runtime.jsonrpc import MethodDispatcher
-from roster.management.terminal import caller
-from roster.mcp_server import RosterServer
-from roster.models import Invocation
+from mcp_runtime.http1 import listeners
+from roster.management.users import user_for_token
+from roster.models import ApiToken, GuildMember, Hall
+from roster.stdio.relay import Relay, StopError
 
-logger = logging.getLogger("guildhall.stdio")
-
-# Calls that are served at the same time, and that are taken in; beyond that the client's next lines wait in the pipe.
-THREADS = 64
-MAX_WAITING = 1000
-MAX_LINE = 4_000_000
-GRACE_SECONDS = 2.0  # for calls under way when the client closes its end
-# How often the roster is looked at for tools that came or went.
-LOOK_SECONDS = 2.0
+NAME = "mcp_stdio"  # of its tokens
+LIFE = timedelta(hours=1)  # of a token, unless it is renewed; what a killed command leaves
+RENEWED_AT = timedelta(minutes=40)  # what is left of it then
+KEPT = timedelta(days=7)  # after its end: a machine that slept renews it
+RENEW_PAUSE_SECONDS = 5.0  # after a failure, which who waited shares
+REVOKE_SECONDS = 1.0
 
 
 class Command(BaseCommand):
     help = (
-        "Serve MCP on stdin and stdout, one JSON-RPC message a line: every tool of the roster, for agents that know "
-        "no HTTP. The hall must run beside it."
+        "The whole roster as one MCP server on stdin and stdout, one JSON-RPC message a line, for agents that know no "
+        "HTTP: what comes is relayed to the gateway. The hall must run beside it."
     )
+    requires_system_checks: list[str] = []  # an agent waits; and the hall has run them
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--user", help="what this user may, alone; without it everything")
+        parser.add_argument("--user", help="what this user may; without it what the first superuser may")
+        parser.add_argument("--member", metavar="NAME", help="this member alone, with its own names; tasks pass too")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        output = sys.stdout.buffer
-        sys.stdout = sys.stderr  # whoever prints must not break the conversation
-        StdioServer(sys.stdin.buffer, output, caller(Invocation.Door.GATEWAY, options["user"])).serve()
-        # Calls that were cancelled may take their members a while to end; nobody waits for them.
-        sys.stderr.flush()
-        os._exit(0)
+        output = _own_stdout()
+        key: ShortToken | None = None
+        relay: Relay | None = None
 
+        def stop(*_: Any) -> None:
+            if not (relay and relay.is_ending):
+                raise StopError
 
-class StdioServer:
-    """One client on a pair of pipes."""
-
-    def __init__(self, source: BinaryIO, sink: BinaryIO, caller: Caller) -> None:
-        self._source = source
-        self._sink = sink
-        self._sink_lock = threading.Lock()
-        self._over = threading.Event()
-        self._places = threading.BoundedSemaphore(MAX_WAITING)
-        self._server = RosterServer(caller, self._notify)
-        self._dispatcher = MethodDispatcher(self._server.methods, max_bytes=MAX_LINE)
-
-    def serve(self) -> None:
-        """Until the client closes its end. Calls under way get a moment then, and are cancelled."""
-        threading.Thread(target=self._watch, name="watch", daemon=True).start()
-        threads = ThreadPoolExecutor(THREADS, thread_name_prefix="stdio")
-        while line := self._source.readline(MAX_LINE + 2):
-            if not line.endswith(b"\n"):
-                self._skip_rest_of_line()
-            if not line.strip():
-                continue
-            self._places.acquire()
-            if self._takes_long(line):
-                threads.submit(self._serve_line, line)
-            else:
-                self._serve_line(line)
-        self._server.end(GRACE_SECONDS)
-        self._over.set()
-        threads.shutdown(wait=False)
-
-    def _takes_long(self, line: bytes) -> bool:
-        """Whether it is a call, or a batch. All else, cancellations and pings first, is served before the next line."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, stop)
         try:
-            message = jsonrpc.decode(line)
-        except ProtocolError:
-            return False
-        self._server.expect(message)
-        return isinstance(message, list) or (isinstance(message, dict) and message.get("method") == "tools/call")
-
-    def _skip_rest_of_line(self) -> None:
-        while (rest := self._source.readline(MAX_LINE)) and not rest.endswith(b"\n"):
+            key = ShortToken(options["user"], options["member"])
+            url = url_of_gateway(options["member"])
+            relay = Relay(sys.stdin.buffer, output, url, key, requests=min(64, settings.GUILD_HALL_MAX_IN_FLIGHT))
+            relay.serve()
+        except StopError:
             pass
-
-    def _serve_line(self, line: bytes) -> None:
-        try:
-            if answer := self._dispatcher.answer(line):
-                self._write(answer)
         finally:
-            close_old_connections()
-            self._places.release()
+            if key is not None:
+                key.end()
+        _leave()
 
-    def _write(self, message: bytes) -> None:
-        with self._sink_lock:
-            try:
-                self._sink.write(message + b"\n")
-                self._sink.flush()
-            except (BrokenPipeError, ValueError):
-                self._over.set()  # nobody reads any more
 
-    def _notify(self, method: str, params: dict[str, Any]) -> None:
-        self._write(jsonrpc.encode(jsonrpc.notification(method, params)))
+def url_of_gateway(member_name: str | None) -> str:
+    address = listeners.own_address(settings.GUILD_HALL_HOST, settings.GUILD_HALL_GATEWAY_PORT)
+    return f"http://{address}/mcp" + (f"/{member_name}" if member_name else "")
 
-    def _watch(self) -> None:
-        """Tell the client when the list of tools is another than it was told."""
-        while not self._over.wait(LOOK_SECONDS):
-            try:
-                if self._server.is_initialized and self._server.tools_changed():
-                    self._notify("notifications/tools/list_changed", {})
-            except MethodError:
-                pass  # the user may do nothing any more; the client is told when it asks
-            except Error as error:
-                logger.warning("the roster cannot be read (%s)", str(error).strip())
-            finally:
-                close_old_connections()
+
+class ShortToken:
+    """A token for this run alone: it is gone at the end, and past its end soon after a run that was killed."""
+
+    def __init__(self, user_name: str | None, member_name: str | None) -> None:
+        """Raises CommandError."""
+        try:
+            user = user_for_token(user_name)
+            members = GuildMember.objects.filter(name=member_name, removed_at=None) if member_name else []
+            if member_name and not members:
+                raise CommandError(f"no member {member_name!r} is in the roster")
+            ApiToken.objects.filter(user=user, name=NAME, expires_at__lt=timezone.now() - KEPT).delete()
+            scope = ApiToken.Scope.MEMBERS if member_name else ApiToken.Scope.ALL
+            self._end = timezone.now() + LIFE
+            self._row, self._text = ApiToken.make(
+                user=user, name=NAME, expires_at=self._end, scope=scope, members=members
+            )
+        except Error as error:
+            reason = " ".join(str(error).split())
+            raise CommandError(
+                f"the database cannot be used ({reason}); make run makes it, and starts the hall"
+            ) from error
+        finally:
+            connection.close()
+        self._renewing = threading.Lock()
+        self._renew_at = 0.0  # not before, after a failure
+
+    @property
+    def text(self) -> str:
+        """At once, whatever the database does, while the token lasts. It may be over where the machine has slept."""
+        if timezone.now() > self._end:
+            self.renew()
+        return self._text
+
+    def renew(self) -> None:
+        """Where that is due, by the wall clock, as tokens go. One that was revoked stays so."""
+        with self._renewing:
+            if timezone.now() > self._end - RENEWED_AT and time.monotonic() >= self._renew_at:
+                self._renew()
+
+    def _renew(self) -> None:
+        end = timezone.now() + LIFE
+        try:
+            ApiToken.objects.filter(pk=self._row.pk, revoked_at=None).update(expires_at=end)
+            Hall.access_changed()
+            self._end = end
+        except Error as error:
+            self._renew_at = time.monotonic() + RENEW_PAUSE_SECONDS
+            print(f"the token could not be renewed ({error}); trying again", file=sys.stderr)
+        finally:
+            connection.close()
+
+    def end(self) -> None:
+        """Nobody waits long for a database that is locked: the token has an end."""
+        thread = threading.Thread(target=self._delete, daemon=True)
+        thread.start()
+        thread.join(REVOKE_SECONDS)
+
+    def _delete(self) -> None:
+        try:
+            self._row.delete()
+        except Error as error:
+            print(f"the token could not be revoked ({error}); it ends at {self._end:%H:%M} UTC", file=sys.stderr)
+        finally:
+            connection.close()
+
+
+def _own_stdout() -> BinaryIO:
+    """Whoever else prints, libraries in C among them, must not break the conversation: that goes to stderr."""
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    sys.stdout.flush()
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    sys.stdout = sys.stderr
+    return output
+
+
+def _leave() -> NoReturn:
+    """Not by returning, for that waits for threads that wait for the gateway."""
+    sys.stderr.flush()
+    os._exit(0)

@@ -8,8 +8,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 from django.utils import timezone
 
-from mcp_runtime import control
-from mcp_runtime.errors import RequestRefusedError
+from mcp_runtime.control.members import FORCIBLE_VERBS, MEMBER_VERBS, find_member, live_runtime
+from mcp_runtime.protocol.errors import RequestRefusedError
 from roster.management.terminal import NO_RUNTIME, one_line, seconds
 from roster.models import GuildMember
 
@@ -24,7 +24,7 @@ class Command(BaseCommand):
     help = "Start, stop, restart, enable, disable members, or list their tools anew."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("verb", choices=list(control.MEMBER_VERBS))
+        parser.add_argument("verb", choices=list(MEMBER_VERBS))
         parser.add_argument("names", nargs="+", metavar="NAME")
         parser.add_argument(
             "--force", action="store_true", help="stop, restart or disable even what an agent's session needs"
@@ -35,12 +35,12 @@ class Command(BaseCommand):
         verb: str = options["verb"]
         asked_at = timezone.now()
         try:
-            members = [control.member(name) for name in dict.fromkeys(options["names"])]
+            members = [find_member(name) for name in dict.fromkeys(options["names"])]
         except RequestRefusedError as refusal:
             raise CommandError(str(refusal)) from refusal
-        force = {"force": True} if options["force"] and verb in control.FORCIBLE_VERBS else {}
+        force = {"force": True} if options["force"] and verb in FORCIBLE_VERBS else {}
         wished = [member for member in members if self.wish(verb, member, **force)]
-        is_alive = control.live_runtime() is not None
+        is_alive = live_runtime() is not None
         if not is_alive:
             self.stderr.write(NO_RUNTIME)
         deadline = time.monotonic() + options["wait"]
@@ -52,7 +52,7 @@ class Command(BaseCommand):
 
     def wish(self, verb: str, member: GuildMember, **force: bool) -> bool:
         try:
-            control.MEMBER_VERBS[verb](member, **force)
+            MEMBER_VERBS[verb](member, **force)
         except RequestRefusedError as refusal:
             self.stderr.write(one_line(str(refusal), ERROR_LENGTH))
             return False

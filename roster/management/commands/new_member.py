@@ -11,7 +11,9 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from django.db import Error, connection
 
-from mcp_runtime import control, manifest
+from mcp_runtime.control.members import live_runtime, members_of_roster, sync_roster
+from mcp_runtime.members.manifest.files import read_all
+from mcp_runtime.members.manifest.parser import name_error
 from roster.models import GuildMember
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "member_template"
@@ -53,9 +55,9 @@ class Command(BaseCommand):
         if connection.vendor == "sqlite" and not Path(connection.settings_dict["NAME"]).exists():
             return False  # to ask would make the file
         try:
-            while control.live_runtime() and time.monotonic() < deadline:
-                control.sync_roster()
-                if control.roster().filter(name=name, status=GuildMember.Status.CONNECTED).exists():
+            while live_runtime() and time.monotonic() < deadline:
+                sync_roster()
+                if members_of_roster().filter(name=name, status=GuildMember.Status.CONNECTED).exists():
                     return True
                 time.sleep(LOOK_SECONDS)
         except Error:
@@ -64,13 +66,13 @@ class Command(BaseCommand):
 
 
 def require_free(name: str, members_dir: Path) -> None:
-    if not manifest.NAME.fullmatch(name):
-        raise CommandError(f"{name[:80]!r} must be 1 to 64 letters, digits, - and _, a letter or digit first")
+    if error := name_error(name):
+        raise CommandError(error)
     if not members_dir.is_dir():
         raise CommandError(f"the members folder {members_dir} is missing; make it, or set GUILD_HALL_MEMBERS_DIR")
     if any(entry.name.casefold() == name.casefold() for entry in members_dir.iterdir()):
         raise CommandError(f"{members_dir / name} exists already")
-    for file in manifest.read_all(members_dir):
+    for file in read_all(members_dir):
         if file.manifest and file.manifest.name.casefold() == name.casefold():
             raise CommandError(f"the member in {members_dir / file.directory} is called {file.manifest.name} already")
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
-from django.db import OperationalError, connection
+from django.db import OperationalError
 
-from mcp_runtime import access, console
-from mcp_runtime.errors import TokenError
+from mcp_runtime.protocol.errors import TokenError
+from mcp_runtime.security import principals
+from mcp_runtime.system import console
+from roster.database import unpooled
 from roster.models import ApiToken
 
 LOCAL_TOKEN = "local-token"  # noqa: S105 - the name of its file
@@ -20,8 +23,10 @@ LOCAL_TOKEN = "local-token"  # noqa: S105 - the name of its file
 
 class Command(BaseCommand):
     help = "Bring database and static files up to date and make the first account. `up` does this by itself."
+    stealth_options = ("say",)  # what `up` has lines said by, which waits for no console
 
     def handle(self, *args: Any, **options: Any) -> None:
+        self._say: Callable[[str], None] = options.get("say", self._write)
         require_database()
         call_command("migrate", verbosity=0, interactive=False)
         call_command("collectstatic", verbosity=0, interactive=False)
@@ -57,23 +62,23 @@ class Command(BaseCommand):
         draft.replace(path)
         self._say(f"A token of {user.get_username()} for local use is in {path}")
 
-    def _say(self, text: str) -> None:
+    def _write(self, text: str) -> None:
+        """However long that takes: the first password is said this once."""
         self.stdout.write(console.line("hall", text))
         self.stdout.flush()
 
 
 def _is_good(path: Path) -> bool:
     try:
-        access.require_good(ApiToken.objects.get(digest=ApiToken.digest_of(path.read_text().strip())))
+        principals.require_good(ApiToken.objects.get(digest=ApiToken.digest_of(path.read_text().strip())))
     except (OSError, UnicodeDecodeError, ApiToken.DoesNotExist, TokenError):
         return False
     return True
 
 
 def require_database() -> None:
-    """Raises CommandError. Not through the pool: that tries for ten seconds, and then does not say why."""
-    plain = connection.copy()
-    plain.settings_dict["OPTIONS"].pop("pool", None)
+    """Raises CommandError. Not through the pool: that tries for ten seconds."""
+    plain = unpooled()
     try:
         plain.ensure_connection()
     except OperationalError as error:

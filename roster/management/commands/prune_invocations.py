@@ -6,7 +6,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
-from mcp_runtime import control
+from mcp_runtime.control.calls import prune_invocations
 from roster.management.terminal import count
 
 
@@ -21,5 +21,5 @@ class Command(BaseCommand):
             parser.add_argument(f"--{name}", type=count, default=default, help=f"{what} (default: %(default)s)")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        pruned = control.prune_invocations(days=options["days"], keep=options["keep"])
+        pruned = prune_invocations(days=options["days"], keep=options["keep"])
         self.stdout.write(f"Pruned {pruned} finished calls.")

@@ -6,8 +6,8 @@ from typing import Any
 from django.contrib.auth.models import Group
 from django.core.management.base import BaseCommand, CommandError
 
-from mcp_runtime import control
-from mcp_runtime.errors import RequestRefusedError
+from mcp_runtime.control.members import find_member, reserve_member
+from mcp_runtime.protocol.errors import RequestRefusedError
 from roster.management.terminal import names
 
 
@@ -26,9 +26,9 @@ class Command(BaseCommand):
         if unknown := set(wanted) - {group.name for group in groups}:
             raise CommandError(f"no group {', '.join(sorted(unknown))}; groups are made in the admin")
         try:
-            member = control.member(options["member"])
+            member = find_member(options["member"])
         except RequestRefusedError as refusal:
             raise CommandError(str(refusal)) from refusal
-        control.reserve(member, groups)
+        reserve_member(member, groups)
         whom = f"reserved for {', '.join(wanted)}" if wanted else "open to everybody who may call tools"
         self.stdout.write(f"{member.name} is {whom}.")

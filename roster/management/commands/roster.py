@@ -7,7 +7,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand
 from django.db.models import Prefetch
 
-from mcp_runtime import control
+from mcp_runtime.control.members import live_runtime, members_of_roster, true_status, visible_tools
 from roster.management.terminal import NO_RUNTIME, as_json, one_line, table
 from roster.models import GuildMember, Tool
 
@@ -22,11 +22,11 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="a JSON list instead of the table")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        is_alive = control.live_runtime() is not None
+        is_alive = live_runtime() is not None
         if not is_alive:
             self.stderr.write(NO_RUNTIME)
-        tools = Prefetch("tools", Tool.objects.filter(control.visible_tools()).only("member_id", "name", "position"))
-        members = control.roster().select_related("port_allocation").prefetch_related(tools)
+        tools = Prefetch("tools", Tool.objects.filter(visible_tools()).only("member_id", "name", "position"))
+        members = members_of_roster().select_related("port_allocation").prefetch_related(tools)
         facts = [_facts(member, is_alive=is_alive) for member in members]
         if options["json"]:
             self.stdout.write(as_json(facts))
@@ -36,7 +36,8 @@ class Command(BaseCommand):
                 f"No members in {settings.GUILD_HALL_MEMBERS_DIR}; make one with: manage.py new_member NAME"
             )
             return
-        self.stdout.write(table(COLUMNS, [_row(fact) for fact in facts]))
+        silences = [member.silence if is_alive else "" for member in members]
+        self.stdout.write(table(COLUMNS, list(map(_row, facts, silences))))
         connected = sum(fact["status"] == GuildMember.Status.CONNECTED for fact in facts)
         self.stdout.write(f"{connected} of {len(facts)} connected.")
 
@@ -46,24 +47,28 @@ def _facts(member: GuildMember, *, is_alive: bool) -> dict[str, Any]:
         "name": member.name,
         "title": member.title,
         "version": member.version,
-        "status": control.shown_status(member, runtime_is_alive=is_alive),
+        "status": true_status(member, runtime_is_alive=is_alive),
         "enabled": member.enabled,
         "wanted": member.wanted,
         "endpoint": member.endpoint if is_alive else None,
         "tools": [tool.name for tool in member.tools.all()],
         # Of what a dead runtime left on the row, nothing is true any more.
         "error": member.error if is_alive else member.manifest_error,
+        "next_restart_at": member.next_restart_at if is_alive and member.status == GuildMember.Status.ERROR else None,
         "progress": member.start_progress if is_alive else "",
+        "no_answer_since": member.no_answer_since if is_alive else None,
         "warnings": member.all_warnings if is_alive else member.manifest_warnings,
     }
 
 
-def _row(fact: dict[str, Any]) -> list[str]:
-    detail = fact["error"] or fact["progress"]
+def _row(fact: dict[str, Any], silence: str) -> list[str]:
+    detail = one_line(fact["error"] or fact["progress"] or silence, ERROR_LENGTH)
+    if next_try := fact["next_restart_at"]:
+        detail += f"; next try at {next_try:%H:%M:%S} UTC"
     return [
         fact["name"],
         fact["status"],
         fact["endpoint"] or "-",
         str(len(fact["tools"])),
-        one_line(detail if fact["enabled"] else f"(disabled) {detail}", ERROR_LENGTH),
+        detail if fact["enabled"] else f"(disabled) {detail}".rstrip(),
     ]

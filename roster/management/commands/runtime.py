@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import sys
 from argparse import ArgumentParser
 from typing import Any
@@ -8,7 +7,9 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from mcp_runtime import control
+from mcp_runtime.control.members import live_runtime
+from mcp_runtime.runtime import pid_namespace
+from roster.management.commands.up import become
 
 
 class Command(BaseCommand):
@@ -24,12 +25,11 @@ class Command(BaseCommand):
             self._check()
             return
         # The guard replaces this process: it must be small, and Django is not.
-        sys.stdout.flush()
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(settings.BASE_DIR), os.environ.get("PYTHONPATH")]))
-        os.execv(sys.executable, [sys.executable, "-m", "mcp_runtime.guard"])  # noqa: S606 - our own module
+        guard = [sys.executable, "-m", "mcp_runtime.runtime.guard"]
+        become(pid_namespace.command_line(guard) if settings.GUILD_HALL_PID_NAMESPACE else guard)
 
     def _check(self) -> None:
-        holder = control.live_runtime()
+        holder = live_runtime()
         if holder is None:
             raise CommandError("No runtime is alive.")
         self.stdout.write(f"The runtime is {holder}.")

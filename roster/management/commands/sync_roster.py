@@ -4,7 +4,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from mcp_runtime import control
+from mcp_runtime.control.members import members_of_roster, sync_roster
 from roster.management.terminal import one_line
 
 FAULT_LENGTH = 500
@@ -14,7 +14,7 @@ class Command(BaseCommand):
     help = "Make the roster match the members folder: add, change and remove what the folder says."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        report = control.sync_roster()
-        for member in control.roster().exclude(manifest_error=""):
+        report = sync_roster()
+        for member in members_of_roster().exclude(manifest_error=""):
             self.stderr.write(f"{member.name} cannot be used: {one_line(member.manifest_error, FAULT_LENGTH)}")
         self.stdout.write(f"Roster synced with the members folder: {report}.")

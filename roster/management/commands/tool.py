@@ -5,8 +5,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from mcp_runtime import control
-from mcp_runtime.errors import RequestRefusedError
+from mcp_runtime.control.members import find_tool, switch_tool
+from mcp_runtime.protocol.errors import RequestRefusedError
 from roster.management.terminal import one_line
 
 
@@ -21,9 +21,9 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         on = options["verb"] == "enable"
         try:
-            tool = control.tool(options["member"], options["tool"])
+            tool = find_tool(options["member"], options["tool"])
         except RequestRefusedError as refusal:
             raise CommandError(str(refusal)) from refusal
-        control.switch_tool(tool, on=on)
+        switch_tool(tool, on=on)
         name = one_line(tool.name, 255)
         self.stdout.write(f"Tool {name} of {tool.member.name} is switched {'on' if on else 'off'}.")

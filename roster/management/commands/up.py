@@ -10,16 +10,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
-from mcp_runtime import console, control, listeners
-from mcp_runtime.errors import AddressTakenError, describe_exit
+from mcp_runtime.control.members import await_heartbeat
+from mcp_runtime.http1 import listeners
+from mcp_runtime.protocol.errors import AddressTakenError, describe_exit
+from mcp_runtime.runtime import guard, pid_namespace
+from mcp_runtime.system import birthmark, console
 
 # A part that ended by itself is started again: at once after a long life, for agents find no door meanwhile, else after
 # these pauses in seconds. One more quick death ends the hall.
@@ -27,9 +31,12 @@ RESTART_DELAYS = (1.0, 2.0, 4.0)
 QUICK_DEATH_SECONDS = 10.0
 PATIENCE_SECONDS = 8.0
 LOOK_SECONDS = 0.2
+KILL_SECONDS = 1.0  # from a second SIGTERM to SIGKILL, for a part that is frozen; and for the end of what it leaves
+# In the environment of the hall's processes alone, for systems where they can have no birthmark.
+MARKS = (b"GUILD_HALL_MEMBER=", b"GUILD_HALL_GUARD_PID=", b"GUILD_HALL_END_WITH_PARENT=")
 
 COMMANDS = {
-    "runtime": [sys.executable, "-m", "mcp_runtime.guard"],
+    "runtime": [sys.executable, "-m", "mcp_runtime.runtime.guard"],
     "web": [sys.executable, "-m", "guildhall.web"],
 }
 
@@ -38,26 +45,34 @@ class Command(BaseCommand):
     help = "Start the whole hall: database, first account, runtime and web, in one log stream. Ctrl-C ends all of it."
 
     def handle(self, *args: Any, **options: Any) -> None:
+        self._console = console.Writer(self.stdout)
+        if settings.GUILD_HALL_PID_NAMESPACE:
+            become(pid_namespace.command_line([sys.executable, *sys.orig_argv[1:]]))
         require_free_address("web", settings.GUILD_HALL_HOST, settings.GUILD_HALL_PORT, "GUILD_HALL_PORT")
         require_free_address(
             "gateway", settings.GUILD_HALL_HOST, settings.GUILD_HALL_GATEWAY_PORT, "GUILD_HALL_GATEWAY_PORT"
         )
         self._say_addresses()
-        call_command("prepare", stdout=self.stdout)
-        if holder := control.live_runtime():
+        call_command("prepare", say=self._say)
+        if holder := await_heartbeat(self._say):
             raise CommandError(f"This hall is up already: its runtime is {holder}. One hall has one runtime.")
         let_go_of_the_database()
         try:
             sockets = listeners.bind(settings.GUILD_HALL_HOST, settings.GUILD_HALL_GATEWAY_PORT)
         except AddressTakenError as error:
             raise CommandError(str(error)) from error
-        code = Processes(self._say, sockets).run()
+        code = Processes(self._say_soon, sockets).run()
+        self._console.flush()
         if code:
             sys.exit(code)
 
     def _say(self, text: str) -> None:
-        self.stdout.write(console.line("hall", text))
-        self.stdout.flush()
+        """Before what others write next."""
+        self._say_soon(text)
+        self._console.flush()
+
+    def _say_soon(self, text: str) -> None:
+        self._console.write(console.line("hall", text))
 
     def _say_addresses(self) -> None:
         host = settings.GUILD_HALL_HOST
@@ -65,6 +80,17 @@ class Command(BaseCommand):
         base = f"http://{f'[{host}]' if ':' in host else host}"
         web, gateway = f"{base}:{settings.GUILD_HALL_PORT}", f"{base}:{settings.GUILD_HALL_GATEWAY_PORT}/mcp"
         self._say(f"Roster and admin: {web}/   API: {web}/api/docs/   Agents: {gateway}   Ctrl-C ends all of it")
+
+
+def become(argv: list[str]) -> NoReturn:
+    """Replace this process by a program of the hall's own, which unblocks SIGTERM once it can obey.
+
+    Until then the signal waits: process 1 would never hear of one that comes while it has no handler.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    sys.stdout.flush()
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(settings.BASE_DIR), os.environ.get("PYTHONPATH")]))
+    os.execv(argv[0], argv)  # noqa: S606 - no shell is wanted
 
 
 def require_free_address(part: str, host: str, port: int, setting: str) -> None:
@@ -100,6 +126,7 @@ class Signals:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_stop)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # see `become`
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
         # A terminal that closes sends SIGHUP more than once: that is no second Ctrl-C.
@@ -130,13 +157,14 @@ class Part:
     def start(self) -> None:
         self.due_at = None
         self._started_at = time.monotonic()
-        self._process = subprocess.Popen(
-            self._argv,
-            env={**_environment(), **listeners.hand_down(self._sockets)},
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            pass_fds=[one.fileno() for one in self._sockets],
-        )
+        with birthmark.handed_on(birthmark.PART):
+            self._process = subprocess.Popen(
+                self._argv,
+                env={**_environment(), **listeners.hand_down(self._sockets)},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=[one.fileno() for one in self._sockets],
+            )
 
     def ended(self) -> int | None:
         """The exit code, when it was running until now."""
@@ -149,6 +177,10 @@ class Part:
         if self._quick_deaths > len(RESTART_DELAYS):
             return None
         return RESTART_DELAYS[self._quick_deaths - 1] if is_quick else 0.0
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process else 0
 
     @property
     def is_alive(self) -> bool:
@@ -177,14 +209,23 @@ class Processes:
 
     def run(self) -> int:
         """Until somebody wants it to end, or a part will not stay up; the exit code."""
+        guard.become_subreaper()
         self._signals = Signals()
         code = 0
         while not self._signals.stops and not code:
+            look_again = self._end_orphans()
             code = self._keep_up()
             if not code:
-                self._signals.wait(self._pause())
+                self._signals.wait(LOOK_SECONDS if look_again else self._pause())  # the end of each wakes us
         self._end()
         return code
+
+    def _end_orphans(self) -> bool:
+        """What is of the hall and has become our child has lost its part, and nobody else ends it.
+
+        Whether to look again. Other children, of the script that became us or as process 1 of a container, are reaped.
+        """
+        return guard.end_children(spare=[part.pid for part in self._parts.values()], is_meant=is_of_the_hall)
 
     def _keep_up(self) -> int:
         """One look: start what is due. The exit code of a part that will not stay up, else 0."""
@@ -207,19 +248,39 @@ class Processes:
         return max(min(dues) - time.monotonic(), 0) if dues else None
 
     def _end(self) -> None:
-        """One SIGTERM each; a second Ctrl-C means now, and patience ends by itself."""
+        """One SIGTERM each; a second Ctrl-C means now, and patience ends by itself. Who does not end then is killed."""
         for one in self._sockets:
             one.close()  # nobody waits for a runtime that does not come back
         asked, deadline = False, time.monotonic() + PATIENCE_SECONDS
+        kill_at = deadline + KILL_SECONDS
         while alive := [part for part in self._parts.values() if part.is_alive]:
             now = self._signals.stops > 1 or time.monotonic() > deadline
-            if now or not asked:
+            if time.monotonic() > kill_at:
+                for part in alive:
+                    part.kill_group()  # what it leaves is an orphan then
+            elif now or not asked:
                 for part in alive:
                     part.terminate()
                 asked = True
             if now:
                 self._parts["web"].kill_group()
+                kill_at = min(kill_at, time.monotonic() + KILL_SECONDS)
             self._signals.wait(LOOK_SECONDS)
+        deadline = time.monotonic() + KILL_SECONDS
+        while self._end_orphans() and time.monotonic() < deadline:
+            time.sleep(guard.SWEEP_INTERVAL)
+
+
+def is_of_the_hall(pid: int) -> bool:
+    """Whether a part of the hall started the process, or what it started, and so on (Linux)."""
+    if birthmark.is_another(pid):
+        return True
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    own = {b"%s=%s" % item for item in os.environb.items()}
+    return any(variable.startswith(MARKS) and variable not in own for variable in environment)
 
 
 def _environment() -> dict[str, str]:

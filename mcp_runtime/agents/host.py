@@ -1,0 +1,176 @@
+"""A program of its own: runs one prompt with the Agent SDK, and says on stdout what happens, a JSON object a line.
+
+    python host.py JOB.json              the job: prompt, mcp_config (a path), allowed_tools, disallowed_tools,
+                                         resume, model, directory
+
+Lines: {"kind": "session", "data": {"id"}}, then what `roster.models.AgentEvent.Kind` names, last
+{"kind": "result", "data": {"text", "is_error", "usage"}}. The end of stdin means: stop.
+
+In a process of its own because the SDK hands all of its environment to the agent, because its import and its loop would
+hold up the runtime's threads, and because a process can be killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+MAX_TEXT = 100_000  # characters of one event
+MAX_USAGE_ERRORS = 10
+
+Emit = Callable[[str, dict[str, Any]], None]
+
+
+async def run(job: dict[str, Any], emit: Emit, stop: asyncio.Event) -> bool:
+    """One prompt to its end; whether the agent said how it ended."""
+    from claude_agent_sdk import ClaudeAgentOptions, ClaudeSDKClient, ResultMessage, SystemMessage
+
+    options = ClaudeAgentOptions(
+        # None of the agent's own tools: they would read files and run commands as the hall's user.
+        tools=[],
+        allowed_tools=job["allowed_tools"],
+        disallowed_tools=job["disallowed_tools"],
+        permission_mode="dontAsk",  # nobody is there to be asked: what is not allowed is denied
+        # A path: as an argument the servers, token included, would show in the list of processes.
+        mcp_servers=job["mcp_config"],
+        strict_mcp_config=True,
+        setting_sources=[],
+        resume=job["resume"] or None,
+        model=job["model"] or None,
+        cwd=job["directory"],
+        stderr=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    with open(job["mcp_config"], encoding="utf-8") as file:
+        servers = list(json.load(file)["mcpServers"])
+    has_ended = False
+    async with ClaudeSDKClient(options=options) as client:
+        await client.query(job["prompt"])
+        interrupting = asyncio.create_task(_interrupt_at(stop, client))
+        looking: list[asyncio.Task[None]] = []
+        async for message in client.receive_response():
+            if isinstance(message, SystemMessage) and message.subtype == "init":
+                emit("session", {"id": message.data["session_id"]})
+                looking.append(asyncio.create_task(_say_missing_servers(client, emit)))
+            has_ended = has_ended or isinstance(message, ResultMessage)
+            for kind, data in events_of(message, servers):
+                if kind == "result":
+                    await asyncio.wait(looking or [interrupting], timeout=1)
+                emit(kind, data)
+        interrupting.cancel()
+    return has_ended
+
+
+async def _interrupt_at(stop: asyncio.Event, client: Any) -> None:
+    await stop.wait()
+    await client.interrupt()
+
+
+async def _say_missing_servers(client: Any, emit: Emit) -> None:
+    """The agent works on without servers that it cannot connect to, and its first message does not say why."""
+    status = await client.get_mcp_status()
+    missing = [
+        {"name": server["name"], "status": server["status"], "error": cut(str(error))}
+        for server in status["mcpServers"]
+        if (error := _fault_of(server)) is not None
+    ]
+    if missing:
+        emit("servers", {"servers": missing})
+
+
+def _fault_of(server: Any) -> str | None:
+    if server["status"] != "connected":
+        return str(server.get("error") or "no reason was given")
+    # One tool whose schema is not an object's is enough for the agent to refuse the whole list.
+    return None if server.get("tools") else "the agent takes none of its tools; a schema among them may be broken"
+
+
+def events_of(message: Any, servers: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A message of the SDK as events; what people need not see is left out."""
+    kind = type(message).__name__
+    if kind == "ResultMessage":
+        yield "result", _result(message)
+    if kind not in ("AssistantMessage", "UserMessage") or isinstance(message.content, str):
+        return
+    for block in message.content:
+        match type(block).__name__:
+            case "TextBlock" if kind == "AssistantMessage":
+                yield "text", {"text": cut(block.text)}
+            case "ToolUseBlock":
+                server, tool = _of_server(block.name.removeprefix("mcp__"), servers)
+                yield "tool_call", {"id": block.id, "server": server, "tool": tool, "arguments": _bounded(block.input)}
+            case "ToolResultBlock":
+                content = block.content or []
+                items = [{"type": "text", "text": content}] if isinstance(content, str) else content
+                yield (
+                    "tool_result",
+                    {"id": block.tool_use_id, "content": _bounded(items), "is_error": bool(block.is_error)},
+                )
+
+
+def _of_server(name: str, servers: list[str]) -> tuple[str, str]:
+    """The server and the tool in `server__tool`; either may hold `__` itself."""
+    known = [server for server in servers if name.startswith(f"{server}__")]
+    server = max(known, key=len, default=name.partition("__")[0])
+    return server, name[len(server) + 2 :]
+
+
+def _result(message: Any) -> dict[str, Any]:
+    errors = [str(error) for error in (message.errors or [])][:MAX_USAGE_ERRORS]
+    usage = {
+        "turns": message.num_turns,
+        "milliseconds": message.duration_ms,
+        "cost_usd": message.total_cost_usd,
+        "input_tokens": (message.usage or {}).get("input_tokens"),
+        "output_tokens": (message.usage or {}).get("output_tokens"),
+    }
+    text = message.result or "; ".join(errors) or ("" if not message.is_error else message.subtype)
+    return {"text": cut(text), "is_error": message.is_error, "usage": usage}
+
+
+def cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}\n… and {len(text) - MAX_TEXT} more characters."
+
+
+def _bounded(value: Any) -> Any:
+    """`value`, or how it begins as text when its JSON is too long to be kept."""
+    text = json.dumps(value)
+    return value if len(text) <= MAX_TEXT else [{"type": "text", "text": cut(text)}]
+
+
+def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    while os.read(0, 4096):
+        pass
+    loop.call_soon_threadsafe(stop.set)
+
+
+async def _main(job: dict[str, Any], emit: Emit) -> int:
+    stop = asyncio.Event()
+    threading.Thread(target=_watch_stdin, args=(asyncio.get_running_loop(), stop), daemon=True).start()
+    try:
+        return 0 if await run(job, emit, stop) else 1
+    except Exception as error:  # noqa: BLE001 - the last word of a program: whoever started it shows it
+        emit("error", {"text": cut(str(error) or repr(error))})
+        return 1
+
+
+def main() -> int:
+    # What anything prints belongs to stderr; stdout is ours.
+    lines = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
+    os.dup2(2, 1)
+
+    def emit(kind: str, data: dict[str, Any]) -> None:
+        lines.write(json.dumps({"kind": kind, "data": data}) + "\n")
+        lines.flush()
+
+    with open(sys.argv[1], encoding="utf-8") as file:
+        job = json.load(file)
+    return asyncio.run(_main(job, emit))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

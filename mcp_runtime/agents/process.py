@@ -1,0 +1,182 @@
+"""One agent at work, as a process: what it needs, what it is given, what it says, its end. The OS and nothing else.
+
+The process is `mcp_runtime.agents.host`, which starts the agent itself, a program of the Agent SDK. Both carry the
+hall's mark like the processes of members, and get of our environment what is listed here.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import logging
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from mcp_runtime.agents import setup
+from mcp_runtime.members.process import child_environment, kill_marked, user_umask
+from mcp_runtime.protocol.errors import SpawnError
+from mcp_runtime.system import birthmark
+
+logger = logging.getLogger("guildhall.agent")
+
+HOST = Path(__file__).with_name("host.py")
+TAIL_LINES = 20
+MAX_LINE = 2_000_000  # of our own program, which cuts what it says far below
+QUEUED_EVENTS = 1000
+REAP_TIMEOUT = 5.0
+GATEWAY = "guild-hall"  # the gateway's name among the agent's servers
+EXIT_GRACE = 1.0  # after its last word
+
+
+def tool_rule(server: str, tool: str = "") -> str:
+    """The agent's name for a tool of an MCP server, or for all of them."""
+    return "__".join(re.sub(r"[^A-Za-z0-9_-]", "_", part) for part in ("mcp", server, tool) if part)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one run is given. `servers` as the SDK's `mcp_servers` wants them."""
+
+    prompt: str
+    servers: Mapping[str, Mapping[str, Any]]
+    allowed_tools: list[str] = field(default_factory=list)
+    disallowed_tools: list[str] = field(default_factory=list)
+    resume: str = ""
+    model: str = ""
+
+
+class AgentProcess:
+    """The program and the agent, leader of a session and process group of their own. Used by one thread."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], mark: str, files: list[Path]) -> None:
+        self._popen = popen
+        self._mark = mark
+        self._files = files
+        self._events: queue.Queue[dict[str, Any] | None] = queue.Queue(QUEUED_EVENTS)
+        self._tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
+        self._lock = threading.Lock()
+        self._reaped = False
+        self.has_ended = False
+        self._readers = [
+            threading.Thread(target=self._read_events, args=(popen.stdout,), name=f"agent-{popen.pid}", daemon=True),
+            threading.Thread(target=self._drain, args=(popen.stderr,), name=f"agent-log-{popen.pid}", daemon=True),
+        ]
+
+    @classmethod
+    def spawn(cls, job: Job, *, directory: Path, mark: str, environment: Mapping[str, str]) -> AgentProcess:
+        """Start it in `directory`, which is private. Raises SpawnError."""
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        stem = mark.replace("/", "-")
+        config, task = directory / f"mcp-{stem}.json", directory / f"job-{stem}.json"
+        values = {key: value for key, value in asdict(job).items() if key != "servers"}
+        try:
+            _write_private(config, {"mcpServers": job.servers})
+            _write_private(task, {**values, "mcp_config": str(config), "directory": str(directory)})
+            with birthmark.handed_on(mark):
+                popen = subprocess.Popen(
+                    # -P: the folder of the program holds modules whose names others have too.
+                    [sys.executable, "-P", str(HOST), str(task)],
+                    cwd=directory,
+                    env=child_environment(setup.given(environment, directory), mark),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                    umask=user_umask(),
+                )
+        except OSError as error:
+            raise SpawnError(f"the agent cannot be started: {error}") from error
+        process = cls(popen, mark, [config, task])
+        for reader in process._readers:
+            reader.start()
+        return process
+
+    def _read_events(self, output: IO[bytes]) -> None:
+        with output:
+            while line := output.readline(MAX_LINE):
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    logger.warning("the agent's program said what is no event: %.200r", line)
+                else:
+                    self._events.put(event)
+        self._events.put(None)
+
+    def _drain(self, output: IO[bytes]) -> None:
+        with output:
+            while line := output.readline(4000):
+                text = line.decode("utf-8", "replace").rstrip()
+                self._tail.append(text)
+                logger.debug("%s", text)
+
+    def next_event(self, timeout: float) -> dict[str, Any] | None:
+        """What it says next, {"kind", "data"}; None when that takes longer, or it has ended (`has_ended`)."""
+        try:
+            event = self._events.get(timeout=max(timeout, 0.001))
+        except queue.Empty:
+            return None
+        self.has_ended = event is None
+        return event
+
+    def tail(self) -> str:
+        """The last lines that it wrote beside its events."""
+        return "\n".join(list(self._tail))
+
+    def stop(self) -> None:
+        """Ask it to stop: the end of its stdin."""
+        with contextlib.suppress(OSError):
+            self._popen.stdin.close()  # type: ignore[union-attr]
+
+    def kill(self) -> None:
+        """SIGKILL to all of the group, from any thread."""
+        with self._lock:
+            if not self._reaped:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._popen.pid, signal.SIGKILL)
+
+    def close(self) -> int:
+        """End what is left of it, reap it, remove its files; its exit code. It has EXIT_GRACE to go by itself."""
+        self.stop()
+        if hasattr(os, "waitid"):
+            ended = threading.Event()
+            threading.Thread(target=self._watch, args=(ended,), daemon=True).start()
+            ended.wait(EXIT_GRACE)
+        self.kill()  # the zombie keeps the group's number from being used again
+        with self._lock:
+            code = self._popen.wait(REAP_TIMEOUT)
+            self._reaped = True
+        kill_marked(self._mark)
+        deadline = time.monotonic() + EXIT_GRACE
+        while self._readers[0].is_alive() and time.monotonic() < deadline:  # it may wait for room in the queue
+            self.next_event(0.01)
+        for path in self._files:
+            path.unlink(missing_ok=True)
+        return code
+
+    def _watch(self, ended: threading.Event) -> None:
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOWAIT)
+        ended.set()
+
+
+def remove_files_of_earlier_runs(directory: Path) -> None:
+    """What a runtime left that was killed."""
+    for path in [*directory.glob("mcp-*.json"), *directory.glob("job-*.json")]:
+        path.unlink(missing_ok=True)
+
+
+def _write_private(path: Path, value: Any) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(value, file)

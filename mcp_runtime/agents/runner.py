@@ -1,0 +1,348 @@
+"""From messages to agents at work: claim what is due, run the agent, write down what it says and how it ended.
+
+One thread looks; each run has a thread of its own, which alone writes that message's transcript.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from django.db import Error, connection
+
+from mcp_runtime.agents import process as agent
+from mcp_runtime.agents import sessions, setup
+from mcp_runtime.agents.process import GATEWAY, AgentProcess, Job, tool_rule
+from mcp_runtime.agents.sessions import ErrorKind, Outcome, Status
+from mcp_runtime.agents.transcript import Transcript
+from mcp_runtime.members.restarts import is_tried_slowly
+from mcp_runtime.protocol.errors import AccessError, RequestRefusedError, SpawnError, describe_exit
+from mcp_runtime.rows.changes import SqliteChanges
+from mcp_runtime.rows.database import persistently, unit_of_work
+from mcp_runtime.security.limits import Owner, Slots
+from roster.models import AgentMessage, GuildMember, Tool
+
+logger = logging.getLogger("guildhall.agent")
+
+SWEEP_SECONDS = 3.0
+SQLITE_LOOK = 0.5  # an agent takes longer to start
+# PostgreSQL without a broker has nothing cheap to look at.
+QUERY_LOOK = 0.5
+PROBLEM_SECONDS = 5.0  # between two looks for what is missing
+MEMBER_LOOK = 0.1
+EVENT_LOOK = 0.2
+STOP_GRACE = 5.0  # from being asked to stop to SIGKILL
+LAST_ENDS_SECONDS = 1.0
+
+# What the agent says when the conversation to go on with is not on its disk (cleaned up, or another machine's).
+NO_CONVERSATION = "No conversation found"
+
+
+@dataclass
+class Run:
+    """A message that is being run; flags are set by others, and read by its own thread."""
+
+    message: AgentMessage
+    deadline: float
+    stop_asked: threading.Event = field(default_factory=threading.Event)
+    lost: threading.Event = field(default_factory=threading.Event)
+    process: AgentProcess | None = None
+    error: str = ""  # what its program said last of what went wrong
+
+
+class SessionRunner:
+    """Runs agents for the runtime that holds `lease_id`; their processes carry a mark that begins with `mark`."""
+
+    def __init__(
+        self,
+        *,
+        lease_id: uuid.UUID,
+        mark: str,
+        directory: Path,
+        concurrency: int,
+        gateway_address: str,
+        has_broker: bool,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._lease_id = lease_id
+        self._mark = mark
+        self._directory = directory
+        self._slots = Slots(concurrency)  # used with the lock alone
+        self._gateway_address = gateway_address
+        self._has_broker = has_broker
+        self._environment = environment
+        self._bell = threading.Event()
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._runs: dict[int, Run] = {}  # by message id
+        self._problem: str | None = None
+        self._problem_seen_at = 0.0
+        self._swept_at = 0.0
+        self._due = sessions.due()
+        self._stop_requests = sessions.stop_requests(lease_id)
+        self._loop = threading.Thread(target=self._run, name="sessions", daemon=True)
+
+    # The loop -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        agent.remove_files_of_earlier_runs(self._directory)
+        self._loop.start()
+
+    def wake(self) -> None:
+        """Look soon."""
+        self._swept_at = 0.0
+        self._bell.set()
+
+    def stop(self) -> None:
+        """No new runs, and those that run are killed; whoever stops the runtime ends their messages as lost."""
+        self._stopping.set()
+        self._bell.set()
+        if self._loop.is_alive():
+            self._loop.join()
+        for run in self._under_way():
+            run.lost.set()
+            if run.process is not None:
+                run.process.kill()
+        deadline = time.monotonic() + LAST_ENDS_SECONDS
+        while self._under_way() and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def _under_way(self) -> list[Run]:
+        with self._lock:
+            return list(self._runs.values())
+
+    def _run(self) -> None:
+        changes = SqliteChanges(str(connection.settings_dict["NAME"])) if connection.vendor == "sqlite" else None
+        while not self._stopping.is_set():
+            try:
+                unit_of_work(self.turn)
+                self._wait(changes)
+                continue
+            except Error as error:
+                logger.warning("the database cannot be reached (%s); trying again", str(error).strip())
+                connection.close()
+            except Exception:
+                logger.exception("a look for agents' messages failed; the next one follows")
+            self._stopping.wait(QUERY_LOOK)
+        if changes is not None:
+            changes.close()
+        connection.close()
+
+    def _wait(self, changes: SqliteChanges | None) -> None:
+        """Until somebody rings, SQLite says there is work, or a sweep is due."""
+        look = SQLITE_LOOK if changes else SWEEP_SECONDS if self._has_broker else QUERY_LOOK
+        while not self._stopping.is_set() and time.monotonic() < self._swept_at + SWEEP_SECONDS:
+            if self._bell.wait(look):
+                self._bell.clear()
+                return
+            if changes is None:
+                return
+            if changes.look() and (changes.exists(self._due) or changes.exists(self._stop_requests)):
+                return
+
+    def turn(self) -> None:
+        """One look: what is missing, who is to be stopped, what is due."""
+        self._swept_at = time.monotonic()
+        if time.monotonic() > self._problem_seen_at + PROBLEM_SECONDS:
+            self.note_problem()
+        for message_id in self._stop_requests.values_list("pk", flat=True):
+            with self._lock:
+                run = self._runs.get(message_id)
+            if run is not None:
+                run.stop_asked.set()
+        while self.claim_one():
+            pass
+
+    def note_problem(self) -> None:
+        problem = setup.problem(self._environment)
+        if problem != self._problem:
+            sessions.note_problem(problem, self._lease_id)
+        self._problem, self._problem_seen_at = problem, time.monotonic()
+
+    def claim_one(self) -> bool:
+        """Whether a message was due, and runs now."""
+        message = self._next()
+        if message is None or not sessions.claim(message, self._lease_id):
+            return False
+        run = Run(message, time.monotonic() + message.timeout)
+        with self._lock:
+            self._runs[message.pk] = run
+            self._slots.take(_owner(message))
+        threading.Thread(target=self._work, args=(run,), name=f"session-{message.pk}", daemon=True).start()
+        return True
+
+    def _next(self) -> AgentMessage | None:
+        """The oldest message that is due of a principal that may have one more agent."""
+        due = self._due.select_related("session", "session__created_by")
+        while (message := due.first() if self._slots.free > 0 else None) is not None:
+            owner = _owner(message)
+            with self._lock:
+                if self._slots.may_take(owner):
+                    return message
+                holds = self._slots.held_by(owner)
+            # Who holds none may not take the last slot because another token of the same user holds some.
+            due = due.exclude(requested_by=owner[0], **({"asked_with": owner[1]} if holds else {}))
+        return None
+
+    # One run ------------------------------------------------------------------------------------------------------
+
+    def _work(self, run: Run) -> None:
+        try:
+            outcome = self._outcome(run)
+        except Exception as error:
+            logger.exception("message %d failed inside the hall", run.message.pk)
+            outcome = Outcome.failed(ErrorKind.AGENT, f"the hall failed to run the agent: {error!r}")
+        try:
+            # Of one that the runtime's stop killed the stop itself writes the end, in its own words.
+            if not run.lost.is_set():
+                finish = partial(sessions.finish, run.message, outcome, self._lease_id)
+                persistently(partial(unit_of_work, finish))
+        except Error:
+            logger.exception("the end of message %d could not be written; it ends as lost", run.message.pk)
+        finally:
+            with self._lock:
+                self._runs.pop(run.message.pk, None)
+                self._slots.give_back(_owner(run.message))
+            connection.close()
+            self.wake()
+
+    def _outcome(self, run: Run) -> Outcome:
+        if problem := setup.problem(self._environment):
+            return Outcome.failed(ErrorKind.UNAVAILABLE, f"no agent can run: {problem}")
+        if early := self._await_members(run):
+            return early
+        try:
+            job = unit_of_work(partial(self._job, run.message))
+            mark = f"{self._mark}message-{run.message.pk}/agent"
+            run.process = AgentProcess.spawn(job, directory=self._directory, mark=mark, environment=self._environment)
+        except (RequestRefusedError, AccessError, SpawnError) as error:
+            return Outcome.failed(ErrorKind.UNAVAILABLE, str(error))
+        try:
+            said, why = self._follow(run, run.process)
+        finally:
+            code = run.process.close()
+        if job.resume and not said and NO_CONVERSATION in run.error:
+            unit_of_work(partial(sessions.note_sdk_session, run.message, ""))
+            run.error = "the agent's conversation so far is not on its disk any more; the next message begins a new one"
+        return _outcome_of(run, said, why, code, run.process.tail())
+
+    def _await_members(self, run: Run) -> Outcome | None:
+        """Wait until all of its members are connected; how the message ended, if it came to an end before."""
+        while True:
+            missing = unit_of_work(partial(_missing_members, run.message))
+            if not missing:
+                return None
+            for member in missing:
+                if reason := _hopeless(member):
+                    return Outcome.failed(ErrorKind.UNAVAILABLE, f"member {member.name!r} cannot be used: {reason}")
+            if run.stop_asked.wait(MEMBER_LOOK):
+                return Outcome(Status.CANCELLED, error_message="stopped while its members were starting")
+            if run.lost.is_set():
+                return Outcome.failed(ErrorKind.LOST, "")
+            if time.monotonic() > run.deadline:
+                waited = ", ".join(f"{member.name} ({member.status})" for member in missing)
+                return Outcome.failed(
+                    ErrorKind.UNAVAILABLE, f"not connected within {run.message.timeout:g} s: {waited}"
+                )
+
+    def _job(self, message: AgentMessage) -> Job:
+        sessions.require_allowed(message)
+        session = message.session
+        members = list(session.members.select_related("port_allocation").order_by("name"))
+        allowed: list[str] = []
+        disallowed: list[str] = []
+        if session.direct:
+            servers: dict[str, dict[str, Any]] = {
+                member.name: {"type": "http", "url": member.endpoint} for member in members
+            }
+            for name, tool, is_enabled in Tool.objects.filter(member__in=members, listed=True).values_list(
+                "member__name", "name", "enabled"
+            ):
+                (allowed if is_enabled else disallowed).append(tool_rule(name, tool))
+        else:
+            url = f"http://{self._gateway_address}/sessions/{session.pk}/mcp"
+            headers = {"Authorization": f"Bearer {sessions.make_token(message)}"}
+            servers = {GATEWAY: {"type": "http", "url": url, "headers": headers}}
+            allowed = [tool_rule(GATEWAY)]  # the gateway offers only what the token may call
+        return Job(
+            prompt=message.prompt,
+            servers=servers,
+            allowed_tools=allowed,
+            disallowed_tools=disallowed,
+            # Read anew: an earlier message may have made it since this row was read.
+            resume=type(session).objects.values_list("sdk_session_id", flat=True).get(pk=session.pk),
+            model=session.model,
+        )
+
+    def _follow(self, run: Run, process: AgentProcess) -> tuple[dict[str, Any], str]:
+        """Write down what the agent says until it ends; its last word, and why it was ended, if it was."""
+        said: dict[str, Any] = {}
+        why = ""
+        kill_at = 0.0
+        transcript = Transcript(run.message)
+        while not process.has_ended:
+            event = process.next_event(EVENT_LOOK)
+            now = time.monotonic()
+            if event and event["kind"] == "session":
+                unit_of_work(partial(sessions.note_sdk_session, run.message, str(event["data"]["id"])))
+            elif event and event["kind"] == "result":
+                said = event["data"]
+            elif event and not transcript.is_full:
+                run.error = event["data"]["text"] if event["kind"] == "error" else run.error
+                transcript.add(event["kind"], event["data"])
+            transcript.write_due(is_last=process.has_ended)
+            if not why and (run.stop_asked.is_set() or now > run.deadline):
+                why = "stop" if run.stop_asked.is_set() else "deadline"
+                kill_at = now + STOP_GRACE
+                process.stop()
+            if run.lost.is_set() or (why and now > kill_at):
+                process.kill()
+            if why and now > kill_at + STOP_GRACE:
+                break  # somebody who left the group holds its output; the mark finds them
+        return said, why
+
+
+def _owner(message: AgentMessage) -> Owner:
+    return message.requested_by_id, message.asked_with_id
+
+
+def _missing_members(message: AgentMessage) -> list[GuildMember]:
+    return list(message.session.members.exclude(status=GuildMember.Status.CONNECTED).order_by("name"))
+
+
+def _hopeless(member: GuildMember) -> str:
+    """Why waiting for it is in vain; empty when it may yet come."""
+    if member.removed_at:
+        return "its folder is gone"
+    if not member.enabled:
+        return "it is disabled"
+    if member.wanted != GuildMember.Wanted.RUNNING:
+        return "it was stopped"
+    if member.manifest_error:
+        return member.manifest_error
+    is_due = member.restart_requested_at or (member.next_restart_at and not is_tried_slowly(member))
+    return member.last_reason if member.status == GuildMember.Status.ERROR and not is_due else ""
+
+
+def _outcome_of(run: Run, said: dict[str, Any], why: str, code: int, tail: str) -> Outcome:
+    usage = said.get("usage", {})
+    if said and not said["is_error"]:
+        return Outcome(Status.SUCCEEDED, result=said["text"], usage=usage)
+    if why == "stop":
+        return Outcome(Status.CANCELLED, error_message="stopped", usage=usage)
+    if why == "deadline":
+        return Outcome.failed(ErrorKind.TIMEOUT, f"the agent did not end within {run.message.timeout:g} s", usage)
+    if said:
+        return Outcome.failed(ErrorKind.AGENT, said["text"] or "the agent ended with an error", usage)
+    if run.error:
+        return Outcome.failed(ErrorKind.AGENT, run.error)
+    detail = f": {tail}" if tail else ""
+    return Outcome.failed(ErrorKind.AGENT, f"the agent ended with {describe_exit(code)} without an answer{detail}")

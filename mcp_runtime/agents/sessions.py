@@ -1,0 +1,375 @@
+"""Agents' sessions as rows: make one, queue a message, claim, write down, finish, stop. The only writer of a message's
+status.
+
+    queued -> running -> succeeded | failed | cancelled        queued -> cancelled | failed (unavailable)
+
+Each arrow is one compare-and-set. A message is claimed at most once; one whose runtime died ends as `failed / lost`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db import IntegrityError, transaction
+from django.db.models import Exists, OuterRef, QuerySet
+from django.utils import timezone
+
+from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.protocol import jsonrpc
+from mcp_runtime.protocol.errors import (
+    AccessError,
+    MemberInUseError,
+    NotCancellableError,
+    ProtocolError,
+    RequestRefusedError,
+    TokenError,
+    UnknownSessionError,
+)
+from mcp_runtime.rows.lease import held_by
+from mcp_runtime.security import access, principals
+from mcp_runtime.security.access import OPERATOR, Principal
+from roster.models import AgentEvent, AgentMessage, AgentSession, ApiToken, GuildMember, Hall, Invocation
+
+logger = logging.getLogger("guildhall.runtime")
+
+Status = AgentMessage.Status
+ErrorKind = AgentMessage.ErrorKind
+Kind = AgentEvent.Kind
+
+# No digits alone: they would be taken for an id.
+NAME = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}")
+MAX_PROMPT = 100_000  # characters
+MAX_QUEUED = 20  # messages of one session
+# One that talks for ever must not fill the disk; its last word is kept whatever it said before.
+MAX_EVENTS = 10_000
+PRUNE_BATCH = 50
+TOKEN_GRACE = timedelta(minutes=5)
+
+
+# Make and find ----------------------------------------------------------------------------------------------------
+
+
+def create(members: Iterable[GuildMember], *, caller: Caller, name: str = "", direct: bool, model: str) -> AgentSession:
+    """A session with these members. Raises RequestRefusedError for what cannot be one."""
+    chosen = {member.pk: member for member in members}
+    if not chosen:
+        raise RequestRefusedError("a session needs at least one member, whose tools the agent may use")
+    elsewhere = [member.name for member in chosen.values() if member.server_url]
+    if direct and elsewhere:
+        raise RequestRefusedError(
+            f"member {elsewhere[0]!r} runs elsewhere, behind secrets that an agent is not given: "
+            "make one that goes through the gateway, not direct"
+        )
+    if name and not NAME.fullmatch(name):
+        raise RequestRefusedError(
+            f"{name!r} is no name for a session: give letters, digits, spaces, '.', '_', '-', at most 100, and "
+            "not digits alone"
+        )
+    session = AgentSession(
+        name=name or _made_up_name(list(chosen.values())),
+        direct=direct,
+        model=model,
+        created_by=caller.user,
+        creator=caller.name,
+        made_with_id=caller.principal.token_id if caller.principal else None,
+    )
+    try:
+        with transaction.atomic():
+            session.save(force_insert=True)
+            session.members.set(chosen.values())
+    except IntegrityError as error:
+        raise RequestRefusedError(f"there is a session {session.name!r} already; give another name") from error
+    return session
+
+
+def _made_up_name(members: list[GuildMember]) -> str:
+    return f"{members[0].name}-{secrets.token_hex(3)}"
+
+
+def find(name_or_id: str) -> AgentSession:
+    """The session of that name or id. Raises UnknownSessionError."""
+    by_id = name_or_id.isascii() and name_or_id.isdigit() and len(name_or_id) <= 18
+    found = AgentSession.objects.filter(**({"pk": int(name_or_id)} if by_id else {"name": name_or_id})).first()
+    if found is None:
+        raise UnknownSessionError(f"there is no session {name_or_id!r}")
+    return found
+
+
+def queue(session: AgentSession, prompt: Any, *, timeout: float, caller: Caller) -> AgentMessage:
+    """One more message of the session. Raises RequestRefusedError."""
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise RequestRefusedError("a message needs a prompt, a text that is not blank")
+    if len(prompt) > MAX_PROMPT:
+        raise RequestRefusedError(f"the prompt has {len(prompt)} characters; {MAX_PROMPT} are taken at most")
+    try:
+        clean = jsonrpc.storable(prompt)
+    except ProtocolError as error:
+        raise RequestRefusedError(f"the prompt cannot be stored: {error}") from error
+    if session.messages.filter(status=Status.QUEUED).count() >= MAX_QUEUED:
+        raise RequestRefusedError(f"session {session.name!r} has {MAX_QUEUED} messages waiting already")
+    return AgentMessage.objects.create(
+        session=session,
+        prompt=clean,
+        timeout=timeout,
+        door=caller.door,
+        requested_by=caller.user,
+        requester=caller.name,
+        asked_with_id=caller.principal.token_id if caller.principal else None,
+    )
+
+
+def require_unneeded(member: GuildMember) -> None:
+    """Raises MemberInUseError while a session's message that waits or runs needs the member."""
+    message = (
+        AgentMessage.objects.filter(status__in=AgentMessage.ACTIVE, session__members=member)
+        .select_related("session")
+        .first()
+    )
+    if message is not None:
+        raise MemberInUseError(
+            f"member {member.name!r} is needed by session {message.session.name!r}, whose message {message.pk} is "
+            f"{message.status}. Stop the session first; manage.py member has --force"
+        )
+
+
+# Claim, write down, finish: the runtime's side --------------------------------------------------------------------
+
+
+def due() -> QuerySet[AgentMessage]:
+    """Messages that may run now, oldest first: of each session the first one, when none of it runs."""
+    earlier = AgentMessage.objects.filter(
+        session=OuterRef("session"), status__in=AgentMessage.ACTIVE, pk__lt=OuterRef("pk")
+    )
+    running = AgentMessage.objects.filter(session=OuterRef("session"), status=Status.RUNNING)
+    return AgentMessage.objects.filter(~Exists(earlier), ~Exists(running), status=Status.QUEUED).order_by("id")
+
+
+def claim(message: AgentMessage, lease_id: uuid.UUID) -> bool:
+    """queued -> running, once."""
+    claimed = AgentMessage.objects.filter(held_by(lease_id), pk=message.pk, status=Status.QUEUED).update(
+        status=Status.RUNNING, started_at=timezone.now(), lease_id=lease_id
+    )
+    return claimed == 1
+
+
+def stop_requests(lease_id: uuid.UUID) -> QuerySet[AgentMessage]:
+    """Messages that this runtime runs and somebody wants stopped."""
+    return AgentMessage.objects.filter(status=Status.RUNNING, lease_id=lease_id, cancel_requested_at__isnull=False)
+
+
+def write_events(message: AgentMessage, events: Iterable[tuple[str, dict[str, Any]]]) -> None:
+    """Add to the transcript. One thread writes that of a message, so the ids ascend as things happened."""
+    AgentEvent.objects.bulk_create(
+        [AgentEvent(message=message, kind=kind, data=jsonrpc.storable(data)) for kind, data in events]
+    )
+
+
+def note_sdk_session(message: AgentMessage, sdk_session_id: str) -> None:
+    """What the next message of the session goes on from."""
+    AgentSession.objects.filter(pk=message.session_id).update(sdk_session_id=sdk_session_id[:100])
+
+
+def make_token(message: AgentMessage) -> str:
+    """The run's own key to the gateway: for the session's members, until the run must be over at the latest.
+
+    With the limits of the token that the message was asked with, and no longer than that. Revoked when the message
+    ends, however it ends. Raises RequestRefusedError, AccessError.
+    """
+    session = message.session
+    user = session.created_by
+    if user is None and message.door == Invocation.Door.COMMAND:  # the operator, who may do everything
+        user = User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
+    if user is None or not user.is_active:
+        raise RequestRefusedError("there is no active user whose rights the agent could have at the gateway")
+    asker = _principal_of_token(message)
+    over_at = timezone.now() + timedelta(seconds=message.timeout) + TOKEN_GRACE
+    with transaction.atomic():
+        row, token = ApiToken.make(
+            user=user,
+            name=f"agent session {session.name}"[:100],
+            expires_at=min(over_at, asker.expires_at) if asker and asker.expires_at else over_at,
+            scope=ApiToken.Scope.MEMBERS,
+            members=session.members.all(),
+            calls_per_minute=asker.calls_per_minute if asker else None,
+            max_in_flight=asker.max_in_flight if asker else None,
+            made_with_id=message.asked_with_id,
+        )
+        AgentMessage.objects.filter(pk=message.pk).update(token=row)
+    return token
+
+
+def require_allowed(message: AgentMessage) -> None:
+    """Raises AccessError when who asked, or whose rights the agent has, may not use all of its members any more.
+
+    Asked as it starts: it may have waited for long, and a direct agent is asked nothing after that.
+    """
+    names = list(message.session.members.values_list("name", flat=True))
+    for who in (_asker(message), _maker(message)):
+        for name in names:
+            access.require_use(who, name)
+
+
+def _asker(message: AgentMessage) -> Principal:
+    if (with_token := _principal_of_token(message)) is not None:
+        return with_token
+    if message.requested_by is not None:
+        return principals.principal_of_user(message.requested_by)
+    if message.door == Invocation.Door.COMMAND:
+        return OPERATOR
+    raise AccessError("The user who asked is gone.")
+
+
+def _maker(message: AgentMessage) -> Principal:
+    maker = message.session.created_by
+    return _asker(message) if maker is None else principals.principal_of_user(maker)
+
+
+def _principal_of_token(message: AgentMessage) -> Principal | None:
+    """Who asked, with the token that they asked with; None where they had none. Raises TokenError."""
+    if message.asked_with_id is None:
+        return None
+    token = ApiToken.objects.select_related("user").filter(pk=message.asked_with_id).first()
+    if token is None:
+        raise TokenError("The token that the message was asked with is gone.")
+    return principals.principal_of_row(token)
+
+
+def note_problem(problem: str, lease_id: uuid.UUID) -> None:
+    """What this runtime lacks to run agents: doors say it to whoever would queue a message."""
+    Hall.objects.filter(pk=1, lease_id=lease_id).update(agent_problem=problem)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a message ended, as the columns that say so."""
+
+    status: AgentMessage.Status
+    result: str = ""
+    usage: dict[str, Any] = field(default_factory=dict)
+    error_kind: str = ""
+    error_message: str = ""
+
+    @classmethod
+    def failed(cls, kind: AgentMessage.ErrorKind, message: str, usage: dict[str, Any] | None = None) -> Outcome:
+        return cls(Status.FAILED, error_kind=kind, error_message=message, usage=usage or {})
+
+
+def finish(message: AgentMessage, outcome: Outcome, lease_id: uuid.UUID) -> bool:
+    """running -> finished. False: it is not this runtime's to finish any more."""
+    rows = AgentMessage.objects.filter(held_by(lease_id), pk=message.pk, status=Status.RUNNING, lease_id=lease_id)
+    return _finish(rows, message, outcome)
+
+
+def _finish(rows: QuerySet[AgentMessage], message: AgentMessage, outcome: Outcome) -> bool:
+    changes: dict[str, Any] = {
+        "status": outcome.status,
+        "finished_at": timezone.now(),
+        "result": jsonrpc.storable(outcome.result),
+        "usage": jsonrpc.storable(outcome.usage),
+        "error_kind": outcome.error_kind,
+        "error_message": jsonrpc.storable(outcome.error_message),
+    }
+    last_word = {
+        "status": outcome.status.value,
+        "text": outcome.result or outcome.error_message,
+        "error_kind": str(outcome.error_kind),
+        "usage": outcome.usage,
+    }
+    # One commit: who reads the transcript to its last line finds the message ended, and the token is dead.
+    with transaction.atomic():
+        if not rows.update(**changes):
+            return False
+        ApiToken.objects.filter(agentmessage=message.pk).delete()
+        write_events(message, [(Kind.RESULT, last_word)])
+    return True
+
+
+def end_lost(lease_id: uuid.UUID, reason: str) -> int:
+    """running -> failed / lost for every message that another lease than `lease_id` claimed; how many."""
+    running = AgentMessage.objects.filter(held_by(lease_id), status=Status.RUNNING).exclude(lease_id=lease_id)
+    ended = 0
+    for message in running:
+        ended += _finish(running.filter(pk=message.pk), message, Outcome.failed(ErrorKind.LOST, reason))
+    return ended
+
+
+def end_own(lease_id: uuid.UUID, reason: str) -> None:
+    """running -> failed / lost for what this runtime claimed and nobody finished: the last word of its stop."""
+    for message in AgentMessage.objects.filter(status=Status.RUNNING, lease_id=lease_id):
+        finish(message, Outcome.failed(ErrorKind.LOST, reason), lease_id)
+
+
+def refuse(message: AgentMessage, outcome: Outcome, lease_id: uuid.UUID) -> bool:
+    """queued -> failed, for a message that was never claimed."""
+    rows = AgentMessage.objects.filter(held_by(lease_id), pk=message.pk, status=Status.QUEUED)
+    return _finish(rows, message, outcome)
+
+
+# Stop -------------------------------------------------------------------------------------------------------------
+
+
+def stop(session: AgentSession) -> list[AgentMessage]:
+    """Cancel the session's waiting messages at once and ask the runtime to stop the running one; all of them.
+
+    Raises NotCancellableError when nothing is under way.
+    """
+    under_way = list(session.messages.filter(status__in=AgentMessage.ACTIVE).order_by("-id"))
+    if not under_way:
+        raise NotCancellableError(f"nothing of session {session.name!r} is under way")
+    return [cancel(message) for message in under_way]
+
+
+def cancel(message: AgentMessage) -> AgentMessage:
+    """Cancel a waiting message at once, ask the runtime to stop a running one. One that is over is left alone."""
+    queued = AgentMessage.objects.filter(pk=message.pk, status=Status.QUEUED)
+    said = Outcome(Status.CANCELLED, error_message="stopped before it was started")
+    if not _finish(queued, message, said):
+        running = AgentMessage.objects.filter(pk=message.pk, status=Status.RUNNING, cancel_requested_at=None)
+        running.update(cancel_requested_at=timezone.now())
+    message.refresh_from_db()
+    return message
+
+
+def stop_asked_with(token_ids: Iterable[int]) -> list[AgentMessage]:
+    """Cancel or stop, as `cancel` does, what was asked with these tokens and is under way."""
+    asked = AgentMessage.objects.filter(status__in=AgentMessage.ACTIVE, asked_with__in=token_ids)
+    return [cancel(message) for message in asked.order_by("-id")]
+
+
+# Read -------------------------------------------------------------------------------------------------------------
+
+
+def events_after(session: AgentSession, event_id: int, *, message: AgentMessage | None = None) -> QuerySet[AgentEvent]:
+    """The session's transcript, or one message's, from behind that event on."""
+    chosen = {"message": message} if message is not None else {"message__session": session}
+    return AgentEvent.objects.filter(**chosen, pk__gt=event_id).order_by("pk")
+
+
+def is_under_way(session: AgentSession, *, message: AgentMessage | None = None) -> bool:
+    """Whether more may come: asked before the events are read, the last of them is not missed."""
+    messages = session.messages.filter(status__in=AgentMessage.ACTIVE)
+    return (messages.filter(pk=message.pk) if message is not None else messages).exists()
+
+
+# Prune ------------------------------------------------------------------------------------------------------------
+
+
+def prune(*, days: int) -> int:
+    """Delete sessions in which nothing happened for `days`, with their transcripts; how many went."""
+    since = timezone.now() - timedelta(days=days)
+    young = AgentMessage.objects.filter(session=OuterRef("pk"), queued_at__gte=since)
+    active = AgentMessage.objects.filter(session=OuterRef("pk"), status__in=AgentMessage.ACTIVE)
+    old = AgentSession.objects.filter(~Exists(young), ~Exists(active), created_at__lt=since)
+    pruned = 0
+    while ids := list(old.values_list("pk", flat=True)[:PRUNE_BATCH]):
+        old.filter(pk__in=ids).delete()
+        pruned += len(ids)
+    return pruned

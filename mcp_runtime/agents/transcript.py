@@ -1,0 +1,79 @@
+"""What is kept of what an agent says: events as rows, without the secrets in arguments of calls."""
+
+from __future__ import annotations
+
+import json
+import time
+from functools import partial
+from typing import Any
+
+from mcp_runtime.agents import sessions
+from mcp_runtime.agents.process import GATEWAY, tool_rule
+from mcp_runtime.protocol import mcp
+from mcp_runtime.rows.database import persistently, unit_of_work
+from mcp_runtime.schemas import secrets
+from roster.models import AgentEvent, AgentMessage, AgentSession, Tool
+
+BATCH_SECONDS = 0.2  # that events wait to be written together
+BATCH = 50
+
+
+class Transcript:
+    """Of one message; the thread of its run alone adds to it."""
+
+    def __init__(self, message: AgentMessage) -> None:
+        self._message = message
+        self._batch: list[tuple[str, dict[str, Any]]] = []
+        self._written = 0
+        self._due_at = 0.0
+        # By the agent's name of a tool: each input schema, as JSON, that it was seen with and that may mark secrets.
+        self._secretive: dict[str, set[str]] = {}
+
+    @property
+    def is_full(self) -> bool:
+        return self._written + len(self._batch) >= sessions.MAX_EVENTS
+
+    def add(self, kind: str, data: dict[str, Any]) -> None:
+        if not self._batch:
+            self._due_at = time.monotonic() + BATCH_SECONDS
+        self._batch.append((kind, self._without_secrets(data) if kind == AgentEvent.Kind.TOOL_CALL else data))
+
+    def write_due(self, *, is_last: bool) -> None:
+        """Write what has waited for long, or is much; `is_last`: whatever there is."""
+        is_due = time.monotonic() >= self._due_at or len(self._batch) >= BATCH
+        if self._batch and (is_due or is_last):
+            persistently(partial(unit_of_work, partial(sessions.write_events, self._message, self._batch)))
+            self._written, self._batch = self._written + len(self._batch), []
+
+    def _without_secrets(self, call: dict[str, Any]) -> dict[str, Any]:
+        """The call without what its tool's schema marks as a secret, or marked when it was called before.
+
+        Members may list other tools, and other schemas, while the agent is at work, which goes by the list that it has.
+        """
+        name = tool_rule(str(call["server"]), str(call["tool"]))
+        known = self._secretive.setdefault(name, set())
+        known |= persistently(partial(unit_of_work, partial(_secretive_schemas, self._message, name)))
+        if not known:
+            return call
+        arguments = call["arguments"]
+        if not isinstance(arguments, dict):  # they were cut, and where the secrets are cannot be told
+            return {**call, "arguments": secrets.MASK}
+        paths = [path for schema in sorted(known) for path in secrets.secret_paths(schema, arguments)]
+        return {**call, "arguments": secrets.mask(arguments, paths)}
+
+
+def _secretive_schemas(message: AgentMessage, name: str) -> set[str]:
+    """The schemas, as JSON, of the tools that the agent calls by that name, if they may mark secrets.
+
+    Names are looked through first: to read the schemas of all tools of a large member stops all other threads.
+    """
+    session = message.session
+    tools = Tool.objects.filter(member__in=session.members.all())
+    named = tools.values_list("pk", "member__name", "name")
+    called = [pk for pk, member, tool in named if _name_for_agent(session, member, tool) == name]
+    schemas = {json.dumps(tool.input_schema) for tool in tools.filter(pk__in=called)}
+    return {schema for schema in schemas if secrets.may_mark_secrets(schema)}
+
+
+def _name_for_agent(session: AgentSession, member: str, tool: str) -> str:
+    return tool_rule(member, tool) if session.direct else tool_rule(GATEWAY, mcp.qualified_name(member, tool))

@@ -1,0 +1,75 @@
+"""JSON-RPC messages: as values, as text, and as lines."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+READ_BYTES = 65_536  # at a stroke, of a caller and of the server
+LINE_ENDS = 512  # kept of a line that is too long: the id of an answer is near one of them
+PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR = -32700, -32600, -32601, -32602, -32603
+
+_ID_FIRST = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,18})\s*,')
+_ID_LAST = re.compile(rb'[{,]\s*"id"\s*:\s*(\d{1,18})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
+
+Message = dict[str, Any]
+
+
+def encode(message: Message) -> bytes:
+    """RecursionError for what could just be read, and is too deep to be written with an envelope around it."""
+    try:
+        return json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # a lone surrogate: it came escaped, and goes on escaped
+        return json.dumps(message, separators=(",", ":")).encode()
+
+
+def decode(text: bytes) -> Any:
+    """The JSON value; ValueError for everything that is none."""
+    try:
+        return json.loads(text.decode())  # `loads` of bytes would take UTF-16 too
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def error_message(request_id: Any, code: int, text: str) -> Message:
+    return {"jsonrpc": "2.0", "id": request_id, "error": {"code": code, "message": text}}
+
+
+def notification(method: str, params: Message | None = None) -> Message:
+    return {"jsonrpc": "2.0", "method": method} | ({} if params is None else {"params": params})
+
+
+def id_in(line: bytes) -> int | None:
+    """The id of an answer that cannot be read as JSON, or was cut; each order of the members has it near an end."""
+    found = _ID_FIRST.match(line[:LINE_ENDS]) or _ID_LAST.search(line[-LINE_ENDS:])
+    return int(found[1]) if found else None
+
+
+def is_id(value: Any) -> bool:
+    return isinstance(value, (str, int)) and not isinstance(value, bool)
+
+
+class Lines:
+    """Lines from bytes as they come, each with whether it was cut: of one too long only the ends are kept."""
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        self._rest = bytearray()
+        self._is_cut = False
+
+    def feed(self, chunk: bytes) -> Iterator[tuple[bytes, bool]]:
+        *ended, rest = chunk.split(b"\n")
+        for part in ended:
+            self._take(part)
+            yield bytes(self._rest), self._is_cut
+            self._rest.clear()
+            self._is_cut = False
+        self._take(rest)
+
+    def _take(self, part: bytes) -> None:
+        self._rest += part
+        self._is_cut = self._is_cut or len(self._rest) > self._longest
+        if self._is_cut and len(self._rest) > 2 * LINE_ENDS:
+            del self._rest[LINE_ENDS:-LINE_ENDS]

@@ -1,0 +1,63 @@
+"""A server's tools as its pages of tools/list tell them, without entries that are no tools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from mcp_runtime.protocol import mcp
+from mcp_runtime.protocol.errors import ProtocolError
+from mcp_runtime.protocol.jsonrpc import object_of
+
+MAX_TOOLS = 2_000
+MAX_TOOL_NAME = 255
+MAX_WARNINGS = 20
+
+
+@dataclass
+class ToolList:
+    """Tool definitions as the member sent them, in its order; `warnings` say what was left out and why."""
+
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def add_page(self, result: dict[str, Any]) -> None:
+        tools = result.get("tools")
+        if not isinstance(tools, list):
+            raise ProtocolError("the answer to tools/list has no array of tools")
+        names = {tool["name"] for tool in self.tools}
+        for index, tool in enumerate(tools):
+            name = tool.get("name") if isinstance(tool, dict) else None
+            if not isinstance(name, str) or not 0 < len(name) <= MAX_TOOL_NAME:
+                self._warn(f"tools/list: entry {index} has no usable name and is left out")
+            elif fault := mcp.tool_name_fault(name):
+                self._warn(f"tools/list: {name!a} is left out: {fault}")
+            elif name in names:
+                self._warn(f"tools/list: {name!r} is listed twice; the first counts")
+            elif len(self.tools) >= MAX_TOOLS:
+                raise ProtocolError(f"tools/list has more than {MAX_TOOLS} tools")
+            else:
+                names.add(name)
+                self.tools.append(tool)
+                if mcp.needs_task(tool):
+                    self._warn(f"tools/list: {name!r} {mcp.NEEDS_TASK}")
+
+    def leave_out_bad_headers(self) -> dict[str, dict[mcp.Place, str]]:
+        """The headers that calls of each tool carry; tools that ask for them in a way that is not allowed must go."""
+        headers: dict[str, dict[mcp.Place, str]] = {}
+        kept = []
+        for tool in self.tools:
+            try:
+                headers[tool["name"]] = mcp.parameter_headers(object_of(tool.get("inputSchema")))
+            except ValueError as error:
+                self._warn(f"tools/list: {tool['name']!r} is left out: {error}")
+            else:
+                kept.append(tool)
+        self.tools = kept
+        return headers
+
+    def _warn(self, text: str) -> None:
+        if len(self.warnings) < MAX_WARNINGS:
+            self.warnings.append(text)
+        elif len(self.warnings) == MAX_WARNINGS:
+            self.warnings.append("tools/list: there is more of the kind")

@@ -1,0 +1,166 @@
+"""Tool calls: queued, cancelled, waited for, shown, and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from django.conf import settings
+from django.db.models import Count, Subquery
+
+from mcp_runtime.calls import invocations, statistics, waiting
+from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.control.members import set_desired_state
+from mcp_runtime.control.notify import notify_runtime
+from mcp_runtime.protocol import mcp
+from mcp_runtime.schemas import secrets, validation
+from mcp_runtime.security import access
+from roster.models import GuildMember, Invocation, Tool
+
+# Calls under way that `calls_version` looks at.
+MAX_COMPARED = 1000
+
+
+def queue_call(
+    member_name: str, tool_name: str, arguments: Any, *, caller: Caller, idempotency_key: str | None = None
+) -> tuple[Invocation, bool]:
+    """Queue one call (see `invocations.queue`). Accepted whether or not a runtime is alive: it waits its turn."""
+    invocation, created = invocations.queue(
+        member_name=member_name,
+        tool_name=tool_name,
+        arguments=arguments,
+        caller=caller,
+        idempotency_key=idempotency_key,
+    )
+    if created:
+        if invocation.member.wanted != GuildMember.Wanted.RUNNING:
+            set_desired_state(invocation.member, wanted=GuildMember.Wanted.RUNNING)
+        notify_runtime()
+    return invocation, created
+
+
+def cancel_call(invocation: Invocation) -> Invocation:
+    cancelled = invocations.cancel(invocation)
+    notify_runtime(wishes=True)
+    return cancelled
+
+
+def wait_for_call(invocation_id: int, timeout: float) -> bool:
+    """Wait until the call is over, at most `timeout` seconds, and not once waiting ended; whether it is over."""
+    return waiting.calls.wait(invocation_id, timeout)
+
+
+def wait_between_looks(seconds: float) -> bool:
+    """Wait between two looks. True: waiting ended, look no more."""
+    return waiting.calls.is_over.wait(seconds)
+
+
+def end_waiting() -> None:
+    """Whoever waits in this process, now or later, waits no longer: it is about to end, and has to answer them."""
+    waiting.calls.end()
+
+
+def calls_version() -> tuple[Any, ...]:
+    """Another value whenever a call came, was started, asked to end, or ended. Costs the same for a million calls."""
+    ended = Invocation.objects.filter(finished_at__isnull=False).order_by("-finished_at").values("finished_at")[:1]
+    newest = Invocation.objects.order_by("-id").annotate(last_end=Subquery(ended)).values_list("id", "last_end").first()
+    active = invocations.under_way().order_by("status", "id").values_list("id", "status", "cancel_requested_at")
+    return newest, list(active[:MAX_COMPARED])
+
+
+def prune_invocations(*, days: int, keep: int) -> int:
+    """Delete finished calls older than `days`, and the oldest beyond the newest `keep`; how many went."""
+    return invocations.prune(days=days, keep=keep)
+
+
+# Arguments and results, as they may be shown ----------------------------------------------------------------------
+
+
+def why_not_again(invocation: Invocation) -> str:
+    """Why a call cannot be made again with the same arguments, which are not known any more; empty when it can."""
+    if invocation.secret_paths:
+        return "its arguments held secrets, which are masked"
+    return why_not_known(invocation)
+
+
+def why_not_known(invocation: Invocation) -> str:
+    """Why hardly anything is known of a call's arguments; empty when they are, but for secrets."""
+    if mcp.CUT in invocation.arguments:
+        return "its arguments were too long to be kept whole"
+    if invocation.door == Invocation.Door.GATEWAY and not settings.GUILD_HALL_RECORD_BYTES:
+        return "arguments of calls through the gateway are not kept here"
+    return ""
+
+
+def shown_arguments(invocation: Invocation) -> dict[str, Any]:
+    """The arguments with their secrets masked, whether or not the call is over."""
+    return secrets.mask(invocation.arguments, invocation.secret_paths)
+
+
+def without_secrets(tool: Tool, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What of `arguments` may be kept or passed on, and the places of the secrets that were left out ("login.key")."""
+    paths = secrets.secret_paths(tool.input_schema, arguments)
+    return secrets.without(arguments, paths), _places(paths)
+
+
+def masked_secrets(tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
+    """`arguments` as they may be shown: where the tool's schema marks a secret there is a mask."""
+    return secrets.mask(arguments, secrets.secret_paths(tool.input_schema, arguments))
+
+
+def unmasked_arguments(invocation: Invocation) -> tuple[dict[str, Any], list[str]]:
+    """The arguments of an earlier call without its secrets, and where those were."""
+    paths = invocation.secret_paths
+    return secrets.without(invocation.arguments, paths), _places(paths)
+
+
+def _places(paths: list[list[str | int]]) -> list[str]:
+    return [".".join(map(str, path)) or "all arguments" for path in paths]
+
+
+def output_misfit(output_schema: dict[str, Any], value: Any) -> str:
+    """Why the structured content of a result does not fit its tool's output schema; empty when it does."""
+    try:
+        validation.validate(output_schema, value)
+    except validation.ArgumentsError as error:
+        return str(error).replace("the tool's input schema", "the output schema")
+    except validation.BrokenSchemaError as error:
+        return str(error).replace("the input schema", "the output schema")
+    return ""
+
+
+# Figures ----------------------------------------------------------------------------------------------------------
+
+
+SPANS = tuple(statistics.SPANS)  # that figures are told of, by name; the first where nobody asks for one
+SPARK_POINTS = statistics.SPARK_POINTS
+
+
+def call_counts() -> dict[tuple[str, str], int]:
+    """Finished calls since the hall exists, by member name and outcome (succeeded, cancelled, or the error kind)."""
+    return invocations.call_counts()
+
+
+def call_series(
+    span: str, *, member: GuildMember | None = None, tool_name: str = "", without: Iterable[str] = ()
+) -> statistics.Series:
+    """How many calls ended and failed, and how long they took, over the last `hour`, `day` or `week`.
+
+    Of a member's tool, of a member, or of all members but those of the names `without`. KeyError for another span.
+    """
+    member_id = None if member is None else member.pk
+    return statistics.series(statistics.SPANS[span], member_id=member_id, tool_name=tool_name, without=[*without])
+
+
+def calls_of_last_hour() -> dict[int, list[tuple[int, int]]]:
+    """(calls, failed) of twelve times five minutes, oldest first, by member id; a member without calls is not there."""
+    return statistics.last_hour()
+
+
+def queue_depth(who: access.Principal) -> dict[str, int]:
+    """How many calls of the members that are there for `who` wait and run, by status; one without any is there as 0."""
+    active = invocations.under_way().exclude(member__name__in=who.closed_members).order_by()
+    if who.members is not None:
+        active = active.filter(member__name__in=who.members)
+    counts = dict(active.values_list("status").annotate(count=Count("id")))
+    return {status.value: counts.get(status.value, 0) for status in Invocation.ACTIVE}

@@ -1,0 +1,205 @@
+"""Members and their tools: what is wished of them, and what readers of the roster are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth.models import Group
+from django.db import transaction
+from django.db.models import Q, QuerySet, TextField
+from django.db.models.functions import Cast
+from django.utils import timezone
+
+from mcp_runtime.agents import sessions
+from mcp_runtime.control.notify import notify_runtime
+from mcp_runtime.members import discovery, logs
+from mcp_runtime.protocol.errors import MemberDisabledError, RequestRefusedError, UnknownMemberError, UnknownToolError
+from mcp_runtime.rows import lease
+from roster.models import GuildMember, Hall, Tool
+
+
+def find_member(name: str) -> GuildMember:
+    """The member of that name. Raises UnknownMemberError."""
+    row = GuildMember.objects.filter(name=name, removed_at=None).first()
+    if row is None:
+        raise UnknownMemberError(f"no member {name!r} is in the roster")
+    return row
+
+
+# What is wished ---------------------------------------------------------------------------------------------------
+
+
+def start_member(row: GuildMember) -> None:
+    """Wish it running; out of `error` it is tried at once, its restart counter forgotten."""
+    require_startable(row)
+    retry = {"restart_requested_at": timezone.now()} if row.status == GuildMember.Status.ERROR else {}
+    set_desired_state(row, wanted=GuildMember.Wanted.RUNNING, **retry)
+
+
+def stop_member(row: GuildMember, *, force: bool = False) -> None:
+    """Wish it stopped, until somebody starts it or a call needs it.
+
+    Raises MemberInUseError while a session needs it, unless forced; so do restart and disable.
+    """
+    if not force:
+        sessions.require_unneeded(row)
+    set_desired_state(row, wanted=GuildMember.Wanted.STOPPED, restart_requested_at=None)
+
+
+def restart_member(row: GuildMember, *, force: bool = False) -> None:
+    """Wish a new process, from the manifest as it is now."""
+    require_enabled(row)
+    if not force:
+        sessions.require_unneeded(row)
+    if row.manifest_error:
+        raise RequestRefusedError(f"member {row.name!r} cannot start: {row.manifest_error}")
+    set_desired_state(row, wanted=GuildMember.Wanted.RUNNING, restart_requested_at=timezone.now())
+
+
+def refresh_member(row: GuildMember) -> None:
+    """Wish its tools listed anew; a member that does not run has none to list."""
+    if row.status != GuildMember.Status.CONNECTED:
+        raise RequestRefusedError(f"member {row.name!r} is {row.status}: its tools are listed when it is connected")
+    set_desired_state(row, refresh_requested_at=timezone.now())
+
+
+def enable_member(row: GuildMember) -> None:
+    with transaction.atomic():
+        Hall.access_changed()
+        set_desired_state(row, enabled=True, wanted=GuildMember.Wanted.RUNNING)
+
+
+def disable_member(row: GuildMember, *, force: bool = False) -> None:
+    """It stops, and calls to it are refused until it is enabled."""
+    if not force:
+        sessions.require_unneeded(row)
+    with transaction.atomic():
+        Hall.access_changed()
+        set_desired_state(row, enabled=False)
+
+
+def reserve_member(row: GuildMember, groups: Iterable[Group]) -> None:
+    """For the users of these groups alone; of none, for everybody who may call tools."""
+    row.groups.set(groups)
+
+
+MEMBER_VERBS: dict[str, Callable[..., None]] = {
+    "start": start_member,
+    "stop": stop_member,
+    "restart": restart_member,
+    "refresh": refresh_member,
+    "enable": enable_member,
+    "disable": disable_member,
+}
+# Those that a session's need stands against; they take `force`.
+FORCIBLE_VERBS = ("stop", "restart", "disable")
+
+
+def require_startable(row: GuildMember) -> None:
+    require_enabled(row)
+    if row.manifest_error:
+        raise RequestRefusedError(f"member {row.name!r} cannot start: {row.manifest_error}")
+
+
+def require_enabled(row: GuildMember) -> None:
+    if not row.enabled:
+        raise MemberDisabledError(f"member {row.name!r} is disabled; enable it first")
+
+
+def set_desired_state(row: GuildMember, **wishes: Any) -> None:
+    GuildMember.objects.filter(pk=row.pk).update(**wishes)
+    for field, value in wishes.items():
+        setattr(row, field, value)
+    notify_runtime(wishes=True)
+
+
+def sync_roster() -> discovery.SyncReport:
+    """Make the rows match the members folder now; the runtime acts on what changed."""
+    report = discovery.sync(settings.GUILD_HALL_MEMBERS_DIR)
+    notify_runtime(wishes=True)
+    return report
+
+
+def folders_of_names() -> dict[str, str]:
+    """Which folder a name belongs to, should others claim it."""
+    return discovery.owners()
+
+
+# Tools ------------------------------------------------------------------------------------------------------------
+
+
+def switch_tool(tool: Tool, *, on: bool) -> None:
+    """A tool switched off is hidden from lists and refused at every door."""
+    with transaction.atomic():
+        Hall.access_changed()
+        Tool.objects.filter(pk=tool.pk).update(enabled=on)
+    tool.enabled = on
+
+
+def find_tool(member_name: str, tool_name: str) -> Tool:
+    """The tool, switched on or not. Raises UnknownMemberError, UnknownToolError."""
+    row = find_member(member_name)
+    found = with_text(Tool.objects.filter(member=row, name=tool_name, listed=True)).select_related("member").first()
+    if found is None:
+        raise UnknownToolError(f"member {member_name!r} lists no tool {tool_name!r}")
+    return found
+
+
+def with_text(tools: QuerySet[Tool]) -> QuerySet[Tool]:
+    """With their definitions as JSON (`Tool.text`), which are read only when they are asked for.
+
+    To make objects of the JSON of a large one holds up all other threads of the process for 10 ms and more.
+    """
+    return tools.defer("definition").annotate(definition_text=Cast("definition", TextField()))
+
+
+def visible_tools() -> Q:
+    """The tools that lists show: told by the member, not switched off."""
+    return Q(listed=True, enabled=True)
+
+
+# The roster as readers see it -------------------------------------------------------------------------------------
+
+
+def live_runtime() -> lease.Holder | None:
+    """The runtime that is alive, or None."""
+    return lease.live_holder()
+
+
+def await_heartbeat(say: Callable[[str], None]) -> lease.Holder | None:
+    """The runtime that is alive, once it has shown so; see `lease.await_heartbeat`."""
+    return lease.await_heartbeat(say)
+
+
+def true_status(row: GuildMember, *, runtime_is_alive: bool) -> str:
+    """The truthful status: without a live runtime nobody is connected; a folder that cannot be used is an error."""
+    if row.manifest_error and (not runtime_is_alive or row.status == GuildMember.Status.DISCONNECTED):
+        return GuildMember.Status.ERROR.value
+    return str(row.status) if runtime_is_alive else GuildMember.Status.DISCONNECTED.value
+
+
+def members_of_roster() -> QuerySet[GuildMember]:
+    """Every member whose folder is there."""
+    return GuildMember.objects.filter(removed_at=None)
+
+
+def log_tail(row: GuildMember, lines: int) -> list[str]:
+    """The last `lines` lines that the member wrote, oldest first."""
+    return logs.tail(_log_of(row), lines)
+
+
+def log_after(row: GuildMember, cursor: str, lines: int) -> logs.Part:
+    """The lines behind the cursor of an earlier part of its log; without one, or behind a flood, the last `lines`."""
+    return logs.part_after(_log_of(row), cursor, lines=lines)
+
+
+def whole_log(row: GuildMember) -> Iterator[bytes]:
+    """All that is kept of its log, oldest first."""
+    return logs.whole(_log_of(row))
+
+
+def _log_of(row: GuildMember) -> Path:
+    return logs.path_of(settings.GUILD_HALL_DATA_DIR, row.name)

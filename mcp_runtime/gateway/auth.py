@@ -1,0 +1,109 @@
+"""Who may come in: principals by token, kept in memory until anything changes that decides what they may."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+
+from django.db import connection
+
+from mcp_runtime.protocol.errors import TokenError
+from mcp_runtime.rows.changes import SqliteChanges
+from mcp_runtime.rows.database import unit_of_work
+from mcp_runtime.security import principals
+from mcp_runtime.security.access import Principal
+
+MAX_KEPT = 10_000
+# How soon a change of who may do what is noticed: SQLite is asked whether anybody wrote at all, others for the version.
+LOOK_SECONDS = 0.2
+QUERY_SECONDS = 0.25
+# The version does not tell of every change (QuerySet.update, plain SQL): principals in memory are compared with the
+# rows this often while anybody writes, and now and then while nobody does; for a twentieth of a processor at most.
+COMPARE_SECONDS = 1.0
+COMPARE_IDLE_SECONDS = 10.0
+COMPARE_PAUSE = 20
+MISSING = (
+    "No token: send Authorization: Bearer gh_... "
+    "(manage.py create_token makes one; the hall's data folder has one in local-token)."
+)
+
+
+class Principals:
+    """Principals by token. `forget()` whenever principals.version() is another, or one of `kept()` would be."""
+
+    def __init__(self) -> None:
+        self._kept: dict[bytes, Principal] = {}
+        self._age = 0
+
+    def forget(self) -> None:
+        self._kept.clear()
+        self._age += 1
+
+    def kept(self) -> list[Principal]:
+        """From any thread."""
+        return list(self._kept.values())
+
+    async def principal(self, authorization: bytes | None) -> Principal:
+        """Who sends this Authorization header. Raises TokenError."""
+        if authorization is None:
+            raise TokenError(MISSING)
+        kept = self._kept.get(authorization)
+        if kept is None or kept.is_expired:
+            kept = await self._look(authorization)
+        return kept
+
+    async def _look(self, authorization: bytes) -> Principal:
+        scheme, _, token = authorization.decode("latin-1").strip().partition(" ")
+        if scheme.lower() not in ("bearer", "token") or not token.strip():
+            raise TokenError(MISSING)
+        age = self._age
+        look = principals.principal_of_token
+        found = await asyncio.get_running_loop().run_in_executor(
+            None, lambda: unit_of_work(lambda: look(token.strip()))
+        )
+        if age == self._age:  # else it may have been read before the change
+            if len(self._kept) >= MAX_KEPT:
+                self._kept.clear()
+            self._kept[authorization] = found
+        return found
+
+
+class AccessWatch:
+    """Notices that principals in memory may do other things now. `kept` gives them. One thread at a time."""
+
+    def __init__(self, kept: Callable[[], Collection[Principal]]) -> None:
+        self._kept = kept
+        is_sqlite = connection.vendor == "sqlite"
+        self._changes = SqliteChanges(str(connection.settings_dict["NAME"])) if is_sqlite else None
+        self.seconds = LOOK_SECONDS if is_sqlite else QUERY_SECONDS  # between two looks
+        self._version: str | None = None
+        self._is_read = self._is_compared = False  # since somebody wrote last
+        self._compared_at = self._compare_at = 0.0
+
+    def look(self) -> bool:
+        """Whether all of them are to be read again. What cannot be read now is read by the next look."""
+        if self._changes is None or self._version is None or self._changes.look():
+            self._is_read = self._is_compared = False
+        if not self._is_read:
+            seen = unit_of_work(principals.version)
+            self._is_read, is_same, self._version = True, seen == self._version, seen
+            if not is_same:
+                return True
+        return self._is_due(time.monotonic()) and self._are_outdated()
+
+    def _is_due(self, now: float) -> bool:
+        # While nobody writes too: a principal may have been read before the last change and kept after it.
+        return now >= (self._compared_at + COMPARE_IDLE_SECONDS if self._is_compared else self._compare_at)
+
+    def _are_outdated(self) -> bool:
+        began = time.thread_time()
+        is_outdated = unit_of_work(lambda: principals.are_outdated(self._kept()))
+        pause = max(COMPARE_SECONDS, COMPARE_PAUSE * (time.thread_time() - began))
+        self._is_compared, self._compared_at = not is_outdated, time.monotonic()
+        self._compare_at = self._compared_at + pause
+        return is_outdated
+
+    def close(self) -> None:
+        if self._changes is not None:
+            self._changes.close()

@@ -1,0 +1,137 @@
+"""Principals' sessions, which handshake versions have: who is there, and what they were told to expect.
+
+A session's id is its own memory, signed: version, capabilities, whose it is. So it outlives a restart of the runtime,
+which many clients would take for the end. What it does not carry, and clients say once, is told apart, by the digest of
+the id: which sessions were ended, log levels, subscriptions. All else that is kept here can be made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import astuple
+from datetime import timedelta
+from itertools import islice
+from typing import Any
+
+from django.core import signing
+
+from mcp_runtime.gateway.messages import MAX_REMEMBERED, ClientSession
+from mcp_runtime.gateway.programs import NAMELESS, Program
+from mcp_runtime.security import limits
+from mcp_runtime.security.access import Principal
+
+logger = logging.getLogger("guildhall.gateway")
+
+MAX_ENDED = 10_000
+MAX_AGE = timedelta(days=7)
+SALT = "guildhall.gateway.session"
+
+
+class Sessions:
+    """All of them. `on_drop(session)` is called for each that leaves the memory."""
+
+    def __init__(self, on_drop: Callable[[ClientSession], None]) -> None:
+        self._sessions: OrderedDict[str, ClientSession] = OrderedDict()
+        self._ended: OrderedDict[str, None] = OrderedDict()  # by digest
+        self._told: OrderedDict[str, dict[str, Any]] = OrderedDict()  # of those not in memory, by digest
+        self._on_drop = on_drop
+
+    def begin(
+        self,
+        principal: Principal,
+        path: str,
+        version: str,
+        capabilities: dict[str, Any],
+        program: Program = NAMELESS,
+    ) -> ClientSession:
+        owner = (principal.user_id, principal.token_id)
+        told = {"o": owner, "p": path, "v": version, "c": capabilities, "i": astuple(program)}
+        told["n"] = secrets.token_urlsafe(12)
+        if len(json.dumps(told)) <= MAX_REMEMBERED:
+            session_id = signing.dumps(told, salt=SALT, compress=True)
+        else:
+            session_id = secrets.token_urlsafe(32)
+        session = ClientSession(session_id, owner, path, version, capabilities, program)
+        self._keep(session)
+        return session
+
+    def find(self, session_id: str, principal: Principal, path: str) -> ClientSession | None:
+        """The session, if it is this client's, begun at this path and not ended."""
+        session = self._sessions.get(session_id) or self._remembered(session_id)
+        if session is None or session.path != path or session.owner != (principal.user_id, principal.token_id):
+            return None
+        self._sessions.move_to_end(session_id)
+        return session
+
+    def end(self, session: ClientSession) -> None:
+        if self._sessions.pop(session.id, None) is not None:
+            self._drop(session)
+        self._ended[_digest(session.id)] = None
+        while len(self._ended) > MAX_ENDED:
+            self._ended.popitem(last=False)
+
+    def beyond_ids(self) -> dict[str, Any]:
+        """For `restore` in the next runtime, as JSON."""
+        here = {_digest(one.id): told for one in self._sessions.values() if (told := one.beyond_id())}
+        return {"ended": list(self._ended), "told": {**self._told, **here}}
+
+    def restore(self, known: dict[str, Any]) -> None:
+        """Raises LookupError, TypeError, ValueError or AttributeError for what `beyond_ids` did not make."""
+        for digest, told in known["told"].items():
+            uris = {member: [str(uri) for uri in uris] for member, uris in told.get("uris", {}).items()}
+            self._told[digest] = {"level": str(told.get("level", "")), "uris": uris}
+        self._ended.update((str(digest), None) for digest in known["ended"])
+
+    def _remembered(self, session_id: str) -> ClientSession | None:
+        """A session from its id: it was begun before the runtime was started, or is not in memory any more."""
+        digest = _digest(session_id)
+        if digest in self._ended:
+            return None
+        try:
+            told = signing.loads(session_id, salt=SALT, max_age=MAX_AGE)
+        except signing.BadSignature:
+            return None
+        program = Program(*told.get("i", ()))  # ids of earlier versions have none
+        session = ClientSession(session_id, tuple(told["o"]), told["p"], told["v"], told["c"], program)
+        beyond = self._told.pop(digest, {})
+        session.log_level = beyond.get("level", "")
+        session.subscriptions = {member: set(uris) for member, uris in beyond.get("uris", {}).items()}
+        self._keep(session)
+        return session
+
+    def _keep(self, session: ClientSession) -> None:
+        self._sessions[session.id] = session
+        of_user = [one for one in self._sessions.values() if one.owner[0] == session.owner[0]]
+        of_token = [one for one in of_user if one.owner == session.owner]
+        self._make_room(of_token, limits.MAX_SESSIONS_OF_TOKEN, session)
+        self._make_room(of_user, limits.MAX_SESSIONS_OF_USER, session)
+        self._make_room(self._sessions.values(), limits.MAX_SESSIONS, session)
+
+    def _make_room(self, among: Iterable[ClientSession], most: int, newest: ClientSession) -> None:
+        """Of too many those used longest ago leave the memory: they are made anew from their ids.
+
+        Not one whose stream is open, or that has something under way: of those others bound the number.
+        """
+        kept = [one for one in among if one.id in self._sessions]
+        idle = (one for one in kept if not one.running and one.outbox is None and one is not newest)
+        for spare in islice(idle, max(len(kept) - most, 0)):
+            del self._sessions[spare.id]
+            self._drop(spare)
+            if told := spare.beyond_id():
+                self._told[_digest(spare.id)] = told
+                while len(self._told) > limits.MAX_SESSIONS:
+                    self._told.popitem(last=False)
+
+    def _drop(self, session: ClientSession) -> None:
+        if session.outbox is not None:
+            session.outbox.close()
+        self._on_drop(session)
+
+
+def _digest(session_id: str) -> str:
+    return hashlib.sha256(session_id.encode()).hexdigest()

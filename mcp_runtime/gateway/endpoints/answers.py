@@ -1,0 +1,97 @@
+"""Answers that are made here, answers of members written once more, and errors in words for agents."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from mcp_runtime.gateway import eras
+from mcp_runtime.gateway.catalog import OfferedMember
+from mcp_runtime.gateway.endpoints import links
+from mcp_runtime.gateway.messages import Answer, Event, Reply, Request, Stream, unavailable
+from mcp_runtime.gateway.upstream.relay import Relay
+from mcp_runtime.gateway.upstream.routes import Wire
+from mcp_runtime.protocol import jsonrpc
+from mcp_runtime.protocol.errors import ClientError, MethodError, ProtocolError, RemoteError
+from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR
+
+
+class Rewriting:
+    """Members' replies with another answer. What is large is rewritten aside."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    async def rewritten(
+        self, reply: Reply, request: Request, work: Callable[[bytes], bytes], *, is_throughout: bool = False
+    ) -> Reply:
+        """A member's reply with another answer; `is_throughout`: and with all that comes before it on a stream.
+
+        `work` is kept as long as the client may ask for the answer once more.
+        """
+        owner, request.rewriting = request.client.principal.owner, work
+        if isinstance(reply, Answer):
+            return replace(reply, body=await self._wire.in_thread(owner, work, reply.body))
+        stream = reply
+
+        async def events() -> AsyncGenerator[Event]:
+            async for event in stream.events:
+                if event.is_last or (is_throughout and event.data):
+                    yield replace(event, data=await self._wire.in_thread(owner, work, event.data))
+                else:
+                    yield event
+
+        return Stream(events(), inner=stream, again=events)
+
+    async def with_links(self, reply: Reply, request: Request, member: str, asked: Mapping[str, str]) -> Reply:
+        """A member's reply whose result names resources by the URIs that they are listed under (links.py)."""
+        if isinstance(reply, Answer) and not any(mark in reply.body for mark in links.MARKS):
+            return reply
+        return await self.rewritten(reply, request, lambda data: links.with_member(data, member, asked))
+
+
+def result(request: Request, result: dict[str, Any]) -> Answer:
+    message = jsonrpc.result_response(request.id, result)
+    if request.client.is_modern:
+        message = eras.for_modern(request.method, request.params, message)
+    return Answer(jsonrpc.encode(message))
+
+
+def listed(request: Request, kind: str, entries: bytes) -> Answer:
+    """A list that is JSON already: a thousand tools are not encoded for each who asks."""
+    extra = b',"resultType":"complete","ttlMs":0,"cacheScope":"private"' if request.client.is_modern else b""
+    head = b'{"jsonrpc":"2.0","id":' + jsonrpc.encode(request.id)
+    return Answer(head + b',"result":{"' + kind.encode() + b'":' + entries + extra + b"}}")
+
+
+def joined(entries: Iterable[bytes]) -> bytes:
+    return b"[" + b",".join(entries) + b"]"
+
+
+def method_error(error: ClientError, member: str, request: Request) -> MethodError:
+    """A member's failure, for an agent to act on: its own JSON-RPC errors as they are, all else with its name."""
+    if not request.is_sent:
+        return unavailable(member, str(error))
+    if isinstance(error, RemoteError):
+        return MethodError(error.code, error.message, error.data)
+    kind = "protocol" if isinstance(error, ProtocolError) else "transport"
+    return MethodError(INTERNAL_ERROR, f"{request.deadline.about}: {error}", {"member": member, "kind": kind})
+
+
+async def ask(relay: Relay, member: OfferedMember, request: Request) -> Reply:
+    """The member's reply. Raises MethodError, which says what the client is to be told."""
+    try:
+        return await relay.ask(member, request)
+    except ClientError as error:
+        raise method_error(error, member.name, request) from error
+
+
+def note_subscription(request: Request, member: str, uri: str) -> None:
+    """Once the member took it. `uri` is the member's own."""
+    if (session := request.client.session) is None:
+        return
+    if request.method == "resources/subscribe":
+        session.subscribe(member, uri)
+    elif request.method == "resources/unsubscribe":
+        session.unsubscribe(member, uri)

@@ -1,0 +1,94 @@
+"""What the hall, or a member at its own path, says of itself to a client that begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mcp_runtime.gateway import eras, tasks
+from mcp_runtime.gateway.catalog import OfferedMember, Place, Scope
+from mcp_runtime.gateway.members import Members
+from mcp_runtime.gateway.messages import Client
+from mcp_runtime.gateway.upstream.routes import Wire
+from mcp_runtime.gateway.upstream.sessions import Conversations
+from mcp_runtime.protocol import mcp
+from mcp_runtime.protocol.jsonrpc import object_of
+
+INSTRUCTIONS = "Tools of several servers, each named server__tool. A server that does not run is started by a call."
+
+
+class Introductions:
+    """Answers to `initialize` and `server/discover`."""
+
+    def __init__(self, members: Members, wire: Wire, conversations: Conversations) -> None:
+        self._members = members
+        self._wire = wire
+        self._conversations = conversations
+
+    def welcome(self, place: Place, version: str) -> dict[str, Any]:
+        """The result of `initialize`."""
+        return {"protocolVersion": version, **self._introduction(place)}
+
+    async def discovery(self, place: Place, client: Client) -> dict[str, Any]:
+        """The result of `server/discover`; at a member's own path what the member says there, not in its handshake."""
+        told = self._introduction(place)
+        if place.member is not None:
+            told |= await self._own_introduction(self._members.named(place.member), client)
+        info = told.pop("serverInfo")
+        return {
+            "resultType": "complete",
+            "supportedVersions": eras.SUPPORTED,
+            **told,
+            **eras.UNCACHED,
+            "_meta": {f"{mcp.META}serverInfo": info},
+        }
+
+    async def _own_introduction(self, member: OfferedMember, client: Client) -> dict[str, Any]:
+        live = self._members.connected(member)
+        route = None if live is None else self._wire.route_to(live, member.max_concurrency)
+        result = await self._conversations.discovered(member.pk, route, client)
+        if not isinstance(result.get("capabilities"), dict):
+            return {}
+        told: dict[str, Any] = {"capabilities": tasks.offered(_with_list_changes(result["capabilities"]))}
+        if isinstance(result.get("instructions"), str):
+            told["instructions"] = result["instructions"]
+        info = object_of(object_of(result.get("_meta")).get(f"{mcp.META}serverInfo"))
+        return told | ({"serverInfo": info} if info else {})
+
+    def _introduction(self, place: Place) -> dict[str, Any]:
+        if place.member is None:
+            return {
+                "capabilities": self._capabilities(place.scope),
+                "serverInfo": {"name": mcp.HALL_NAME, "version": mcp.HALL_VERSION},
+                "instructions": INSTRUCTIONS,
+            }
+        member = self._members.named(place.member)
+        told = {
+            "capabilities": tasks.offered(_with_list_changes(member.capabilities)),
+            "serverInfo": {"version": "", **member.server_info, "name": member.server_info.get("name") or member.name},
+        }
+        return told | ({"instructions": member.instructions} if member.instructions else {})
+
+    def _capabilities(self, scope: Scope) -> dict[str, Any]:
+        """Those of all its members together; tools are there for whoever comes later."""
+        told = [one.capabilities for one in self._members.roster.members.values() if scope.has(one.name)]
+        union: dict[str, Any] = {"tools": {"listChanged": True}}
+        if any("resources" in one for one in told):
+            has_subscriptions = any(object_of(one.get("resources")).get("subscribe") for one in told)
+            union["resources"] = {"listChanged": True} | ({"subscribe": True} if has_subscriptions else {})
+        if any("prompts" in one for one in told):
+            union["prompts"] = {"listChanged": True}
+        for name in ("completions", "logging"):
+            if any(name in one for one in told):
+                union[name] = {}
+        return union
+
+
+def _with_list_changes(capabilities: Mapping[str, Any]) -> dict[str, Any]:
+    """A member's capabilities at its own path. That its tools changed the gateway tells, also where it does not itself.
+
+    None at all are those of a member that never ran.
+    """
+    if capabilities and "tools" not in capabilities:
+        return dict(capabilities)
+    return {**capabilities, "tools": {**object_of(capabilities.get("tools")), "listChanged": True}}

@@ -1,0 +1,88 @@
+"""What goes to one member, at a path of its own: its names stay as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Set
+from functools import partial
+
+from mcp_runtime.gateway import envelope, tasks
+from mcp_runtime.gateway.catalog import LISTS, Extras, OfferedMember
+from mcp_runtime.gateway.endpoints.answers import Rewriting, ask, joined, listed, note_subscription, result
+from mcp_runtime.gateway.members import Members
+from mcp_runtime.gateway.messages import Reply, Request
+from mcp_runtime.gateway.upstream.relay import Relay
+from mcp_runtime.gateway.upstream.routes import Wire
+from mcp_runtime.protocol import jsonrpc
+from mcp_runtime.protocol.errors import ClientError, MethodError
+from mcp_runtime.protocol.jsonrpc import INVALID_PARAMS
+from mcp_runtime.security.access import Principal
+
+LIST_TIMEOUT = 5.0  # of a member's own list; then the one in memory serves
+
+
+class MemberEndpoints:
+    """Answers to all that is not answered at every path (routing.py)."""
+
+    def __init__(self, members: Members, wire: Wire, relay: Relay, rewriting: Rewriting) -> None:
+        self._members = members
+        self._wire = wire
+        self._relay = relay
+        self._rewriting = rewriting
+
+    async def answer(self, name: str, request: Request) -> Reply:
+        member = self._members.named(name)
+        if not request.client.principal.may_see(name):
+            raise MethodError(INVALID_PARAMS, f"{request.client.principal.name} may not use member {name!r}")
+        request.deadline.set(member.timeout, f"{request.method} of member {name!r}", name)
+        is_open = request.method == "tools/list" or request.task is not None  # a task is of this very token
+        if not is_open and not request.client.principal.may_use_all(name):
+            if request.method in LISTS:
+                return result(request, {LISTS[request.method]: []})
+            raise MethodError(INVALID_PARAMS, f"this token is for single tools of member {name!r} alone")
+        if request.method in LISTS:
+            return await self._list_of_member(member, request)
+        reply = await ask(self._relay, member, request)
+        note_subscription(request, name, request.params.get("uri", ""))
+        if request.task is None:
+            return reply
+        return await self._rewriting.rewritten(reply, request, partial(tasks.renamed, request.task), is_throughout=True)
+
+    async def _list_of_member(self, member: OfferedMember, request: Request) -> Reply:
+        """The member's own list, without what is not for this client; from memory while the member cannot say."""
+        if self._members.connected(member) is not None:
+            with contextlib.suppress(TimeoutError, ClientError):
+                async with asyncio.timeout(LIST_TIMEOUT):
+                    reply = await self._relay.ask(member, request)
+                    if request.method != "tools/list":
+                        return reply
+                    narrowed = partial(_narrowed, member.name, member.hidden, request.client.principal)
+                    return await self._rewriting.rewritten(reply, request, narrowed)
+        if "cursor" in request.params:
+            raise MethodError(INVALID_PARAMS, "unknown cursor: the list has one page")
+        kind = LISTS[request.method]
+        if kind != "tools":
+            extras = self._members.roster.extras.get(member.name, Extras())
+            return listed(request, kind, joined(entry.own for entry in extras.of(kind)))
+        may = request.client.principal.may_invoke
+        tools = [tool for tool in member.tools.values() if may(member.name, tool.name)]
+        size, encoded = sum(len(tool.listed) for tool in tools), (tool.own for tool in tools)
+        entries = await self._wire.aside(request.client.principal.owner, partial(joined, encoded), size)
+        return listed(request, kind, entries)
+
+
+def _narrowed(member: str, hidden: Set[str], principal: Principal, body: bytes) -> bytes:
+    """A member's tools/list without what is switched off, or not for this client."""
+    answer = envelope.read(body)
+    result = envelope.fields(answer.result)
+    tools = envelope.items(result.get("tools"))
+    names = [envelope.text(envelope.fields(tool).get("name")) for tool in tools]
+    kept = [
+        tool
+        for name, tool in zip(names, tools, strict=True)
+        if name not in hidden and principal.may_invoke(member, name)
+    ]
+    if len(kept) == len(tools):
+        return body
+    return envelope.encode(jsonrpc.result_response(answer.id, {**result, "tools": kept}))

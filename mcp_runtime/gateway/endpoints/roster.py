@@ -1,0 +1,89 @@
+"""What the roster answers as one server: names tell the member, and nobody is asked whom the client may not use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mcp_runtime.gateway import eras
+from mcp_runtime.gateway.catalog import LISTS, Scope, resource_uri
+from mcp_runtime.gateway.endpoints.answers import Rewriting, ask, listed, note_subscription
+from mcp_runtime.gateway.members import Members
+from mcp_runtime.gateway.messages import Reply, Request
+from mcp_runtime.gateway.upstream.relay import Relay
+from mcp_runtime.protocol.errors import MethodError
+from mcp_runtime.protocol.jsonrpc import INVALID_PARAMS
+from mcp_runtime.security.access import Principal
+
+MAX_URI = 2_000
+MAX_OWNERS = 10  # members that an error names
+
+
+class RosterEndpoints:
+    """Lists come from memory; all else goes to the member that the name tells."""
+
+    def __init__(self, members: Members, relay: Relay, rewriting: Rewriting) -> None:
+        self._members = members
+        self._relay = relay
+        self._rewriting = rewriting
+
+    async def list(self, scope: Scope, request: Request) -> Reply:
+        if request.params.get("cursor") is not None:
+            raise MethodError(INVALID_PARAMS, "unknown cursor: the list has one page")
+        kind = LISTS[request.method]
+        return listed(request, kind, self._members.roster.list_of(kind, request.client.principal, scope))
+
+    async def get_prompt(self, scope: Scope, request: Request) -> Reply:
+        found = self._members.roster.prompt(request.params["name"])
+        return await self._ask_named(found, scope, request, {"name": found[1]} if found else {})
+
+    async def ask_about_resource(self, scope: Scope, request: Request) -> Reply:
+        found = self._resource(request.params["uri"], request.client.principal, scope)
+        reply = await self._ask_named(found, scope, request, {"uri": found[1]} if found else {})
+        note_subscription(request, *(found or ("", "")))
+        return reply
+
+    async def _ask_named(
+        self, found: tuple[str, str] | None, scope: Scope, request: Request, own: Mapping[str, Any]
+    ) -> Reply:
+        """To the member that has it, under its own name for it."""
+        is_there = found is not None and found[0] in self._members.roster.members and scope.has(found[0])
+        if found is None or not is_there or not request.client.principal.may_use_all(found[0]):
+            raise _not_found(request)
+        member, asked_uri = self._members.named(found[0]), request.params.get("uri")
+        request.params = {**request.params, **own}
+        request.deadline.set(member.timeout, f"{request.method} of member {member.name!r}", member.name)
+        reply = await ask(self._relay, member, request)
+        asked = {found[1]: asked_uri} if isinstance(asked_uri, str) else {}
+        return await self._rewriting.with_links(reply, request, member.name, asked)
+
+    def _resource(self, uri: str, principal: Principal, scope: Scope) -> tuple[str, str] | None:
+        """Member and own URI of what is asked for. Raises MethodError where it may be of several members."""
+        owners = self._members.roster.owners_of(uri, principal, scope)
+        if len(owners) < 2:
+            return owners[0] if owners else None
+        listed = [resource_uri(member, own) for member, own in owners[:MAX_OWNERS]]
+        text = f"several members may have {uri[:200]!r}: ask for one of {', '.join(listed)[:MAX_URI]}"
+        raise MethodError(INVALID_PARAMS, text, {"uri": uri, "resources": listed})
+
+    async def complete(self, scope: Scope, request: Request) -> Reply:
+        ref = request.params["ref"]
+        roster, principal = self._members.roster, request.client.principal
+        if ref["type"] == "ref/prompt":
+            found, key = roster.prompt(ref["name"]), "name"
+        else:
+            found, key = self._resource(ref["uri"], principal, scope), "uri"
+        own = {"ref": {**ref, key: found[1]}} if found else {}
+        return await self._ask_named(found, scope, request, own)
+
+
+def _not_found(request: Request) -> MethodError:
+    """Names what was asked for, and says it in the words of the client's era."""
+    params = request.params
+    if "uri" in params:
+        code = INVALID_PARAMS if request.client.is_modern else eras.RESOURCE_NOT_FOUND
+        return MethodError(code, f"no member has {params['uri'][:200]!r}", {"uri": params["uri"]})
+    ref = params.get("ref", params)
+    kind, name = ("resource", ref["uri"]) if "uri" in ref else ("prompt", ref["name"])
+    text = f"no member has the {kind} {name[:200]!r}; {kind}s/list says what there is"
+    return MethodError(INVALID_PARAMS, text)

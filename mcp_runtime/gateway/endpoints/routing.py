@@ -1,0 +1,119 @@
+"""Which method is answered where. Nobody is shown, or may call, what their permissions do not cover."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from mcp_runtime.gateway import eras, tasks
+from mcp_runtime.gateway.catalog import LISTS, OfferedMember, Place, Scope
+from mcp_runtime.gateway.endpoints.answers import result
+from mcp_runtime.gateway.endpoints.introductions import Introductions
+from mcp_runtime.gateway.endpoints.member import MemberEndpoints
+from mcp_runtime.gateway.endpoints.params import PLAIN, SUBSCRIBING, require_params
+from mcp_runtime.gateway.endpoints.roster import RosterEndpoints
+from mcp_runtime.gateway.endpoints.tools import ToolCalls
+from mcp_runtime.gateway.members import Members
+from mcp_runtime.gateway.messages import Reply, Request
+from mcp_runtime.gateway.upstream.sessions import Conversations
+from mcp_runtime.protocol import mcp
+from mcp_runtime.protocol.errors import MethodError
+from mcp_runtime.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND
+
+
+class Endpoints:
+    """Answers requests."""
+
+    def __init__(
+        self,
+        conversations: Conversations,
+        members: Members,
+        introductions: Introductions,
+        tools: ToolCalls,
+        roster: RosterEndpoints,
+        member: MemberEndpoints,
+    ) -> None:
+        self._conversations = conversations
+        self._members = members
+        self._introductions = introductions
+        self._member = member
+        # At every path: here, or after a look at who may call which tool.
+        self._everywhere: dict[str, Callable[[Place, Request], Awaitable[Reply]]] = {
+            "ping": self._pong,
+            "initialize": self._refuse_another_beginning,
+            "server/discover": self._discover,
+            "logging/setLevel": self._set_level,
+            "tools/call": tools.answer,
+        }
+        # By the roster as one server. At a member's own path all but the above goes to the member.
+        self._of_roster: dict[str, Callable[[Scope, Request], Awaitable[Reply]]] = {
+            **dict.fromkeys(LISTS, roster.list),
+            "prompts/get": roster.get_prompt,
+            **dict.fromkeys(("resources/read", *SUBSCRIBING), roster.ask_about_resource),
+            "completion/complete": roster.complete,
+        }
+        self.methods = {*self._everywhere, *self._of_roster}
+        self._folded = {mcp.folded(method) for method in self.methods}
+
+    async def answer(self, place: Place, request: Request) -> Reply:
+        """The reply to one request. Raises MethodError, which says what the client is to be told."""
+        method, client = request.method, request.client
+        if client.is_modern and method in eras.REMOVED:
+            raise MethodError(METHOD_NOT_FOUND, f"{method} does not exist in {mcp.MODERN_VERSION}")
+        if method not in self.methods:
+            self._require_spelling(method)
+        require_params(request)
+        if place.member is None:
+            if not request.params.keys() <= PLAIN:
+                request.params = tasks.unrelated(request.params)  # a method that is not MCP's is none here
+        else:
+            self._name_task(self._members.named(place.member), request)
+        if method in self._everywhere and (client.is_modern or method not in eras.ADDED):
+            return await self._everywhere[method](place, request)
+        if place.member is not None:
+            return await self._member.answer(place.member, request)
+        if method not in self._of_roster:
+            raise MethodError(METHOD_NOT_FOUND, f"{method[:100]!r} is no method of the roster")
+        return await self._of_roster[method](place.scope, request)
+
+    def _require_spelling(self, method: str) -> None:
+        """Raises MethodError for a method that a lenient member may take for another, which is judged here."""
+        meant = mcp.folded(method)
+        is_of_tasks = meant.startswith(tasks.METHODS) and not method.startswith(tasks.METHODS)
+        if is_of_tasks or meant in self._folded:
+            raise MethodError(METHOD_NOT_FOUND, f"{method[:100]!r} is no method; names of methods are case-sensitive")
+
+    def _name_task(self, member: OfferedMember, request: Request) -> None:
+        """The member's own ids in a request that names tasks. Raises MethodError for tasks of others."""
+        owner, params = request.client.principal.owner, request.params
+        if request.method.startswith(tasks.METHODS):
+            tasks.require_one_id(request.method, params)
+            task = request.task = tasks.opened(owner, member.pk, params["taskId"])
+            told = eras.text_of(request.client_headers, mcp.NAME_HEADER)
+            if told is not None and eras.decoded(told) != task.sealed:
+                text = f"the header {mcp.NAME_HEADER} does not match the taskId"
+                raise MethodError(mcp.HEADER_MISMATCH, text)
+            params = {**params, "taskId": task.own}
+            if told is not None:
+                name = {mcp.NAME_HEADER.lower(): mcp.header_value(task.own)}
+                request.parameter_headers = {**request.parameter_headers, **name}
+        is_of_mcp = request.method in self.methods or request.task is not None
+        request.params = tasks.related(owner, member.pk, params, is_of_mcp=is_of_mcp)
+
+    # What is answered here ----------------------------------------------------------------------------------------
+
+    async def _pong(self, _: Place, request: Request) -> Reply:
+        return result(request, {})
+
+    async def _refuse_another_beginning(self, _: Place, __: Request) -> Reply:
+        raise MethodError(INVALID_REQUEST, "this session has been initialized; a new one begins without its id")
+
+    async def _discover(self, place: Place, request: Request) -> Reply:
+        return result(request, await self._introductions.discovery(place, request.client))
+
+    async def _set_level(self, _: Place, request: Request) -> Reply:
+        level, session = request.params.get("level"), request.client.session
+        if level not in eras.LOG_LEVELS or session is None:
+            raise MethodError(INVALID_PARAMS, f"level must be one of {', '.join(eras.LOG_LEVELS)}")
+        session.log_level = str(level)
+        await self._conversations.set_level(session, session.log_level)
+        return result(request, {})

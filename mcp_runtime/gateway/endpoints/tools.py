@@ -1,0 +1,141 @@
+"""tools/call, at every path: who may call what, in which member, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Any
+
+from mcp_runtime.gateway import tasks
+from mcp_runtime.gateway.call_log import Call, Recorder
+from mcp_runtime.gateway.catalog import OfferedMember, OfferedTool, Place
+from mcp_runtime.gateway.endpoints.answers import Rewriting, method_error
+from mcp_runtime.gateway.endpoints.params import PLAIN
+from mcp_runtime.gateway.members import Members
+from mcp_runtime.gateway.messages import Answer, Client, Event, Reply, Request, Stream, unavailable
+from mcp_runtime.gateway.upstream.relay import Relay
+from mcp_runtime.protocol import mcp
+from mcp_runtime.protocol.errors import ClientError, MethodError
+from mcp_runtime.protocol.jsonrpc import INVALID_PARAMS, object_of
+from mcp_runtime.security.limits import Owner
+
+
+class ToolCalls:
+    """Answers to `tools/call`. Each goes into the call log, however it ends."""
+
+    def __init__(self, members: Members, relay: Relay, recorder: Recorder, rewriting: Rewriting) -> None:
+        self._members = members
+        self._relay = relay
+        self._recorder = recorder
+        self._rewriting = rewriting
+
+    async def answer(self, place: Place, request: Request) -> Reply:
+        name: str = request.params["name"]
+        if place.member is None and name not in self._members.roster.tools:
+            await self._members.look_again()  # a member that was connected in this moment
+        member, tool = self._tool(place, name, request.client)
+        if tool is not None:
+            request.places = tool.parameter_headers
+        own_name = tool.name if tool else name
+        # Written anew: what was judged here is what the member reads, however it takes keys that come twice.
+        request.params = {**request.params, "name": own_name}
+        if place.member is None:
+            request.params = _without_task(request.params)
+        request.deadline.set(
+            member.timeout_of(own_name), f"tool {own_name[:100]!r} of member {member.name!r}", member.name
+        )
+        call = Call(
+            recorder=self._recorder,
+            member_id=member.pk,
+            member=member.name,
+            tool=own_name,
+            arguments=request.params.get("arguments"),
+            schema=tool.secretive_schema if tool else None,
+            principal=request.client.principal,
+            timeout=request.deadline.seconds,
+            size=request.size,
+            program=request.client.program,
+        )
+        try:
+            reply = await self._relay.ask(member, request)
+        except ClientError as error:
+            reason = method_error(error, member.name, request)
+            if request.is_sent:
+                call.failed(error)
+            else:
+                call.refused(reason)
+            raise reason from error
+        except MethodError as error:
+            call.refused(error)
+            raise
+        except asyncio.CancelledError:
+            timed_out = request.deadline.timeout.expired() and not request.deadline.is_cancelled
+            if timed_out and not request.is_sent:
+                call.refused(unavailable(member.name, request.not_sent))
+            else:
+                call.abandoned(timed_out=timed_out)
+            raise
+        if isinstance(reply, Answer):
+            call.answered(reply.body)
+        else:
+            reply = self._recorded(reply, call, request, member.name)
+        if place.member is None:
+            return await self._rewriting.with_links(reply, request, member.name, {})
+        owner, params = call.principal.owner, request.params
+        if not tasks.may_be_made(params, request.client.capabilities):
+            return reply
+        return await self._rewriting.rewritten(reply, request, partial(_with_task, owner, member.pk, "task" in params))
+
+    def _tool(self, place: Place, name: str, client: Client) -> tuple[OfferedMember, OfferedTool | None]:
+        """Member and tool; a member may take a name on its own path that the roster does not know (yet)."""
+        if place.member is not None:
+            member = self._members.named(place.member)
+            tool = member.tools.get(name)
+            is_there, own_name = name not in member.hidden, name
+        else:
+            tool = self._members.roster.tools.get(name)
+            is_there = tool is not None and place.scope.has(tool.member)
+            member = self._members.roster.members[tool.member] if tool is not None and is_there else None  # type: ignore[assignment]
+            own_name = tool.name if tool else name
+        if not is_there:
+            text = f"unknown tool {name[:100]!r}: there is none, or it is switched off, or its member is disabled"
+            raise MethodError(INVALID_PARAMS, f"{text}; tools/list says what there is")
+        if not client.principal.may_invoke(member.name, own_name):
+            text = f"{client.principal.name} may not call tool {own_name[:100]!r} of member {member.name!r}"
+            raise MethodError(INVALID_PARAMS, text, {"member": member.name, "kind": "forbidden"})
+        if place.member is None and tool is not None and tool.needs_task:
+            text = f"tool {own_name[:100]!r} of member {member.name!r} {mcp.NEEDS_TASK}"
+            raise MethodError(INVALID_PARAMS, text)
+        return member, tool
+
+    def _recorded(self, stream: Stream, call: Call, request: Request, member: str) -> Stream:
+        async def events() -> AsyncGenerator[Event]:
+            try:
+                async for event in stream.events:
+                    if event.is_last:
+                        call.answered(event.data)
+                    yield event
+            except ClientError as error:
+                call.failed(error)
+                raise method_error(error, member, request) from error
+
+        def free() -> None:
+            call.abandoned(timed_out=request.deadline.timeout.expired() and not request.deadline.is_cancelled)
+
+        return Stream(events(), free, inner=stream, again=events)
+
+
+def _without_task(params: dict[str, Any]) -> dict[str, Any]:
+    """A call as no task: where nobody offers tasks, nobody could ask for its result (25-11: basic/utilities/tasks)."""
+    if params.keys() <= PLAIN:
+        return params
+    params = {key: value for key, value in params.items() if key != "task"}
+    meta, key = object_of(params.get("_meta")), f"{mcp.META}clientCapabilities"
+    if key in meta:
+        params["_meta"] = {**meta, key: tasks.without_extension(object_of(meta[key]))}
+    return params
+
+
+def _with_task(owner: Owner, member_id: int, is_asked: bool, body: bytes) -> bytes:
+    return tasks.created(owner, member_id, body, is_asked=is_asked)

@@ -1,0 +1,143 @@
+"""Prompts and resources of members, which have no rows: asked of each when it is connected, page by page."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Any
+
+from mcp_runtime.gateway import catalog, envelope
+from mcp_runtime.gateway.catalog import LISTS, Entry, Extras
+from mcp_runtime.gateway.members import Members
+from mcp_runtime.gateway.messages import Answer, Client, Deadline, Request
+from mcp_runtime.gateway.upstream.relay import Relay
+from mcp_runtime.gateway.upstream.routes import Wire
+from mcp_runtime.members.lifecycle import Lifecycle
+from mcp_runtime.members.live import LiveMember
+from mcp_runtime.protocol import mcp
+from mcp_runtime.protocol.errors import ClientError, ProtocolError, RemoteError
+from mcp_runtime.protocol.jsonrpc import METHOD_NOT_FOUND
+from mcp_runtime.security.access import OPERATOR
+
+logger = logging.getLogger("guildhall.gateway")
+
+LEARN_SECONDS = 10.0
+LEARN_AGAIN_SECONDS = 30.0  # after a failure
+MAX_LEARNED = 2_000
+MAX_ENTRY = 262_144  # bytes of a prompt or a resource in a list, its icons included
+MAX_LEARNED_BYTES = 2_000_000  # of one kind; with the page that goes beyond it, no other page is asked for
+MAX_PAGES = 100
+
+
+class Learning:
+    """Tells `members` what each process lists. On the gateway's loop alone."""
+
+    def __init__(self, lifecycle: Lifecycle, wire: Wire, relay: Relay, members: Members) -> None:
+        self._lifecycle = lifecycle
+        self._wire = wire
+        self._relay = relay
+        self._members = members
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._asked: dict[int, LiveMember] = {}  # the process that was asked last
+        self._again: set[int] = set()
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+
+    def member_changed(self, member_id: int) -> None:
+        """Its status: another process than before has lists of its own."""
+        for live in self._lifecycle.live_members():
+            if live.member_id == member_id and live.connected_at and self._asked.get(member_id) is not live:
+                self.lists_changed(member_id)
+
+    def lists_changed(self, member_id: int) -> None:
+        live = self._lifecycle.connected(member_id)
+        if live is None:
+            return
+        if (task := self._tasks.get(member_id)) is None or task.done():
+            self._asked[member_id] = live
+            self._tasks[member_id] = asyncio.ensure_future(self._learn(live))
+        elif member_id not in self._again:  # what is being learned may be old already
+            self._again.add(member_id)
+            task.add_done_callback(partial(self._once_more, member_id))
+
+    def _once_more(self, member_id: int, _: asyncio.Task[None]) -> None:
+        self._again.discard(member_id)
+        self.lists_changed(member_id)
+
+    async def _learn(self, live: LiveMember) -> None:
+        """Ask a member for its prompts and resources."""
+        capabilities = live.client.capabilities
+        try:
+            async with asyncio.timeout(LEARN_SECONDS):
+                found = {
+                    kind: await self._list_of(live, method, kind)
+                    for method, kind in LISTS.items()
+                    if kind != "tools" and ("prompts" if kind == "prompts" else "resources") in capabilities
+                }
+        except (ClientError, TimeoutError) as error:
+            logger.warning("member %r did not list its prompts and resources: %s", live.name, error)
+            if (timer := self._timers.get(live.member_id)) is not None:
+                timer.cancel()
+            loop = asyncio.get_running_loop()
+            self._timers[live.member_id] = loop.call_later(LEARN_AGAIN_SECONDS, self.lists_changed, live.member_id)
+            return
+        extras = Extras(found.get("prompts", ()), found.get("resources", ()), found.get("resourceTemplates", ()))
+        self._members.learned(live.name, extras)
+
+    async def _list_of(self, live: LiveMember, method: str, kind: str) -> tuple[Entry, ...]:
+        entries: list[Entry] = []
+        size = 0
+        try:
+            async with contextlib.aclosing(self._pages(live, method, kind)) as pages:
+                async for page in pages:
+                    entries += page
+                    size += sum(len(entry.own) for entry in page)
+                    if size > MAX_LEARNED_BYTES:
+                        break
+            return tuple(entries)
+        except RemoteError as error:
+            if error.code != METHOD_NOT_FOUND:
+                raise
+            return ()  # many that have resources know nothing of templates
+
+    async def _pages(self, live: LiveMember, method: str, kind: str) -> AsyncGenerator[list[Entry]]:
+        route = self._wire.route_to(live)
+        meta = {"_meta": mcp.modern_meta(mcp.HALL_NAME, mcp.HALL_VERSION, {})}
+        params: dict[str, Any] = meta
+        count = 0
+        for _ in range(MAX_PAGES):
+            request = Request(f"gh-list-{method}", method, params, Client(OPERATOR, None, {}), Deadline(LEARN_SECONDS))
+            reply = await self._relay.ask_at(route, request)
+            body = reply.body if isinstance(reply, Answer) else b""
+            if not isinstance(reply, Answer):
+                async with contextlib.aclosing(reply):
+                    async for event in reply.events:
+                        body = event.data if event.is_last else body
+            read = partial(_page, live.name, kind, MAX_LEARNED - count)
+            entries, more, cursor = await self._wire.in_thread(OPERATOR.owner, read, body)
+            yield entries
+            count += more
+            if not cursor or count >= MAX_LEARNED:
+                return
+            params = {"cursor": cursor, **meta}
+
+
+def _page(member: str, kind: str, most: int, body: bytes) -> tuple[list[Entry], int, str]:
+    """Of a member's answer with a page of a list: the entries, `most` at most; how many it has; and its cursor.
+
+    Raises ProtocolError, and RemoteError for an error.
+    """
+    answer = envelope.read_opened(body)
+    if (error := answer.remote_error()) is not None:
+        raise error
+    result = envelope.fields(answer.result)
+    parts = envelope.items(result.get(kind))
+    entries = []
+    for part in parts[:most]:
+        with contextlib.suppress(ProtocolError):  # one that is too large costs the member nothing but itself
+            definition = envelope.small(part, MAX_ENTRY)
+            if isinstance(definition, dict) and (entry := catalog.entry(member, kind, definition)) is not None:
+                entries.append(entry)
+    return entries, len(parts), envelope.text(result.get("nextCursor"))

@@ -1,0 +1,80 @@
+"""Clients of MCP 2026-07-28, which has no sessions: a request brings all that it needs."""
+
+from __future__ import annotations
+
+from mcp_runtime.gateway import eras
+from mcp_runtime.gateway.endpoints.params import NAMED_BY
+from mcp_runtime.gateway.intake import LISTEN
+from mcp_runtime.gateway.messages import Client, Deadline, Request
+from mcp_runtime.gateway.posts import MAX_CAPABILITIES, Post, check_capabilities, checked_id, params_of
+from mcp_runtime.gateway.programs import Program, Programs
+from mcp_runtime.gateway.replies import Refusal
+from mcp_runtime.gateway.replying import Replying
+from mcp_runtime.gateway.streams.held_open import hold, opened
+from mcp_runtime.gateway.streams.listening import Listening
+from mcp_runtime.protocol import jsonrpc, mcp
+from mcp_runtime.protocol.errors import MethodError
+from mcp_runtime.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST
+
+MAX_LEVEL = 40
+
+
+class ModernClients:
+    """Serves them."""
+
+    def __init__(self, programs: Programs, listening: Listening, replying: Replying) -> None:
+        self._programs = programs
+        self._listening = listening
+        self._replying = replying
+
+    async def request(self, post: Post) -> None:
+        message, headers = post.message, post.headers
+        is_request = (
+            isinstance(message, dict) and message.get("jsonrpc") == "2.0" and isinstance(message.get("method"), str)
+        )
+        if not is_request or not isinstance(message.get("params", {}), dict):
+            raise Refusal(400, MethodError(INVALID_REQUEST, "this is no JSON-RPC 2.0 request"))
+        if "id" not in message:
+            # A modern client has nothing to notify: it closes what it cancels.
+            post.exchange.reply(202)
+            return
+        message_id = checked_id(message)
+        try:
+            eras.check_modern(message, headers)
+        except MethodError as error:
+            raise Refusal(400, error, message_id) from error
+        meta = eras.meta_of(message)
+        capabilities = meta[f"{mcp.META}clientCapabilities"]
+        if post.size > MAX_CAPABILITIES:
+            check_capabilities(capabilities, message_id)
+        level = str(meta.get(f"{mcp.META}logLevel") or "")[:MAX_LEVEL]
+        program = Program.told(meta.get(f"{mcp.META}clientInfo"))
+        self._programs.saw(post.principal.owner, program)
+        client = Client(post.principal, None, capabilities, level, headers.get(b"authorization"), program)
+        told = {
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in headers.items()
+            # Of other methods than MCP's own nobody here knows what they name: the member judges it.
+            if name.startswith(b"mcp-param-") or (name == b"mcp-name" and message["method"] not in NAMED_BY)
+        }
+        deadline, path = Deadline(), post.place.path
+        params = params_of(message)
+        request = Request(message_id, message["method"], params, client, deadline, post.size, path, told, headers)
+        if request.method == LISTEN:
+            await self._listen(post, request)
+        else:
+            await self._replying.reply(post, request)
+
+    async def _listen(self, post: Post, request: Request) -> None:
+        """`subscriptions/listen` (26: basic/patterns/subscriptions)."""
+        asked = request.params.get("notifications")
+        if not isinstance(asked, dict):
+            raise Refusal(400, MethodError(INVALID_PARAMS, "notifications must be an object"), request.id)
+        wanted = self._listening.honoured(asked)
+        tag = {f"{mcp.META}subscriptionId": request.id}
+        acknowledged = {"notifications": wanted, "_meta": tag}
+        first = jsonrpc.notification("notifications/subscriptions/acknowledged", acknowledged)
+        end = jsonrpc.result_response(request.id, {"resultType": "complete", "_meta": tag})
+        with post.exchange:
+            stream = await opened(self._listening, post.place, request.client, post.exchange, wanted, request.id)
+            await hold(stream, post.exchange, first=jsonrpc.encode(first), last=jsonrpc.encode(end))

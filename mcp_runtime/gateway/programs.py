@@ -1,0 +1,158 @@
+"""Which programs came with which token, as they call themselves: a row each, written now and then.
+
+What a program says of itself is not checked, and it may say something else each time: so all of it is bounded.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from django.db import Error, IntegrityError, transaction
+from django.db.models import F
+
+from mcp_runtime.members.logs import plain
+from mcp_runtime.rows.database import give_connection_back
+from mcp_runtime.security.limits import Owner
+from roster.models import TokenClient
+
+logger = logging.getLogger("guildhall.gateway")
+
+WRITE_SECONDS = 60.0  # between two writes of one row
+FORGET_SECONDS = 600.0
+MAX_KEPT = 1_000  # in memory; who comes beyond is not noted until others were silent for long
+MAX_KEPT_OF_USER = 200  # of them: one user may have any number of tokens
+MAX_KEPT_OF_TOKEN = 100
+MAX_OF_TOKEN = 20  # rows; the one seen longest ago goes
+MAX_AT_ONCE = 50  # rows of one turn
+MAX_NAME = 100
+MAX_VERSION = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """How a program calls itself; without a name nothing is noted of it."""
+
+    name: str = ""
+    version: str = ""
+
+    @classmethod
+    def told(cls, info: Any) -> Program:
+        """Of MCP's `clientInfo`, whatever was sent in its place."""
+        known = info if isinstance(info, dict) else {}
+        return cls(_line(known.get("name"), MAX_NAME), _line(known.get("version"), MAX_VERSION))
+
+
+NAMELESS = Program()
+
+
+def _line(text: Any, length: int) -> str:
+    return " ".join(plain(text[: 2 * length]).split())[:length] if isinstance(text, str) else ""
+
+
+@dataclass(slots=True)
+class _Tally:
+    user_id: int | None  # whose token it is
+    seen_at: float
+    calls: int = 0
+    is_new: bool = True  # something is not written yet
+    written_at: float = float("-inf")
+
+
+class Programs:
+    """Notes who came, from any thread; `write` is for the one thread that writes, which waits for `news`.
+
+    Times are seconds of the epoch.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.news = threading.Event()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._tallies: dict[tuple[int, Program], _Tally] = {}
+
+    def saw(self, owner: Owner, program: Program, *, calls: int = 0) -> None:
+        user_id, token_id = owner
+        if token_id is None or not program.name:
+            return
+        with self._lock:
+            tally = self._tallies.get((token_id, program))
+            if tally is None and not self._has_room_for(owner):
+                return
+            if tally is None:
+                tally = self._tallies[token_id, program] = _Tally(user_id, self._clock())
+            tally.seen_at, tally.is_new = self._clock(), True
+            tally.calls += calls
+        if not self.news.is_set():
+            self.news.set()
+
+    def _has_room_for(self, owner: Owner) -> bool:
+        """A program may call itself something else each time: other tokens and users have room all the same."""
+        user_id, token_id = owner
+        tokens = [key[0] for key, tally in self._tallies.items() if tally.user_id == user_id]
+        of_token = sum(one == token_id for one in tokens)
+        return len(self._tallies) < MAX_KEPT and len(tokens) < MAX_KEPT_OF_USER and of_token < MAX_KEPT_OF_TOKEN
+
+    def write(self, *, at_once: bool = False) -> None:
+        """What is due; `at_once`: all of it, for it is the last time."""
+        due = self._due(at_once)
+        try:
+            self._write(due)
+        finally:
+            if due:
+                give_connection_back()
+
+    def _write(self, due: list[tuple[int, Program]]) -> None:
+        for token_id, program in due:
+            with self._lock:
+                tally = self._tallies[token_id, program]
+                calls, seen_at = tally.calls, tally.seen_at
+                tally.calls, tally.is_new, tally.written_at = 0, False, self._clock()
+            try:
+                _note(token_id, program, calls, datetime.fromtimestamp(seen_at, UTC))
+            except IntegrityError:  # the token was deleted
+                continue
+            except Error as error:
+                logger.warning("a client could not be noted (%s)", str(error).strip())
+                with self._lock:
+                    tally.calls, tally.is_new = tally.calls + calls, True
+                return
+
+    def _due(self, at_once: bool) -> list[tuple[int, Program]]:
+        now = self._clock()
+        with self._lock:
+            for key in [key for key, tally in self._tallies.items() if _is_silent(tally, now)]:
+                del self._tallies[key]
+            due = [
+                key
+                for key, tally in self._tallies.items()
+                if tally.is_new and (at_once or tally.written_at + WRITE_SECONDS <= now)
+            ]
+        return due if at_once else due[:MAX_AT_ONCE]
+
+
+def _is_silent(tally: _Tally, now: float) -> bool:
+    return not tally.is_new and tally.seen_at + FORGET_SECONDS < now
+
+
+def _note(token_id: int, program: Program, calls: int, seen_at: datetime) -> None:
+    of_token = TokenClient.objects.filter(token=token_id)
+    row = of_token.filter(name=program.name, version=program.version)
+    if row.update(last_seen_at=seen_at, calls=F("calls") + calls):
+        return
+    with transaction.atomic():
+        kept = list(of_token.order_by("-last_seen_at", "-pk").values_list("pk", flat=True)[: MAX_OF_TOKEN - 1])
+        of_token.exclude(pk__in=kept).delete()
+        TokenClient.objects.create(
+            token_id=token_id,
+            name=program.name,
+            version=program.version,
+            first_seen_at=seen_at,
+            last_seen_at=seen_at,
+            calls=calls,
+        )

@@ -1,0 +1,156 @@
+"""Answers to one request, as JSON or as a stream; what a client is told that is not answered."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from mcp_runtime.gateway import eras
+from mcp_runtime.gateway.catalog import Place
+from mcp_runtime.gateway.endpoints.routing import Endpoints
+from mcp_runtime.gateway.messages import Answer, ClientSession, Event, Request, Stream, unavailable
+from mcp_runtime.gateway.posts import Post
+from mcp_runtime.gateway.replies import JSON_HEADERS, STREAM_HEADERS, encoded
+from mcp_runtime.gateway.streams.resumable import Owed, TakenOverError
+from mcp_runtime.http1.server import HttpExchange
+from mcp_runtime.protocol import jsonrpc
+from mcp_runtime.protocol.errors import ClientError, MethodError, ProtocolError
+from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR
+
+
+class Replying:
+    """Answers requests over HTTP. A client who goes away takes its request along, unless it may come back for it."""
+
+    def __init__(self, endpoints: Endpoints, owed: Owed) -> None:
+        self._endpoints = endpoints
+        self._owed = owed
+
+    @contextlib.contextmanager
+    def running(self, session: ClientSession, request: Request) -> Iterator[None]:
+        """Meanwhile the client can cancel it by its id; and later, while its answer is owed."""
+        session.running[request.id] = request
+        try:
+            yield
+        finally:
+            if session.running.get(request.id) is request and not request.is_owed:
+                del session.running[request.id]
+
+    async def reply(self, post: Post, request: Request) -> None:
+        """Answer one request. A client who goes away takes it along."""
+        out, answer = Outgoing(post.exchange), None
+        if not post.takes_stream:
+            with post.exchange:
+                answer = await self.final(post.place, request)
+            await out.end(answer)
+            return
+        try:
+            with post.exchange:
+                async with request.deadline.timeout:
+                    reply = await self._endpoints.answer(post.place, request)
+                    answer = await self._passed_on(reply, request, out) if isinstance(reply, Stream) else reply
+        except (MethodError, TimeoutError, ClientError) as error:
+            answer = _error_reply(request, error)
+        await out.end(answer)
+
+    async def final(self, place: Place, request: Request) -> Answer:
+        """The response alone, for who cannot take a stream."""
+        request.takes_stream = False
+        try:
+            async with request.deadline.timeout:
+                reply = await self._endpoints.answer(place, request)
+                if isinstance(reply, Answer):
+                    return reply
+                async with contextlib.aclosing(reply):
+                    async for event in reply.events:
+                        if event.is_last:
+                            return Answer(event.data, event.status)
+                raise ProtocolError("the stream ended without the answer")
+        except (MethodError, TimeoutError, ClientError) as error:
+            return _error_reply(request, error)
+
+    async def go_on(self, request: Request, stream: Stream, event_id: str, exchange: HttpExchange) -> None:
+        """The rest of a reply, for who lost its stream."""
+        out = Outgoing(exchange)
+        try:
+            async with request.deadline.renewed():
+                stream.go_on(event_id)
+                answer = await self._passed_on(stream, request, out, starts_at_once=True)
+        except (MethodError, TimeoutError, ClientError) as error:
+            answer = _error_reply(request, error)
+        await out.end(answer)
+
+    async def _passed_on(
+        self, stream: Stream, request: Request, out: Outgoing, *, starts_at_once: bool = False
+    ) -> Answer | None:
+        """The events of a stream; its answer, where there was nothing before. None: it was said, or is owed."""
+        with contextlib.suppress(TakenOverError):
+            async with self._owed.reading(request, stream):
+                if starts_at_once:
+                    out.start()
+                async for event in stream.events:
+                    if event.is_last and not event.event_id and not out.is_started:
+                        return Answer(event.data, event.status)
+                    await out.put(event)
+        return None
+
+
+class Outgoing:
+    """A reply that becomes a stream with its first event."""
+
+    def __init__(self, exchange: HttpExchange) -> None:
+        self._exchange = exchange
+
+    @property
+    def is_started(self) -> bool:
+        return self._exchange.is_begun
+
+    def start(self) -> None:
+        if not self._exchange.is_begun:
+            self._exchange.begin(200, STREAM_HEADERS)
+
+    async def put(self, event: Event) -> None:
+        self.start()
+        await self._exchange.write(encoded(event))
+
+    async def end(self, answer: Answer | None) -> None:
+        """`answer` is its last word; without one the stream is over, or to be resumed."""
+        if answer is not None and not self._exchange.is_begun:
+            self._exchange.reply(answer.status, answer.body, JSON_HEADERS)
+            return
+        self.start()
+        if answer is not None:
+            await self._exchange.write(encoded(Event(answer.body)))
+        self._exchange.end()
+
+
+def _out_of_time(request: Request) -> MethodError:
+    """The deadline passed, or the client cancelled: what it is told, first of all whether the member has the call."""
+    deadline = request.deadline
+    if not request.is_sent and not deadline.is_cancelled:
+        if deadline.member:
+            return unavailable(deadline.member, request.not_sent)
+        text = f"{request.method}: the gateway did not get to it within {deadline.seconds:g} s; nothing was sent"
+        return MethodError(INTERNAL_ERROR, text, {"kind": "unavailable", "sent": False})
+    data: dict[str, Any] = {"kind": "cancelled" if deadline.is_cancelled else "timeout"}
+    data |= {"member": deadline.member} if deadline.member else {}
+    if not deadline.is_cancelled:
+        why = f"no complete answer within {deadline.seconds:g} s; it may have run"
+    elif request.is_sent:
+        why = "it was cancelled"
+    else:
+        why, data = "it was cancelled before it was sent", data | {"sent": False}
+    return MethodError(INTERNAL_ERROR, f"{deadline.about or request.method}: {why}", data)
+
+
+def _error_reply(request: Request, error: MethodError | TimeoutError | ClientError) -> Answer:
+    if isinstance(error, TimeoutError):
+        error = _out_of_time(request)
+    if isinstance(error, MethodError):
+        code, text, data = error.code, str(error), error.data
+    else:
+        code, text, data = INTERNAL_ERROR, f"{request.deadline.about or request.method}: {error}", None
+    message = jsonrpc.error_response(request.id, code, text, data)
+    if not request.client.is_modern:
+        return Answer(jsonrpc.encode(message))
+    return Answer(jsonrpc.encode(message), eras.http_status(code))

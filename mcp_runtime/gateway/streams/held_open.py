@@ -1,0 +1,40 @@
+"""Streams over HTTP that stay open until one of the two sides ends them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from mcp_runtime.gateway.catalog import Place
+from mcp_runtime.gateway.messages import Client, Event, Stream
+from mcp_runtime.gateway.replies import FORBIDDEN, STREAM_HEADERS, Refusal, encoded
+from mcp_runtime.gateway.streams.listening import Listening, TooManyStreamsError
+from mcp_runtime.http1.server import HttpExchange
+from mcp_runtime.protocol.errors import AccessError, ClientError, MethodError
+from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR
+from mcp_runtime.security import access
+
+
+async def opened(listening: Listening, place: Place, client: Client, exchange: HttpExchange, *listen: Any) -> Stream:
+    """A stream of what comes unasked. Raises Refusal."""
+    try:
+        access.require_anything(client.principal)
+        return await listening.open(place, client, *listen, give_up=exchange.abort)
+    except AccessError as error:
+        raise Refusal(403, MethodError(FORBIDDEN, str(error))) from error
+    except TooManyStreamsError as error:
+        full = MethodError(INTERNAL_ERROR, "too many streams are open here; close some")
+        raise Refusal(503, full, headers=[(b"retry-after", b"10")]) from error
+
+
+async def hold(stream: Stream, exchange: HttpExchange, *, first: bytes = b"", last: bytes = b"") -> None:
+    """Pass the stream on until it ends, or the client goes."""
+    async with contextlib.aclosing(stream):
+        exchange.begin(200, STREAM_HEADERS)
+        await exchange.write(encoded(Event(first)))
+        with contextlib.suppress(ClientError):  # the client resumes, or not
+            async for event in stream.events:
+                await exchange.write(encoded(event))
+        if last:
+            await exchange.write(encoded(Event(last)))
+        exchange.end()

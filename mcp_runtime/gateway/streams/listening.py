@@ -1,0 +1,281 @@
+"""What comes unasked: streams that clients hold open, and what changes on the roster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+from django.db import Error
+
+from mcp_runtime.gateway.catalog import Place
+from mcp_runtime.gateway.members import Members
+from mcp_runtime.gateway.messages import Client, Event, Stream
+from mcp_runtime.gateway.outbox import Outbox
+from mcp_runtime.gateway.streams.ears import AGAIN_SECONDS, NO_STREAM, Ear, Ears
+from mcp_runtime.gateway.streams.open_stream import KINDS, OpenStream
+from mcp_runtime.gateway.upstream.modern import ModernMembers
+from mcp_runtime.gateway.upstream.questions import Questions
+from mcp_runtime.gateway.upstream.routes import Route, Wire
+from mcp_runtime.gateway.upstream.sessions import Conversation, Conversations
+from mcp_runtime.members.live import LiveMember
+from mcp_runtime.protocol import jsonrpc
+from mcp_runtime.protocol.errors import AccessError, ClientError, HttpStatusError, ProtocolError
+from mcp_runtime.security import limits
+from mcp_runtime.security.access import Principal
+
+logger = logging.getLogger("guildhall.gateway")
+
+COMMENT_SECONDS = 15.0  # between two signs of life on a stream that has nothing to say
+READY_SECONDS = 2.0  # for members to be listened to before a client is told that it is
+RESOLVED_AT_ONCE = 5  # URIs of a stream; each is compared with templates of all members, and calls go on in between
+
+
+class TooManyStreamsError(Exception):
+    """More open streams than the gateway holds, in all or for this client."""
+
+
+class Listening:
+    """All open streams."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        conversations: Conversations,
+        modern: ModernMembers,
+        questions: Questions,
+        members: Members,
+    ) -> None:
+        self._wire = wire
+        self._with = conversations
+        self._modern = modern
+        self._members = members
+        self._open: set[OpenStream] = set()
+        self._bytes = limits.bytes_of_streams()
+        self._ears = Ears(wire, conversations, questions, members, self._reader)
+        self._member_changed = asyncio.Event()
+
+    async def open(
+        self,
+        place: Place,
+        client: Client,
+        wanted: Mapping[str, Any] | None = None,
+        listen_id: Any = None,
+        *,
+        give_up: Callable[[], None] = lambda: None,
+    ) -> Stream:
+        """A new stream, heard from now on; `give_up` ends it when nobody reads it. Raises TooManyStreamsError.
+
+        A modern client takes the acknowledgement for a promise: members are heard too, or had their time.
+        """
+        self._require_room(client.principal)
+        outbox = Outbox(client.principal.owner, self._bytes, give_up)
+        stream = OpenStream(place, client, outbox, wanted, listen_id)
+        self._note(stream)
+        self._open.add(stream)
+        if (session := client.session) is not None:
+            if session.outbox is not None:
+                session.outbox.close()  # one at a time: what is said is said once
+            session.outbox = stream.outbox
+        opened = Stream(self._events(stream), partial(self._close, stream))
+        try:
+            await self._resolve(stream)
+            self._follow_members(stream)
+            if wanted is not None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(READY_SECONDS):
+                        for heard in list(stream.heard.values()):
+                            await heard.wait()
+        except BaseException:
+            await opened.aclose()
+            raise
+        return opened
+
+    def _require_room(self, principal: Principal) -> None:
+        of_user = [s.client.principal for s in self._open if s.client.principal.user_id == principal.user_id]
+        of_token = sum(one.token_id == principal.token_id for one in of_user)
+        if (
+            len(self._open) >= limits.MAX_STREAMS
+            or len(of_user) >= limits.MAX_STREAMS_OF_USER
+            or of_token >= limits.MAX_STREAMS_OF_TOKEN
+        ):
+            raise TooManyStreamsError
+
+    @staticmethod
+    async def _events(stream: OpenStream) -> AsyncGenerator[Event]:
+        while True:
+            said = await stream.outbox.take(COMMENT_SECONDS)
+            if stream.client.principal.is_expired or (said is None and stream.outbox.is_closed):
+                return
+            yield Event(*said) if said is not None else Event(b"")
+
+    def _close(self, stream: OpenStream) -> None:
+        self._open.discard(stream)
+        session = stream.client.session
+        if session is not None and session.outbox is stream.outbox:
+            session.outbox = None
+        for task in stream.members.values():
+            task.cancel()
+        stream.outbox.discard()
+        stream.outbox.sent()
+
+    @staticmethod
+    def honoured(asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Of what a modern client wants to hear, what there is, and of that as much as is kept."""
+        wanted: dict[str, Any] = {key: True for key in KINDS if asked.get(key) is True}
+        uris = asked.get("resourceSubscriptions")
+        if isinstance(uris, list) and all(isinstance(uri, str) for uri in uris):
+            ends = itertools.accumulate(map(len, uris[: limits.MAX_SUBSCRIPTIONS]))
+            kept = sum(end <= limits.MAX_SUBSCRIBED for end in ends)
+            wanted["resourceSubscriptions"] = uris[:kept]
+        return wanted
+
+    async def look_again(self, principal_of: Callable[[bytes | None], Awaitable[Principal]]) -> None:
+        """Somebody may do other things than before: streams go on with what their clients may now, or end."""
+        for stream in list(self._open):
+            try:
+                stream.client.principal = await principal_of(stream.client.authorization)
+            except (AccessError, Error):  # without the database nobody knows; the client comes again
+                stream.outbox.close()
+                continue
+            member = stream.place.member
+            if member is not None and not stream.client.principal.may_see(member):
+                stream.outbox.close()
+        self._ears.readers_changed({one.client.session for one in self._open})
+        await self.roster_changed()  # what they are shown may be another list now
+
+    def close(self) -> None:
+        for stream in list(self._open):
+            stream.outbox.close()
+        self._ears.close()
+
+    async def let_go(self, conversation: Conversation) -> None:
+        """Close the stream of the session, for a client that goes on with it where it lost it."""
+        await self._ears.let_go(conversation)
+
+    async def roster_changed(self) -> None:
+        """Tell each stream whose lists are others now. Streams may be many: calls go on in between."""
+        for stream in list(self._open):
+            await asyncio.sleep(0)
+            await self._resolve(stream)
+            if stream not in self._open:
+                continue
+            before = stream.told
+            self._note(stream)
+            for key, (kind, method) in KINDS.items():
+                if stream.wants(key) and before.get(kind) != stream.told[kind]:
+                    stream.put(jsonrpc.notification(method))
+            self._follow_members(stream)
+
+    def member_changed(self) -> None:
+        self._member_changed.set()
+        self._member_changed = asyncio.Event()
+        self._ears.member_changed()
+
+    def _note(self, stream: OpenStream) -> None:
+        roster, principal = self._members.roster, stream.client.principal
+        scope = stream.place.scope
+        stream.told = {kind: roster.digest_of(kind, principal, scope) for kind, _ in KINDS.values()}
+        stream.told["resources"] += roster.digest_of("resourceTemplates", principal, scope)  # one notification for both
+
+    def subscriptions_changed(self, client: Client, member: str) -> None:
+        """A client with a session (un)subscribed to a resource of the member: its stream hears it from now on."""
+        for stream in list(self._open):
+            if client.session is not None and stream.client.session is client.session:
+                self._stop_following(stream, member)
+                self._follow_members(stream)
+
+    def _follow_members(self, stream: OpenStream) -> None:
+        worth = self._worth_following(stream)
+        for name in set(stream.members) - worth:
+            self._stop_following(stream, name)
+        for name in worth - set(stream.members):
+            stream.heard[name] = asyncio.Event()
+            stream.members[name] = asyncio.ensure_future(self._follow(stream, name))
+
+    @staticmethod
+    def _stop_following(stream: OpenStream, name: str) -> None:
+        if (task := stream.members.pop(name, None)) is not None:
+            task.cancel()
+
+    def _worth_following(self, stream: OpenStream) -> set[str]:
+        """A member's own path: that member. The roster's: those whose resources are subscribed to."""
+        if stream.place.member is not None:
+            return {stream.place.member} if stream.client.principal.may_use_all(stream.place.member) else set()
+        return {name for name, _ in stream.resources()}
+
+    async def _resolve(self, stream: OpenStream) -> None:
+        """Find whose resources a filter at the roster names, unless that is known already."""
+        if stream.wanted is None or stream.place.member is not None:
+            return
+        uris = stream.wanted.get("resourceSubscriptions") or []
+        while (basis := self._basis(stream)) != stream.resolved_for:
+            roster, principal, resolved = self._members.roster, stream.client.principal, []
+            for count, uri in enumerate(uris, 1):
+                if (found := roster.resource(uri, principal, stream.place.scope)) is not None:
+                    resolved.append(found)
+                if count % RESOLVED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            stream.resolved, stream.resolved_for = resolved, basis
+
+    def _basis(self, stream: OpenStream) -> Any:
+        """All that decides whose a resource is. A roster that was only read again leaves it as it is."""
+        roster = self._members.roster
+        return frozenset(roster.members), roster.extras, stream.client.principal
+
+    async def _follow(self, stream: OpenStream, name: str) -> None:
+        """Hear the member, whenever it is there, for as long as the stream is open."""
+        heard: LiveMember | None = None
+        was_away = False
+        while True:
+            member = self._members.roster.members.get(name)
+            live = self._members.connected(member) if member else None
+            if live is None or member is None:
+                stream.heard[name].set()
+                was_away = True
+                await self._member_changed.wait()
+                continue
+            if (was_away or heard not in (None, live)) and stream.place.member is not None:
+                # Another process than before, or the first: lists that came from memory are now the member's own, which
+                # may show a client more than it showed the hall.
+                stream.say_all_changed()
+            heard, was_away = live, False
+            route = self._wire.route_to(live, member.max_concurrency)
+            try:
+                await self._hear(stream, route)
+            except HttpStatusError as error:
+                if error.status in NO_STREAM:
+                    stream.heard[name].set()
+                    while self._members.connected(member) is live:
+                        await self._member_changed.wait()
+            except (ClientError, TimeoutError):
+                pass
+            except Exception:
+                logger.exception("what member %r said could not be passed on; it is heard anew", name)
+            stream.heard[name].set()
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _hear(self, stream: OpenStream, route: Route) -> None:
+        if await self._with.is_modern(route, stream.client):
+            async with contextlib.aclosing(self._modern.listen(route, stream.client, stream.filter())) as messages:
+                async for message in messages:
+                    stream.heard[route.live.name].set()  # its acknowledgement is the first
+                    with contextlib.suppress(ProtocolError):  # nobody can tell whom it is for
+                        if stream.is_asked_for(route.live.name, message):
+                            stream.carry(route.live.name, message, "")
+                    del message  # as below
+            return
+        conversation = await self._with.conversation(route, stream.client)
+        uris = [uri for name, uri in stream.resources() if name == route.live.name]
+        await self._ears.share(stream, conversation, uris)
+
+    def _reader(self, ear: Ear) -> OpenStream | None:
+        """The stream of the session's client, at the roster too, where it hears nothing else of the member."""
+        if ear.session is None:
+            return None
+        name, own = ear.conversation.route.live.name, [one for one in self._open if one.client.session is ear.session]
+        return next((one for one in own if not one.outbox.is_closed and one.client.principal.may_see(name)), None)

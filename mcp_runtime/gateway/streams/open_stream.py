@@ -1,0 +1,123 @@
+"""One stream that a client holds open: what it wants to hear, and what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mcp_runtime.gateway import envelope
+from mcp_runtime.gateway.catalog import Place, resource_uri
+from mcp_runtime.gateway.envelope import Message
+from mcp_runtime.gateway.messages import Client
+from mcp_runtime.gateway.outbox import Outbox
+from mcp_runtime.protocol import jsonrpc, mcp
+
+# What a client may want to hear of: the name in a modern filter, the kind of list, the notification.
+KINDS = {
+    "toolsListChanged": ("tools", "notifications/tools/list_changed"),
+    "promptsListChanged": ("prompts", "notifications/prompts/list_changed"),
+    "resourcesListChanged": ("resources", "notifications/resources/list_changed"),
+}
+RESOURCE_UPDATED = "notifications/resources/updated"
+_LIST_CHANGES = frozenset(method for _, method in KINDS.values())
+
+
+@dataclass(eq=False)
+class OpenStream:
+    """One stream. `wanted` None: all there is, as clients with sessions get it; else a modern client's filter."""
+
+    place: Place
+    client: Client
+    outbox: Outbox
+    wanted: Mapping[str, Any] | None = None
+    listen_id: Any = None
+    told: dict[str, bytes] = field(default_factory=dict)  # kind of list -> digest of what the client may know
+    members: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    heard: dict[str, asyncio.Event] = field(default_factory=dict)  # by member: it is listened to, or was tried
+    # At the roster, of the URIs of a filter: member and own URI, and what the answer depends on.
+    resolved: list[tuple[str, str]] = field(default_factory=list)
+    resolved_for: Any = None
+
+    def wants(self, key: str) -> bool:
+        return self.wanted is None or self.wanted.get(key) is True
+
+    def put(self, message: dict[str, Any], event_id: str = "") -> None:
+        """A notification, tagged with the subscription that it belongs to."""
+        if self.wanted is not None:
+            params = envelope.fields(message.get("params"))
+            meta = {**envelope.fields(params.get("_meta")), f"{mcp.META}subscriptionId": self.listen_id}
+            message = {**message, "params": {**params, "_meta": meta}}
+        self.outbox.put(envelope.encode(message), event_id)
+
+    def resources(self) -> list[tuple[str, str]]:
+        """The resources that the stream is about: member and own URI."""
+        if self.wanted is None:
+            may, session = self.client.principal.may_use_all, self.client.session
+            subscribed = session.subscriptions.items() if session else ()
+            return [(name, uri) for name, uris in subscribed if may(name) for uri in uris]
+        if self.place.member is not None:
+            return [(self.place.member, uri) for uri in self.wanted.get("resourceSubscriptions") or []]
+        may = self.client.principal.may_use_all
+        return [(name, uri) for name, uri in self.resolved if may(name)]
+
+    def filter(self) -> dict[str, Any]:
+        """What a modern member is asked to tell."""
+        wanted: dict[str, Any] = {key: True for key in KINDS if self.wants(key) and self.place.member is not None}
+        if uris := [uri for _, uri in self.resources()]:
+            wanted["resourceSubscriptions"] = uris
+        return wanted
+
+    def is_asked_for(self, name: str, message: Message) -> bool:
+        """Whether the message of a member without sessions may be for this client.
+
+        Such a member does not know whom it speaks to, so what it logs may be about anybody's call.
+        """
+        if message.method in _LIST_CHANGES:
+            return True
+        uri = envelope.text(message.fields.get("uri"))
+        own = [known for member, known in self.resources() if member == name]
+        return message.method == RESOURCE_UPDATED and any(_is_part(uri, known) for known in own)
+
+    def carry(self, name: str, message: Message, event_id: str) -> None:
+        """A member's message, if this stream is to carry it."""
+        method, params, passed = message.method, dict(message.fields), message.parts()
+        key = next((key for key, (_, told) in KINDS.items() if told == method), None)
+        if method == "notifications/subscriptions/acknowledged":
+            return
+        if message.params is not None and not envelope.is_object(message.params):
+            return
+        if key is not None and (self.place.member is None or not self.wants(key)):
+            return  # of the roster's own lists the roster tells
+        if self.wanted is not None and key is None and method != RESOURCE_UPDATED:
+            return
+        if method == RESOURCE_UPDATED:
+            uri = envelope.text(params.get("uri"))
+            if self.wanted is not None and (name, uri) not in self.resources():
+                return
+            if self.place.member is None:
+                params["uri"] = self._listed_uri(name, uri)
+                passed["params"] = params
+        if self.wanted is not None:
+            passed["params"] = params
+        if envelope.is_object(params.get("_meta")):
+            meta = envelope.fields(params.pop("_meta"))
+            kept = {key: value for key, value in meta.items() if key != f"{mcp.META}subscriptionId"}
+            passed["params"] = {**params, "_meta": kept} if kept else params
+        self.put(passed, event_id)
+
+    def _listed_uri(self, name: str, uri: str) -> str:
+        """As the client subscribed to it."""
+        asked = (self.wanted or {}).get("resourceSubscriptions") or []
+        return uri if uri in asked else resource_uri(name, uri)
+
+    def say_all_changed(self) -> None:
+        for key, (_, method) in KINDS.items():
+            if self.wants(key):
+                self.put(jsonrpc.notification(method))
+
+
+def _is_part(uri: str, whole: str) -> bool:
+    """Whether a resource is one that was subscribed to, or a part of it (25-11: server/resources, Subscriptions)."""
+    return uri == whole or uri.startswith(whole.removesuffix("/") + "/")

@@ -1,0 +1,161 @@
+"""Answers whose stream a client with a session lost, and may come back for (25-11: basic/transports, Resumability).
+
+The client's connection broke, or the member ended the stream early and says where to go on: the call is under way all
+the same, in the member, in its place there and in the records, until it is answered or its deadline passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any
+
+from mcp_runtime.gateway.messages import ClientSession, Request, Stream
+
+MAX_OWED = 1_000
+MAX_OWED_OF_USER = 200  # who may have any number of tokens
+MAX_OWED_OF_CLIENT = 50
+MAX_OWED_BYTES_OF_CLIENT = 16_000_000  # of their requests
+LOOK_SECONDS = 1.0  # at deadlines: an answer to a question of the member makes one shorter
+
+
+class TakenOverError(Exception):
+    """The client came back for the stream by another connection."""
+
+
+@dataclass(eq=False)
+class _Reading:
+    """A stream that is being passed on, by this task."""
+
+    session: ClientSession
+    stream: Stream
+    task: asyncio.Task[Any] | None
+    is_taken_over: bool = False
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(eq=False)
+class _Debt:
+    session: ClientSession
+    request: Request
+    stream: Stream
+    paused: asyncio.Future[None]
+    timer: asyncio.TimerHandle | None = None
+
+
+class Owed:
+    """All of them. What nobody comes back for is given up, and then it is a call that was cancelled."""
+
+    def __init__(self) -> None:
+        self._readings: dict[Request, _Reading] = {}
+        self._debts: dict[Request, _Debt] = {}
+        self._endings: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    @contextlib.asynccontextmanager
+    async def reading(self, request: Request, stream: Stream) -> AsyncGenerator[None]:
+        """Around what passes the stream on. Closes it, or keeps it for a client that went away before the answer.
+
+        Raises TakenOverError for a client whose old connection only seems to be there.
+        """
+        session, may_come_back = request.client.session, True
+        if session is not None:
+            self._readings[request] = _Reading(session, stream, asyncio.current_task())
+        try:
+            yield
+        except asyncio.CancelledError:
+            may_come_back = not request.deadline.timeout.expired()
+            reading = self._readings.get(request)
+            if reading is None or reading.task is None or not reading.is_taken_over:
+                raise
+            reading.task.uncancel()
+            raise TakenOverError from None
+        except BaseException:
+            may_come_back = False
+            raise
+        finally:
+            over = self._readings.pop(request, None)
+            if session is not None and may_come_back and stream.is_owed and self._has_room_for(session, request):
+                self._keep(session, request, stream)
+            else:
+                await stream.aclose()
+            if over is not None:
+                over.is_over.set()
+
+    def _keep(self, session: ClientSession, request: Request, stream: Stream) -> None:
+        debt = _Debt(session, request, stream, asyncio.ensure_future(stream.pause()))
+        self._debts[request] = debt
+        request.is_owed = True
+        session.running[request.id] = request  # it can be cancelled, and the session is not idle
+        self._wait(debt)
+
+    def _has_room_for(self, session: ClientSession, request: Request) -> bool:
+        if self._is_closed or len(self._debts) >= MAX_OWED:
+            return False
+        of_user = [debt for debt in self._debts.values() if debt.session.owner[0] == session.owner[0]]
+        if len(of_user) >= MAX_OWED_OF_USER:
+            return False
+        sizes = [debt.request.size for debt in of_user if debt.session.owner == session.owner]
+        return len(sizes) < MAX_OWED_OF_CLIENT and sum(sizes) + request.size <= MAX_OWED_BYTES_OF_CLIENT
+
+    def _wait(self, debt: _Debt) -> None:
+        """For its client. The deadline may move meanwhile: the answer to a question comes by a way of its own."""
+        if (left := debt.request.deadline.left) > 0:
+            debt.timer = asyncio.get_running_loop().call_later(min(left, LOOK_SECONDS), self._wait, debt)
+        else:
+            self.give_up(debt.request)
+
+    async def take(self, session: ClientSession, event_id: str) -> tuple[Request, Stream] | None:
+        """What goes on behind that event, for the client who is back: to be read at once, for nobody else holds it."""
+        for reading in list(self._readings.values()):
+            if reading.session is session and reading.task is not None and reading.stream.has_told(event_id):
+                reading.is_taken_over = True
+                reading.task.cancel()
+                await reading.is_over.wait()
+        debt = next((d for d in self._debts.values() if d.session is session and d.stream.has_told(event_id)), None)
+        if debt is None:
+            return None
+        await asyncio.wait([debt.paused])  # who goes away meanwhile leaves it owed
+        if self._debts.get(debt.request) is not debt:
+            return None
+        self._forget(debt)
+        return debt.request, debt.stream
+
+    def _forget(self, debt: _Debt) -> None:
+        del self._debts[debt.request]
+        debt.request.is_owed = False
+        if debt.timer is not None:
+            debt.timer.cancel()
+        if debt.session.running.get(debt.request.id) is debt.request:
+            del debt.session.running[debt.request.id]
+
+    def give_up(self, request: Request) -> None:
+        """Nobody will come back for it. Does nothing where nothing is owed."""
+        if (debt := self._debts.get(request)) is not None:
+            self._forget(debt)
+            task = asyncio.ensure_future(self._end(debt))
+            self._endings.add(task)
+            task.add_done_callback(self._endings.discard)
+
+    @staticmethod
+    async def _end(debt: _Debt) -> None:
+        await asyncio.wait([debt.paused])
+        await debt.stream.aclose()
+
+    def give_up_all(self, session: ClientSession | None = None) -> None:
+        """Those of the session, which is over; None: of everybody."""
+        for debt in list(self._debts.values()):
+            if session is None or debt.session is session:
+                self.give_up(debt.request)
+
+    def close(self) -> None:
+        """From now on nothing is kept."""
+        self._is_closed = True
+        self.give_up_all()
+
+    async def closed(self, seconds: float) -> None:
+        """What was given up has so long."""
+        if self._endings:
+            await asyncio.wait(self._endings, timeout=seconds)

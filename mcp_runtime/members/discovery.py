@@ -1,0 +1,131 @@
+"""From disk to rows: make the roster match the members folder. Touches only rows whose folder changed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+
+from mcp_runtime.members.manifest.declaration import Manifest
+from mcp_runtime.members.manifest.files import ManifestFile, read_all
+from roster.models import GuildMember, Hall
+
+
+@dataclass
+class SyncReport:
+    """What a sync did, by member name."""
+
+    added: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    faulty: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        parts = [f"{len(names)} {word}: {', '.join(names)}" for word, names in vars(self).items() if names]
+        return "; ".join(parts) or "nothing changed"
+
+
+def owners() -> dict[str, str]:
+    """Names, and the folders that had them at the last sync: a copy must not take a member's place."""
+    return dict(GuildMember.objects.filter(removed_at=None, manifest_error="").values_list("name", "directory"))
+
+
+def sync(members_dir: Path) -> SyncReport:
+    """Read every manifest under `members_dir` and make the rows match: add, change, mark as removed.
+
+    A member whose manifest became unusable keeps what it had, and shows the fault; a running one runs on.
+    """
+    files = read_all(members_dir, owners=owners())
+    report = SyncReport()
+    with transaction.atomic():
+        # One sync at a time: two that see the same new folder would both make its row.
+        list(Hall.objects.select_for_update())
+        rows = {row.name: row for row in GuildMember.objects.all()}
+        # Good manifests first: a faulty folder must not take the name that a good one claims.
+        seen = {_apply_good(file, file.manifest, rows, report) for file in files if file.manifest is not None}
+        for file in files:
+            if file.manifest is None:
+                seen.add(_apply_fault(file, rows, seen, report))
+        for row in rows.values():
+            if row.name not in seen and row.removed_at is None:
+                GuildMember.objects.filter(pk=row.pk).update(removed_at=timezone.now())
+                report.removed.append(row.name)
+        if report.removed:
+            Hall.access_changed()
+    return report
+
+
+def _apply_good(file: ManifestFile, manifest: Manifest, rows: dict[str, GuildMember], report: SyncReport) -> str:
+    values: dict[str, Any] = {
+        "directory": file.directory,
+        "manifest": manifest.as_json(),
+        "manifest_error": "",
+        "manifest_warnings": list(file.warnings),
+        "display_name": manifest.display_name,
+        "version": manifest.version,
+        "description": manifest.description,
+        "server_url": manifest.url,
+        "removed_at": None,
+    }
+    row = rows.get(manifest.name)
+    # The manifest's `enabled` counts when it is new or was edited; in between, the operator's switch does.
+    if row is None or row.manifest.get("enabled", True) != manifest.enabled:
+        values["enabled"] = manifest.enabled
+    if row is not None and row.manifest and _wants_new_process(row, manifest, file.directory):
+        values["restart_requested_at"] = timezone.now()
+    _write(manifest.name, row, values, rows, report)
+    return manifest.name
+
+
+def _wants_new_process(row: GuildMember, manifest: Manifest, directory: str) -> bool:
+    """Whether the change is one that only a new process can follow; new texts and limits need none."""
+    if row.status == GuildMember.Status.DISCONNECTED:
+        return False
+    return row.directory != directory or Manifest.from_json(row.manifest).process_digest != manifest.process_digest
+
+
+def _apply_fault(file: ManifestFile, rows: dict[str, GuildMember], seen: set[str], report: SyncReport) -> str:
+    """A folder that cannot be used is a row all the same: shown with its fault, never silently missing."""
+    here = [row for row in rows.values() if row.directory == file.directory and row.name not in seen]
+    # A folder whose member was renamed has an older row as well, of a member that is gone.
+    row = min(here, key=lambda row: row.removed_at is not None, default=None)
+    name = row.name if row else _free_name(file.name_hint or file.directory, set(rows) | seen)
+    values: dict[str, Any] = {
+        "directory": file.directory,
+        "manifest_error": file.fault,
+        "manifest_warnings": list(file.warnings),
+        "removed_at": None,
+    }
+    if _write(name, row, values, rows, report):
+        report.faulty.append(name)
+    return name
+
+
+def _free_name(wish: str, names: set[str]) -> str:
+    taken = {name.casefold() for name in names}
+    base = re.sub(r"[^A-Za-z0-9_-]+", "-", wish).strip("-_")[:58] or "member"
+    candidates = [base, *(f"{base}-{number}" for number in range(2, len(taken) + 3))]
+    return next(name for name in candidates if name.casefold() not in taken)
+
+
+def _write(
+    name: str, row: GuildMember | None, values: dict[str, Any], rows: dict[str, GuildMember], report: SyncReport
+) -> bool:
+    """Whether anything was written."""
+    if row is None:
+        rows[name] = GuildMember.objects.create(name=name, **values)
+        Hall.access_changed()
+        report.added.append(name)
+        return True
+    changes = {key: value for key, value in values.items() if getattr(row, key) != value}
+    if not changes:
+        return False
+    GuildMember.objects.filter(pk=row.pk).update(**changes)
+    if {"enabled", "removed_at"} & changes.keys():
+        Hall.access_changed()
+    (report.added if row.removed_at else report.changed).append(name)
+    return True

@@ -1,0 +1,282 @@
+"""Start, stop and refresh one member, and see to ends that nobody asked for.
+
+Each verb does to the process, or to the connection, what its arrow in `status` says of the row. The process comes
+first wherever one ends: the database may be away.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from django.db import Error, connection, connections, transaction
+from django.db.models import QuerySet
+
+from mcp_runtime.client import remote
+from mcp_runtime.client.client import REQUEST_TIMEOUT
+from mcp_runtime.client.transport import Exchange
+from mcp_runtime.members import process, tools
+from mcp_runtime.members.announcements import Announcements
+from mcp_runtime.members.live import EXIT_GRACE, LiveMember, LiveMembers
+from mcp_runtime.members.manifest.declaration import Manifest
+from mcp_runtime.members.process import MemberProcess
+from mcp_runtime.members.readiness import StoppedWhileStartingError
+from mcp_runtime.members.starting import Starting, StartOptions
+from mcp_runtime.members.status import Status, Statuses
+from mcp_runtime.protocol.errors import (
+    ClientError,
+    ConnectError,
+    ExitedEarlyError,
+    McpRuntimeError,
+    RequestCancelledError,
+    RequestTimeoutError,
+    UrlError,
+    describe_exit,
+)
+from mcp_runtime.rows.database import give_connection_back, persistently
+from roster.models import GuildMember, Tool
+
+logger = logging.getLogger("guildhall.runtime")
+
+
+class Lifecycle:
+    """The verbs, for the runtime that holds `lease_id`. `on_change(member_id)` is called after every status change."""
+
+    def __init__(
+        self,
+        *,
+        lease_id: uuid.UUID,
+        options: StartOptions,
+        on_change: Callable[[int], None] = lambda _: None,
+        on_lists_changed: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._on_change = on_change
+        self._members = LiveMembers()
+        self._statuses = Statuses(lease_id)
+        self._announcements = Announcements(self._members, self._statuses, on_lists_changed)
+        self._starting = Starting(
+            options,
+            self._members,
+            self._statuses,
+            on_connected=self._connected,
+            on_exit=self._exited,
+            on_notification=self._announcements.hear,
+        )
+        self.restarts = self._statuses.restarts
+        self.ending = self._statuses.ending
+        self.awaited: set[int] = set()  # members that calls wait for: of several that are due they are started first
+
+    # Who is there -------------------------------------------------------------------------------------------------
+
+    def connected(self, member_id: int) -> LiveMember | None:
+        """The member, if it may be called now."""
+        return self._members.connected(member_id)
+
+    def live_members(self) -> list[LiveMember]:
+        return self._members.all()
+
+    def own_row(self, member_id: int) -> QuerySet[GuildMember]:
+        """The member's row, as long as the lease is ours."""
+        return self._statuses.own_row(member_id)
+
+    # Start --------------------------------------------------------------------------------------------------------
+
+    def start(self, member_id: int, *, automatic: bool = False) -> None:
+        """DISCONNECTED | ERROR -> STARTING -> CONNECTED | ERROR. Returns when it is one of the two, or was aborted."""
+        member = GuildMember.objects.get(pk=member_id)
+        if not self._statuses.to_starting(member, automatic=automatic):
+            return
+        self.awaited.discard(member_id)
+        try:
+            member.refresh_from_db()  # the folder may have changed until the very move
+            self._starting.bring_up(member, Manifest.from_json(member.manifest))
+        except StoppedWhileStartingError:
+            self.stop(member_id)
+        except McpRuntimeError as error:
+            self._start_failed(member, error)
+        except Exception as error:
+            logger.exception("member %r could not be started", member.name)
+            self._start_failed(member, McpRuntimeError(f"the hall failed while starting it: {error!r}"))
+        finally:
+            self._starting.is_over(member_id)
+
+    def _connected(self, live: LiveMember, manifest: Manifest) -> None:
+        if live.process.exited.is_set():
+            self._crashed(live)  # between the answer and the row: nobody else has noticed
+        elif live.announces_changes or (live.client.session.id and manifest.transport != "stdio"):
+            # In a session it may also ask something outside a call. The bridge of a stdio member answers that itself.
+            self._announcements.listen_to(live)
+        self._on_change(live.member_id)
+
+    def _start_failed(self, member: GuildMember, error: McpRuntimeError) -> None:
+        live = self._members.get(member.pk)
+        tail = self._starting.tail(member.pk) if live is None else live.process.tail()
+        code = error.exit_code if isinstance(error, ExitedEarlyError) else None
+        url = member.manifest.get("url")
+        what = f"reached at {remote.shown_url(url)}" if url else "started"
+        self._to_error(
+            member.pk,
+            [Status.STARTING],
+            "start failed",
+            f"member {member.name!r} could not be {what}: {error}",
+            tail=tail,
+            exit_code=code,
+            may_retry=not isinstance(error, UrlError),
+        )
+
+    def abort_start(self, member_id: int) -> None:
+        """A stop while `start` is under way in another thread: that thread ends the process and moves the status on."""
+        self._starting.abort(member_id)
+
+    def note_progress(self) -> None:
+        """What members that take longer to start wrote last, onto their rows; the supervisor calls it each turn."""
+        self._starting.note_progress()
+
+    # An end nobody asked for --------------------------------------------------------------------------------------
+
+    def _exited(self, ended: MemberProcess) -> None:
+        """Called when the process is gone. While it was starting, or stopping, somebody else is waiting for that."""
+        for live in self.live_members():
+            if live.process is not ended:
+                continue
+            if live.connected_at is None:
+                live.talk.abort()  # a stranger on its port may hold it, and say nothing
+            elif not live.stop_asked.is_set():
+                try:
+                    self._crashed(live)
+                finally:
+                    connections.close_all()  # as long as the pool has nothing to do, its threads keep none
+
+    def _crashed(self, live: LiveMember) -> None:
+        """REQ-MCP-HTTP-16, 17"""
+        code = live.process.exit_code or 0
+        message = f"member {live.name!r} exited without being asked, with {describe_exit(code)}"
+        self._members.remove(live)
+        self._failed(live, "exit", message, exit_code=code)
+        process.kill_marked(live.process.mark)
+
+    def connection_failed(self, live: LiveMember, error: ConnectError) -> None:
+        """A connected member refused or reset a connection: ERROR at once, the process ended (REQ-MCP-HTTP-41)."""
+        if live.process.exited.wait(EXIT_GRACE) or live.stop_asked.is_set() or not self._members.holds(live):
+            return  # its exit, or its stop, is the cause, and is written down as that
+        live.stop_asked.set()
+        live.process.kill()
+        process.kill_marked(live.process.mark)
+        self._members.remove(live)
+        where = f"at {live.endpoint}" if live.is_remote else f"on port {live.port}"
+        self._failed(live, "connection", f"member {live.name!r} does not answer {where}: {error}")
+
+    def fail(self, live: LiveMember, cause: str, message: str) -> None:
+        """A connected member is of no use: its process is ended, and it is in ERROR."""
+        if live.stop_asked.is_set() or not self._members.holds(live):
+            return  # somebody else ends it
+        live.stop_asked.set()
+        live.process.stop()
+        self._members.remove(live)
+        self._failed(live, cause, message)
+
+    def lost_track(self, member_id: int) -> None:
+        """The row claims a process that is not there: that is a failure like another, and counts as one."""
+        live = self._members.get(member_id)
+        if live is not None:
+            self._members.remove(live)
+        name = GuildMember.objects.values_list("name", flat=True).get(pk=member_id)
+        message = f"member {name!r}: its process is gone, and the hall missed when and why"
+        self._to_error(member_id, [Status.STARTING, Status.CONNECTED], "lost track", message)
+        if GuildMember.objects.filter(pk=member_id, status=Status.STOPPING).exists():
+            self.stop(member_id)
+
+    def _failed(self, live: LiveMember, cause: str, message: str, exit_code: int | None = None) -> None:
+        """CONNECTED -> ERROR, of a member whose process or connection is over."""
+        self._to_error(
+            live.member_id,
+            [Status.CONNECTED],
+            cause,
+            message,
+            tail=live.process.tail(),
+            exit_code=exit_code,
+            was_stable=live.was_stable,
+        )
+
+    def _to_error(self, member_id: int, sources: list[str], cause: str, message: str, **facts: Any) -> None:
+        if self._statuses.to_error(member_id, sources, cause, message, **facts):
+            self._on_change(member_id)
+
+    # Stop ---------------------------------------------------------------------------------------------------------
+
+    def stop(
+        self, member_id: int, *, cause: str = "stop", timeout: float = process.STOP_TIMEOUT, sweep: bool = True
+    ) -> None:
+        """STARTING | CONNECTED -> STOPPING -> DISCONNECTED, or ERROR -> DISCONNECTED; then the process is gone.
+
+        `sweep` looks through all processes for what left the member's group: not for each of hundreds at once.
+        """
+        live = self._members.get(member_id)
+        if live is not None:
+            live.stop_asked.set()
+            live.listening.abort()  # servers that end politely wait for their streams to end
+            live.process.terminate()  # first of all: the database may be away, and say so late
+            if live.is_remote:
+                live.talk.abort()
+        try:
+            self._statuses.to_stopping(member_id, cause)
+        except Error as error:
+            logger.warning("cannot write that member %d is stopping (%s)", member_id, str(error).strip())
+            connection.close()
+        if live is not None:
+            give_connection_back()
+            live.process.wait_or_kill(timeout)
+            if sweep:
+                process.kill_marked(live.process.mark)
+            self._members.remove(live)
+        self._statuses.to_disconnected(member_id, cause, live)
+        self._on_change(member_id)
+
+    def kill_everything(self) -> None:
+        """Whatever this runtime started, at once and for good: for a lease that is lost, and a stop's last look."""
+        self._starting.kill_everything()
+
+    # Refresh ------------------------------------------------------------------------------------------------------
+
+    def refresh(self, member_id: int) -> None:
+        """List the tools of a connected member again; a failure is its ERROR (REQ-MCP-HTTP-39)."""
+        live = self.connected(member_id)
+        if live is None:
+            return
+        live.talk = Exchange()
+        try:
+            listed = live.client.list_tools(REQUEST_TIMEOUT, live.talk)
+        except RequestCancelledError:
+            return
+        except ClientError as error:
+            if live.process.exited.wait(EXIT_GRACE) or live.stop_asked.is_set():
+                return
+            if (live.calls or live.relayed) and isinstance(error, RequestTimeoutError):
+                # One that serves one at a time is busy, not broken: ended, it would take its calls with it.
+                logger.warning(
+                    "member %r did not list its tools while %d calls ran in it", live.name, live.calls + live.relayed
+                )
+                return
+            self.fail(live, "tools/list", f"member {live.name!r}: tools/list failed: {error}")
+        else:
+            rows = tools.rows_of(member_id, listed.tools)
+            warnings = [*listed.warnings, *live.exposure]
+            persistently(lambda: self._write_refreshed(member_id, rows, warnings))
+            self._on_change(member_id)
+
+    def _write_refreshed(self, member_id: int, rows: list[Tool], warnings: list[str]) -> None:
+        with transaction.atomic():
+            if self.own_row(member_id).filter(status=Status.CONNECTED).update(warnings=warnings):
+                tools.write(member_id, rows)
+
+    def abort_refresh(self, member_id: int) -> None:
+        """A stop while `refresh` is under way in another thread: a member that says nothing must not delay it."""
+        live = self._members.get(member_id)
+        if live is not None:
+            live.talk.abort()
+
+    def request_refreshes(self) -> None:
+        """Of members that said that their tools changed; the supervisor calls it each turn."""
+        self._announcements.request_refreshes()

@@ -1,0 +1,236 @@
+"""Manifests on disk: which folders hold one, what each file comes to, and who owns a name.
+
+Links are followed with care: a folder is found once, and a file that lies outside of the members folder is not read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mcp_runtime.members.manifest.declaration import Manifest
+from mcp_runtime.members.manifest.parser import name_error, parse, unknown_keys
+from mcp_runtime.protocol.errors import ManifestError
+from mcp_runtime.protocol.jsonrpc import storable
+
+FILE_NAME = "guild-member.json"
+MAX_BYTES = 1_000_000
+
+
+@dataclass(frozen=True)
+class ManifestFile:
+    """What one folder's manifest came to: a manifest, or the fault that makes it unusable; warnings beside it.
+
+    All its texts can be stored and printed, whatever the file holds.
+    """
+
+    directory: str
+    """Relative to the members folder, with `/`."""
+    manifest: Manifest | None
+    error: ManifestError | None = None
+    warnings: tuple[str, ...] = ()
+    name_hint: str = ""
+    """The name a faulty manifest still tells, if it does."""
+
+    @property
+    def fault(self) -> str:
+        """The error with the file it is in; empty when there is none."""
+        return f"{self.directory}/{FILE_NAME}: {self.error}" if self.error else ""
+
+
+# Reading ----------------------------------------------------------------------------------------------------------
+
+
+def find(members_dir: Path) -> Iterator[Path]:
+    """Every folder with a manifest, up to two levels deep, by name. Links out of `members_dir` are passed over.
+
+    A link to a member's folder is found as well, and refused when it is read. One to the members folder, or to a
+    collection in it, is passed over: all members in it would be there twice.
+    """
+    root = members_dir.resolve()
+    for folder in _folders(members_dir, root):
+        if has_manifest(folder):
+            yield folder
+        elif not folder.is_symlink():
+            yield from (inner for inner in _folders(folder, root) if has_manifest(inner))
+
+
+def has_manifest(folder: Path) -> bool:
+    """Whether it holds a manifest, or might: one that may not be looked into is shown with that fault."""
+    return os.path.lexists(folder / FILE_NAME) or not os.access(folder, os.X_OK)
+
+
+def _folders(parent: Path, root: Path) -> list[Path]:
+    try:
+        entries = sorted(parent.iterdir())
+    except OSError:
+        return []
+    return [entry for entry in entries if not entry.name.startswith((".", "_")) and _is_folder_inside(entry, root)]
+
+
+def _is_folder_inside(entry: Path, root: Path) -> bool:
+    try:
+        return entry.is_dir() and (not entry.is_symlink() or entry.resolve().is_relative_to(root))
+    except OSError:
+        return False
+
+
+def fingerprint(members_dir: Path) -> frozenset[tuple[str, int, int, int]]:
+    """Differs when a manifest came, went or was written: cheap enough to ask every second."""
+    prints = set()
+    for folder in find(members_dir):
+        try:
+            stat = (folder / FILE_NAME).stat()
+        except OSError:
+            prints.add((str(folder), 0, 0, 0))
+        else:
+            prints.add((str(folder), stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    return frozenset(prints)
+
+
+def read_all(members_dir: Path, owners: Mapping[str, str] | None = None) -> list[ManifestFile]:
+    """Every manifest under `members_dir`, good and bad. `owners` tells the folders that had their names before."""
+    folders = [(folder, folder.relative_to(members_dir).as_posix()) for folder in find(members_dir)]
+    return read_folders(folders, owners, root=members_dir)
+
+
+def read_folders(
+    folders: Iterable[tuple[Path, str]], owners: Mapping[str, str] | None = None, *, root: Path | None = None
+) -> list[ManifestFile]:
+    """The manifests of these folders, each with what to call the folder. `root` is the members folder.
+
+    A name that several use belongs to the folder that `owners` (name to folder) tells, else to the first: a copy of a
+    member's folder must not take the place of the original.
+    """
+    folders = list(folders)
+    originals = _originals(folders)
+    files = [
+        _linked(directory, originals[folder]) if folder in originals else read_file(folder, directory, root)
+        for folder, directory in folders
+    ]
+    claims: dict[str, list[str]] = {}
+    for file in files:
+        if file.manifest is not None:
+            claims.setdefault(_fold(file.manifest.name), []).append(file.directory)
+    known = {_fold(name): directory for name, directory in (owners or {}).items()}
+    winners = {name: known[name] if known.get(name) in claimed else claimed[0] for name, claimed in claims.items()}
+    return [_unless_taken(file, winners) for file in files]
+
+
+def _originals(folders: list[tuple[Path, str]]) -> dict[Path, str]:
+    """Of each folder that is found under several names: what the original is called. The original is not in it."""
+    found: dict[Path, tuple[Path, str]] = {}
+    # The folder itself before links to it.
+    for folder, directory in sorted(folders, key=lambda one: one[0].is_symlink()):
+        found.setdefault(folder.resolve(), (folder, directory))
+    kept = {folder for folder, _ in found.values()}
+    return {folder: found[folder.resolve()][1] for folder, _ in folders if folder not in kept}
+
+
+def _linked(directory: str, original: str) -> ManifestFile:
+    reason = f"the folder {directory!r} is the folder {original!r} under another name; one folder is one member"
+    return _faulty(directory, ManifestError("", reason))
+
+
+def _fold(name: str) -> str:
+    """Names differ by more than case: the log files of "Echo" and "echo" are one file on some systems."""
+    return name.casefold()
+
+
+def _unless_taken(file: ManifestFile, winners: Mapping[str, str]) -> ManifestFile:
+    if file.manifest is None or (winner := winners[_fold(file.manifest.name)]) == file.directory:
+        return file
+    reason = f"{file.manifest.name!r} is taken by the folder {winner!r}; every member needs its own name"
+    return _faulty(file.directory, ManifestError("name", reason), file.warnings)
+
+
+def read_file(folder: Path, directory: str, root: Path | None = None) -> ManifestFile:
+    """The manifest in `folder`. Its file may be a link, but not out of `root`, or of the folder where there is none."""
+    name_hint, unknown = "", []
+    try:
+        _require_storable(directory)
+        values = _load(folder / FILE_NAME, root or folder)
+        name_hint = "" if name_error(values.get("name")) else values["name"]
+        unknown = unknown_keys(values)  # told with a fault as well: what is missing may be there, misspelt
+        manifest, warnings = parse(values)
+    except ManifestError as error:
+        return _faulty(directory, error, tuple(unknown), name_hint)
+    return ManifestFile(directory, manifest, warnings=tuple(warnings))
+
+
+def _faulty(directory: str, error: ManifestError, warnings: tuple[str, ...] = (), name_hint: str = "") -> ManifestFile:
+    first, *others = [ManifestError(storable(fault.path), storable(fault.reason)) for fault in error.faults]
+    harmless = ManifestError(first.path, first.reason, others)
+    return ManifestFile(storable(directory), None, harmless, warnings, name_hint)
+
+
+def _require_storable(directory: str) -> None:
+    if storable(directory) != directory:
+        raise ManifestError("", "the folder's name is not UTF-8; rename it")
+
+
+def _load(path: Path, root: Path) -> dict[str, Any]:
+    try:
+        place = path.resolve(strict=True)
+        if not place.is_relative_to(root.resolve()):
+            raise ManifestError("", "is a link to a file outside of the members folder; put the file itself there")
+        # A pipe or device would keep the reader for ever.
+        if not place.is_file():
+            raise ManifestError("", "is not a file")
+        with place.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ManifestError("", f"larger than {MAX_BYTES:,} bytes")
+        text = content.decode("utf-8-sig")
+        values = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constants)
+    except OSError as error:
+        raise ManifestError("", f"cannot be read: {error.strerror}") from error
+    except RecursionError as error:
+        raise ManifestError("", "nested too deep") from error
+    except RuntimeError as error:  # before Python 3.13: links that lead to each other
+        raise ManifestError("", "cannot be read: too many levels of symbolic links") from error
+    except ValueError as error:
+        raise ManifestError("", f"not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ManifestError("", "must be a JSON object")
+    return values
+
+
+def _no_constants(name: str) -> NoReturn:
+    raise ValueError(f"{name} is Python's, not JSON's")
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise ManifestError(key[:80], "is given twice")
+        values[key] = value
+    return values
+
+
+# The command ------------------------------------------------------------------------------------------------------
+
+
+def command_fault(manifest: Manifest, folder: Path) -> str:
+    """Why the command could not be started from the member's `folder`; empty when it looks startable."""
+    command = manifest.command
+    if manifest.url:
+        return ""
+    if os.path.dirname(command):
+        program = folder / command
+        if not program.exists():
+            return f"{command!r} does not exist" + ("" if os.path.isabs(command) else " in the member's folder")
+        return "" if program.is_file() and os.access(program, os.X_OK) else f"{command!r} is not executable"
+    path = manifest.env.get("PATH") or os.environ.get("PATH") or os.defpath
+    if shutil.which(command, path=path):
+        return ""
+    if (folder / command).exists():
+        return f"{command!r} is not on the PATH; write './{command}' for the one in the member's folder"
+    found = shutil.which(command, mode=os.F_OK, path=path)
+    return f"{found!r} is not executable" if found else f"{command!r} is not on the PATH"

@@ -1,0 +1,222 @@
+"""Validation: JSON values against the declaration. Every fault of a manifest is told, with the key and what to write.
+
+What the declaration cannot say is validated by hand here: which keys exclude each other, that a key under `mcp` may not
+be at the top too, names that are the hall's own, and what makes a url or a header one that may be sent
+(`client.remote`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, cast
+
+from msgspec import inspect
+
+from mcp_runtime.client import remote
+from mcp_runtime.members.manifest.declaration import FIELDS, KEYS, REQUIRED_KEYS, SERVER_KEYS, Manifest
+from mcp_runtime.protocol.errors import ManifestError
+
+RESERVED_ENV_PREFIX = "GUILD_HALL_"
+MAX_FAULTS = 20
+MAX_WARNINGS = 20
+MAX_QUOTED = 80  # characters of what the manifest holds
+
+
+def parse(values: dict[str, Any]) -> tuple[Manifest, list[str]]:
+    """The manifest of these JSON values, and warnings (REQ-MCP-HTTP-1 to 4). Raises ManifestError with every fault."""
+    if not isinstance(values.get("mcp", {}), dict):
+        raise ManifestError("mcp", "must be an object")
+    given = _Given.of(values)
+    faults = list(islice(_faults(given), MAX_FAULTS + 1))
+    if faults:
+        first, *others = faults[:MAX_FAULTS]
+        more = [ManifestError("", "and more")] if len(faults) > MAX_FAULTS else []
+        raise ManifestError(first.path, first.reason, [*others, *more])
+    manifest = Manifest(**{FIELDS[key].name: _plain(FIELDS[key].type, value) for key, value in given.values.items()})
+    return manifest, [*unknown_keys(values), *_port_warnings(manifest)]
+
+
+def name_error(name: Any) -> str:
+    """Why it cannot be the name of a member; empty when it can."""
+    return next((error.reason for error in _errors(FIELDS["name"].type, name, "name")), "")
+
+
+def unknown_keys(values: dict[str, Any]) -> list[str]:
+    """Warnings of keys that are none."""
+    unknown = [key for key in values if key not in KEYS]
+    if isinstance(nested := values.get("mcp"), dict):
+        unknown += [f"mcp.{key}" for key in nested if key not in SERVER_KEYS]
+    warnings = [f"unknown key {key[:MAX_QUOTED]!r} is ignored" for key in unknown[:MAX_WARNINGS]]
+    if len(unknown) > MAX_WARNINGS:
+        warnings.append(f"{len(unknown) - MAX_WARNINGS} more unknown keys are ignored")
+    return warnings
+
+
+def _port_warnings(manifest: Manifest) -> list[str]:
+    mentions_port = "${PORT}" in " ".join([*manifest.args, *manifest.env.values()])
+    if manifest.command and manifest.transport == "http" and not mentions_port:
+        return ["neither args nor env mentions ${PORT}: how will the server know its port?"]
+    return []
+
+
+@dataclass(frozen=True)
+class _Given:
+    """Values by key, wherever they stand, and where that is."""
+
+    values: dict[str, Any]
+    nested: Mapping[str, Any]
+    doubled: list[str]
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> _Given:
+        nested = {key: value for key, value in values.get("mcp", {}).items() if key in SERVER_KEYS}
+        top = {key: value for key, value in values.items() if key in FIELDS}
+        return cls({**top, **nested}, nested, [key for key in nested if key in top])
+
+    def path(self, key: str) -> str:
+        return f"mcp.{key}" if key in self.nested else key
+
+
+def _faults(given: _Given) -> Iterator[ManifestError]:
+    for key in given.doubled:
+        yield ManifestError(key, "is given twice: at the top and under mcp")
+    sound = set()
+    for key, declared in FIELDS.items():
+        if key not in given.values:
+            if key in REQUIRED_KEYS:
+                yield ManifestError(key, "is required")
+            continue
+        faults = list(islice(_errors(declared.type, given.values[key], given.path(key)), MAX_FAULTS + 1))
+        yield from faults
+        if not faults:
+            sound.add(key)
+    yield from _exclusions(given)
+    yield from _reserved({key: given.values[key] for key in sound}, given)
+
+
+# By the declaration -----------------------------------------------------------------------------------------------
+
+
+def _errors(declared: inspect.Type, value: Any, path: str, error: str = "") -> Iterator[ManifestError]:
+    """Where `value` is not what was declared."""
+    if isinstance(declared, inspect.Metadata):
+        yield from _errors(declared.type, value, path, (declared.extra or {}).get("error", ""))
+    elif isinstance(declared, inspect.UnionType):  # with None, for a key that was not given
+        yield from _errors(declared.types[0], value, path)
+    elif isinstance(declared, inspect.VarTupleType):
+        yield from _array_errors(declared, value, path)
+    elif isinstance(declared, inspect.DictType):
+        yield from _object_errors(declared, value, path)
+    elif reason := _error(declared, value, error):
+        yield ManifestError(path, reason)
+
+
+def _array_errors(declared: inspect.VarTupleType, value: Any, path: str) -> Iterator[ManifestError]:
+    if not isinstance(value, list):
+        yield ManifestError(path, "must be an array of strings")
+        return
+    for index, item in enumerate(value):
+        yield from _errors(declared.item_type, item, f"{path}.{index}")
+
+
+def _object_errors(declared: inspect.DictType, value: Any, path: str) -> Iterator[ManifestError]:
+    if not isinstance(value, dict):
+        yield ManifestError(path, "must be an object")
+    elif declared.max_length is not None and len(value) > declared.max_length:
+        yield ManifestError(path, f"must not be more than {declared.max_length}")
+    else:
+        for name, part in value.items():
+            of_name = list(_errors(declared.key_type, name, f"{path}.{name[:MAX_QUOTED]}"))
+            yield from of_name or _errors(declared.value_type, part, f"{path}.{name[:MAX_QUOTED]}")
+
+
+def _error(declared: inspect.Type, value: Any, error: str) -> str:
+    """What is wrong with a value that has no parts; empty when nothing is."""
+    if isinstance(declared, inspect.BoolType):
+        return "" if isinstance(value, bool) else "must be true or false"
+    if isinstance(declared, inspect.FloatType):
+        fits = _is_number(value) and 0 < value <= (declared.le or 0)
+        return "" if fits else f"must be seconds: a number above 0, at most {declared.le:,.0f}"
+    if isinstance(declared, inspect.IntType):
+        fits = _is_number(value) and (declared.ge or 0) <= value <= (declared.le or 0) and value == int(value)
+        return "" if fits else f"must be a whole number from {declared.ge} to {declared.le}"
+    if not isinstance(value, str):
+        return "must be a string"
+    if isinstance(declared, inspect.LiteralType):
+        choices = " or ".join(f'"{choice}"' for choice in declared.values)
+        return "" if value in declared.values else f"{value[:MAX_QUOTED]!r} is not supported; use {choices}"
+    return _text_error(cast(inspect.StrType, declared), value, error)  # no other kind is declared
+
+
+def _text_error(declared: inspect.StrType, value: str, error: str) -> str:
+    if len(value) < (declared.min_length or 0):
+        return "must not be empty"
+    if declared.max_length is not None and len(value) > declared.max_length:
+        return f"must not be longer than {declared.max_length:,} characters"
+    if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
+        return "must not hold NUL characters or lone surrogates"
+    if declared.pattern and not re.fullmatch(declared.pattern, value):
+        return error.replace("{value}", repr(value[:MAX_QUOTED]))
+    return ""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _plain(declared: inspect.Type, value: Any) -> Any:
+    """`value` as the type that was declared: JSON has one kind of number, and arrays for tuples."""
+    if isinstance(declared, inspect.Metadata):
+        return _plain(declared.type, value)
+    if isinstance(declared, inspect.UnionType):
+        return _plain(declared.types[0], value)
+    if isinstance(declared, inspect.VarTupleType):
+        return tuple(value)
+    if isinstance(declared, inspect.DictType):
+        return {name: _plain(declared.value_type, part) for name, part in value.items()}
+    if isinstance(declared, inspect.FloatType):
+        return float(value)
+    return int(value) if isinstance(declared, inspect.IntType) else value
+
+
+# By hand: what the declaration cannot say -------------------------------------------------------------------------
+
+
+def _exclusions(given: _Given) -> Iterator[ManifestError]:
+    """A server is either started here or runs elsewhere; each has keys of its own."""
+    keys = given.values.keys()
+    if "url" not in keys:
+        if "command" not in keys:
+            yield ManifestError("command", "is required, unless url says where a server runs already")
+        if "headers" in keys:
+            yield ManifestError(given.path("headers"), "belongs to url; a server that command starts has env")
+        return
+    if "command" in keys:
+        yield ManifestError(given.path("url"), "is given beside command: the server is started here or runs there")
+        return
+    if given.values.get("transport") == "stdio":
+        yield ManifestError(given.path("url"), 'is for "transport": "http"; a stdio server has a command')
+    for key in ("args", "env"):
+        if key in keys:
+            yield ManifestError(given.path(key), "belongs to command; with url nothing is started")
+
+
+def _reserved(sound: Mapping[str, Any], given: _Given) -> Iterator[ManifestError]:
+    """What may not be sent, or be given to a process, of keys that are right otherwise."""
+    for name in sound.get("env", ()):
+        if name.startswith(RESERVED_ENV_PREFIX):
+            reason = "names beginning with GUILD_HALL_ are the hall's own"
+            yield ManifestError(f"{given.path('env')}.{name[:MAX_QUOTED]}", reason)
+    if "url" in sound and (fault := remote.url_fault(sound["url"])):
+        yield ManifestError(given.path("url"), fault)
+    seen: set[str] = set()
+    for name, value in sound.get("headers", {}).items():
+        path = f"{given.path('headers')}.{name[:MAX_QUOTED]}"
+        if fault := remote.header_fault(name, value):
+            yield ManifestError(path, fault)
+        if name.lower() in seen:
+            yield ManifestError(path, "is given twice, and headers do not differ by case")
+        seen.add(name.lower())

@@ -1,0 +1,144 @@
+"""The published JSON Schema, made of the declaration: `python -m mcp_runtime.members.manifest.schema` prints it.
+
+What the declaration cannot say is added here, of the same regular expressions that the parser goes by: which keys
+exclude each other, names that are the hall's own, and what a url and a header may be. The parser alone says whether two
+headers differ by case only, and whether a url's address and port are ones that there are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import Any
+
+import msgspec
+
+from mcp_runtime.client import remote
+from mcp_runtime.members.manifest.declaration import FIELDS, SERVER_KEYS, Manifest
+from mcp_runtime.members.manifest.parser import RESERVED_ENV_PREFIX
+
+REFERENCE = remote.REFERENCE.pattern
+
+
+def published() -> dict[str, Any]:
+    """docs/guild-member.schema.json."""
+    properties = {key: {**_declared(key), **_NOT_DECLARED.get(key, {})} for key in FIELDS}
+    server = {key: {"$ref": f"#/$defs/{key}"} for key in SERVER_KEYS}
+    nested = {
+        "description": "Another place for transport, command, args, env, url and headers. Each may be here or at the "
+        "top, not in both.",
+        "type": "object",
+        "properties": server,
+    }
+    others = {key: part for key, part in properties.items() if key not in SERVER_KEYS}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "guild-member.json",
+        "description": "The manifest of a guild member: how the hall starts its MCP server, or where one runs. "
+        "docs/writing-a-member.md explains it.",
+        "type": "object",
+        "required": ["name", "version"],
+        "properties": {
+            "$schema": {"description": "For editors; ignored by the hall."},
+            **others,
+            **server,
+            "mcp": nested,
+        },
+        "allOf": _EXCLUSIONS,
+        "$defs": {key: properties[key] for key in SERVER_KEYS},
+    }
+
+
+def _declared(key: str) -> dict[str, Any]:
+    """One key as it is declared. `null` stands for a key that is not given, and no manifest may write it."""
+    field = FIELDS[key]
+    part: dict[str, Any] = _PROPERTIES[field.name]
+    if "anyOf" in part:
+        part = {"description": part["description"], **part["anyOf"][0]}
+    if key in _WITHOUT_DEFAULT:
+        part = {word: value for word, value in part.items() if word != "default"}
+    elif field.default_factory is not msgspec.NODEFAULT:
+        part = {**part, "default": field.default_factory()}
+    return part
+
+
+def _any_case(pattern: re.Pattern[str]) -> str:
+    """The regular expression without `(?i)`, which JSON Schema does not know: `[Aa]` for `a`."""
+    parts = re.split(r"(\[[^]]*\]|\\.)", pattern.pattern.removeprefix("(?i)"))
+    return "".join(
+        part if part.startswith(("[", "\\")) else re.sub("[a-z]", lambda match: f"[{match[0].upper()}{match[0]}]", part)
+        for part in parts
+    )
+
+
+# Empty texts and the transport stand for keys that are not given: what would be published as a default is none.
+_WITHOUT_DEFAULT = {"displayName", "description", "transport", "command", "url"}
+_PROPERTIES = msgspec.json.schema(Manifest)["$defs"]["Manifest"]["properties"]
+_NOT_DECLARED: dict[str, dict[str, Any]] = {
+    "env": {
+        "propertyNames": {
+            **_PROPERTIES["env"]["propertyNames"],
+            "not": {"pattern": f"^{RESERVED_ENV_PREFIX}"},
+        }
+    },
+    "url": {
+        "pattern": f"^{remote.URL.pattern}$",
+        "not": {"pattern": _any_case(remote.SECRET_IN_QUERY)},
+    },
+    "headers": {
+        "propertyNames": {
+            "maxLength": remote.MAX_NAME,
+            "pattern": f"^{remote.NAME.pattern}$",
+            "not": {"pattern": f"^({_any_case(remote.RESERVED)})$"},
+        },
+        "patternProperties": {_any_case(remote.SECRET_NAME): {"pattern": REFERENCE}},
+        "allOf": [
+            {
+                "additionalProperties": {
+                    **_PROPERTIES["headers"]["additionalProperties"],
+                    "allOf": [
+                        {"pattern": f"^{remote.VALUE.pattern}$"},
+                        {"pattern": rf"^([^$]|\$+{REFERENCE.removeprefix(chr(92) + '$')}|\$+([^${{]|$))*$"},
+                        {"not": {"pattern": rf"\$\{{env:({remote.OWN_VARIABLE.pattern})\}}"}},
+                    ],
+                }
+            }
+        ],
+        # Beside `patternProperties` it would leave out the headers that hold secrets.
+        "additionalProperties": True,
+    },
+}
+
+
+def _under_mcp(key: str) -> dict[str, Any]:
+    return {"required": ["mcp"], "properties": {"mcp": {"required": [key]}}}
+
+
+def _without(*keys: str) -> dict[str, Any]:
+    absent = dict.fromkeys(keys, False)
+    return {"properties": {**absent, "mcp": {"properties": absent}}}
+
+
+_EXCLUSIONS: list[dict[str, Any]] = [
+    {"oneOf": [{"required": ["transport"]}, _under_mcp("transport")]},
+    {
+        "$comment": "A command or a url, here or under mcp, and no two of them.",
+        "oneOf": [{"required": ["command"]}, {"required": ["url"]}, _under_mcp("command"), _under_mcp("url")],
+    },
+    {
+        "$comment": "args and env go with command, headers go with url.",
+        "if": {"anyOf": [{"required": ["url"]}, _under_mcp("url")]},
+        "then": _without("args", "env"),
+        "else": _without("headers"),
+    },
+    *({"not": {**_under_mcp(key), "required": [key, "mcp"]}} for key in ("args", "env", "headers")),
+]
+
+
+def text() -> str:
+    return json.dumps(published(), indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(text())

@@ -1,0 +1,200 @@
+"""What members write: read by one thread for all of them, slowed at its source, kept in bounded files. No Django."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import logging.handlers
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, ClassVar
+
+from mcp_runtime.members import logs
+from mcp_runtime.system.loops import loop
+
+logger = logging.getLogger("guildhall.runtime")
+
+TAIL_LINES = 20
+MAX_LINE = 4000
+LOG_BYTES = 1_000_000
+READ_BYTES = 16_384
+LAST_BYTES = 1_048_576  # of what a dead member wrote last; the largest pipe that Linux gives to a user
+# All members together are read this fast; beyond it they wait in their own write(). What costs CPU beside the bytes
+# counts as so many bytes more: each read, each line, each line that the console shows. All of it is 1 to 5 % of a core.
+BYTES_PER_SECOND = 500_000
+READ_COST = 500
+LINE_COST = 20
+SHOWN_COST = 500
+PAUSE = 0.02  # seconds between two reads of a member at least
+CONSOLE_LINES_PER_SECOND = 50
+COMPLAIN_SECONDS = 60.0
+# Who else holds the pipe, a process that got away, is heard this long after the exit.
+DRAIN_AFTER_EXIT = 2.0
+
+
+class MemberLog:
+    """What a member writes: to the console with its name, to a bounded rotating file, and the last lines kept."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._name = name
+        self._console = logging.getLogger(f"guildhall.member.{name}")
+        self._file = _LogFile(name, path)
+        self._tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
+        self._second = 0
+        self._shown = 0
+
+    def write(self, lines: Sequence[str]) -> int:
+        """Keep `lines`; how many of them the console shows."""
+        clean = [logs.plain(line) for line in lines]
+        self._tail.extend(clean)
+        stamp = _stamp(time.time())
+        self._file.handle(logging.makeLogRecord({"msg": "\n".join([f"{stamp} {line}" for line in clean])}))
+        return self._show(clean)
+
+    def _show(self, lines: list[str]) -> int:
+        second = int(time.monotonic())
+        if second != self._second:
+            if self._shown > CONSOLE_LINES_PER_SECOND:
+                hidden = self._shown - CONSOLE_LINES_PER_SECOND
+                self._console.info("… %d more lines: manage.py logs %s", hidden, self._name)
+            self._second, self._shown = second, 0
+        shown = lines[: max(CONSOLE_LINES_PER_SECOND - self._shown, 0)]
+        self._shown += len(lines)
+        for line in shown:
+            self._console.info("%s", line)
+        return len(shown)
+
+    def tail(self) -> str:
+        return "\n".join(list(self._tail))
+
+    def last_line(self) -> str:
+        return next((line for line in reversed(list(self._tail)) if line.strip()), "").strip()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _LogFile(logging.handlers.RotatingFileHandler):
+    """A disk that is full costs lines of the log and says so now and then, no more."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        super().__init__(
+            path, maxBytes=LOG_BYTES, backupCount=logs.BACKUPS, encoding="utf-8", errors="replace", delay=True
+        )
+        self._member = name
+        self._complain_at = 0.0
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        stream, self.stream = self.stream, None  # else what is stuck in its buffer would fail with all that follows
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
+        if time.monotonic() >= self._complain_at:
+            self._complain_at = time.monotonic() + COMPLAIN_SECONDS
+            reason = getattr(sys.exception(), "strerror", None) or sys.exception()
+            said = "the log of member %r cannot be written (%s); its lines are lost until it can"
+            logger.warning(said, self._member, reason)
+
+
+def _stamp(seconds: float) -> str:
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))},{int(seconds % 1 * 1000):03}"
+
+
+class Output:
+    """The reading end of a member's pipe, which it closes. One thread reads those of all members."""
+
+    _paused: ClassVar[set[Output]] = set()  # have just been read; the reading thread's own
+
+    def __init__(self, pipe: IO[bytes], log: MemberLog) -> None:
+        self._pipe = pipe
+        self._descriptor = pipe.fileno()
+        self._log = log
+        self._rest = b""
+        self._next_read: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._is_complete = threading.Event()
+        self._loop = loop("member-output")
+        os.set_blocking(self._descriptor, False)
+        self._loop.call_soon_threadsafe(self._listen)
+
+    def finish(self, timeout: float) -> None:
+        """Its member is dead: returns when what it wrote last is kept, after `timeout` seconds at most."""
+        self._loop.call_soon_threadsafe(self._read_last)
+        self._is_complete.wait(timeout)
+
+    # On the reading thread ----------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        self._paused.discard(self)
+        self._next_read = None
+        self._loop.add_reader(self._descriptor, self._read_and_pause)
+
+    def _read_and_pause(self) -> None:
+        cost = self._read(READ_BYTES)
+        if self._is_closed:
+            return
+        self._loop.remove_reader(self._descriptor)
+        self._paused.add(self)
+        # Those that pause share the second equally, so one that writes little is read soon whatever the others write.
+        self._next_read = self._loop.call_later(max(PAUSE, cost * len(self._paused) / BYTES_PER_SECOND), self._listen)
+
+    def _read_last(self) -> None:
+        if not self._is_closed:
+            self._read(LAST_BYTES)
+            if self._rest and not self._is_closed:
+                self._keep(b"\n")
+            self._loop.call_later(DRAIN_AFTER_EXIT, self._close)
+        self._is_complete.set()
+
+    def _read(self, most: int) -> int:
+        """What it wrote, up to `most` bytes; what that cost."""
+        try:
+            chunk = os.read(self._descriptor, most)
+        except BlockingIOError:
+            return READ_COST
+        if chunk:
+            return READ_COST + self._keep(chunk)
+        self._close()
+        return READ_COST
+
+    def _keep(self, chunk: bytes) -> int:
+        whole, newline, rest = chunk.rpartition(b"\n")
+        if newline:
+            whole, self._rest = self._rest + whole, rest
+        else:
+            whole, self._rest = b"", self._rest + chunk
+        lines = _lines(whole) if newline else []
+        if len(self._rest) > MAX_LINE:
+            end = len(self._rest) // MAX_LINE * MAX_LINE
+            lines += _lines(self._rest[:end])
+            self._rest = self._rest[end:]
+        shown = self._log.write(lines) if lines else 0
+        return len(chunk) + LINE_COST * len(lines) + SHOWN_COST * shown
+
+    def _close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._next_read is not None:
+            self._next_read.cancel()
+        self._paused.discard(self)
+        self._loop.remove_reader(self._descriptor)
+        self._pipe.close()
+        if self._rest:
+            self._keep(b"\n")
+        self._log.close()
+
+
+def _lines(text: bytes) -> list[str]:
+    """Its lines, long ones in pieces. All of it is decoded at once, for most lines are short."""
+    lines = [line.rstrip("\r") for line in text.decode("utf-8", "replace").split("\n")]
+    if max(map(len, lines)) <= MAX_LINE:
+        return lines
+    return [line[start : start + MAX_LINE] for line in lines for start in range(0, max(len(line), 1), MAX_LINE)]

@@ -1,0 +1,133 @@
+"""Choosing a port: which ones to try, and whether the system would give one. No Django.
+
+"Free a moment ago" is no claim: the row with the unique port is the claim (`lifecycle`), the server's bind the proof.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+
+import psutil
+
+LOOPBACK = ("127.0.0.1", "::1")
+# Of the kernel's answers about sockets: linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h.
+NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY = 4, 20
+DUMP = (SOCK_DIAG_BY_FAMILY, 0x301)  # type and flags of the message: a request for all that match
+LISTENS = 1 << 10  # the one state that is asked for
+DIAG_SECONDS, DIAG_BYTES = 1.0, 65_536
+_DIAG_REQUEST = struct.Struct("=IHH8xBB2xI2s46x")
+_DIAG_ANSWER = struct.Struct("=IH10xB7x16s44xI")
+_DIAG_END = struct.Struct("=16xi")  # a negative errno where the kernel could not tell, or nothing
+_NOT_THERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+def candidates(first: int, last: int, preferred: int | None = None) -> Iterator[int]:
+    """`preferred` when it lies in the range, then every port of it in sequence (REQ-MCP-HTTP-6)."""
+    if preferred is not None and first <= preferred <= last:
+        yield preferred
+    yield from (port for port in range(first, last + 1) if port != preferred)
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody has bound `port` on this machine's loopback.
+
+    Both families: handed-out addresses say `localhost`, and a stranger on ::1 would answer some of them.
+    """
+    return all(_can_bind(host, port) for host in LOOPBACK)
+
+
+def _can_bind(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            # As servers do: connections in TIME_WAIT are no reason to pass a port over.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        return error.errno in _NOT_THERE
+    return True
+
+
+def answers(port: int) -> bool:
+    """Whether something accepts connections on 127.0.0.1:`port`."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def listening_addresses(pid: int, port: int) -> set[str]:
+    """Where process `pid` or a descendant of it listens on `port`; empty when none does, or it cannot be told."""
+    listeners = _listeners_on(port)
+    try:
+        process = psutil.Process(pid)
+        found = _listens(process, port, listeners)
+        if listeners is not None and found == set(listeners.values()):
+            return found  # mostly: to find descendants takes a look at all processes there are
+        return found.union(*(_listens(child, port, listeners) for child in process.children(recursive=True)))
+    except psutil.Error:
+        return set()
+
+
+def _listens(process: psutil.Process, port: int, listeners: dict[str, str] | None) -> set[str]:
+    if listeners is not None:
+        return {listeners[file] for file in _open_files(process.pid) if file in listeners}
+    try:
+        connections = process.net_connections(kind="tcp")
+    except psutil.Error:
+        return set()
+    return {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN and c.laddr and c.laddr.port == port}
+
+
+def _listeners_on(port: int) -> dict[str, str] | None:
+    """Of each socket that listens there, as a link to it reads, the address; None where the system does not tell.
+
+    Asked of the kernel for that port alone (Linux, sock_diag(7)): the tables in /proc/net tell all connections of the
+    machine, which takes a hundred times as long.
+    """
+    if sys.platform != "linux":
+        return None
+    found: dict[str, str] = {}
+    number = port.to_bytes(2, "big")
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_SOCK_DIAG) as kernel:
+            kernel.settimeout(DIAG_SECONDS)
+            for family in (socket.AF_INET, socket.AF_INET6):
+                kernel.send(_DIAG_REQUEST.pack(_DIAG_REQUEST.size, *DUMP, family, socket.IPPROTO_TCP, LISTENS, number))
+                error = _take_listeners(kernel, found)
+                if error and family == socket.AF_INET:  # no tcp_diag; without IPv6 there is nothing to tell of it
+                    raise OSError(error, os.strerror(error))
+    except OSError:
+        return None
+    return found
+
+
+def _take_listeners(kernel: socket.socket, found: dict[str, str]) -> int:
+    """Put those of the answer into `found`. The errno that it ends with, or 0."""
+    answer = b""
+    while True:
+        answer = answer or kernel.recv(DIAG_BYTES)
+        size, kind, family, address, inode = _DIAG_ANSWER.unpack_from(answer.ljust(_DIAG_ANSWER.size, b"\0"))
+        if kind != SOCK_DIAG_BY_FAMILY:
+            code: int = _DIAG_END.unpack_from(answer.ljust(_DIAG_END.size, b"\0"))[0]
+            return max(-code, 0)
+        width = 4 if family == socket.AF_INET else 16
+        found[f"socket:[{inode}]"] = socket.inet_ntop(family, address[:width])
+        answer = answer[size + -size % 4 :]
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    folder = f"/proc/{pid}/fd"
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                yield os.readlink(f"{folder}/{name}")
+
+
+def is_loopback(address: str) -> bool:
+    return address == "::1" or address.removeprefix("::ffff:").startswith("127.")

@@ -1,0 +1,313 @@
+"""One member's process: spawn it, notice its end, stop its whole group. The OS and nothing else.
+
+Every process of a member carries MARK_VARIABLE in its environment, and a birthmark where it dropped that: what left the
+process group is found by them, and a pid is never trusted alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import IO, cast
+
+import psutil
+
+from mcp_runtime.members.output import MemberLog, Output
+from mcp_runtime.protocol.errors import SpawnError
+from mcp_runtime.system import birthmark
+from mcp_runtime.system.loops import call_at_exit
+from mcp_runtime.system.runtime_id import RuntimeId
+
+logger = logging.getLogger("guildhall.runtime")
+
+MARK_VARIABLE = "GUILD_HALL_MEMBER"
+# What a child gets of our environment; never our settings, keys or addresses.
+INHERITED = frozenset(
+    (
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS"),
+    )
+)
+STOP_TIMEOUT = 3.0  # seconds from SIGTERM to SIGKILL
+REAP_TIMEOUT = 5.0  # a killed process is gone in milliseconds, unless the kernel holds it
+REAP_INTERVAL = 0.005
+LAST_WORDS_TIMEOUT = 0.05  # what a dead member wrote last is in the pipe already
+# Threads that do what an exit asks for, among it writes to the database; more exits at once wait for each other.
+EXIT_THREADS = 8
+_exits = ThreadPoolExecutor(EXIT_THREADS, thread_name_prefix="member-exit")
+
+
+def mark_of(hall_id: uuid.UUID, runtime: RuntimeId) -> str:
+    """How the marks of all that `runtime` starts for the hall begin."""
+    return f"{hall_id}/{runtime}/"
+
+
+def child_environment(own: Mapping[str, str], mark: str) -> dict[str, str]:
+    """The allow-listed part of our environment, the member's `own` variables, and its mark."""
+    inherited = {name: value for name, value in os.environ.items() if name in INHERITED}
+    return {**inherited, **own, MARK_VARIABLE: mark}
+
+
+def user_umask() -> int:
+    """The umask that the hall was started with, for what it starts in turn; its own is private (see the settings)."""
+    return int(os.environ.get("GUILD_HALL_USER_UMASK", "-1"), 8)  # -1: as ours
+
+
+class MemberProcess:
+    """A running server process, leader of a session and process group of its own."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], log: MemberLog, mark: str) -> None:
+        self._popen = popen
+        self._log = log
+        self._output = Output(cast("IO[bytes]", popen.stdout), log)
+        self._signal_lock = threading.Lock()
+        self._reaped = False
+        self.pid = popen.pid
+        self.mark = mark
+        self.spawned_at = time.monotonic()
+        self.exited = threading.Event()
+        self.told = threading.Event()  # `on_exit` has returned
+        self.exit_code: int | None = None
+
+    @classmethod
+    def spawn(
+        cls,
+        argv: list[str],
+        *,
+        directory: Path,
+        environment: dict[str, str],
+        log: MemberLog,
+        on_exit: Callable[[MemberProcess], None],
+        exits: Executor | None = None,
+    ) -> MemberProcess:
+        """Start `argv` in `directory` (REQ-MCP-HTTP-11). Raises SpawnError (REQ-MCP-HTTP-40).
+
+        `on_exit` is called once, from a thread of `exits` that may wait, after the end; what is left of the group is
+        dead by then. None: the threads that all members share.
+        """
+        if not directory.is_dir():
+            raise SpawnError(f"its folder {directory} is gone")
+        try:
+            with birthmark.handed_on(environment[MARK_VARIABLE]):
+                popen = subprocess.Popen(
+                    argv,
+                    bufsize=0,
+                    cwd=directory,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    umask=user_umask(),
+                )
+        except FileNotFoundError as error:
+            raise SpawnError(f"command not found: {argv[0]!r}") from error
+        except PermissionError as error:
+            raise SpawnError(f"permission denied: {argv[0]!r} is not executable") from error
+        except (OSError, ValueError) as error:
+            raise SpawnError(f"command {argv[0]!r} cannot be started: {error}") from error
+        process = cls(popen, log, environment[MARK_VARIABLE])
+        call_at_exit(popen.pid, process._has_ended, partial(process._ended, on_exit, exits or _exits))
+        return process
+
+    def tail(self) -> str:
+        """The last lines it wrote."""
+        return self._log.tail()
+
+    def last_line(self) -> str:
+        """The last line it wrote that is not blank."""
+        return self._log.last_line()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it ended, as the OS knows: sooner than `exited`, which waits for its last words."""
+        if self._reaped or self.exited.is_set():
+            return True
+        if not hasattr(os, "waitid"):
+            return False
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # reaped in this moment
+            return True
+
+    # Watching -----------------------------------------------------------------------------------------------------
+
+    def _has_ended(self) -> bool:
+        if hasattr(os, "waitid"):
+            return self.is_over
+        with self._signal_lock:  # an older macOS: the mark alone finds what is left of the group
+            self._reaped = self._popen.poll() is not None
+            return self._reaped
+
+    def _ended(self, on_exit: Callable[[MemberProcess], None], exits: Executor) -> None:
+        """On the loop of all members' exits: nothing here may wait for the disk, the console or the database."""
+        with self._signal_lock:
+            if not self._reaped:
+                # The zombie keeps pid and group from being reused until the rest of the group is killed.
+                self._signal_group(signal.SIGKILL)
+            self.exit_code = self._popen.wait()
+            self._reaped = True
+        self._output.finish(LAST_WORDS_TIMEOUT)
+        self.exited.set()
+        exits.submit(self._tell, on_exit)
+
+    def _tell(self, on_exit: Callable[[MemberProcess], None]) -> None:
+        try:
+            on_exit(self)
+        except Exception:
+            logger.exception("what the exit of process %d asks for failed", self.pid)
+        finally:
+            self.told.set()
+
+    # Ending -------------------------------------------------------------------------------------------------------
+
+    def stop(self, timeout: float = STOP_TIMEOUT) -> None:
+        """SIGTERM to the group, at most `timeout` seconds of patience, SIGKILL; then whatever left the group."""
+        self.terminate()
+        self.wait_or_kill(timeout)
+        kill_marked(self.mark)
+
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def wait_or_kill(self, timeout: float) -> None:
+        if not self.exited.wait(timeout):
+            self.kill()
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+        self.exited.wait(REAP_TIMEOUT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with self._signal_lock:
+            if not self._reaped:
+                self._signal_group(number)
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        # EPERM: on macOS a zombie leader refuses; elsewhere a member that changed its user.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+
+class NoProcess:
+    """In the place of a MemberProcess where the server runs elsewhere: nothing to stop here, and no end to notice."""
+
+    pid = None
+    exit_code = None
+    mark = ""
+    is_over = False
+
+    def __init__(self) -> None:
+        self.exited = self.told = threading.Event()
+        self.spawned_at = time.monotonic()
+
+    def tail(self) -> str:
+        return ""
+
+    def last_line(self) -> str:
+        return ""
+
+    def stop(self, timeout: float = STOP_TIMEOUT) -> None:
+        pass
+
+    def terminate(self) -> None:
+        pass
+
+    def wait_or_kill(self, timeout: float) -> None:
+        pass
+
+    def kill(self) -> None:
+        pass
+
+
+def kill_marked(mark: str) -> int:
+    """SIGKILL every process whose mark is `mark`, or begins with it when it ends in `/`; how many there were."""
+    if not mark:  # which every process but the members' carries
+        return 0
+    return _kill_all(lambda process: carries(process, mark))
+
+
+def kill_left_behind(hall_id: uuid.UUID, last_holder: str = "") -> int:
+    """SIGKILL what runtimes of the hall left that are provably dead; how many processes there were.
+
+    `last_holder` is the runtime that the lease names: of one that is named nowhere else, processes without our
+    environment are not found. A copy of the database is the same hall: what its living runtime started is not ours to
+    end.
+    """
+    dead: set[str] = set()  # how their marks begin
+
+    def note(runtime: str) -> None:
+        if _has_ended(runtime):
+            dead.add(f"{hall_id}/{runtime}/")
+
+    def is_left_behind(process: psutil.Process) -> bool:
+        hall, _, rest = _mark_in_environment(process).partition("/")
+        if hall == str(hall_id):
+            note(rest.partition("/")[0])
+        return any(carries(process, mark) for mark in dead)
+
+    note(last_holder)
+    killed = _kill_all(is_left_behind)
+    if killed:
+        logger.warning("ended %d processes that an earlier runtime left behind", killed)
+    return killed
+
+
+def _has_ended(runtime: str) -> bool:
+    """Whether the runtime of a mark is provably dead. The release before marked with a UUID, and lives no more."""
+    known = RuntimeId.parse(runtime)
+    if known is not None:
+        return known.is_dead
+    try:
+        return bool(uuid.UUID(runtime))
+    except ValueError:
+        return False
+
+
+def _kill_all(is_meant: Callable[[psutil.Process], bool]) -> int:
+    """SIGKILL every process that is meant. Looks again until a look finds none: they may fork meanwhile."""
+    killed: set[psutil.Process] = set()
+    deadline = time.monotonic() + REAP_TIMEOUT
+    while found := [process for process in psutil.process_iter() if is_meant(process)]:
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        killed.update(found)
+        if time.monotonic() > deadline:
+            break
+        # Not psutil.wait_procs: it reaps children of ours, whose end their watching threads then never see.
+        time.sleep(REAP_INTERVAL)
+    return len(killed)
+
+
+def carries(process: psutil.Process, mark: str) -> bool:
+    """Whether it lives, is not ourselves, and has the mark, as its birthmark or in its environment."""
+    try:
+        return (
+            process.pid != os.getpid()
+            and (birthmark.is_for(process.pid, mark) or _is_for(_mark_in_environment(process), mark))
+            and process.status() != psutil.STATUS_ZOMBIE
+        )
+    except psutil.Error:
+        return False
+
+
+def _is_for(carried: str, mark: str) -> bool:
+    return carried.startswith(mark) if mark.endswith("/") else carried == mark
+
+
+def _mark_in_environment(process: psutil.Process) -> str:
+    try:
+        return str(process.environ().get(MARK_VARIABLE, ""))
+    except (psutil.Error, OSError):
+        return ""

@@ -1,0 +1,145 @@
+"""Is a member that was spawned, or that runs elsewhere, ready for calls? What it is asked before it is connected.
+
+It accepts connections, completes the initialize handshake and lists its tools. Nothing here writes a row.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from mcp_runtime.client.client import INITIALIZE_TIMEOUT, REQUEST_TIMEOUT
+from mcp_runtime.client.handshake import InitializeResult
+from mcp_runtime.client.tool_list import ToolList
+from mcp_runtime.members import ports, tools
+from mcp_runtime.members.live import EXIT_GRACE, LiveMember
+from mcp_runtime.members.manifest.declaration import Manifest
+from mcp_runtime.members.process import NoProcess
+from mcp_runtime.members.start_limits import StartLimits
+from mcp_runtime.protocol.errors import (
+    ClientError,
+    ConnectError,
+    ExitedEarlyError,
+    McpRuntimeError,
+    NotListeningError,
+    RequestTimeoutError,
+    StartTimeoutError,
+)
+from roster.models import Tool
+
+# Between two looks whether a port accepts: rarer the longer it takes, for many that start share the CPU with our looks.
+PROBE_INTERVAL = 0.01
+PROBE_INTERVAL_LATER = 0.05
+PROBE_SHARE = 0.06  # of the time that it has taken
+
+
+class StoppedWhileStartingError(McpRuntimeError):
+    """Somebody asked for a stop while the member was starting."""
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a member told before it was connected; `tools` are rows that are not yet written."""
+
+    handshake: InitializeResult
+    tools: list[Tool]
+    warnings: list[str]
+
+
+def await_introduction(live: LiveMember, manifest: Manifest) -> Introduction:
+    """Raises McpRuntimeError: it exited, it is to be stopped, it took too long, or it does not speak MCP."""
+    if live.limits is None:
+        handshake = _shake_hands_remotely(live, manifest.start_timeout or INITIALIZE_TIMEOUT, manifest.protocol_version)
+    else:
+        _await_port(live, live.limits)
+        handshake = _shake_hands(live, live.limits, manifest.protocol_version)
+    addresses = _listening_addresses(live)
+    listed = _list_tools(live)
+    rows = tools.rows_of(live.member_id, listed.tools)
+    live.exposure = _exposure_warnings(addresses, live.port)
+    return Introduction(handshake, rows, [*listed.warnings, *live.exposure])
+
+
+def _await_port(live: LiveMember, limits: StartLimits) -> None:
+    while not ports.answers(live.port):
+        _require_alive(live)
+        if limits.left() <= 0:
+            raise NotListeningError(limits.budget)
+        waited = time.monotonic() - limits.spawned_at
+        live.process.exited.wait(min(max(PROBE_SHARE * waited, PROBE_INTERVAL), PROBE_INTERVAL_LATER))
+
+
+def _shake_hands(live: LiveMember, limits: StartLimits, version: str) -> InitializeResult:
+    """initialize, tried while the server behind the port is not ready (REQ-MCP-HTTP-14)."""
+    deadline, last = limits.handshake_deadline(), "no connection"
+    while (left := deadline - time.monotonic()) > 0:
+        _require_alive(live)
+        try:
+            with limits.enforced(live.talk):
+                return live.client.connect(left, live.talk, version=version)
+        except ConnectError as error:
+            last = str(error)  # the socket is open, the server behind it not ready
+        except RequestTimeoutError as error:
+            last = str(error)
+            break
+        except ClientError:
+            _require_alive(live)
+            raise
+        live.process.exited.wait(PROBE_INTERVAL_LATER)
+    _require_alive(live)
+    raise StartTimeoutError(limits.handshake_seconds, last)
+
+
+def _shake_hands_remotely(live: LiveMember, timeout: float, version: str) -> InitializeResult:
+    """initialize, once: a remote server listens, or the next try comes with the restart policy."""
+    _require_alive(live)
+    try:
+        return live.client.connect(timeout, live.talk, version=version)
+    except RequestTimeoutError as error:
+        raise StartTimeoutError(timeout) from error
+    except ClientError:
+        _require_alive(live)
+        raise
+
+
+def _list_tools(live: LiveMember) -> ToolList:
+    try:
+        return live.client.list_tools(REQUEST_TIMEOUT, live.talk)
+    except ClientError as error:
+        _require_alive(live)
+        raise McpRuntimeError(f"tools/list failed: {error}") from error
+
+
+def _listening_addresses(live: LiveMember) -> set[str]:
+    """Where the member listens; empty where it cannot be told.
+
+    If it does not, a stranger took its port and answered. Then it will exit as soon as it has found out, and that
+    may take as long as it computes.
+    """
+    if isinstance(live.process, NoProcess) or live.limits is None:
+        return set()
+    began = time.monotonic()
+    while not (addresses := ports.listening_addresses(live.process.pid, live.port)):
+        has_grace = time.monotonic() - began < EXIT_GRACE or (live.is_computing and live.limits.left() > 0)
+        if not has_grace:
+            break
+        live.process.exited.wait(PROBE_INTERVAL_LATER)
+        _require_alive(live)
+    return addresses
+
+
+def _exposure_warnings(addresses: set[str], port: int) -> list[str]:
+    """REQ-MCP-HTTP-30: a member that others on the network can reach is told on."""
+    open_to = sorted(address for address in addresses if not ports.is_loopback(address))
+    return (
+        [f"listens on {', '.join(open_to)} port {port}; bind 127.0.0.1 so that nobody else can reach it"]
+        if open_to
+        else []
+    )
+
+
+def _require_alive(live: LiveMember) -> None:
+    if live.stop_asked.is_set():
+        raise StoppedWhileStartingError(live.name)
+    if live.process.exited.is_set():
+        raise ExitedEarlyError(live.process.exit_code or 0)

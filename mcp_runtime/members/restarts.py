@@ -1,0 +1,89 @@
+"""When a member that failed is tried again.
+
+Rows tell moments by the wall clock, for people. That clock can be set, so whoever waits for a restart asks here, and
+gets moments of the monotonic clock.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timedelta
+
+from django.utils import timezone
+
+from roster.models import GuildMember
+
+QUICK_TRIES = 5
+LONGEST_DELAY = 30.0
+SLOW_DELAY = 300.0
+CLOCK_STEP = 1.0  # seconds that a row may be wrong by
+
+
+def restart_delay(failures: int) -> timedelta:
+    """How long to back off after the nth failure in a row: 1, 2, 4, 8, 16, at most 30 s; not at all after none."""
+    return timedelta(seconds=min(2.0 ** min(failures - 1, 10), LONGEST_DELAY) if failures else 0.0)
+
+
+def is_tried_slowly(member: GuildMember) -> bool:
+    """Whether it failed so often that it is tried every few minutes: each try costs a process, and seldom helps.
+
+    A server elsewhere costs nothing to ask again.
+    """
+    return member.restarts > QUICK_TRIES and not member.manifest.get("url")
+
+
+def next_try_after(member: GuildMember) -> float:
+    """Seconds from a failure, the last of `member.restarts` in a row, to the next try."""
+    return SLOW_DELAY if is_tried_slowly(member) else restart_delay(member.restarts).total_seconds()
+
+
+class Restarts:
+    """Of the members of one runtime. What a row says is translated once: setting the clock afterwards changes nothing.
+
+    All moments that are floats are seconds of `time.monotonic()`.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, str], tuple[datetime, float]] = {}
+
+    def due(self, member: GuildMember) -> float | None:
+        """When the member is tried again; None: by itself never."""
+        at = member.next_restart_at
+        return None if at is None else self._moment(member.pk, "next_restart_at", at)
+
+    def is_due(self, member: GuildMember) -> bool:
+        due = self.due(member)
+        return due is not None and due <= time.monotonic()
+
+    def failed_at(self, member: GuildMember) -> float:
+        """Of a member in ERROR."""
+        return self._moment(member.pk, "status_changed_at", member.status_changed_at)
+
+    def earliest(self, member: GuildMember) -> float:
+        """When a call may have a member in ERROR started: calls never defeat the back-off."""
+        return self.failed_at(member) + restart_delay(member.restarts).total_seconds()
+
+    def plan(self, member_id: int, due: float) -> datetime:
+        """The next try is due then; what to write as the row's `next_restart_at`."""
+        at = timezone.now() + timedelta(seconds=due - time.monotonic())
+        self._known[member_id, "next_restart_at"] = at, due
+        return at
+
+    def corrected(self, member: GuildMember) -> datetime | None:
+        """What the row is to say in place of its `next_restart_at`, where the clock was set; None while it is right."""
+        due, at = self.due(member), member.next_restart_at
+        if due is None or at is None:
+            return None
+        off = (at - timezone.now()).total_seconds() - (due - time.monotonic())
+        return self.plan(member.pk, due) if abs(off) > CLOCK_STEP else None
+
+    def note_change(self, member_id: int, at: datetime) -> None:
+        """The member's status changes now, and its row says `at`."""
+        self._known[member_id, "status_changed_at"] = at, time.monotonic()
+
+    def _moment(self, member_id: int, column: str, at: datetime) -> float:
+        known = self._known.get((member_id, column))
+        if known is None or known[0] != at:
+            known = at, time.monotonic() + (at - timezone.now()).total_seconds()
+            self._known[member_id, column] = known
+        return known[1]

@@ -1,0 +1,107 @@
+"""Members whose calls time out are pinged; without an answer that is shown, and they are restarted if they want to be.
+
+The calls themselves tell (`Silence`): while nobody calls, nothing is asked (REQ-MCP-HTTP-21).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from functools import partial
+
+from django.db import connections
+from django.utils import timezone
+
+from mcp_runtime.members.lifecycle import Lifecycle
+from mcp_runtime.members.live import LiveMember
+from mcp_runtime.protocol.errors import ClientError, ConnectError, RequestTimeoutError
+from mcp_runtime.rows.database import unit_of_work
+from roster.models import GuildMember
+
+logger = logging.getLogger("guildhall.runtime")
+
+Status = GuildMember.Status
+
+PING_TIMEOUT = 5.0
+MAX_PINGS = 8  # at a time, each in a thread; other members wait for the next turn
+ENOUGH_TIMEOUTS = 3  # calls in a row, before a member is restarted
+
+
+class SignsOfLife:
+    """Looked after by the supervisor. `run_apart(work)` runs it in a thread, or raises RuntimeError."""
+
+    def __init__(self, lifecycle: Lifecycle, run_apart: Callable[[Callable[[], None]], object]) -> None:
+        self._lifecycle = lifecycle
+        self._run_apart = run_apart
+        # Member id -> since when how many calls timed out, as of the last ping.
+        self._asked: dict[int, tuple[float, int]] = {}
+        self._asking: set[int] = set()
+
+    def turn(self) -> None:
+        """Ping members of which another call timed out, and take back what is shown of those that answer again."""
+        asked, self._asked = self._asked, {}
+        for live in self._lifecycle.live_members():
+            silence = live.silence
+            if not live.connected_at or not silence.timeouts:
+                continue
+            reason = silence.began, silence.timeouts
+            may_ask = live.member_id not in self._asking and len(self._asking) < MAX_PINGS
+            if asked.get(live.member_id) != reason and may_ask and self._begin_asking(live):
+                asked[live.member_id] = reason
+            if live.member_id in asked:
+                self._asked[live.member_id] = asked[live.member_id]
+        self.note_answers()
+
+    def _begin_asking(self, live: LiveMember) -> bool:
+        self._asking.add(live.member_id)
+        try:
+            self._run_apart(partial(self._ask_apart, live))
+        except RuntimeError as error:  # the system gives no thread
+            logger.warning("member %r cannot be asked for a sign of life (%s); trying again", live.name, error)
+            self._asking.discard(live.member_id)
+            return False
+        return True
+
+    def _ask_apart(self, live: LiveMember) -> None:
+        try:
+            unit_of_work(partial(self.ask, live))
+        except Exception:
+            logger.exception("asking member %r for a sign of life failed", live.name)
+        finally:
+            connections.close_all()  # the thread ends here
+            self._asking.discard(live.member_id)
+
+    def ask(self, live: LiveMember) -> None:
+        """Ping the member, for at most PING_TIMEOUT seconds, and write down that there was no answer."""
+        timeouts = live.silence.timeouts
+        try:
+            live.client.ping(PING_TIMEOUT)
+        except (RequestTimeoutError, ConnectError):
+            since = timezone.now() - timedelta(seconds=time.monotonic() - live.silence.began)
+            if live.silence.timeouts and not live.stop_asked.is_set() and not live.process.exited.is_set():
+                self._no_answer(live, timeouts, since)
+        except ClientError:
+            live.silence.answered()  # an error is an answer
+        else:
+            live.silence.answered()
+
+    def _no_answer(self, live: LiveMember, timeouts: int, since: datetime) -> None:
+        calls = f"{timeouts} calls" if timeouts > 1 else "a call"
+        message = (
+            f"member {live.name!r} has given no answer since {since:%H:%M:%S} UTC: {calls} timed out, "
+            f"and a ping had no answer within {PING_TIMEOUT:g} s"
+        )
+        row = self._lifecycle.own_row(live.member_id).filter(status=Status.CONNECTED)
+        if row.filter(no_answer_since=None).update(no_answer_since=since):
+            logger.warning("%s", message)
+        if timeouts >= ENOUGH_TIMEOUTS and row.filter(manifest__unresponsive="restart").exists():
+            self._lifecycle.fail(live, "no answer", message)
+
+    def note_answers(self) -> None:
+        """Of members that were shown and have answered since, onto their rows."""
+        shown = GuildMember.objects.filter(status=Status.CONNECTED, no_answer_since__isnull=False)
+        silent = {live.member_id for live in self._lifecycle.live_members() if live.silence.timeouts}
+        for member_id in shown.exclude(pk__in=silent).values_list("pk", flat=True):
+            self._lifecycle.own_row(member_id).update(no_answer_since=None)

@@ -1,0 +1,294 @@
+"""How a member comes up: its port is claimed and its process spawned, or its server reached, until it is ready."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from mcp_runtime.bridge import command as bridge
+from mcp_runtime.client import remote
+from mcp_runtime.client.client import JsonRpcClient
+from mcp_runtime.members import logs, ports, process
+from mcp_runtime.members.live import LiveMember, LiveMembers
+from mcp_runtime.members.manifest.declaration import Manifest
+from mcp_runtime.members.output import MemberLog
+from mcp_runtime.members.process import MemberProcess, NoProcess
+from mcp_runtime.members.readiness import StoppedWhileStartingError, await_introduction
+from mcp_runtime.members.start_limits import StartLimits
+from mcp_runtime.members.status import Status, Statuses
+from mcp_runtime.protocol.errors import ExitedEarlyError, McpRuntimeError, NoFreePortError, UrlError
+from mcp_runtime.rows.database import give_connection_back
+from mcp_runtime.system.runtime_id import RuntimeId
+from roster.models import GuildMember, PortAllocation
+
+logger = logging.getLogger("guildhall.runtime")
+
+# Processes started in search of a free port: a server that exits with 2 for another reason must not try ten thousand.
+MAX_PORT_TRIES = 10
+PORT_TAKEN_EXIT_CODE = 2  # the plugin contract
+PORT_TAKEN_WORDS = ("eaddrinuse", "address already in use", "address in use")
+SPAWN_GRACE = 0.3
+PROGRESS_AFTER = 0.8  # seconds of a start; with the turn that looks, readers see it after about one
+PROGRESS_INTERVAL = 0.9  # between two writes: turns may follow each other much quicker than the usual second
+PROGRESS_LENGTH = 200  # of GuildMember.progress
+LEASE_LOST = "the runtime lost its lease meanwhile"
+
+
+@dataclass(frozen=True)
+class StartOptions:
+    """What every start of one runtime needs to know of the hall. `private` files are never read for a header."""
+
+    hall_id: uuid.UUID
+    runtime: RuntimeId
+    members_dir: Path
+    data_dir: Path
+    port_range: tuple[int, int]
+    max_result_bytes: int
+    plain_http_hosts: Collection[str] = ()
+    private: Collection[Path] = ()
+    exits: Executor | None = None
+    """Runs what the ends of processes ask for; None: the threads that all of this process share."""
+
+
+class Starting:
+    """Brings up members whose rows are STARTING, each in the thread of its caller.
+
+    `on_connected(live, manifest)` is called when one is up, `on_exit(process)` at the end of any process, however it
+    came, and `on_notification(member_id, method, params)` for what they say outside calls.
+    """
+
+    def __init__(
+        self,
+        options: StartOptions,
+        members: LiveMembers,
+        statuses: Statuses,
+        *,
+        on_connected: Callable[[LiveMember, Manifest], None],
+        on_exit: Callable[[MemberProcess], None],
+        on_notification: Callable[[int, str, dict[str, Any]], None],
+    ) -> None:
+        self._options = options
+        self._members = members
+        self._statuses = statuses
+        self._on_connected = on_connected
+        self._on_exit = on_exit
+        self._on_notification = on_notification
+        # Each process has a mark of its own: a look for what one left must never find its successor.
+        self._own_mark = process.mark_of(options.hall_id, options.runtime)
+        self._spawns = itertools.count(1)
+        self._spawning = threading.Condition()
+        self._spawning_now = 0  # under _spawning, as is _closed
+        self._closed = False
+        self._aborted: set[int] = set()
+        self._tails: dict[int, str] = {}  # of starts that failed, until that is written down
+        self._progress_noted_at = 0.0
+
+    def bring_up(self, member: GuildMember, manifest: Manifest) -> None:
+        """Until it is connected. Raises McpRuntimeError, and then leaves no process behind."""
+        if manifest.url:
+            self._reach(member, manifest)
+            return
+        tried: set[int] = set()
+        while True:
+            port = self._claim_port(member, tried)
+            tried.add(port)
+            live = self._spawn(member, manifest, port)
+            give_connection_back()
+            try:
+                self._connect(live, manifest)
+            except ExitedEarlyError as error:
+                self._forget(live)
+                if not _port_was_taken(manifest, error, live.process.tail()) or len(tried) >= MAX_PORT_TRIES:
+                    raise
+                logger.info("member %r found port %d taken; trying the next", member.name, port)
+            except Exception:
+                give_connection_back()
+                live.process.stop()
+                self._forget(live)
+                raise
+            else:
+                return
+
+    def tail(self, member_id: int) -> str:
+        """What the process of a start that failed wrote last."""
+        return self._tails.get(member_id, "")
+
+    def is_over(self, member_id: int) -> None:
+        """The start has its end, written down: nothing of it is kept."""
+        self._aborted.discard(member_id)
+        self._tails.pop(member_id, None)
+
+    def abort(self, member_id: int) -> None:
+        """A stop while `bring_up` is under way in another thread, or will be: it raises StoppedWhileStartingError."""
+        self._aborted.add(member_id)
+        live = self._members.get(member_id)
+        if live is not None:
+            live.stop_asked.set()
+            live.process.stop()
+            live.talk.abort()  # with a remote server, which does not end
+
+    def note_progress(self) -> None:
+        """What members that take longer to start wrote last, onto their rows; the supervisor calls it each turn."""
+        now = time.monotonic()
+        if now < self._progress_noted_at + PROGRESS_INTERVAL:
+            return
+        self._progress_noted_at = now
+        for live in self._members.all():
+            if live.connected_at is None and now > live.process.spawned_at + PROGRESS_AFTER:
+                line = live.process.last_line()[:PROGRESS_LENGTH]
+                if line != live.progress:
+                    self._statuses.own_row(live.member_id).filter(status=Status.STARTING).update(progress=line)
+                    live.progress = line
+
+    def kill_everything(self) -> None:
+        """Whatever this runtime started, at once and for good: for a lease that is lost, and a stop's last look.
+
+        No member is spawned from then on: a start that is under way would leave its process behind.
+        """
+        with self._spawning:
+            self._closed = True
+            # Not for long: a command on a disk that hangs must not keep the others alive.
+            self._spawning.wait_for(lambda: not self._spawning_now, SPAWN_GRACE)
+        process.kill_marked(self._own_mark)
+
+    # A server elsewhere -------------------------------------------------------------------------------------------
+
+    def _reach(self, member: GuildMember, manifest: Manifest) -> None:
+        """Begin a conversation with a server that runs elsewhere: no port, no process, one try."""
+        if fault := remote.plain_http_fault(manifest.url, self._options.plain_http_hosts):
+            raise UrlError(fault)
+        folder, private = self._options.members_dir / member.directory, (self._options.data_dir, *self._options.private)
+        client = JsonRpcClient(
+            manifest.url,
+            connections=manifest.max_concurrency + 2,
+            max_bytes=self._options.max_result_bytes,
+            headers=remote.resolve(manifest.headers, remote.Sources(folder, private)),
+            on_notification=partial(self._on_notification, member.pk),
+        )
+        live = LiveMember(member.pk, member.name, 0, client, NoProcess(), remote.shown_url(manifest.url))
+        self._begin(live)
+        give_connection_back()
+        try:
+            self._connect(live, manifest)
+        except Exception:
+            give_connection_back()
+            self._forget(live)
+            raise
+
+    # A process ----------------------------------------------------------------------------------------------------
+
+    def _claim_port(self, member: GuildMember, tried: set[int]) -> int:
+        """The next free port, claimed by its row (REQ-MCP-HTTP-5 to 8). Raises NoFreePortError."""
+        first, last = self._options.port_range
+        claimed = set(PortAllocation.objects.exclude(member=member).values_list("port", flat=True))
+        for port in ports.candidates(first, last, member.last_port):
+            if port in tried or port in claimed or not ports.is_free(port):
+                continue
+            try:
+                with transaction.atomic():
+                    if not self._statuses.own_row(member.pk).exists():
+                        raise McpRuntimeError(LEASE_LOST)
+                    PortAllocation.objects.bulk_create(
+                        [PortAllocation(member=member, port=port, allocated_at=timezone.now())],
+                        update_conflicts=True,
+                        unique_fields=["member"],
+                        update_fields=["port", "allocated_at"],
+                    )
+            except IntegrityError:
+                continue  # another member of this hall was quicker
+            return port
+        raise NoFreePortError(first, last)
+
+    def _spawn(self, member: GuildMember, manifest: Manifest, port: int) -> LiveMember:
+        argv = manifest.argv(port)
+        if manifest.transport == "stdio":
+            argv = bridge.command_line(port, argv, self._options.max_result_bytes)
+        mark = f"{self._own_mark}{next(self._spawns)}/{member.name}"
+        environment = process.child_environment(manifest.environment(port), mark)
+        with self._noted_spawn(member.name):
+            member_process = MemberProcess.spawn(
+                argv,
+                directory=self._options.members_dir / member.directory,
+                environment=environment,
+                log=MemberLog(member.name, logs.path_of(self._options.data_dir, member.name)),
+                on_exit=self._on_exit,
+                exits=self._options.exits,
+            )
+        client = JsonRpcClient(
+            f"http://127.0.0.1:{port}/mcp",
+            connections=manifest.max_concurrency + 2,
+            max_bytes=self._options.max_result_bytes,
+            on_notification=partial(self._on_notification, member.pk),
+        )
+        limits = StartLimits.of(
+            member_process.pid,
+            member_process.spawned_at,
+            start_timeout=manifest.start_timeout,
+            fetches=manifest.fetches_server,
+            has_port=manifest.transport == "http",
+            is_first=member.restarts == 0,
+        )
+        live = LiveMember(member.pk, member.name, port, client, member_process, f"http://localhost:{port}/mcp", limits)
+        self._begin(live)
+        return live
+
+    @contextlib.contextmanager
+    def _noted_spawn(self, name: str) -> Iterator[None]:
+        """Around every spawn: `kill_everything` waits for those under way. Raises StoppedWhileStartingError after."""
+        with self._spawning:
+            if self._closed:
+                raise StoppedWhileStartingError(name)
+            self._spawning_now += 1
+        try:
+            yield
+        finally:
+            with self._spawning:
+                self._spawning_now -= 1
+                self._spawning.notify_all()
+
+    # Both ---------------------------------------------------------------------------------------------------------
+
+    def _begin(self, live: LiveMember) -> None:
+        self._members.add(live)
+        if live.member_id in self._aborted:  # before there was anybody to stop
+            live.stop_asked.set()
+
+    def _connect(self, live: LiveMember, manifest: Manifest) -> None:
+        introduction = await_introduction(live, manifest)
+        if not self._statuses.to_connected(live, introduction):
+            raise McpRuntimeError(LEASE_LOST)
+        live.connected_at = time.monotonic()
+        live.announces_changes = introduction.handshake.announces_changes
+        logger.info("member %r is connected: %s, %d tools", live.name, live.endpoint, len(introduction.tools))
+        for warning in introduction.warnings:
+            logger.warning("member %r: %s", live.name, warning)
+        if live.stop_asked.is_set():
+            raise StoppedWhileStartingError(live.name)
+        self._on_connected(live, manifest)
+
+    def _forget(self, live: LiveMember) -> None:
+        self._tails[live.member_id] = live.process.tail()
+        self._members.remove(live)
+        process.kill_marked(live.process.mark)
+
+
+def _port_was_taken(manifest: Manifest, error: ExitedEarlyError, tail: str) -> bool:
+    if manifest.transport == "stdio":  # the server itself knows of no port, and its exit code 2 means something else
+        return error.exit_code == PORT_TAKEN_EXIT_CODE and bridge.PORT_TAKEN in tail
+    words = tail.lower()
+    return error.exit_code == PORT_TAKEN_EXIT_CODE or (
+        error.exit_code != 0 and any(word in words for word in PORT_TAKEN_WORDS)
+    )

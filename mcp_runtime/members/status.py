@@ -1,0 +1,212 @@
+"""The only writer of a member's status.
+
+    DISCONNECTED -> STARTING -> CONNECTED -> STOPPING -> DISCONNECTED          (`stop` is legal in STARTING too)
+    STARTING, CONNECTED -> ERROR -> STARTING | DISCONNECTED
+
+Each arrow is one compare-and-set under the lease, and one StatusChange row in the same transaction. A runtime that
+takes the lease puts all rows back to DISCONNECTED with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+from django.db import transaction
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from mcp_runtime.members import tools
+from mcp_runtime.members.live import LiveMember
+from mcp_runtime.members.readiness import Introduction
+from mcp_runtime.members.restarts import SLOW_DELAY, Restarts, is_tried_slowly, next_try_after
+from mcp_runtime.protocol.jsonrpc import storable
+from mcp_runtime.rows.database import persistently
+from mcp_runtime.rows.lease import held_by
+from roster.models import GuildMember, PortAllocation, StatusChange
+
+logger = logging.getLogger("guildhall.runtime")
+
+Status = GuildMember.Status
+
+SLOWLY = f"it failed {{}} times in a row, and is tried every {SLOW_DELAY / 60:g} minutes"
+
+
+def reset_rows() -> None:
+    """What the rows say of an earlier runtime's members: none is connected, no port is taken.
+
+    For the transaction that takes the lease (`lease.take`): nobody sees those rows under a lease that is live.
+    """
+    PortAllocation.objects.all().delete()
+    members = list(GuildMember.objects.exclude(status=Status.DISCONNECTED, next_restart_at=None))
+    now = timezone.now()
+    StatusChange.objects.bulk_create(
+        StatusChange(
+            member=member,
+            old=member.status,
+            new=Status.DISCONNECTED,
+            cause="runtime start",
+            created_at=now,
+        )
+        for member in members
+    )
+    GuildMember.objects.filter(pk__in=[member.pk for member in members]).update(
+        status=Status.DISCONNECTED,
+        status_changed_at=now,
+        progress="",
+        no_answer_since=None,
+        pid=None,
+        restarts=0,
+        next_restart_at=None,
+        warnings=[],
+    )
+
+
+class Statuses:
+    """The arrows, for the runtime that holds `lease_id`. Each returns whether it was taken."""
+
+    def __init__(self, lease_id: uuid.UUID) -> None:
+        self._lease_id = lease_id
+        self.restarts = Restarts()
+        self.ending: set[int] = set()  # members whose end is being written down, which takes as long as the database
+
+    def own_row(self, member_id: int) -> QuerySet[GuildMember]:
+        """The member's row, as long as the lease is ours: every write to it goes through here."""
+        return GuildMember.objects.filter(held_by(self._lease_id), pk=member_id)
+
+    def to_starting(self, member: GuildMember, *, automatic: bool) -> bool:
+        """DISCONNECTED | ERROR -> STARTING"""
+        facts: dict[str, Any] = {"next_restart_at": None, "warnings": []}
+        facts |= {"restarts_total": member.restarts_total + 1} if automatic else {}
+        cause = "restart" if automatic else "start"
+        return self._move(member.pk, [Status.DISCONNECTED, Status.ERROR], Status.STARTING, cause=cause, **facts)
+
+    def to_connected(self, live: LiveMember, introduction: Introduction) -> bool:
+        """STARTING -> CONNECTED, with the tools that it has"""
+        return persistently(lambda: self._write_connected(live, introduction))
+
+    def _write_connected(self, live: LiveMember, introduction: Introduction) -> bool:
+        handshake = introduction.handshake
+        with transaction.atomic():
+            moved = self._move(
+                live.member_id,
+                [Status.STARTING],
+                Status.CONNECTED,
+                cause="handshake",
+                last_error="",
+                warnings=introduction.warnings,
+                pid=live.process.pid,
+                last_port=live.port or None,
+                started_at=timezone.now(),
+                protocol_version=handshake.protocol_version,
+                server_info=handshake.server_info,
+                capabilities=handshake.capabilities,
+                instructions=handshake.instructions,
+            )
+            if moved:
+                tools.write(live.member_id, introduction.tools)
+            return moved
+
+    def to_error(
+        self,
+        member_id: int,
+        sources: Iterable[str],
+        cause: str,
+        message: str,
+        *,
+        tail: str = "",
+        exit_code: int | None = None,
+        was_stable: bool = False,
+        may_retry: bool = True,
+    ) -> bool:
+        """STARTING | CONNECTED, as far as they are in `sources`, -> ERROR, and when it is tried again."""
+        message = storable(message)  # a member's own words may be in it
+
+        def write() -> bool:
+            with transaction.atomic():
+                member = GuildMember.objects.get(pk=member_id)
+                member.restarts = 1 if was_stable else member.restarts + 1
+                again = may_retry and member.manifest.get("restart") != "never"
+                due = time.monotonic() + next_try_after(member)
+                slowly = f" ({SLOWLY.format(member.restarts)})" if again and is_tried_slowly(member) else ""
+                reason = message + slowly
+                self._free_port(member_id)
+                return self._move(
+                    member_id,
+                    sources,
+                    Status.ERROR,
+                    cause=cause,
+                    message=reason,
+                    log_tail=tail,
+                    last_error=f"{reason}{GuildMember.TAIL_MARK}{tail}" if tail else reason,
+                    pid=None,
+                    exit_code=exit_code,
+                    restarts=member.restarts,
+                    next_restart_at=self.restarts.plan(member_id, due) if again else None,
+                )
+
+        self.ending.add(member_id)
+        try:
+            written = persistently(write)
+        finally:
+            self.ending.discard(member_id)
+        if written:
+            logger.error("%s", message)
+        return written
+
+    def to_stopping(self, member_id: int, cause: str) -> bool:
+        """STARTING | CONNECTED -> STOPPING"""
+        return self._move(member_id, [Status.STARTING, Status.CONNECTED], Status.STOPPING, cause=cause)
+
+    def to_disconnected(self, member_id: int, cause: str, ended: LiveMember | None) -> bool:
+        """Any but DISCONNECTED -> DISCONNECTED, once `ended` is over."""
+        facts: dict[str, Any] = {"pid": None, "next_restart_at": None, "restarts": 0, "warnings": []}
+        facts |= {"exit_code": ended.process.exit_code} if ended else {}
+        sources = [Status.STOPPING, Status.ERROR, Status.CONNECTED, Status.STARTING]
+
+        def write() -> bool:
+            with transaction.atomic():
+                self._free_port(member_id)
+                return self._move(member_id, sources, Status.DISCONNECTED, cause=cause, **facts)
+
+        return persistently(write)
+
+    def _free_port(self, member_id: int) -> None:
+        PortAllocation.objects.filter(held_by(self._lease_id), member_id=member_id).delete()
+
+    def _move(
+        self,
+        member_id: int,
+        sources: Iterable[str],
+        new: Status,
+        *,
+        cause: str,
+        message: str = "",
+        exit_code: int | None = None,
+        log_tail: str = "",
+        **facts: Any,
+    ) -> bool:
+        """The one place a member's status changes: compare-and-set under the lease, and the change written down."""
+        now = timezone.now()
+        if exit_code is not None:
+            facts["exit_code"] = exit_code
+        with transaction.atomic():
+            for old in sources:
+                row = self.own_row(member_id).filter(status=old)
+                if row.update(status=new, status_changed_at=now, progress="", no_answer_since=None, **facts):
+                    StatusChange.objects.create(
+                        member_id=member_id,
+                        old=old,
+                        new=new,
+                        cause=cause,
+                        message=message,
+                        exit_code=facts.get("exit_code"),
+                        log_tail=log_tail,
+                        created_at=now,
+                    )
+                    self.restarts.note_change(member_id, now)
+                    return True
+        return False

@@ -1,0 +1,327 @@
+"""The loop that keeps members as wished: read the folder, compare wanted with seen, call the lifecycle.
+
+`tick()` is one turn and can be called alone. Between two of them, a second apart, there are short ones for whoever
+wakes the loop, be it each of a hundred members that start. A turn never blocks on a member: each verb runs in a thread
+of its own, one at a time for a member, and at most so many starts at a time that slow servers do not starve each other.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from django.db import Error, connections
+from django.db.models import Q, QuerySet
+
+from mcp_runtime.members import discovery
+from mcp_runtime.members.lifecycle import Lifecycle
+from mcp_runtime.members.live import LiveMember
+from mcp_runtime.members.manifest.files import fingerprint
+from mcp_runtime.members.signs_of_life import SignsOfLife
+from mcp_runtime.rows.database import unit_of_work
+from roster.models import GuildMember
+
+logger = logging.getLogger("guildhall.runtime")
+
+Status = GuildMember.Status
+
+TICK_SECONDS = 1.0
+# Wishes often come in handfuls; a loop that is woken for each of them would do nothing else.
+SHORTEST_PAUSE = 0.02
+# A start that hangs must not keep others out: it holds its place this long.
+START_SLOT_SECONDS = 5.0
+# One whose process sleeps, or waits for a download, needs no CPU: others start meanwhile.
+IDLE_START_SLOT_SECONDS = 1.0
+# One that computes would only make others slower by leaving it: so many are under way as there is CPU for.
+LONGEST_START_SLOT_SECONDS = 30.0
+# Verbs under way, each in a thread that ends with it; the others wait for the next turn. Starts may take minutes, and
+# leave some threads to stops.
+MAX_VERBS = 64
+MAX_STARTS = 48
+UNTRACKED_SECONDS = 5.0
+# A server elsewhere leaves without a word: its tools are listed anew this often, to see that it is there.
+REMOTE_CHECK_SECONDS = 30.0
+
+WISHED_RUNNING = Q(enabled=True, wanted=GuildMember.Wanted.RUNNING, removed_at=None)
+MAY_START = WISHED_RUNNING & Q(manifest_error="")
+ALIVE = (Status.STARTING, Status.CONNECTED)
+LARGE = ("manifest", "server_info", "capabilities", "instructions", "last_error")  # columns that no turn needs
+
+
+def unfulfilled(due: Collection[int] = ()) -> QuerySet[GuildMember]:
+    """Members whose wishes differ from what is seen, those in ERROR included whose ids are in `due`."""
+    return GuildMember.objects.filter(
+        Q(restart_requested_at__isnull=False)
+        | Q(refresh_requested_at__isnull=False)
+        | MAY_START & Q(status=Status.DISCONNECTED)
+        | MAY_START & Q(status=Status.ERROR, pk__in=due)
+        | ~WISHED_RUNNING & ~Q(status__in=(Status.DISCONNECTED, Status.STOPPING))
+    ).order_by("name")
+
+
+class Threads:
+    """One for each piece of work, which ends with it: verbs are rare, and come by the hundred."""
+
+    def submit(self, work: Callable[..., None], *args: Any) -> None:
+        """Raises RuntimeError when the system gives no thread."""
+        threading.Thread(target=work, args=args, name="lifecycle", daemon=True).start()
+
+
+class Supervisor:
+    """Owns the turn-taking. `lifecycle` does the work."""
+
+    def __init__(
+        self, *, lifecycle: Lifecycle, members_dir: Path, start_concurrency: int, threads: Threads | None = None
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._members_dir = members_dir
+        self._start_concurrency = start_concurrency
+        self._fingerprint: object = None
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._busy: dict[int, str] = {}  # member id -> the verb that is under way
+        self._restarts_due: list[float] = []  # by the monotonic clock, all later than the last turn
+        self._untracked_since: dict[int, float] = {}
+        self._checked_at: dict[int, float] = {}  # member id -> when a server elsewhere was last looked at
+        self._slots: dict[int, float] = {}  # member id -> when its start began
+        self._threads = threads or Threads()
+        self._signs_of_life = SignsOfLife(lifecycle, lambda work: self._threads.submit(work))
+        self._whole_turn_at = 0.0
+        self._loop = threading.Thread(target=self._run, name="supervisor", daemon=True)
+
+    # The loop -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._loop.start()
+
+    def wake(self) -> None:
+        """Have a turn soon."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """No more turns; verbs under way go on."""
+        self._stopping.set()
+        self._wake.set()
+        if self._loop.is_alive():
+            self._loop.join()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            is_whole = time.monotonic() >= self._whole_turn_at
+            if is_whole:
+                self._whole_turn_at = time.monotonic() + TICK_SECONDS
+            try:
+                unit_of_work(self.tick if is_whole else self.serve)
+            except Error as error:
+                logger.warning("the database cannot be reached (%s); trying again", str(error).strip())
+            except Exception:
+                logger.exception("a turn of the supervisor failed; the next one follows")
+            self._wake.wait(max(min(self._pause(), self._whole_turn_at - time.monotonic()), 0.0))
+            self._wake.clear()
+            self._stopping.wait(SHORTEST_PAUSE)
+
+    def _pause(self) -> float:
+        """Seconds to the next turn: one, or less when a restart is due or a start gives its place back sooner."""
+        with self._lock:
+            given_back = [began + START_SLOT_SECONDS for began in self._slots.values()]
+        now = time.monotonic()
+        dues = [moment for moment in given_back if moment > now]  # the others gave theirs back before
+        return min([TICK_SECONDS, *(max(due - now, SHORTEST_PAUSE) for due in [*dues, *self._restarts_due])])
+
+    # One turn -----------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """One whole turn: the folder, every member whose wishes are not fulfilled, and what nobody announces."""
+        self.sync_if_changed()
+        self._lifecycle.request_refreshes()
+        self.serve()
+        self.find_untracked()
+        self._lifecycle.note_progress()
+        self._signs_of_life.turn()
+        self.check_remotes()
+
+    def serve(self) -> None:
+        """What a turn is woken for: every member whose wishes are not fulfilled."""
+        self._free_slots()
+        wishes, awaited = unfulfilled(self._due_restarts()).defer(*LARGE), self._lifecycle.awaited
+        for member in sorted(wishes, key=lambda member: member.pk not in awaited):
+            self._serve(member)
+
+    def _due_restarts(self) -> set[int]:
+        """Members in ERROR that are to be tried now."""
+        now, due, self._restarts_due = time.monotonic(), set(), []
+        waiting = GuildMember.objects.filter(MAY_START, status=Status.ERROR, next_restart_at__isnull=False)
+        for member in waiting.only("next_restart_at"):
+            moment = self._lifecycle.restarts.due(member) or now
+            if moment <= now:
+                due.add(member.pk)
+            else:
+                self._restarts_due.append(moment)
+                self._correct(member)
+        return due
+
+    def _correct(self, member: GuildMember) -> None:
+        """People read when it is tried again; what was written before the clock was set is wrong."""
+        if at := self._lifecycle.restarts.corrected(member):
+            rows = self._lifecycle.own_row(member.pk).filter(next_restart_at=member.next_restart_at)
+            rows.update(next_restart_at=at)
+
+    def find_untracked(self) -> None:
+        """Rows that claim a process of ours that is not there: a write that failed for good left them."""
+        claimed = list(GuildMember.objects.filter(status__in=(*ALIVE, Status.STOPPING)).only("name"))
+        # An exit that is known may wait for its turn, or for the database, and is written as what it is.
+        tracked = {member.member_id for member in self._lifecycle.live_members() if not member.process.told.is_set()}
+        tracked |= self._lifecycle.ending
+        now = time.monotonic()
+        with self._lock:
+            untracked = [row for row in claimed if row.pk not in tracked and row.pk not in self._busy]
+        self._untracked_since = {row.pk: self._untracked_since.get(row.pk, now) for row in untracked}
+        for row in untracked:
+            if now - self._untracked_since[row.pk] > UNTRACKED_SECONDS:
+                self._submit(row, "look", partial(self._lifecycle.lost_track, row.pk))
+
+    def check_remotes(self) -> None:
+        """List the tools of connected servers elsewhere whose last look is long past; a failure is their error."""
+        now = time.monotonic()
+        checked, self._checked_at = self._checked_at, {}
+        for live in self._lifecycle.live_members():
+            if live.is_remote and live.connected_at:
+                seen = max(checked.get(live.member_id, 0), live.connected_at)
+                look = partial(self._lifecycle.refresh, live.member_id)
+                is_due = now - seen >= REMOTE_CHECK_SECONDS
+                if is_due and self._run_apart(live.member_id, live.name, "refresh", look):
+                    seen = now
+                self._checked_at[live.member_id] = seen
+
+    def sync_if_changed(self) -> None:
+        seen = fingerprint(self._members_dir)
+        if seen != self._fingerprint:
+            report = discovery.sync(self._members_dir)
+            self._fingerprint = seen
+            logger.info("members folder: %s", report)
+
+    def _serve(self, member: GuildMember) -> None:
+        wished_running = member.enabled and member.wanted == GuildMember.Wanted.RUNNING and member.removed_at is None
+        if member.status in ALIVE and (not wished_running or member.restart_requested_at):
+            self._stop(member)
+        elif member.status == Status.ERROR and not wished_running:
+            self._submit(member, "stop", lambda: self._lifecycle.stop(member.pk))
+        elif member.status == Status.CONNECTED:
+            self._refresh(member)
+        elif not wished_running or member.manifest_error:
+            self._lifecycle.own_row(member.pk).update(restart_requested_at=None, refresh_requested_at=None)
+        elif member.status == Status.DISCONNECTED or (
+            member.status == Status.ERROR and (member.restart_requested_at or self._lifecycle.restarts.is_due(member))
+        ):
+            self._start(member)
+
+    def _stop(self, member: GuildMember) -> None:
+        with self._lock:
+            verb = self._busy.get(member.pk)
+            if verb == "start":
+                self._busy[member.pk] = "aborted start"
+        if verb == "start":
+            self._threads.submit(self._abort_start, member)
+        elif verb == "refresh":
+            self._lifecycle.abort_refresh(member.pk)  # the turn after its end stops the member
+        else:
+            cause = "restart" if member.restart_requested_at else "stop"
+            self._submit(member, "stop", lambda: self._lifecycle.stop(member.pk, cause=cause))
+
+    def _start(self, member: GuildMember) -> None:
+        if not self._take_slot(member.pk):
+            return
+        asked = member.restart_requested_at
+        automatic = member.status == Status.ERROR and asked is None
+        if asked:
+            wishes = self._lifecycle.own_row(member.pk).filter(restart_requested_at=asked)
+            wishes.update(restart_requested_at=None, restarts=0)
+        if not self._submit(member, "start", lambda: self._lifecycle.start(member.pk, automatic=automatic)):
+            self._give_slot_back(member.pk)
+
+    def _refresh(self, member: GuildMember) -> None:
+        wish = self._lifecycle.own_row(member.pk).filter(refresh_requested_at=member.refresh_requested_at)
+
+        def refresh() -> None:
+            try:
+                self._lifecycle.refresh(member.pk)
+            finally:
+                wish.update(refresh_requested_at=None)  # only now: whoever waits for it wants the new tools
+
+        self._submit(member, "refresh", refresh)
+
+    # Threads and places -------------------------------------------------------------------------------------------
+
+    def _submit(self, member: GuildMember, verb: str, work: Callable[[], None]) -> bool:
+        """Run `work` in a thread. While a verb is under way for this member, or too many are, the next turn tries."""
+        return self._run_apart(member.pk, member.name, verb, work)
+
+    def _run_apart(self, member_id: int, name: str, verb: str, work: Callable[[], None]) -> bool:
+        with self._lock:
+            if member_id in self._busy or len(self._busy) >= MAX_VERBS:
+                return False
+            self._busy[member_id] = verb
+        try:
+            self._threads.submit(self._run_verb, member_id, name, verb, work)
+        except RuntimeError:  # the system gives no more
+            self._is_done(member_id)
+            raise
+        return True
+
+    def _run_verb(self, member_id: int, name: str, verb: str, work: Callable[[], None]) -> None:
+        try:
+            unit_of_work(work)
+        except Exception:
+            logger.exception("%s of member %r failed", verb, name)
+        finally:
+            connections.close_all()  # the thread ends here
+            self._is_done(member_id)
+            self.wake()
+
+    def _abort_start(self, member: GuildMember) -> None:
+        try:
+            self._lifecycle.abort_start(member.pk)
+        except Exception:
+            logger.exception("the start of member %r could not be ended", member.name)
+        finally:
+            connections.close_all()
+
+    def _is_done(self, member_id: int) -> None:
+        with self._lock:
+            self._busy.pop(member_id, None)
+            self._slots.pop(member_id, None)
+
+    def _free_slots(self) -> None:
+        """Take their places from starts that have held them for long, and do not compute."""
+        now = time.monotonic()
+        with self._lock:
+            held = {member_id: now - began for member_id, began in self._slots.items()}
+        lives = {live.member_id: live for live in self._lifecycle.live_members()}
+        for member_id, seconds in held.items():
+            if _is_spent(seconds, lives.get(member_id)):
+                self._give_slot_back(member_id)
+
+    def _take_slot(self, member_id: int) -> bool:
+        with self._lock:
+            starts = sum(verb.endswith("start") for verb in self._busy.values())
+            if member_id in self._busy or starts >= MAX_STARTS or len(self._slots) >= self._start_concurrency:
+                return False
+            self._slots[member_id] = time.monotonic()
+            return True
+
+    def _give_slot_back(self, member_id: int) -> None:
+        with self._lock:
+            self._slots.pop(member_id, None)
+
+
+def _is_spent(seconds: float, live: LiveMember | None) -> bool:
+    """Whether a start gives its place back that has held it for so long; `live`: it has a process, or a connection."""
+    if live is None or seconds > LONGEST_START_SLOT_SECONDS:
+        return seconds > START_SLOT_SECONDS
+    return seconds > min(IDLE_START_SLOT_SECONDS, START_SLOT_SECONDS) and not live.is_computing

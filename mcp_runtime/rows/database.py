@@ -1,0 +1,182 @@
+"""The database from threads that live long: a lost connection costs a moment, never a thread or a fact."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shlex
+import sqlite3
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from django.db import InterfaceError, OperationalError, close_old_connections, connection
+
+logger = logging.getLogger("guildhall.runtime")
+
+T = TypeVar("T")
+
+SAY_AGAIN_SECONDS = 60.0
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+NO_TEXT = "Could not decode to UTF-8"  # what Python says of a text on a damaged page
+RETRY_SECONDS = 30.0
+RETRY_INTERVAL = 0.2
+START_LOCK_SECONDS = 2.0  # at a start: a stop is noticed between two waits
+SQLITE_DEFAULT = 5.0
+START_RETRY_SECONDS = 2.0
+# No room for a write, or for the shared memory beside the file; somebody writes for long.
+PASSING_IN_SQLITE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
+PASSING_IN_SQLITE_EXTENDED = (sqlite3.SQLITE_IOERR_SHMSIZE,)
+# Classes of SQLSTATE: connection, resources (the disk among them), the server ends or starts.
+PASSING_IN_POSTGRESQL = ("08", "53", "57")
+# Refused connections have no SQLSTATE, only the server's words: these do not change until somebody mends something.
+REFUSED_BY_POSTGRESQL = re.compile(
+    r'FATAL: +(password authentication failed|(role|database) ".*" does not exist|no pg_hba\.conf entry)'
+)
+OWN_CONNECTION_SECONDS = 2  # the shortest that PostgreSQL takes
+
+
+def damage(error: BaseException) -> str:
+    """What to do about a damaged SQLite database, where that is what `error` says; else empty."""
+    cause = error if isinstance(error, sqlite3.Error) else error.__cause__
+    # The low byte is the kind; see sqlite.org/rescode.html. Errors of Python's own have no code.
+    kind = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+    if not isinstance(cause, sqlite3.Error) or not (kind in DAMAGED or str(cause).startswith(NO_TEXT)):
+        return ""
+    path = str(connection.settings_dict["NAME"])
+    # The journal goes aside with the file: what can be saved of the one may stand in the other.
+    moves = "; ".join(shlex.join(["mv", f"{path}{part}", f"{path}.damaged{part}"]) for part in ("", "-wal", "-shm"))
+    return (
+        f"The database {path} is damaged ({cause}). Stop the hall and put your last backup in its place: "
+        f"{moves}; cp BACKUP {shlex.quote(path)}. See Backup in docs/operations.md."
+    )
+
+
+class DamageFilter(logging.Filter):
+    """Of logs: in the place of tracebacks that a damaged database causes, the sentence of `damage`, once a minute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._say_at = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        said = damage(error) if error is not None else ""
+        if said and time.monotonic() < self._say_at:
+            return False
+        if said:
+            self._say_at = time.monotonic() + SAY_AGAIN_SECONDS
+            record.msg, record.args, record.exc_info = said, (), None
+        return True
+
+
+def persistently(work: Callable[[], T]) -> T:
+    """`work`, repeated while the database cannot be reached, at most RETRY_SECONDS. It must be safe to repeat.
+
+    For facts that must not be lost: how a call ended, that a process died.
+    """
+    deadline = time.monotonic() + RETRY_SECONDS
+    while True:
+        try:
+            return work()
+        except (OperationalError, InterfaceError) as error:
+            if time.monotonic() > deadline or connection.in_atomic_block:
+                raise
+            logger.warning("the database cannot be reached (%s); trying again", str(error).strip())
+            connection.close()
+            time.sleep(RETRY_INTERVAL)
+
+
+def passes(error: OperationalError) -> bool:
+    """Whether it may be over without anything being mended in the hall: a full disk, a lock, a server that is away."""
+    cause = error.__cause__
+    if isinstance(cause, sqlite3.Error):
+        code = getattr(cause, "sqlite_errorcode", 0)
+        return code & 0xFF in PASSING_IN_SQLITE or code in PASSING_IN_SQLITE_EXTENDED
+    state = getattr(cause, "sqlstate", None)
+    if state is not None:
+        return bool(state.startswith(PASSING_IN_POSTGRESQL))
+    return not REFUSED_BY_POSTGRESQL.search(str(error))
+
+
+def _reason(error: OperationalError) -> OperationalError:
+    """What keeps us from connecting: a pool says only for how long it tried, so one connection is made without it."""
+    if type(error.__cause__).__name__ != "PoolTimeout":
+        return error
+    own = connection.copy()
+    own.settings_dict["OPTIONS"].pop("pool", None)
+    if own.vendor == "postgresql":
+        own.settings_dict["OPTIONS"]["connect_timeout"] = OWN_CONNECTION_SECONDS
+    try:
+        own.ensure_connection()
+    except OperationalError as reason:
+        return reason
+    finally:
+        own.close()
+    return error
+
+
+def wait_for_locks(seconds: float) -> None:
+    """How long this thread's connection waits for SQLite's write lock, from now on: whoever waits hears no signal."""
+    if connection.vendor == "sqlite":
+        with connection.cursor() as cursor:
+            cursor.execute(f"PRAGMA busy_timeout = {seconds * 1000:.0f}")
+
+
+def patiently(work: Callable[[], T], is_over: Callable[[], bool]) -> T:
+    """`work`, repeated every START_RETRY_SECONDS while what hinders it passes, said once. It must be safe to repeat.
+
+    For a start: whoever starts us again would give up sooner than the disk has room. Raises the last OperationalError
+    once `is_over`, which is asked often.
+    """
+    is_said = False
+    while True:
+        try:
+            wait_for_locks(START_LOCK_SECONDS)
+            done = work()
+        except OperationalError as error:
+            is_last = is_over()
+            reason = error if is_last else _reason(error)
+            connection.close()  # the next one waits for locks as long as the settings say
+            if is_last:
+                raise
+            if not passes(reason):
+                raise reason from reason.__cause__
+            if not is_said:
+                told = " ".join(str(reason).split())
+                logger.error("the database cannot be used (%s); the start waits, and goes on once it can be", told)
+                is_said = True
+            again_at = time.monotonic() + START_RETRY_SECONDS
+            # No threading.Event: a signal's handler that sets it, while we wait for it, would lock itself out.
+            while time.monotonic() < again_at and not is_over():
+                time.sleep(RETRY_INTERVAL)
+        else:
+            _wait_as_usual()
+            if is_said:
+                logger.info("the database can be used again; going on")
+            return done
+
+
+def _wait_as_usual() -> None:
+    try:
+        wait_for_locks(connection.settings_dict["OPTIONS"].get("timeout", SQLITE_DEFAULT))
+    except OperationalError:
+        connection.close()  # the next one waits so
+
+
+def unit_of_work(work: Callable[[], T]) -> T:
+    """`work`, with connections that went bad replaced before, and given back after it."""
+    give_connection_back()
+    try:
+        return work()
+    finally:
+        give_connection_back()
+
+
+def give_connection_back() -> None:
+    """This thread's pooled connection goes back: before every long wait, for sixteen that keep theirs starve the rest.
+
+    SQLite's stays open, and so does one in a transaction.
+    """
+    if not connection.in_atomic_block:  # Django would close it there
+        close_old_connections()

@@ -1,0 +1,216 @@
+"""The lease: exactly one runtime per hall. A row, compare-and-set, and the database's own clock.
+
+Every status a runtime writes carries `held_by(lease_id)` in its WHERE: one that slept, was stopped or lost its clock
+changes nothing after another took over.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from django.conf import settings
+from django.db import connection, transaction
+from django.db.models import Exists, Q
+from django.db.models.functions import Now
+
+from mcp_runtime.protocol.errors import LeaseError
+from mcp_runtime.system.runtime_id import RuntimeId
+from roster.models import Hall
+
+HEARTBEAT_LOOK = 0.1
+HEARTBEAT_PATIENCE = 2.0  # of two heartbeats
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds the lease, for messages."""
+
+    host: str
+    pid: int
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+def hall() -> Hall:
+    """The hall's row, made when it is missing."""
+    return Hall.objects.get_or_create(pk=1)[0]
+
+
+def held_by(lease_id: uuid.UUID) -> Exists:
+    """A condition for querysets: true while `lease_id` is still the hall's lease."""
+    return Exists(Hall.objects.filter(pk=1, lease_id=lease_id))
+
+
+def await_heartbeat(say: Callable[[str], None]) -> Holder | None:
+    """The runtime that is alive, once it has shown so by a heartbeat; None when there is none.
+
+    A copy of the database names the holder of the original, and nobody beats in it: then this takes up to
+    LEASE_SECONDS, twice that on a machine whose clock is behind, and `say` is told why.
+    """
+    first, say_at = _last_beats(), time.monotonic() + HEARTBEAT_PATIENCE
+    deadline = time.monotonic() + 2 * Hall.LEASE_SECONDS
+    while (holder := live_holder()) and _last_beats() == first and time.monotonic() < deadline:
+        if say_at and time.monotonic() > say_at:
+            say(
+                f"the database says that {holder} is its runtime, and that does not answer. If this is a copy, it is "
+                f"free within {Hall.LEASE_SECONDS:g} s, or twice that where this machine's clock is behind; waiting"
+            )
+            say_at = 0.0
+        time.sleep(HEARTBEAT_LOOK)
+    return holder
+
+
+def require_free() -> Hall:
+    """The hall's row. Raises LeaseError while another runtime lives.
+
+    A holder that is provably dead loses the lease at once, any other LEASE_SECONDS after its last heartbeat, in
+    the row or in the data folder; one whose process is seen to live not before HEARTBEAT_PATIENCE has passed here.
+    """
+    seen = hall()
+    if seen.lease_id and (_is_live(seen) or _beats_again(seen)):
+        holder = Holder(seen.lease_host, seen.lease_pid or 0)
+        raise LeaseError(
+            f"another runtime owns this hall: {holder}, since {seen.lease_taken_at:%Y-%m-%d %H:%M:%S} UTC. "
+            "Stop it first; one hall (one database) has one runtime"
+        )
+    return seen
+
+
+def _beats_again(seen: Hall) -> bool:
+    """Whether a holder whose heartbeats look old lives: after a sleep, or when the clock was set, they do."""
+    holder = RuntimeId.parse(seen.lease_runtime)
+    if holder is None or holder.is_elsewhere or holder.is_dead:
+        return False
+    deadline = time.monotonic() + HEARTBEAT_PATIENCE
+    while time.monotonic() < deadline:
+        if _is_live(hall()):
+            return True
+        time.sleep(HEARTBEAT_LOOK)
+    return False
+
+
+def take(
+    reset: Callable[[], None] = lambda: None, seen: Hall | None = None, lease_id: uuid.UUID | None = None
+) -> uuid.UUID:
+    """Take the lease. Raises LeaseError while another runtime lives, see `require_free`; `seen` is what that said.
+
+    `reset` puts in order what the last holder left in the rows, in the same transaction. Who takes it again, for the
+    answer was lost, names the `lease_id` of the first time: it may be taken already.
+    """
+    seen = seen or require_free()
+    lease_id, own = lease_id or uuid.uuid4(), RuntimeId.own()
+    as_seen = Hall.objects.filter(_has_beaten_at(seen.heartbeat_at), pk=1, lease_id=seen.lease_id)
+    with transaction.atomic():
+        taken = as_seen.update(
+            lease_id=lease_id,
+            lease_host=socket.gethostname(),
+            lease_pid=own.pid,
+            lease_runtime=str(own),
+            lease_taken_at=Now(),
+            heartbeat_at=Now(),
+        )
+        if taken:
+            reset()
+        elif not Hall.objects.filter(pk=1, lease_id=lease_id).exists():
+            raise LeaseError("another runtime took this hall, or showed that it lives, a moment ago")
+    return lease_id
+
+
+def _has_beaten_at(moment: datetime | None) -> Q:
+    """That the last heartbeat is still the one of `moment`: one that beat since it was looked at is alive."""
+    if moment is None:
+        return Q(heartbeat_at=None)
+    # SQLite compares text, and its clock writes three digits where Django writes six.
+    near = timedelta(milliseconds=0.5)
+    return Q(heartbeat_at__range=(moment - near, moment + near))
+
+
+def renew(lease_id: uuid.UUID) -> bool:
+    """The heartbeat. False: the lease is somebody else's now; end the members and exit."""
+    return Hall.objects.filter(pk=1, lease_id=lease_id).update(heartbeat_at=Now()) == 1
+
+
+def beat(lease_id: uuid.UUID) -> None:
+    """The heartbeat beside the database, in a file: for when that is locked or full, and readers would think us dead.
+
+    Raises OSError.
+    """
+    path, text = _heartbeat_file(), _heartbeat_text(lease_id)
+    if path.exists() and path.read_text() == text:
+        os.utime(path)  # needs no space
+        return
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.replace(path)
+
+
+def _heartbeat_file() -> Path:
+    return Path(settings.GUILD_HALL_DATA_DIR) / "heartbeat"
+
+
+def _heartbeat_text(lease_id: uuid.UUID) -> str:
+    """Of which lease in which database: a copy holds the same lease."""
+    of = connection.settings_dict
+    database = (
+        Path(of["NAME"]).stat().st_ino if connection.vendor == "sqlite" else f"{of['HOST']}:{of['PORT']}/{of['NAME']}"
+    )
+    return f"{lease_id} {database}"
+
+
+def release(lease_id: uuid.UUID) -> None:
+    """Give the lease back, so that the next runtime need not wait."""
+    Hall.objects.filter(pk=1, lease_id=lease_id).update(
+        lease_id=None, lease_host="", lease_pid=None, lease_runtime="", lease_taken_at=None, heartbeat_at=None
+    )
+
+
+def live_holder() -> Holder | None:
+    """The runtime that is alive now, or None: then every reader shows members as disconnected.
+
+    Alive is one that is not provably dead and whose last heartbeat, in the row or in the data folder, is younger than
+    LEASE_SECONDS. A database that is locked or full for long takes no heartbeats, and calls go on all the same.
+    """
+    row = Hall.objects.filter(pk=1).first()
+    if row is None or not row.lease_id or not _is_live(row):
+        return None
+    return Holder(row.lease_host, row.lease_pid or 0)
+
+
+def _is_live(row: Hall) -> bool:
+    holder = RuntimeId.parse(row.lease_runtime)
+    if holder is not None and holder.is_dead:
+        return False
+    # One of the future was written by another clock, in what this is a copy of, or before the clock was set back.
+    age = timedelta(seconds=Hall.LEASE_SECONDS)
+    young = Q(heartbeat_at__gt=Now() - age, heartbeat_at__lt=Now() + age)
+    return Hall.objects.filter(young, pk=1, lease_id=row.lease_id).exists() or _beats_beside(row.lease_id)
+
+
+def _last_beats() -> tuple[object, ...]:
+    """When the holder last beat, in the row and in the data folder: only good to see that it beats."""
+    row = hall()
+    return row.heartbeat_at, _beaten_beside(row.lease_id)
+
+
+def _beats_beside(lease_id: uuid.UUID | None) -> bool:
+    """Whether the runtime of that lease shares our data folder, and could not have died or stopped long ago."""
+    beaten = _beaten_beside(lease_id)
+    return beaten is not None and abs(time.time() - beaten) < Hall.LEASE_SECONDS
+
+
+def _beaten_beside(lease_id: uuid.UUID | None) -> float | None:
+    """When the runtime of that lease last beat in our data folder, by its clock; None when it never did."""
+    try:
+        path = _heartbeat_file()
+        beaten = path.stat().st_mtime
+        return beaten if lease_id is not None and path.read_text() == _heartbeat_text(lease_id) else None
+    except OSError:
+        return None

@@ -1,0 +1,10 @@
+"""The processes of the runtime. Whoever is imported here has everything below it.
+
+guard           the parent: whatever ends the worker, nothing that it started outlives it; standard library only
+pid_namespace   a command as process 1 of a pid namespace; standard library only
+worker          the one child: takes the hall, and runs the runtime to its end
+runtime         its parts (supervisor, dispatcher, gateway, agents), heartbeat, housekeeping and stopping
+bootstep, tasks hang the runtime on a Celery worker; the tasks ring, and carry nothing
+
+Programs of their own: no module imports this room. Interfaces ask guard and pid_namespace how they are started.
+"""

@@ -1,0 +1,57 @@
+"""The heartbeat of a runtime: each second, in its lease's row and in the data folder."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+
+from django.db import Error, connection
+
+from mcp_runtime.rows import lease
+from mcp_runtime.rows.database import damage
+
+logger = logging.getLogger("guildhall.runtime")
+
+HEARTBEAT_SECONDS = 1.0
+
+
+class Heartbeat:
+    """Until `is_over`. `on_lost()` is called while the lease is somebody else's, until it returns True."""
+
+    def __init__(self, lease_id: uuid.UUID, is_over: threading.Event, on_lost: Callable[[], bool]) -> None:
+        self._lease_id = lease_id
+        self._is_over = is_over
+        self._on_lost = on_lost
+
+    def start(self) -> None:
+        threading.Thread(target=self._keep_lease, name="lease", daemon=True).start()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def _keep_lease(self) -> None:
+        is_written = True
+        while not self._is_over.wait(HEARTBEAT_SECONDS):
+            try:
+                is_ours = lease.renew(self._lease_id)  # on a connection that nobody else can take meanwhile
+            except Error as error:
+                if is_written:
+                    reason = damage(error) or str(error).strip()
+                    logger.warning("the heartbeat could not be written (%s); trying every second", reason)
+                is_written = False
+                connection.close()
+                continue
+            if not is_written:
+                logger.info("the heartbeat is written again")
+            is_written = True
+            if not is_ours and self._on_lost():
+                return
+        connection.close()
+
+    def _beat(self) -> None:
+        """In the data folder, in a thread that never waits for the database."""
+        while not self._is_over.is_set():
+            with contextlib.suppress(OSError):
+                lease.beat(self._lease_id)
+            self._is_over.wait(HEARTBEAT_SECONDS)

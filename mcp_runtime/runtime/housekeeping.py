@@ -1,0 +1,47 @@
+"""What the runtime does now and then: sum up the calls that ended, and delete what is older than is kept."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from django.conf import settings
+from django.db import Error, connection
+
+from mcp_runtime.agents import sessions
+from mcp_runtime.calls import invocations, statistics
+
+logger = logging.getLogger("guildhall.runtime")
+
+PRUNE_SECONDS = 3600.0
+
+
+def start(is_over: threading.Event) -> None:
+    threading.Thread(target=_keep_house, args=(is_over,), name="housekeeping", daemon=True).start()
+
+
+def _keep_house(is_over: threading.Event) -> None:
+    """Every quarter of a minute the calls that ended are summed; once an hour what is older than kept goes."""
+    next_prune = time.monotonic() + PRUNE_SECONDS
+    while not is_over.wait(statistics.SUM_SECONDS):
+        try:
+            statistics.sum_up(keep_going=lambda: not is_over.is_set())
+            if time.monotonic() >= next_prune:
+                _prune()
+                next_prune = time.monotonic() + PRUNE_SECONDS
+        except Error as error:
+            logger.warning("cannot keep house (%s); trying again", str(error).strip())
+        except Exception:
+            logger.exception("cannot keep house; trying again")
+        connection.close()
+
+
+def _prune() -> None:
+    days, keep = settings.GUILD_HALL_KEEP_INVOCATIONS_DAYS, settings.GUILD_HALL_KEEP_INVOCATIONS
+    pruned = invocations.prune(days=days, keep=keep)
+    invocations.prune_status_changes(days=days)
+    sessions.prune(days=days)
+    statistics.forget()
+    if pruned:
+        logger.info("pruned %d finished invocations", pruned)

@@ -1,0 +1,144 @@
+"""The parts of a runtime: lifecycle and supervisor at once, the rest when Celery's pool is there."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+
+from mcp_runtime.members import process
+from mcp_runtime.members.lifecycle import Lifecycle
+from mcp_runtime.members.starting import StartOptions
+from mcp_runtime.members.supervisor import Supervisor
+from mcp_runtime.rows import lease
+from mcp_runtime.system.runtime_id import RuntimeId
+
+if TYPE_CHECKING:
+    from mcp_runtime.agents.runner import SessionRunner
+    from mcp_runtime.calls.dispatcher import Dispatcher
+    from mcp_runtime.gateway.server import Gateway
+
+
+class Parts:
+    """Of the runtime that holds `lease_id`. Each is told what the others have to tell it. What is not built is None."""
+
+    def __init__(self, lease_id: uuid.UUID, gateway_sockets: list[socket.socket], stop_asked: threading.Event) -> None:
+        self.lease_id = lease_id
+        self._stop_asked = stop_asked
+        self._gateway_sockets = gateway_sockets
+        self._building = threading.Lock()  # held while there are some parts and not all
+        self.dispatcher: Dispatcher | None = None
+        self.gateway: Gateway | None = None
+        self.sessions: SessionRunner | None = None
+        self._hall_id, self._id = lease.hall().hall_id, RuntimeId.own()
+        self.lifecycle = Lifecycle(
+            lease_id=lease_id,
+            options=StartOptions(
+                hall_id=self._hall_id,
+                runtime=self._id,
+                members_dir=settings.GUILD_HALL_MEMBERS_DIR,
+                data_dir=settings.GUILD_HALL_DATA_DIR,
+                port_range=settings.GUILD_HALL_PORT_RANGE,
+                max_result_bytes=settings.GUILD_HALL_MAX_RESULT_BYTES,
+                plain_http_hosts=settings.GUILD_HALL_PLAIN_HTTP_HOSTS,
+                private=settings.PRIVATE_PLACES,
+            ),
+            on_change=self._member_changed,
+            on_lists_changed=self._lists_changed,
+        )
+        self.supervisor = Supervisor(
+            lifecycle=self.lifecycle,
+            members_dir=settings.GUILD_HALL_MEMBERS_DIR,
+            start_concurrency=settings.GUILD_HALL_START_CONCURRENCY,
+        )
+
+    def _member_changed(self, member_id: int) -> None:
+        self.supervisor.wake()
+        if self.gateway is not None:
+            self.gateway.member_changed(member_id)
+        if self.dispatcher is not None:
+            self.dispatcher.member_changed(member_id)
+
+    def _lists_changed(self, member_id: int) -> None:
+        if self.gateway is not None:
+            self.gateway.lists_changed(member_id)
+
+    def _look_everywhere(self) -> None:
+        self.supervisor.wake()
+        if self.sessions is not None:
+            self.sessions.wake()
+
+    def build(self, run_in_pool: Callable[..., Any]) -> None:
+        """The rest. Nothing once a stop is asked for."""
+        with self._building:
+            if not self._stop_asked.is_set():
+                self._build(run_in_pool)
+
+    def wait_until_built(self) -> None:
+        """Once a stop is asked for: from then on no part is added."""
+        with self._building:
+            pass
+
+    def _build(self, run_in_pool: Callable[..., Any]) -> None:
+        from mcp_runtime.agents import sessions
+        from mcp_runtime.agents.runner import SessionRunner
+        from mcp_runtime.calls import invocations
+        from mcp_runtime.calls.dispatcher import Dispatcher
+        from mcp_runtime.calls.queue_watch import QueueWatch
+        from mcp_runtime.http1 import listeners
+        from mcp_runtime.rows.database import patiently
+        from mcp_runtime.runtime import housekeeping, tasks
+
+        self.dispatcher = Dispatcher(
+            lease_id=self.lease_id,
+            lifecycle=self.lifecycle,
+            run_in_pool=run_in_pool,
+            concurrency=settings.GUILD_HALL_CONCURRENCY,
+            wake_supervisor=self._look_everywhere,
+            watch=QueueWatch(
+                lease_id=self.lease_id,
+                wake_supervisor=self._look_everywhere,
+                has_broker=bool(settings.REDIS_URL),
+            ),
+        )
+        self.sessions = SessionRunner(
+            lease_id=self.lease_id,
+            mark=process.mark_of(self._hall_id, self._id),
+            directory=settings.GUILD_HALL_DATA_DIR / "agent",
+            concurrency=settings.GUILD_HALL_AGENT_CONCURRENCY,
+            gateway_address=listeners.own_address(settings.GUILD_HALL_HOST, settings.GUILD_HALL_GATEWAY_PORT),
+            has_broker=bool(settings.REDIS_URL),
+        )
+        lost = "the runtime ended while it ran; it is not run again by itself"
+        patiently(lambda: invocations.end_lost(self.lease_id, lost), self._stop_asked.is_set)
+        patiently(lambda: sessions.end_lost(self.lease_id, lost), self._stop_asked.is_set)
+        tasks.answer_with(self.dispatcher)
+        self.dispatcher.start()
+        gateway = self._made_gateway()
+        gateway.start()
+        self.gateway = gateway
+        for live in self.lifecycle.live_members():  # it has heard of none yet
+            gateway.member_changed(live.member_id)
+        self.sessions.start()
+        housekeeping.start(self._stop_asked)
+
+    def _made_gateway(self) -> Gateway:
+        from mcp_runtime.gateway.server import Gateway, Options
+
+        options = Options(
+            allowed_hosts=settings.ALLOWED_HOSTS,
+            trusted_origins=settings.CSRF_TRUSTED_ORIGINS,
+            max_bytes=settings.GUILD_HALL_MAX_RESULT_BYTES,
+            record_bytes=settings.GUILD_HALL_RECORD_BYTES,
+            data_dir=settings.GUILD_HALL_DATA_DIR,
+        )
+        return Gateway(
+            lifecycle=self.lifecycle,
+            sockets=self._gateway_sockets,
+            options=options,
+            wake_supervisor=self.supervisor.wake,
+        )

@@ -1,0 +1,164 @@
+"""The stop of a runtime: from the first signal to the last process gone in under five seconds with tens of members."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mcp_runtime.system import console
+
+if TYPE_CHECKING:
+    from mcp_runtime.runtime.parts import Parts
+
+logger = logging.getLogger("guildhall.runtime")
+
+EX_SOFTWARE = 70  # sysexits.h
+EX_TEMPFAIL = 75  # try again later
+CALLS_GRACE = 2.5
+BUSY_STOP_TIMEOUT = 0.7
+STOP_TIMEOUT = 3.0
+CELERY_GRACE = 0.3
+# When the guard is gone nobody ends what we leave, and two seconds are all we have: no call is waited for.
+ORPHANED_STOP_TIMEOUT = 0.4
+# A stop that is not over by then, most likely because the database is away, ends the hard way. Each member's end takes
+# CPU; the most stays below the patience of `manage.py up`.
+STOP_BOUND = 4.2
+STOP_BOUND_OF_MEMBER = 0.03
+MAX_STOP_BOUND = 7.0
+ORPHANED_STOP_BOUND = 1.3
+GUARD_LOOK = 0.1
+
+
+class Stopping:
+    """Ends `parts` once `asked` is set, and then the process by `exit_process(code)`, whatever else that does.
+
+    One thread does it, another sees to it that this has an end.
+    """
+
+    def __init__(self, parts: Parts, asked: threading.Event, exit_process: Callable[[int], object] = os._exit) -> None:
+        self._parts = parts
+        self._asked = asked
+        self._exit_process = exit_process
+        self.done = threading.Event()
+        self.exit_code = 0
+
+    def start(self) -> None:
+        threading.Thread(target=self.bound, name="bound", daemon=True).start()
+        threading.Thread(target=self.end_parts, name="end", daemon=True).start()
+
+    def end_parts(self) -> None:
+        """Waits for the stop and does it: Celery's own comes seconds later, or never at a mute broker."""
+        from django.db import connections
+
+        self._asked.wait()
+        from mcp_runtime.agents import sessions
+        from mcp_runtime.calls import invocations
+        from mcp_runtime.rows import lease
+        from mcp_runtime.runtime import tasks
+
+        logger.info("stopping: no new calls; members end side by side")
+        parts = self._parts
+        parts.wait_until_built()
+        try:
+            tasks.answer_with(None)
+            if parts.gateway is not None:
+                parts.gateway.close_doors()
+            if parts.dispatcher is not None:
+                parts.dispatcher.stop_claiming()
+            if parts.sessions is not None:
+                parts.sessions.stop()
+            parts.supervisor.stop()
+            self._stop_members()
+            if parts.gateway is not None:
+                parts.gateway.stop()
+            if parts.dispatcher is not None:
+                parts.dispatcher.stop()
+            invocations.end_own(parts.lease_id, "the runtime was stopped while it ran")
+            sessions.end_own(parts.lease_id, "the runtime was stopped while it ran")
+            parts.lifecycle.kill_everything()
+            lease.release(parts.lease_id)
+        except Exception:
+            logger.exception("the stop went wrong; the guard ends what is left")
+            self.exit_code = self.exit_code or EX_SOFTWARE
+        finally:
+            connections.close_all()
+            self.done.set()
+        time.sleep(CELERY_GRACE)
+        console.flush()
+        # Celery hangs, most likely in a broker that says nothing; nothing of ours is left.
+        self._exit_process(self.exit_code)
+
+    def bound(self) -> None:
+        """Waits for the stop, and sees to it that it has an end, wherever it hangs."""
+        self._asked.wait()
+        deadline = time.monotonic() + stop_bound(len(self._parts.lifecycle.live_members()))
+        while (left := deadline - time.monotonic()) > 0:
+            if guard_is_gone():
+                deadline = min(deadline, time.monotonic() + ORPHANED_STOP_BOUND)
+            if self.done.wait(min(left, GUARD_LOOK)):
+                return
+        self.end_hard()
+
+    def end_hard(self) -> None:
+        """Members are killed, and the process ends, whatever hangs."""
+        try:
+            self._parts.lifecycle.kill_everything()
+            # Said in a thread, for it may be the log that hangs.
+            said = "the stop takes too long; the members are killed, and the next runtime puts the rows in order"
+            saying = threading.Thread(target=_say_last, args=(said,), daemon=True)
+            saying.start()
+            saying.join(GUARD_LOOK)
+        finally:
+            self._exit_process(self.exit_code or EX_SOFTWARE)
+
+    def _stop_members(self) -> None:
+        threads = [
+            threading.Thread(target=self._stop_member, args=(live.member_id,))
+            for live in self._parts.lifecycle.live_members()
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _calls_in(self, member_id: int) -> int:
+        live = self._parts.lifecycle.connected(member_id)
+        queued: int = self._parts.dispatcher.calls_in(member_id) if self._parts.dispatcher is not None else 0
+        return queued + (live.relayed if live else 0)
+
+    def _stop_member(self, member_id: int) -> None:
+        """Running calls get a while, then they are cancelled; the longer they took, the shorter the farewell."""
+        from mcp_runtime.rows.database import unit_of_work
+
+        began = time.monotonic()
+        while self._calls_in(member_id) and time.monotonic() < began + CALLS_GRACE and not guard_is_gone():
+            time.sleep(0.02)
+        if self._parts.dispatcher is not None:
+            self._parts.dispatcher.abandon(member_id)
+        timeout = max(STOP_TIMEOUT - (time.monotonic() - began), BUSY_STOP_TIMEOUT)
+        if guard_is_gone():
+            timeout = ORPHANED_STOP_TIMEOUT
+        if self._parts.lifecycle.connected(member_id) is None:
+            self._parts.lifecycle.abort_start(member_id)
+        # `kill_everything` sweeps for all of them.
+        unit_of_work(partial(self._parts.lifecycle.stop, member_id, cause="runtime stop", timeout=timeout, sweep=False))
+
+
+def stop_bound(members: int) -> float:
+    """Seconds that a stop may take beside so many members with processes or connections."""
+    return min(STOP_BOUND + STOP_BOUND_OF_MEMBER * members, MAX_STOP_BOUND)
+
+
+def _say_last(said: str) -> None:
+    logger.error(said)
+    console.flush()
+
+
+def guard_is_gone() -> bool:
+    """Whether our parent is another than the guard that started us."""
+    return os.environ.get("GUILD_HALL_GUARD_PID") not in (None, str(os.getppid()))

@@ -1,0 +1,287 @@
+"""Who may do what: the one place that decides, for every door.
+
+A `Principal` is a snapshot of one who asks; `principals` makes it of the rows. Asking it takes no query, so that a list
+of a thousand tools costs nothing.
+
+A member or tool that came after the snapshot is decided right by it: members begin without groups (giving them some
+changes the version), and a scope holds the names it opens, never those it does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from django.contrib.auth.models import Group, Permission, User
+from django.utils import timezone
+
+from mcp_runtime.protocol import mcp
+from mcp_runtime.protocol.errors import NotAllowedError
+from mcp_runtime.security.limits import Owner
+from roster.models import GuildMember, Tool
+
+CONTROL = "roster.control_member"
+INVOKE = "roster.invoke_tool"
+VIEW_CALLS = "roster.view_invocation"
+VIEW_MEMBERS = "roster.view_guildmember"
+VIEW_TOOLS = "roster.view_tool"
+VIEW_SESSIONS = "roster.view_agentsession"
+
+
+@dataclass(frozen=True)
+class Principal:
+    """One who asks, and all that is needed to decide what they may. 0 as a limit is no limit."""
+
+    user_id: int | None
+    name: str  # of the user
+    invokes: bool = False  # the permission INVOKE
+    controls: bool = False  # the permission CONTROL
+    views_calls: bool = False  # the permission VIEW_CALLS
+    views_members: bool = False  # the permission VIEW_MEMBERS
+    views_tools: bool = False  # the permission VIEW_TOOLS
+    closed_members: frozenset[str] = frozenset()  # reserved for groups that the user is not in
+    token_id: int | None = None
+    token_name: str = ""
+    token_hint: str = ""
+    expires_at: datetime | None = None
+    members: frozenset[str] | None = None  # the token's scope: these members; None: not narrowed so
+    tools: frozenset[tuple[str, str]] | None = None  # the token's scope: these tools, each (member, tool)
+    calls_per_minute: int = 0
+    max_in_flight: int = 0
+
+    @property
+    def owner(self) -> Owner:
+        """Whose budgets it uses."""
+        return self.user_id, self.token_id
+
+    @property
+    def is_expired(self) -> bool:
+        return self.expires_at is not None and self.expires_at <= timezone.now()
+
+    @property
+    def is_narrowed(self) -> bool:
+        """Whether a token's scope leaves out anything."""
+        return self.members is not None or self.tools is not None
+
+    @cached_property
+    def _members_of_tools(self) -> frozenset[str]:
+        return frozenset(member for member, _ in self.tools or ())
+
+    def reaches(self, member: str) -> bool:
+        """Whether the member is there at all for who asks: its groups and the token's scope, no permissions."""
+        if member in self.closed_members:
+            return False
+        if self.tools is not None:
+            return member in self._members_of_tools
+        return self.members is None or member in self.members
+
+    def may_invoke(self, member: str, tool: str) -> bool:
+        if not self.invokes or member in self.closed_members:
+            return False
+        if self.tools is not None:
+            return (member, tool) in self.tools
+        return self.members is None or member in self.members
+
+    def may_see(self, member: str) -> bool:
+        """Whether any tool of it may be called."""
+        return self.invokes and self.reaches(member)
+
+    def may_use_all(self, member: str) -> bool:
+        """Whether everything of it may be used, resources and prompts too: not with a scope of single tools."""
+        return self.may_see(member) and self.tools is None
+
+    def may_control(self, member: str) -> bool:
+        """Start, stop, switch it and its tools. A scope of single tools leaves their member alone."""
+        return self.controls and self.tools is None and self.reaches(member)
+
+    def may_list(self, member: str, tool: str) -> bool:
+        """Whether the tool is shown: to who may call it, and to who may switch it."""
+        return self.may_invoke(member, tool) or self.may_control(member)
+
+    def may_read_log(self, member: str) -> bool:
+        """What the member writes, for whomever it works: its log, and the last lines of it in errors and changes."""
+        return self.views_members and self.tools is None and self.reaches(member)
+
+    @property
+    def views_figures(self) -> bool:
+        """Whether figures of everybody's calls are shown, of members as a whole."""
+        return self.views_members or self.views_tools or self.views_calls
+
+    def may_view_figures(self, member: str, tool: str = "") -> bool:
+        """Figures of everybody's calls of the member, or of one of its tools."""
+        if self.tools is not None and (member, tool) not in self.tools:
+            return False
+        return self.reaches(member) and (self.views_tools or self.views_calls if tool else self.views_figures)
+
+    def may_cancel(self, member: str, made_by: int | None) -> bool:
+        """A call of the member that this user made; or anybody's, for who may stop the member."""
+        return (made_by is not None and made_by == self.user_id) or self.may_control(member)
+
+
+OPERATOR = Principal(
+    None, "operator", invokes=True, controls=True, views_calls=True, views_members=True, views_tools=True
+)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether a call would be taken, and every reason for it, or against it, as sentences."""
+
+    allowed: bool
+    reasons: list[str]
+
+
+# Refusals ---------------------------------------------------------------------------------------------------------
+
+
+def require_invoke(principal: Principal, member: str, tool: str) -> None:
+    """Raises NotAllowedError, which says what is missing. By names alone: whether there is such a tool is not told."""
+    if not principal.may_invoke(member, tool):
+        raise NotAllowedError(_sentences(_lacks(principal, INVOKE, principal.invokes, member, tool)))
+
+
+def require_use(principal: Principal, member: str) -> None:
+    """As `may_use_all`. Raises NotAllowedError, which says what is missing."""
+    if not principal.may_use_all(member):
+        raise NotAllowedError(_sentences(_lacks(principal, INVOKE, principal.invokes, member, None)))
+
+
+def require_anything(principal: Principal) -> None:
+    """Raises NotAllowedError for who may use nothing, of whatever member that is there or may yet come."""
+    reasons = []
+    if not principal.invokes:
+        reasons.append(f"this needs the permission {INVOKE}, which user {principal.name!r} does not have")
+    if principal.members == frozenset() or principal.tools == frozenset():
+        reasons.append(f"{_token(principal)} is for members or tools that have all left the hall")
+    if reasons:
+        raise NotAllowedError(_sentences(reasons))
+
+
+def require_control(principal: Principal, member: str) -> None:
+    """Raises NotAllowedError, which says what is missing."""
+    if not principal.may_control(member):
+        raise NotAllowedError(_sentences(_lacks(principal, CONTROL, principal.controls, member, None)))
+
+
+def require_log(principal: Principal, member: str) -> None:
+    """Raises NotAllowedError, which says what is missing."""
+    if not principal.may_read_log(member):
+        raise NotAllowedError(_sentences(_lacks(principal, VIEW_MEMBERS, principal.views_members, member, None)))
+
+
+def require_figures(principal: Principal, member: str, tool: str = "") -> None:
+    """Raises NotAllowedError, which says what is missing."""
+    if principal.may_view_figures(member, tool):
+        return
+    if tool:
+        permission, has_it = f"{VIEW_TOOLS} or {VIEW_CALLS}", principal.views_tools or principal.views_calls
+    else:
+        permission, has_it = f"{VIEW_MEMBERS} or {VIEW_CALLS}", principal.views_figures
+    raise NotAllowedError(_sentences(_lacks(principal, permission, has_it, member, tool or None)))
+
+
+def require_all_figures(principal: Principal) -> None:
+    """For figures of whole members, whichever. Raises NotAllowedError, which says what is missing."""
+    if not principal.views_figures:
+        user = f"user {principal.name!r} does not have"
+        raise NotAllowedError(f"This needs the permission {VIEW_MEMBERS} or {VIEW_CALLS}, which {user}.")
+    if principal.tools is not None:
+        raise NotAllowedError(f"Figures are of whole members, and {_token(principal)} is for some tools alone.")
+
+
+def require_cancel(principal: Principal, member: str, made_by: int | None) -> None:
+    """Raises NotAllowedError, which says what is missing."""
+    if not principal.may_cancel(member, made_by):
+        raise NotAllowedError(_sentences(_lacks(principal, CONTROL, principal.controls, member, None)))
+
+
+def _sentences(reasons: list[str]) -> str:
+    return " ".join(f"{reason[0].upper()}{reason[1:]}." for reason in reasons)
+
+
+def _lacks(principal: Principal, permission: str, has_it: bool, member: str, tool: str | None) -> list[str]:
+    """What is missing, each as a sentence without its full stop; `tool` None: the member as a whole is meant."""
+    reasons = []
+    if not has_it:
+        reasons.append(f"this needs the permission {permission}, which user {principal.name!r} does not have")
+    if member in principal.closed_members:
+        reasons.append(f"member {member!r} is reserved for groups, and user {principal.name!r} is in none of them")
+    if principal.members is not None and member not in principal.members:
+        reasons.append(f"{_token(principal)} is for these members alone: {_names(principal.members)}")
+    if principal.tools is not None and (tool is None or (member, tool) not in principal.tools):
+        names = _names(f"{owner}/{name}" for owner, name in principal.tools)
+        reasons.append(f"{_token(principal)} is for these tools alone: {names}")
+    return reasons
+
+
+def _token(principal: Principal) -> str:
+    name = f" ({principal.token_name})" if principal.token_name else ""
+    return f"the token {principal.token_hint}…{name}"
+
+
+def _names(names: Any) -> str:
+    known = sorted(names)
+    more = f" and {len(known) - 10} more" if len(known) > 10 else ""
+    return (", ".join(known[:10]) + more) or "none that is left"
+
+
+# Explanations -----------------------------------------------------------------------------------------------------
+
+
+def explain(principal: Principal, member: str, tool: str) -> Decision:
+    """Whether a call of the tool would be taken now, and every reason. Asks the database."""
+    against = _lacks(principal, INVOKE, principal.invokes, member, tool)
+    if principal.is_expired:
+        against.append(f"{_token(principal)} expired")
+    against += _obstacles(member, tool)
+    if against:
+        return Decision(False, against)
+    return Decision(True, [*_grants(principal, member), f"tool {tool!r} of member {member!r} is switched on"])
+
+
+def _obstacles(member: str, tool: str) -> list[str]:
+    """Why nobody can call it now."""
+    row = GuildMember.objects.filter(name=member, removed_at=None).first()
+    if row is None:
+        return [f"no member {member!r} is in the roster"]
+    reasons = [] if row.enabled else [f"member {member!r} is disabled"]
+    known = Tool.objects.filter(member=row, name=tool, listed=True).first()
+    if known is None:
+        reasons.append(f"member {member!r} lists no tool {tool!r}")
+    elif not known.enabled:
+        reasons.append(f"tool {tool!r} of member {member!r} is switched off")
+    elif mcp.needs_task(known.definition):
+        reasons.append(f"tool {tool!r} of member {member!r} {mcp.NEEDS_TASK}")
+    return reasons
+
+
+def _grants(principal: Principal, member: str) -> list[str]:
+    if principal.user_id is None:
+        return ["who may run the hall's commands is its operator, and may do everything"]
+    user = User.objects.get(pk=principal.user_id)
+    reasons = [f"user {principal.name!r} {_source_of_permission(user)}"]
+    groups = list(Group.objects.filter(guild_members__name=member).order_by("name"))
+    if not groups:
+        reasons.append(f"member {member!r} is reserved for no group")
+    elif user.is_superuser:
+        reasons.append(f"member {member!r} is reserved for groups, which superusers need not be in")
+    else:
+        shared = user.groups.filter(pk__in=[group.pk for group in groups]).values_list("name", flat=True)
+        reasons.append(f"member {member!r} is reserved for groups, and the user is in {_names(shared)}")
+    if principal.token_id is not None:
+        scope = "includes it" if principal.is_narrowed else "is everything that its user may"
+        reasons.append(f"the scope of {_token(principal)} {scope}")
+    return reasons
+
+
+def _source_of_permission(user: User) -> str:
+    if user.is_superuser:
+        return "is a superuser"
+    codename = INVOKE.partition(".")[2]
+    invoke = Permission.objects.filter(codename=codename, content_type__app_label="roster")
+    if user.user_permissions.filter(pk__in=invoke).exists():
+        return f"has the permission {INVOKE}"
+    names = user.groups.filter(permissions__in=invoke).values_list("name", flat=True)
+    return f"has the permission {INVOKE} by group {_names(set(names))}"

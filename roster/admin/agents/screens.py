@@ -1,0 +1,234 @@
+"""Agents' sessions: make one, watch its agent work, say the next thing, stop it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
+from django.db.models import Count, Exists, Model, OuterRef, Q, QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path
+from django.utils.decorators import method_decorator
+from django.utils.html import format_html_join
+from django.utils.safestring import SafeString
+from django.views.decorators.http import require_POST
+
+from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.control.members import members_of_roster
+from mcp_runtime.control.sessions import agent_problem, create_session, queue_message, stop_session
+from mcp_runtime.protocol.errors import AccessError, RequestRefusedError
+from mcp_runtime.security import access
+from roster.admin import live, present
+from roster.admin.agents import transcripts
+from roster.admin.rows import RuntimeRowAdmin, principal_of
+from roster.models import AgentSession, GuildMember, Invocation
+
+
+class MemberChoice(forms.ModelMultipleChoiceField):  # type: ignore[type-arg]  # Django's class cannot be subscripted
+    def label_from_instance(self, member: Any) -> str:
+        return present.one_line(f"{member.name}: {member.description}" if member.description else member.name, 100)
+
+
+class SessionForm(forms.Form):
+    members = MemberChoice(
+        GuildMember.objects.none(),
+        widget=forms.CheckboxSelectMultiple,
+        to_field_name="name",
+        help_text="Whose tools the agent may use. They are started.",
+    )
+    prompt = forms.CharField(
+        label="First message",
+        required=False,
+        strip=False,
+        widget=forms.Textarea(attrs={"rows": 4, "cols": 80}),
+        help_text="It can be left for later.",
+    )
+    name = forms.CharField(required=False, max_length=100, help_text="Made up when left out.")
+    way = forms.ChoiceField(
+        choices=[("gateway", "through the gateway"), ("direct", "straight to the members' own endpoints")],
+        initial="gateway",
+        widget=forms.RadioSelect,
+        help_text="How the agent reaches its members.",
+    )
+    model = forms.CharField(required=False, max_length=100, help_text="The Agent SDK's own choice when left out.")
+
+    def __init__(self, members: QuerySet[GuildMember], *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        cast(MemberChoice, self.fields["members"]).queryset = members
+
+
+@admin.register(AgentSession)
+class AgentSessionAdmin(RuntimeRowAdmin):
+    list_display = ["name", "status_word", "of_members", "message_count", "creator", "made"]
+    list_filter = ["created_at"]
+    search_fields = ["name", "creator"]
+    fields = ["name"]  # its page shows the rest in its own way
+    change_form_template = "admin/roster/agentsession/change_form.html"
+    change_list_template = "admin/roster/agentsession/change_list.html"
+
+    made = present.moment_column("created_at")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[AgentSession]:
+        """The own ones; with the permission everybody's, but for those with a member that is reserved for others."""
+        who = principal_of(request)
+        rows = AgentSession.objects.prefetch_related("members", "messages")
+        own = Q(created_by=request.user.pk)
+        if not request.user.has_perm(access.VIEW_SESSIONS):
+            rows = rows.filter(own)
+        elif who.closed_members:
+            closed = GuildMember.objects.filter(name__in=who.closed_members, agent_sessions=OuterRef("pk"))
+            rows = rows.filter(own | ~Exists(closed))
+        return rows.annotate(message_total=Count("messages", distinct=True))
+
+    def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        """Whoever made a session may see it; who may make one sees the list."""
+        if isinstance(obj, AgentSession) and obj.created_by_id and obj.created_by_id == request.user.pk:
+            return True
+        return super().has_view_permission(request, obj) or (obj is None and self.has_invoke_permission(request))
+
+    def may_speak(self, request: HttpRequest, session: AgentSession) -> bool:
+        """The agent has the rights of whoever made its session, so nobody else speaks in it."""
+        is_own = session.created_by_id is not None and session.created_by_id == request.user.pk
+        return self.has_invoke_permission(request) and (is_own or bool(getattr(request.user, "is_superuser", False)))
+
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view
+        return [
+            path("new/", view(self.new_view), name="roster_agentsession_new"),
+            path("<int:session_id>/send/", view(self.send_view), name="roster_agentsession_send"),
+            path("<int:session_id>/stop/", view(self.stop_view), name="roster_agentsession_stop"),
+            path("<int:session_id>/parts/<slug:part>/", view(self.part_view), name="roster_agentsession_part"),
+            *super().get_urls(),
+        ]
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
+        context = {"may_invoke": self.has_invoke_permission(request), "agent_problem": agent_problem()}
+        return super().changelist_view(request, {**context, **(extra_context or {})})
+
+    # Its page
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> Any:
+        session = self.get_object(request, object_id)
+        context = extra_context or {}
+        if session is not None and self.has_view_permission(request, session):
+            context = {**context, **self._state(request, session), **self._transcript(session)}
+        return super().change_view(request, object_id, form_url, context)
+
+    def part_view(self, request: HttpRequest, session_id: int, part: str) -> HttpResponse:
+        """One of the parts of its page that stay true by themselves."""
+        session: AgentSession = self.existing(request, str(session_id))
+        if not self.has_view_permission(request, session):
+            raise PermissionDenied
+        match part:
+            case "transcript":
+                tag = transcripts.tag(session)
+                return live.part(request, "roster/session/transcript.html", lambda: self._transcript(session), tag=tag)
+            case "state":
+                return live.part(request, "roster/session/state.html", lambda: self._state(request, session))
+            case _:
+                return HttpResponse(f"a session's page has no part {part!r}", status=404, content_type="text/plain")
+
+    @staticmethod
+    def _transcript(session: AgentSession) -> dict[str, Any]:
+        turns, is_cut = transcripts.turns(session)
+        return {"session": session, "turns": turns, "is_cut": is_cut}
+
+    def _state(self, request: HttpRequest, session: AgentSession) -> dict[str, Any]:
+        under_way = [message for message in session.messages.all() if not message.is_finished]
+        return {
+            "session": session,
+            "status": session.status,
+            "waiting": sum(message.status == message.Status.QUEUED for message in under_way),
+            "is_stopping": any(message.cancel_requested_at for message in under_way),
+            "is_active": bool(under_way),
+            "may_speak": self.may_speak(request, session),
+            "agent_problem": agent_problem(),
+        }
+
+    # Make, send, stop
+
+    def new_view(self, request: HttpRequest) -> HttpResponse:
+        if not self.has_invoke_permission(request):
+            raise PermissionDenied
+        form = SessionForm(self._offered(request), request.POST or None)
+        if request.method == "POST" and form.is_valid() and (session := self._make(request, form)):
+            return self.page_of(session)
+        context = {
+            **self.admin_site.each_context(request),
+            "title": "New agent session",
+            "opts": self.opts,
+            "form": form,
+            "agent_problem": agent_problem(),
+        }
+        return TemplateResponse(request, "admin/roster/agentsession/new.html", context)
+
+    @staticmethod
+    def _offered(request: HttpRequest) -> QuerySet[GuildMember]:
+        """Members whose tools who asks may call."""
+        closed = principal_of(request).closed_members
+        return members_of_roster().filter(enabled=True).exclude(name__in=closed)
+
+    def _make(self, request: HttpRequest, form: SessionForm) -> AgentSession | None:
+        """The session, its first message sent if there is one; None when it was refused, and the form says why."""
+        wish = form.cleaned_data
+        caller = Caller(Invocation.Door.ADMIN, cast(User, request.user))
+        names = [member.name for member in wish["members"]]
+        try:
+            session = create_session(
+                names, caller=caller, name=wish["name"], direct=wish["way"] == "direct", model=wish["model"]
+            )
+        except (AccessError, RequestRefusedError) as refusal:
+            form.add_error(None, str(refusal))
+            return None
+        if wish["prompt"].strip():
+            self._send(request, session, wish["prompt"])
+        return session
+
+    @staticmethod
+    def _send(request: HttpRequest, session: AgentSession, prompt: str) -> None:
+        try:
+            queue_message(session, prompt, caller=Caller(Invocation.Door.ADMIN, cast(User, request.user)))
+        except (AccessError, RequestRefusedError) as refusal:
+            messages.error(request, f"Not sent: {refusal}.")
+
+    @method_decorator(require_POST)
+    def send_view(self, request: HttpRequest, session_id: int) -> HttpResponseBase:
+        session = self._spoken_in(request, session_id)
+        self._send(request, session, request.POST.get("prompt", ""))
+        return live.done(request, self.page_of(session))
+
+    @method_decorator(require_POST)
+    def stop_view(self, request: HttpRequest, session_id: int) -> HttpResponseBase:
+        session = self._spoken_in(request, session_id)
+        try:
+            stop_session(session)
+            messages.success(request, "Asked to stop.")
+        except RequestRefusedError as refusal:
+            messages.warning(request, f"Left alone: {refusal}.")
+        return live.done(request, self.page_of(session))
+
+    def _spoken_in(self, request: HttpRequest, session_id: int) -> AgentSession:
+        session: AgentSession = self.existing(request, str(session_id))
+        if not (self.has_view_permission(request, session) and self.may_speak(request, session)):
+            raise PermissionDenied
+        return session
+
+    # Columns
+
+    @admin.display(description="status")
+    def status_word(self, session: AgentSession) -> SafeString:
+        return present.badge(session.status)
+
+    @admin.display(description="members")
+    def of_members(self, session: AgentSession) -> SafeString:
+        return format_html_join(", ", "{}", ((present.link(member),) for member in session.members.all()))
+
+    @admin.display(description="messages", ordering="message_total")
+    def message_count(self, session: AgentSession) -> int:
+        return int(getattr(session, "message_total", 0))

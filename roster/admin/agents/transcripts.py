@@ -1,0 +1,164 @@
+"""What was said and done in an agent's session, ready to be drawn: prompts, texts, calls with their results, ends.
+
+Agents write Markdown, and results are members' words: both are drawn by `results`, safe and bounded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.utils.safestring import SafeString
+
+from mcp_runtime.control.sessions import transcript
+from roster.admin import live, present
+from roster.admin.calls import results
+from roster.agent_config import SERVER_NAME
+from roster.calls import texts_of
+from roster.models import AgentEvent, AgentMessage, AgentSession
+
+SHOWN_MESSAGES = 50
+SHOWN_EVENTS = 300
+SHOWN_CHARACTERS = 600_000  # of all events; the oldest are left out
+SHOWN_TEXT = 20_000
+SHOWN_ITEMS = 10  # of one call's result
+
+Kind = AgentEvent.Kind
+
+# What to do, for each kind of error a message can end with.
+HINTS: Mapping[str, str] = {
+    "agent": "The agent or its model ended with an error. Say it another way, or look at the key and the model's name.",
+    "timeout": "It took longer than it may. Ask for less at once, or raise GUILD_HALL_AGENT_TIMEOUT.",
+    "unavailable": "What is said here is missing. When it is there, send the message again.",
+    "lost": "The runtime ended while the agent worked; tools may have done their work. Look, then send it again.",
+}
+
+
+@dataclass
+class Step:
+    """One thing that the agent said or did. `kind` is an event's; a call holds its own result."""
+
+    pk: int
+    kind: str
+    html: SafeString | str = ""
+    server: str = ""
+    tool: str = ""
+    gist: str = ""
+    items: list[results.Item] = field(default_factory=list)
+    outcome: str = ""  # of a call: `succeeded`, `failed`, or empty while it is under way
+
+
+@dataclass
+class Turn:
+    """One prompt, what followed, and how it ended."""
+
+    message: AgentMessage
+    steps: list[Step]
+    error: str
+    hint: str
+    took: str
+    usage: str
+
+
+def tag(session: AgentSession) -> str:
+    """Another when anything was said, done, or changed its status. Costs one query."""
+    last = transcript(session).reverse().values_list("pk", flat=True).first()
+    messages = [(row.pk, row.status, row.cancel_requested_at) for row in session.messages.all()]
+    return live.etag("transcript", session.pk, last, messages)
+
+
+def turns(session: AgentSession) -> tuple[list[Turn], bool]:
+    """The last turns, oldest first, and whether something earlier was left out."""
+    messages = list(session.messages.all())
+    shown = messages[-SHOWN_MESSAGES:]
+    events, is_cut = _newest_events(session)
+    of_message: dict[int, list[AgentEvent]] = {}
+    for event in events:
+        of_message.setdefault(event.message_id, []).append(event)
+    if is_cut and events:  # what is older than the first event that is left was said in messages that are left out
+        shown = [message for message in shown if message.pk >= events[0].message_id]
+    return [_turn(message, of_message.get(message.pk, [])) for message in shown], is_cut or len(messages) > len(shown)
+
+
+def _newest_events(session: AgentSession) -> tuple[list[AgentEvent], bool]:
+    rows = list(transcript(session).reverse()[: SHOWN_EVENTS + 1])
+    kept: list[AgentEvent] = []
+    characters = 0
+    for row in rows[:SHOWN_EVENTS]:
+        characters += len(json.dumps(row.data))
+        if characters > SHOWN_CHARACTERS and kept:
+            break
+        kept.append(row)
+    return kept[::-1], len(kept) < len(rows)
+
+
+def _turn(message: AgentMessage, events: Iterable[AgentEvent]) -> Turn:
+    steps: list[Step] = []
+    calls: dict[str, Step] = {}
+    for event in events:
+        match event.kind:
+            case Kind.RESULT:  # the message's own columns say it
+                continue
+            case Kind.TOOL_CALL:
+                step = calls[str(event.data["id"])] = _call(event)
+                steps.append(step)
+            case Kind.TOOL_RESULT:
+                called = calls.get(str(event.data["id"]))
+                if called is None:  # its call is among what was left out
+                    called = Step(event.pk, Kind.TOOL_CALL.value, tool="an earlier call")
+                    steps.append(called)
+                _answer(called, event.data)
+            case _:
+                steps.append(_said(event))
+    failed = message.status == AgentMessage.Status.FAILED
+    return Turn(
+        message,
+        steps,
+        error=present.bounded(message.error_message, SHOWN_TEXT),
+        hint=HINTS.get(message.error_kind, "") if failed else "",
+        took=present.seconds(message.duration),
+        usage=_usage(message.usage),
+    )
+
+
+def _call(event: AgentEvent) -> Step:
+    data = event.data
+    arguments = data["arguments"]
+    return Step(
+        event.pk,
+        event.kind,
+        html=results.json_tree(arguments),
+        server="" if data["server"] == SERVER_NAME else str(data["server"]),  # its tools' names tell the member
+        tool=str(data["tool"]),
+        gist=present.one_line(json.dumps(arguments, ensure_ascii=False)[:1000], 100),
+    )
+
+
+def _answer(call: Step, data: dict[str, Any]) -> None:
+    content = data["content"] if isinstance(data["content"], list) else [data["content"]]
+    call.outcome = "failed" if data["is_error"] else "succeeded"
+    call.items = results.items_of(content[:SHOWN_ITEMS])
+    call.gist = present.one_line(" ".join(texts_of(data))[:1000], 100) or call.gist
+
+
+def _said(event: AgentEvent) -> Step:
+    data = event.data
+    if event.kind == Kind.SERVERS:
+        lines = [f"{server['name']} is {server['status']}: {server['error']}" for server in data["servers"]]
+        return Step(event.pk, event.kind, html=present.text_block(present.bounded("\n".join(lines), SHOWN_TEXT)))
+    text = present.bounded(str(data["text"]), SHOWN_TEXT)
+    return Step(event.pk, event.kind, html=results.markdown(text) if event.kind == Kind.TEXT else text)
+
+
+def _usage(usage: dict[str, Any]) -> str:
+    """`2 turns, 1,234 tokens in, 56 out, 0.0123 USD`, as far as the SDK told."""
+    words = []
+    if usage.get("turns"):
+        words.append(f"{usage['turns']} turn{'' if usage['turns'] == 1 else 's'}")
+    if usage.get("input_tokens") is not None:
+        words.append(f"{usage['input_tokens']:,} tokens in, {usage.get('output_tokens') or 0:,} out")
+    if usage.get("cost_usd"):
+        words.append(f"{usage['cost_usd']:.4f} USD")
+    return ", ".join(words)

@@ -1,0 +1,127 @@
+"""The filtered list of calls as a file: CSV for tables, JSON lines for programs. Streamed, MAX_EXPORTED at most."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+from django.db.models import QuerySet, TextField, Value
+from django.db.models.functions import Cast, Length
+from django.http import StreamingHttpResponse
+
+from mcp_runtime.control.calls import shown_arguments
+from mcp_runtime.rows.database import give_connection_back
+from mcp_runtime.security.limits import Owner, SharedSlots
+from roster.api.requests import Seated
+from roster.models import Invocation
+
+MAX_EXPORTED = 100_000
+BATCH = 1000  # ids looked at together
+# Rows that are held together until a slow reader has taken them, and the characters of their arguments: one row alone
+# may have megabytes.
+BATCH_WITH_ARGUMENTS = 50
+BATCH_CHARACTERS = 500_000
+# Files that are read at the same time, of this process. A reader may take its time, and then holds a batch.
+exports = SharedSlots(8)
+UNREAD = ("result", "error_data")
+FORMATS = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"}
+COLUMNS = (
+    *("id", "member", "tool", "status", "error_kind", "error_code", "error_message", "door", "requester"),
+    *("queued_at", "started_at", "finished_at", "seconds"),
+)
+# A spreadsheet takes text that begins like this for a formula, and members and callers choose the text.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+class _Echo:
+    """What csv writes to, giving it back."""
+
+    def write(self, text: str) -> str:
+        return text
+
+
+def exported(calls: QuerySet[Invocation], form: str, owner: Owner) -> StreamingHttpResponse | None:
+    """The calls, newest first, as an attachment of one of FORMATS. None while `owner` reads too many."""
+    seat = ExitStack()
+    if not seat.enter_context(exports.seat(owner)):
+        return None
+    lines = _csv(calls) if form == "csv" else _json_lines(calls)
+    response = StreamingHttpResponse(Seated(lines, seat), content_type=FORMATS[form])
+    response.headers["Content-Disposition"] = f'attachment; filename="calls.{form}"'
+    return response
+
+
+def _csv(calls: QuerySet[Invocation]) -> Iterator[str]:
+    writer = csv.writer(_Echo())
+    yield writer.writerow(COLUMNS)
+    for call in _newest(calls.defer(*UNREAD, "arguments")):
+        facts = _facts(call)
+        yield writer.writerow([_defused(facts[column]) for column in COLUMNS])
+
+
+def _json_lines(calls: QuerySet[Invocation]) -> Iterator[str]:
+    """With the arguments, secrets masked. Results are left to the API: one may be megabytes."""
+    for call in _newest(calls.defer(*UNREAD), with_arguments=True):
+        facts = {**_facts(call), "arguments": shown_arguments(call)}
+        yield json.dumps(facts, ensure_ascii=False) + "\n"
+
+
+def _newest(calls: QuerySet[Invocation], *, with_arguments: bool = False) -> Iterator[Invocation]:
+    """By ranges of ids: no cursor stays open while a slow reader takes its time, and no search goes on and on.
+
+    Nobody waits for a reader with one of the pool's connections in hand.
+    """
+    rows = calls.order_by("-id")
+    ids = Invocation.objects.values_list("id", flat=True)
+    newest, oldest = ids.order_by("-id").first() or 0, ids.order_by("id").first() or 1
+    left = MAX_EXPORTED
+    size = Length(Cast("arguments", TextField())) if with_arguments else Value(0)
+    for highest in range(newest, oldest - 1, -BATCH):
+        found = list(rows.filter(pk__lte=highest, pk__gt=highest - BATCH).values_list("pk", size)[:left])
+        for part in _parts(found, BATCH_WITH_ARGUMENTS if with_arguments else BATCH):
+            batch = list(rows.filter(pk__in=part))
+            give_connection_back()
+            yield from batch
+            del batch  # the next one comes in its place, not beside it
+        left -= len(found)
+        if not left:
+            return
+
+
+def _parts(found: list[tuple[int, int]], held: int) -> Iterator[list[int]]:
+    """The ids, with the characters of each, in parts of at most `held`, and of BATCH_CHARACTERS or a single one."""
+    part: list[int] = []
+    taken = 0
+    for pk, size in found:
+        if part and (len(part) == held or taken + size > BATCH_CHARACTERS):
+            yield part
+            part, taken = [], 0
+        part.append(pk)
+        taken += size
+    if part:
+        yield part
+
+
+def _facts(call: Invocation) -> dict[str, Any]:
+    duration = call.duration
+    moments = {name: getattr(call, name) for name in ("queued_at", "started_at", "finished_at")}
+    return {
+        "id": call.pk,
+        "member": call.member.name,
+        "tool": call.tool_name,
+        "status": call.status,
+        "error_kind": call.error_kind,
+        "error_code": call.error_code,
+        "error_message": call.error_message,
+        "door": call.door,
+        "requester": call.requester,
+        **{name: moment and moment.isoformat() for name, moment in moments.items()},
+        "seconds": None if duration is None else duration.total_seconds(),
+    }
+
+
+def _defused(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

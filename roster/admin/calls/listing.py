@@ -1,0 +1,285 @@
+"""The list of calls, fast however many there are: filters, a search, and pages that never count or read them all.
+
+Only the newest SCANNED calls are looked through, unless nothing but a member or a token is asked for, which have an
+index. The page says how far it looked and leads further back: `?before=ID`.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+from django.contrib import admin
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.views.main import ChangeList
+from django.core.paginator import Page, Paginator
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+
+from mcp_runtime.control.members import members_of_roster
+from roster.admin.rows import principal_of
+from roster.models import ApiToken, GuildMember, Invocation
+
+PER_PAGE = 50
+# On these pages; the last one leads to older ones.
+MAX_COUNTED = 1000
+SCANNED = 100_000
+MAX_TOKENS = 100
+FIRST_YEAR, LAST_YEAR = 1970, 2999  # near the ends of the calendar no hour can be added
+# A call through the gateway is written down at its end, so its place in the list may be that much later than its time.
+LONGEST_CALL = timedelta(hours=1)
+
+UNINDEXED = (
+    "status__exact",
+    "error_kind__exact",
+    "door__exact",
+    "tool_name",
+    "within",
+    "queued_at__gte",
+    "queued_at__lt",
+)
+
+WITHIN = {"900": "last 15 minutes", "3600": "last hour", "86400": "last day", "604800": "last week"}
+
+
+# Filters ----------------------------------------------------------------------------------------------------------
+
+
+class TypedFilter(admin.SimpleListFilter):
+    """A filter whose value is typed or chosen in the form of the list's own template."""
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return []
+
+    def has_output(self) -> bool:
+        return True
+
+    def queryset(self, request: HttpRequest, rows: QuerySet[Any]) -> QuerySet[Any]:
+        value = (self.value() or "").strip().replace("\0", "")
+        return self.narrowed(rows, value) if value else rows
+
+    def narrowed(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        raise NotImplementedError
+
+
+class ByTool(TypedFilter):
+    title = parameter_name = "tool_name"
+
+    def narrowed(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        return rows.filter(tool_name=value)
+
+
+class ByToken(TypedFilter):
+    title = parameter_name = "token"
+
+    def narrowed(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        return rows.filter(token_id=number_in(value))
+
+
+class Within(TypedFilter):
+    title = parameter_name = "within"
+
+    def narrowed(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        if value not in WITHIN:
+            raise IncorrectLookupParameters
+        return _since(rows, timezone.now() - timedelta(seconds=int(value)))
+
+
+class Since(TypedFilter):
+    title = parameter_name = "queued_at__gte"
+
+    def narrowed(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        return _since(rows, moment_in(value))
+
+
+class Until(TypedFilter):
+    title = parameter_name = "queued_at__lt"
+
+    def narrowed(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        moment = moment_in(value)
+        return rows.filter(queued_at__lt=moment, pk__lt=first_id_at(moment + LONGEST_CALL))
+
+
+class Before(TypedFilter):
+    """Calls that are older than the one of this id: where the page before this one left off."""
+
+    title = parameter_name = "before"
+
+    def narrowed(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        return rows.filter(pk__lt=number_in(value))
+
+
+def _since(rows: QuerySet[Any], moment: datetime) -> QuerySet[Any]:
+    return rows.filter(queued_at__gte=moment, pk__gte=first_id_at(moment - LONGEST_CALL))
+
+
+def first_id_at(moment: datetime) -> int:
+    """About the first call of that time: ids ascend with it. Found by halving, for `queued_at` has no index."""
+    ids = Invocation.objects.order_by("id").values_list("id", flat=True)
+    low, high = ids.first() or 0, (ids.last() or 0) + 1
+    while low < high:
+        middle = (low + high) // 2
+        found = Invocation.objects.filter(pk__gte=middle).order_by("id").values_list("id", "queued_at").first()
+        if found is None or found[1] >= moment:
+            high = middle
+        else:
+            low = found[0] + 1
+    return low
+
+
+def number_in(value: str) -> int:
+    if not (value.isascii() and value.isdigit() and len(value) <= 18):
+        raise IncorrectLookupParameters
+    return int(value)
+
+
+def moment_in(value: str) -> datetime:
+    """Of `2026-11-21T15:43`, in UTC unless it says otherwise."""
+    try:
+        moment = parse_datetime(value)
+    except ValueError:
+        moment = None
+    if moment is None or not FIRST_YEAR <= moment.year <= LAST_YEAR:
+        raise IncorrectLookupParameters
+    return moment if timezone.is_aware(moment) else moment.replace(tzinfo=UTC)
+
+
+# The list ---------------------------------------------------------------------------------------------------------
+
+
+class CallPaginator(Paginator):  # type: ignore[type-arg]  # Django's class cannot be subscripted at run time
+    """Counts to MAX_COUNTED and no further, by reading so many ids at once; a page is then found by its ids."""
+
+    object_list: QuerySet[Any]
+
+    @cached_property
+    def ids(self) -> list[int]:
+        return list(self.object_list.values_list("pk", flat=True)[: MAX_COUNTED + 1])
+
+    @property
+    def has_more(self) -> bool:
+        return len(self.ids) > MAX_COUNTED
+
+    @cached_property
+    def count(self) -> int:
+        return min(len(self.ids), MAX_COUNTED)
+
+    def page(self, number: int | str) -> Page[Any]:
+        valid = self.validate_number(number)
+        shown = self.ids[: self.count][(valid - 1) * self.per_page : valid * self.per_page]
+        return Page(self.object_list.filter(pk__in=shown), valid, self)
+
+
+class CallList(ChangeList):
+    """Never loads what only a page shows: a result may be megabytes. What is older than `looked_back_to` was left."""
+
+    looked_back_to = 0
+    unbounded: QuerySet[Any]  # all that the filters leave, however old
+
+    def get_queryset(self, *args: Any, **kwargs: Any) -> QuerySet[Any]:
+        self.unbounded = super().get_queryset(*args, **kwargs)
+        rows = self.unbounded.defer("arguments", "result", "error_data")
+        if not self._is_searched:
+            return rows
+        newest = rows.model.objects.order_by("-id")
+        if before := self.asked("before"):
+            newest = newest.filter(pk__lt=number_in(before))
+        if until := self.asked("queued_at__lt"):
+            newest = newest.filter(pk__lt=first_id_at(moment_in(until) + LONGEST_CALL))
+        latest = newest.values_list("id", flat=True).first() or 0
+        self.looked_back_to = max(0, latest - SCANNED)
+        return rows.filter(pk__gt=self.looked_back_to)
+
+    def asked(self, name: str) -> str:
+        """What the address says of this filter."""
+        return str(self.params.get(name, "")).strip()
+
+    def get_filters_params(self, params: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Without what the address says to the plots of the page."""
+        found: dict[str, Any] = super().get_filters_params(params)
+        found.pop("span", None)
+        return found
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        if not self.multi_page:
+            # Django would run the whole search once more.
+            self.result_list = self.paginator.page(1).object_list
+
+    @property
+    def _is_searched(self) -> bool:
+        """Whether more is asked for than indexes can tell."""
+        return bool(self.query) or any(self.asked(name) for name in UNINDEXED)
+
+    @property
+    def newer(self) -> str:
+        """The query of the page before this one; empty on the first."""
+        return self.get_query_string({"p": self.page_num - 1}) if self.page_num > 1 else ""
+
+    @property
+    def older(self) -> str:
+        """The query of the page that goes on where this one ends; empty at the end."""
+        paginator: Any = self.paginator
+        if self.page_num < paginator.num_pages:
+            return self.get_query_string({"p": self.page_num + 1})
+        return (
+            self.get_query_string({"before": paginator.ids[paginator.count - 1]}, ["p"]) if paginator.has_more else ""
+        )
+
+    @cached_property
+    def further_back(self) -> str:
+        """The query of the same search among calls older than those that were looked through; empty at the end."""
+        if not self.looked_back_to or self.older:
+            return ""
+        if not Invocation.objects.filter(pk__lte=self.looked_back_to).exists():
+            return ""  # they were pruned
+        return self.get_query_string({"before": self.looked_back_to + 1}, ["p"])
+
+
+def search(rows: QuerySet[Any], text: str) -> QuerySet[Any]:
+    """Calls whose id is `text`, or whose tool, member, requester or error holds it."""
+    words = text.strip()[:200].replace("\0", "")
+    if not words:
+        return rows
+    found = Q(tool_name__icontains=words) | Q(requester__icontains=words) | Q(error_message__icontains=words)
+    members = list(GuildMember.objects.filter(name__icontains=words).values_list("pk", flat=True)[:1000])
+    if members:
+        found |= Q(member_id__in=members)
+    number = words.removeprefix("#")
+    if number.isascii() and number.isdigit() and len(number) <= 18:
+        found |= Q(pk=int(number))
+    return rows.filter(found)
+
+
+# The form of the filters ------------------------------------------------------------------------------------------
+
+
+def form_of(request: HttpRequest, calls: CallList) -> dict[str, Any]:
+    """What the filters' form offers, and what of it is chosen."""
+    closed = principal_of(request).closed_members
+    members = members_of_roster().exclude(name__in=closed).order_by("name").values_list("pk", "name")
+    used = ApiToken.objects.exclude(last_used_at=None).select_related("user").order_by("-last_used_at")
+    if not getattr(request.user, "is_superuser", False):  # others see no tokens but their own
+        used = used.filter(user=request.user.pk)
+    choices = [
+        _select("status__exact", "Status", Invocation.Status.choices, calls),
+        _select("error_kind__exact", "Error", Invocation.ErrorKind.choices, calls),
+        _select("member__id__exact", "Member", [(str(pk), name) for pk, name in members], calls),
+        _select("door__exact", "Door", Invocation.Door.choices, calls),
+        _select("token", "Token", [(str(token.pk), _said(token)) for token in used[:MAX_TOKENS]], calls),
+        _select("within", "When", list(WITHIN.items()), calls),
+    ]
+    typed = {name: calls.asked(name) for name in ("tool_name", "queued_at__gte", "queued_at__lt")}
+    chosen = sum(1 for choice in choices if choice["value"]) + sum(1 for value in typed.values() if value)
+    return {"choices": choices, "typed": typed, "chosen": chosen, "query": calls.query}
+
+
+def _said(token: ApiToken) -> str:
+    return f"{token.user} {token.name or token.hint}"
+
+
+def _select(name: str, label: str, options: list[tuple[str, str]], calls: CallList) -> dict[str, Any]:
+    return {"name": name, "label": label, "options": options, "value": calls.asked(name)}

@@ -1,0 +1,425 @@
+"""What came of a call, shown for what it is: text, Markdown, JSON, pictures, sound, links, an error and what to do.
+
+All of it is what a member said, so nothing here trusts it: text is escaped, Markdown is made of tokens (HTML in it
+stays text) and cleaned once more, links lead to http and https alone, pictures and sounds are of few types, and every
+size has a bound.
+
+    shown = results.shown(invocation, output_schema)      in a view
+    {% include "admin/roster/result.html" %}              in its template, with `shown`; style: roster/result.css
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import nh3
+from django.utils.html import escape, format_html
+from django.utils.safestring import SafeString, mark_safe
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
+from markdown_it.utils import EnvType, OptionsDict
+
+from mcp_runtime.control.calls import output_misfit
+from roster.admin import present
+from roster.models import Invocation
+
+# What one page shows of one result; the API gives the whole.
+MAX_ITEMS = 50
+MAX_TEXT = 100_000
+MAX_MARKDOWN = 30_000
+MAX_CELLS = 10_000
+MAX_MEDIA_CHARACTERS = 6_000_000  # base64, of all pictures and sounds of a result together
+MAX_TREE_NODES = 2_000
+MAX_TREE_DEPTH = 24
+MAX_TREE_TEXT = 2_000
+MAX_NAME = 300
+
+# No SVG: within <img> its scripts stay still, but a small one can draw for hours. Its source is shown instead.
+IMAGE_TYPES: Mapping[str, Sequence[bytes]] = {
+    "image/png": (b"\x89PNG\r\n\x1a\n",),
+    "image/jpeg": (b"\xff\xd8\xff",),
+    "image/gif": (b"GIF87a", b"GIF89a"),
+    "image/webp": (b"RIFF",),
+    "image/bmp": (b"BM",),
+}
+AUDIO_TYPES = frozenset(
+    f"audio/{name}"
+    for name in ("wav", "x-wav", "wave", "mpeg", "mp3", "ogg", "webm", "flac", "aac", "mp4", "x-m4a", "opus")
+)
+
+# What to do, for each kind of error there is.
+HINTS: Mapping[str, str] = {
+    "tool": "The tool ran and says it failed. Its message tells what it missed: change the arguments and call again.",
+    "protocol": "The member answered, but not with a result. Its log tells more; its author has to look at it.",
+    "transport": "The connection broke, or the member ended during the call, which may have run. See the member's "
+    "status and its log before you call again.",
+    "timeout": "No answer in time; the tool may have done its work all the same. Ask for less, or raise "
+    '"timeout" in the member\'s manifest.',
+    "unavailable": "The call was never sent, so it is safe to repeat. The member's page says why it took no call.",
+    "lost": "The runtime ended while this call ran. Nobody knows how far it came: look before you call again.",
+}
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing of a result. `kind` is the word for it, `html` is safe, `source` is what a person may copy."""
+
+    kind: str
+    html: SafeString
+    note: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Failure:
+    kind: str
+    message: str
+    hint: str
+    code: int | None
+    data: SafeString | None
+
+
+@dataclass(frozen=True)
+class Structured:
+    """The structured content, and whether it keeps the promise of the tool's output schema."""
+
+    html: SafeString
+    source: str
+    is_promised: bool
+    misfit: str
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What `admin/roster/result.html` draws."""
+
+    failure: Failure | None
+    items: list[Item]
+    left_out: int
+    structured: Structured | None
+    extras: SafeString | None
+    is_empty: bool
+    whole: SafeString | str
+
+
+def shown(invocation: Invocation, output_schema: dict[str, Any] | None = None) -> Shown | None:
+    """How the call ended, ready to be drawn; None while it is not over."""
+    if not invocation.is_finished:
+        return None
+    result = invocation.result if isinstance(invocation.result, dict) else {}
+    content = _list(result.get("content"))
+    structured = _structured(result, output_schema)
+    repeated = structured.source if structured else ""
+    drawn = _Drawing()
+    items = [drawn.item(part) for part in content[:MAX_ITEMS] if not _repeats(part, result, repeated)]
+    extras = {key: value for key, value in result.items() if key not in ("content", "structuredContent", "isError")}
+    return Shown(
+        failure=_failure(invocation),
+        items=items,
+        left_out=max(0, len(content) - MAX_ITEMS),
+        structured=structured,
+        extras=json_tree(extras) if extras else None,
+        is_empty=invocation.status == Invocation.Status.SUCCEEDED and not (content or structured),
+        whole=present.json_block(invocation.result),
+    )
+
+
+def _failure(invocation: Invocation) -> Failure | None:
+    if not invocation.error_kind:
+        return None
+    return Failure(
+        kind=invocation.error_kind,
+        message=_bounded(invocation.error_message, MAX_TEXT),
+        hint=HINTS.get(invocation.error_kind, ""),
+        code=invocation.error_code,
+        data=None if invocation.error_data is None else json_tree(invocation.error_data),
+    )
+
+
+def _structured(result: dict[str, Any], output_schema: dict[str, Any] | None) -> Structured | None:
+    if "structuredContent" not in result:
+        return None
+    value = result["structuredContent"]
+    misfit = "" if output_schema is None else output_misfit(output_schema, value)
+    return Structured(json_tree(value), _json(value), output_schema is not None, misfit)
+
+
+def _repeats(part: Any, result: dict[str, Any], structured: str) -> bool:
+    """Whether a text says the structured content once more: MCP asks for that, for clients of old."""
+    if not structured or not isinstance(part, dict) or part.get("type") != "text":
+        return False
+    text = part.get("text")
+    return isinstance(text, str) and len(text) <= 2 * len(structured) and _parsed(text) == result["structuredContent"]
+
+
+def items_of(content: Sequence[Any]) -> list[Item]:
+    """The things of a result's content, as `shown` has them."""
+    drawn = _Drawing()
+    return [drawn.item(part) for part in content[:MAX_ITEMS]]
+
+
+# Things of a result -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Drawing:
+    """Draws one result's things; what pictures and sounds may cost is counted over all of them."""
+
+    media_left: int = field(default=MAX_MEDIA_CHARACTERS)
+
+    def item(self, part: Any) -> Item:
+        if not isinstance(part, dict):
+            return Item("JSON", json_tree(part), source=_json(part))
+        kind = part.get("type")
+        if kind == "text" and isinstance(part.get("text"), str):
+            return text_item(part["text"])
+        if kind in ("image", "audio") and isinstance(part.get("data"), str):
+            return self._media(part["data"], _media_type(part))
+        if kind == "resource_link":
+            return _resource_link(part)
+        if kind == "resource" and isinstance(part.get("resource"), dict):
+            return self._resource(part["resource"])
+        return Item("JSON", json_tree(part), source=_json(part))
+
+    def _media(self, data: str, media_type: str) -> Item:
+        self.media_left -= len(data)
+        if self.media_left < 0:
+            return _told(media_type, f"too large to be shown here ({len(data):,} characters of base64)")
+        try:
+            content = base64.b64decode(data, validate=True)
+        except (binascii.Error, ValueError):
+            return _told(media_type, "its data is not base64")
+        if media_type == "image/svg+xml":
+            return text_item(content.decode("utf-8", "replace"), note="SVG, shown as its source")
+        if any(content.startswith(signature) for signature in IMAGE_TYPES.get(media_type, ())):
+            picture = format_html(
+                '<img class="result-image" src="{}" alt="{}" decoding="async">', *_url_of(media_type, content)
+            )
+            return Item("image", picture, note=f"{media_type}, {len(content):,} bytes")
+        if media_type in AUDIO_TYPES:
+            sound = format_html(
+                '<audio controls preload="metadata" src="{}" aria-label="{}"></audio>', *_url_of(media_type, content)
+            )
+            return Item("audio", sound, note=f"{media_type}, {len(content):,} bytes")
+        return _told(media_type, f"{len(content):,} bytes, of a type that is not shown here")
+
+    def _resource(self, resource: dict[str, Any]) -> Item:
+        place = present.one_line(str(resource.get("uri") or ""), MAX_NAME)
+        media_type = _media_type(resource)
+        if isinstance(resource.get("text"), str):
+            item = text_item(resource["text"], media_type=media_type)
+        elif isinstance(resource.get("blob"), str):
+            item = self._media(resource["blob"], media_type)
+        else:
+            item = Item("JSON", json_tree(resource), source=_json(resource))
+        note = ", ".join(word for word in (place, item.note or media_type) if word)
+        return Item(f"resource, {item.kind}", item.html, note=note, source=item.source)
+
+
+def _url_of(media_type: str, content: bytes) -> tuple[str, str]:
+    """The data: URL, written anew from what was decoded, and a word for who cannot see or hear it."""
+    return f"data:{media_type};base64,{base64.b64encode(content).decode()}", f"{media_type} from the member"
+
+
+def _told(media_type: str, why: str) -> Item:
+    return Item(media_type or "data", format_html('<p class="result-told">{}</p>', f"{media_type or 'data'}: {why}."))
+
+
+def _media_type(part: dict[str, Any]) -> str:
+    return present.one_line(str(part.get("mimeType") or ""), 100).partition(";")[0].strip().lower()
+
+
+def _resource_link(part: dict[str, Any]) -> Item:
+    uri = str(part.get("uri") or "")[:2048]
+    name = present.one_line(str(part.get("title") or part.get("name") or uri), MAX_NAME) or "no name"
+    facts = [word for word in (_media_type(part), _size(part.get("size"))) if word]
+    description = present.one_line(str(part.get("description") or ""), MAX_NAME)
+    where = (
+        format_html('<a href="{}" rel="noopener noreferrer nofollow" target="_blank">{}</a>', uri, name)
+        if leads_to_the_web(uri)
+        else format_html("<strong>{}</strong>", name)
+    )
+    html = format_html('<p class="result-link">{} <code>{}</code></p>', where, present.one_line(uri, MAX_NAME))
+    if description:
+        html = format_html("{}<p>{}</p>", html, description)
+    return Item("link", html, note=", ".join(facts), source=uri)
+
+
+def _size(size: Any) -> str:
+    return f"{size:,} bytes" if isinstance(size, int) and not isinstance(size, bool) else ""
+
+
+def leads_to_the_web(address: str) -> bool:
+    """Whether a page may link there: http or https, with a host, and nothing that a browser would read otherwise."""
+    if any(char <= " " or char in '\\"<>`' for char in address):
+        return False
+    try:
+        parts = urlsplit(address)
+        return parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        return False
+
+
+# Text -------------------------------------------------------------------------------------------------------------
+
+
+def text_item(text: str, *, media_type: str = "", note: str = "") -> Item:
+    """A text as what it looks like: JSON as a tree, Markdown laid out, all else as it is."""
+    source = _bounded(text, MAX_TEXT)
+    value = _parsed(text) if text[:1000].lstrip()[:1] in ("{", "[") else None
+    if isinstance(value, (dict, list)) and value:
+        return Item("JSON", json_tree(value), note=note, source=source)
+    is_markdown = media_type == "text/markdown" or looks_like_markdown(text)
+    if is_markdown and not note and len(text) <= MAX_MARKDOWN and _cells(text) <= MAX_CELLS:
+        return Item("Markdown", markdown(text), note=note, source=source)
+    return Item(
+        "text", format_html('<pre class="block result-text" tabindex="0">{}</pre>', source), note=note, source=source
+    )
+
+
+_MARKDOWN_SIGNS = re.compile(
+    r"^#{1,6} \S|^```|^ {0,3}[-*+] \S.*\n {0,3}[-*+] \S|^\|.+\|\n\|[ :|-]+\|$|\[[^\]\n]{1,200}\]\(https?://[^)\s]{1,500}\)"
+    r"|\*\*\w[^*\n]{0,200}\*\*",
+    re.MULTILINE,
+)
+
+
+def looks_like_markdown(text: str) -> bool:
+    """Whether there is a heading, a list, a table, a block of code, a link or something bold."""
+    return _MARKDOWN_SIGNS.search(text[:5000]) is not None
+
+
+def _cells(text: str) -> int:
+    """How many cells its tables could have: short rows are filled up to the width of the head."""
+    rows = [line.count("|") for line in text.split("\n") if "|" in line]
+    return len(rows) * max(rows, default=0)
+
+
+def markdown(text: str) -> SafeString:
+    """`text` laid out. HTML in it stays text, no picture is loaded, links lead to http and https alone."""
+    return mark_safe(  # noqa: S308 - made of escaped tokens, and cleaned
+        '<div class="markdown">'
+        + nh3.clean(
+            _MARKDOWN.render(text),
+            tags=_TAGS,
+            attributes={"a": {"href", "title", "target"}, "ol": {"start"}, "th": {"class"}, "td": {"class"}},
+            url_schemes={"http", "https"},
+            link_rel="noopener noreferrer nofollow",
+        )
+        + "</div>"
+    )
+
+
+_TAGS = {
+    *("p", "br", "hr", "em", "strong", "s", "code", "pre", "blockquote", "ul", "ol", "li", "a"),
+    *("h3", "h4", "h5", "h6", "table", "thead", "tbody", "tr", "th", "td"),
+}
+
+
+class _Renderer(RendererHTML):
+    """Headings below those of the page, links that open beside it."""
+
+    def heading_open(self, tokens: Sequence[Token], index: int, options: OptionsDict, env: EnvType) -> str:
+        return f"<{_lower_heading(tokens[index].tag)}>"
+
+    def heading_close(self, tokens: Sequence[Token], index: int, options: OptionsDict, env: EnvType) -> str:
+        return f"</{_lower_heading(tokens[index].tag)}>\n"
+
+    def link_open(self, tokens: Sequence[Token], index: int, options: OptionsDict, env: EnvType) -> str:
+        tokens[index].attrSet("target", "_blank")
+        return self.renderToken(tokens, index, options, env)
+
+    def fence(self, tokens: Sequence[Token], index: int, options: OptionsDict, env: EnvType) -> str:
+        return f"<pre><code>{escape(tokens[index].content)}</code></pre>\n"
+
+
+def _lower_heading(tag: str) -> str:
+    return f"h{min(6, int(tag[1:]) + 2)}"
+
+
+def _markdown_parser() -> MarkdownIt:
+    parser = MarkdownIt("commonmark", {"html": False, "maxNesting": 20}, renderer_cls=_Renderer)
+    parser.enable(["table", "strikethrough"]).disable(["image", "html_block", "html_inline"])
+    parser.validateLink = leads_to_the_web  # type: ignore[method-assign,assignment]  # the library's own way
+    return parser
+
+
+_MARKDOWN = _markdown_parser()
+
+
+# JSON -------------------------------------------------------------------------------------------------------------
+
+
+def json_tree(value: Any) -> SafeString:
+    """`value` as nested <details>: foldable without a script, bounded in nodes, depth and length of texts."""
+    return mark_safe(f'<div class="json-tree">{"".join(_Tree().lines(value))}</div>')  # noqa: S308 - all escaped
+
+
+@dataclass
+class _Tree:
+    nodes_left: int = field(default=MAX_TREE_NODES)
+
+    def lines(self, value: Any, label: str = "", depth: int = 0) -> Iterator[str]:
+        self.nodes_left -= 1
+        if not isinstance(value, (dict, list)) or not value:
+            yield f'<div class="json-leaf">{label}{_leaf(value)}</div>'
+            return
+        count = f"{len(value):,} {'key' if isinstance(value, dict) else 'item'}{'' if len(value) == 1 else 's'}"
+        brackets = "{}" if isinstance(value, dict) else "[]"
+        if depth >= MAX_TREE_DEPTH:
+            told = f'<span class="json-more">{brackets} {count}, nested too deep to be shown</span>'
+            yield f'<div class="json-leaf">{label}{told}</div>'
+            return
+        is_open = " open" if depth < 2 or (depth < 4 and len(value) <= 5) else ""
+        summary = f'{label}<span class="json-count">{brackets[0]} {count} {brackets[1]}</span>'
+        yield f"<details{is_open}><summary>{summary}</summary>"
+        yield from self._children(value, depth)
+        yield "</details>"
+
+    def _children(self, value: dict[str, Any] | list[Any], depth: int) -> Iterator[str]:
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for number, (key, item) in enumerate(pairs):
+            if self.nodes_left <= 0:
+                yield f'<div class="json-leaf json-more">… and {len(value) - number:,} more</div>'
+                return
+            name = _bounded(str(key), 200)
+            yield from self.lines(item, f'<span class="json-key">{escape(name)}</span>: ', depth + 1)
+
+
+def _leaf(value: Any) -> str:
+    if isinstance(value, str):
+        return (
+            f'<span class="json-string">{escape(json.dumps(_bounded(value, MAX_TREE_TEXT), ensure_ascii=False))}</span>'
+        )
+    word = "boolean" if isinstance(value, bool) else "null" if value is None else "number"
+    return f'<span class="json-{word}">{escape(json.dumps(value))}</span>'
+
+
+def _json(value: Any) -> str:
+    return _bounded(json.dumps(value, indent=2, ensure_ascii=False), MAX_TEXT)
+
+
+def _parsed(text: str) -> Any:
+    """The JSON value of `text`; None when it is none, or too much of it."""
+    if len(text) > present.MAX_SHOWN:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _bounded(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[:length]}… and {len(text) - length:,} more characters"
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

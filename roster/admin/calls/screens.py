@@ -1,0 +1,370 @@
+"""Calls: who asked what of whom, and what came of it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import urlencode
+
+from django.contrib import admin, messages
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.views.main import ChangeList
+from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
+from django.db.models import Model, Q, QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, QueryDict
+from django.shortcuts import redirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.decorators import method_decorator
+from django.utils.safestring import SafeString
+from django.views.decorators.http import require_POST
+
+from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.control.calls import SPANS, calls_version, cancel_call, queue_call, shown_arguments, why_not_again
+from mcp_runtime.protocol.errors import AccessError, NotCancellableError, RequestRefusedError
+from roster.admin import live, present, statistics
+from roster.admin.calls import comparison, export, listing, results
+from roster.admin.calls.listing import CallList, CallPaginator
+from roster.admin.rows import ReachedMembers, RuntimeRowAdmin, principal_of
+from roster.admin.tools import runner
+from roster.models import Invocation, Tool
+
+LIST_PART = "admin/roster/invocation/list_part.html"
+PART = "admin/roster/invocation/part.html"
+AGING_SECONDS = 10
+EXPORTS_FULL = "Too many files of calls are being read. Try again when one of them is complete.\n"
+SENT_BEFORE = "This button was pressed before, and this is its call."
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the list."""
+
+    call: Invocation
+    badge: SafeString
+    error: str
+    who: str
+    took: str
+    is_running: bool
+
+
+@admin.register(Invocation)
+class InvocationAdmin(RuntimeRowAdmin):
+    list_display = ["number"]
+    list_filter = [
+        *("status", "error_kind", "door", ("member", ReachedMembers)),
+        *(listing.ByTool, listing.ByToken, listing.Within, listing.Since, listing.Until, listing.Before),
+    ]
+    search_fields = ["tool_name"]  # what is searched is said by listing.search
+    sortable_by = ()
+    list_per_page = list_max_show_all = listing.PER_PAGE
+    paginator = CallPaginator
+    actions = ["cancel", "compare"]
+    change_list_template = "admin/roster/invocation/change_list.html"
+    change_form_template = "admin/roster/invocation/change_form.html"
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return CallList
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Invocation]:
+        """Whoever made a call may see it, though its member was reserved for others since."""
+        closed = principal_of(request).closed_members
+        rows = admin.ModelAdmin.get_queryset(self, request).select_related("member", "token")
+        return rows.filter(~Q(member__name__in=closed) | Q(requested_by=request.user.pk)) if closed else rows
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        return listing.search(queryset, search_term), False
+
+    def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        """Whoever made a call may see what came of it."""
+        if isinstance(obj, Invocation) and obj.requested_by_id and obj.requested_by_id == request.user.pk:
+            return True
+        return super().has_view_permission(request, obj)
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        return []  # the page has a template of its own
+
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view
+        return [
+            path("statistics/", view(statistics.fragment), name="roster_statistics"),
+            path("export/<slug:form>/", view(self.export_view), name="roster_invocation_export"),
+            path("compare/", view(self.compare_view), name="roster_invocation_compare"),
+            path("<int:invocation_id>/part/", view(self.part_view), name="roster_invocation_part"),
+            path("<int:invocation_id>/cancel/", view(self.cancel_view), name="roster_invocation_cancel"),
+            path("<int:invocation_id>/replay/", view(self.replay_view), name="roster_invocation_replay"),
+            path("<int:invocation_id>/previous/", view(self.previous_view), name="roster_invocation_previous"),
+            *super().get_urls(),
+        ]
+
+    def _visible(self, request: HttpRequest, invocation_id: object) -> Invocation:
+        """Raises Http404, PermissionDenied."""
+        invocation = cast(Invocation, self.existing(request, str(invocation_id)))
+        if not self.has_view_permission(request, invocation):
+            raise PermissionDenied
+        return invocation
+
+    # The list
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
+        if request.method == "GET" and "" in request.GET.values():
+            return redirect(f"{request.path}{_without_empty(request.GET)}")  # of a form that was sent as it was
+        if request.headers.get("X-Live") == "part":
+            return self._list_part(request)
+        etag = self._list_etag(request)  # before the rows are read: what changes meanwhile is asked for
+        response = super().changelist_view(request, {**(extra_context or {}), "title": "Calls", "etag": etag})
+        context = getattr(response, "context_data", None) or {}
+        if calls := context.get("cl"):
+            context.update(self._list_context(calls), **self._frame_context(request, calls))
+        return response
+
+    def _list_part(self, request: HttpRequest) -> HttpResponse:
+        """The rows alone, while they are followed."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        try:
+            return live.part(
+                request,
+                LIST_PART,
+                lambda: self._list_context(cast(CallList, self.get_changelist_instance(request))),
+                tag=self._list_etag(request),
+            )
+        except IncorrectLookupParameters as error:
+            raise Http404("the list knows no such filter") from error
+
+    @staticmethod
+    def _list_etag(request: HttpRequest) -> str:
+        """Another text when any call came, was started or ended: a search is not run each second for nothing."""
+        # From the last minutes calls drop out though nothing came.
+        clock = int(time.time() // AGING_SECONDS) if request.GET.get("within") else 0
+        return live.etag(*calls_version(), sorted(principal_of(request).closed_members), clock)
+
+    @staticmethod
+    def _list_context(calls: CallList) -> dict[str, Any]:
+        return {
+            "cl": calls,
+            "rows": [_row(invocation) for invocation in calls.result_list],
+            "scanned": f"{listing.SCANNED:,}",
+        }
+
+    def _frame_context(self, request: HttpRequest, calls: CallList) -> dict[str, Any]:
+        member_id = calls.asked("member__id__exact")
+        return {
+            "form": listing.form_of(request, calls),
+            "filter_query": calls.get_query_string(remove=["p", "span", "e"]),
+            "has_plots": "span" in request.GET,
+            "plots_query": calls.get_query_string({"span": SPANS[0]}, ["p", "e"]),
+            "follows": calls.page_num == 1 and not calls.asked("before") and not calls.asked("queued_at__lt"),
+            "plotted": statistics.member_of(request, member_id),
+            "may_cancel": self.has_cancel_permission(request),
+        }
+
+    def export_view(self, request: HttpRequest, form: str) -> HttpResponseBase:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        if form not in export.FORMATS:
+            raise Http404(f"calls are not written as {form!r}")
+        try:
+            calls = self.get_changelist_instance(request)
+        except IncorrectLookupParameters as error:
+            raise Http404("the list knows no such filter") from error
+        response = export.exported(cast(CallList, calls).unbounded, form, (request.user.pk, None))
+        return response or HttpResponse(EXPORTS_FULL, status=429, content_type="text/plain; charset=utf-8")
+
+    # A call
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> Any:
+        invocation = self.get_object(request, object_id)
+        context: dict[str, Any] = {}
+        if isinstance(invocation, Invocation) and self.has_view_permission(request, invocation):
+            title = {"title": f"Call {invocation.pk}", "etag": self._etag(invocation)}
+            context = {**self._page_context(request, invocation), **title}
+        return super().change_view(request, object_id, form_url, {**(extra_context or {}), **context})
+
+    def part_view(self, request: HttpRequest, invocation_id: int) -> HttpResponse:
+        """The call while it is not over."""
+        invocation = self._visible(request, invocation_id)
+        return live.part(
+            request,
+            PART,
+            lambda: self._page_context(request, invocation),
+            tag=self._etag(invocation),
+            done=invocation.is_finished,
+        )
+
+    @staticmethod
+    def _etag(invocation: Invocation) -> str:
+        call = invocation
+        return live.etag("call", call.pk, call.status, call.progress, call.cancel_requested_at, call.finished_at)
+
+    def _page_context(self, request: HttpRequest, invocation: Invocation) -> dict[str, Any]:
+        member = invocation.member
+        tool = Tool.objects.filter(member=member, name=invocation.tool_name).first()
+        may_invoke = self.has_invoke_permission(request)
+        is_there = member.enabled and not member.removed_at and principal_of(request).reaches(member.name)
+        is_callable = tool is not None and tool.listed and tool.enabled and may_invoke and is_there
+        return {
+            "call": invocation,
+            "is_active": not invocation.is_finished,
+            "may_invoke": may_invoke,
+            "may_cancel": self._may_cancel(request, invocation),
+            "tool": tool if is_callable else None,
+            "fault": why_not_again(invocation),
+            "call_key": uuid.uuid4(),
+            "progress": runner.progress_of(invocation),
+            "shown": results.shown(invocation, tool.output_schema if tool else None),
+            "arguments": present.json_block(shown_arguments(invocation)),
+            "took": present.seconds(invocation.duration),
+            "token": _token(invocation),
+        }
+
+    # Cancel
+
+    @admin.action(description="Cancel selected calls", permissions=["cancel"])
+    def cancel(self, request: HttpRequest, selected: QuerySet[Invocation]) -> None:
+        self._cancel(request, list(selected))
+
+    @method_decorator(require_POST)
+    def cancel_view(self, request: HttpRequest, invocation_id: int) -> HttpResponseBase:
+        invocation = self.existing(request, str(invocation_id))
+        if not self.has_view_permission(request, invocation) or not self._may_cancel(request, invocation):
+            raise PermissionDenied
+        self._cancel(request, [invocation])
+        return live.done(request, self.page_of(invocation))
+
+    def has_cancel_permission(self, request: HttpRequest) -> bool:
+        """For the action. Which calls: `_may_cancel`."""
+        who = principal_of(request)
+        return who.invokes or who.controls
+
+    @staticmethod
+    def _may_cancel(request: HttpRequest, invocation: Invocation) -> bool:
+        return principal_of(request).may_cancel(invocation.member.name, invocation.requested_by_id)
+
+    def _cancel(self, request: HttpRequest, selected: list[Invocation]) -> None:
+        cancelled: list[str] = []
+        asked: list[str] = []
+        refusals: list[str] = []
+        for invocation in selected:
+            if not self._may_cancel(request, invocation):
+                refusals.append(f"{invocation} is somebody else's, and you may not stop {invocation.member.name}")
+                continue
+            try:
+                ended = cancel_call(invocation).is_finished
+            except NotCancellableError as refusal:
+                refusals.append(str(refusal))
+            else:
+                (cancelled if ended else asked).append(str(invocation))
+                self.log_change(request, invocation, "Cancelled." if ended else "Asked to cancel.")
+        present.report(request, "Cancelled", cancelled, [])
+        present.report(request, "Running, asked to cancel", asked, refusals)
+
+    # Again
+
+    @method_decorator(require_POST)
+    def replay_view(self, request: HttpRequest, invocation_id: int) -> HttpResponse:
+        """The same call once more. The page's key makes a second press lead to the call of the first."""
+        invocation = self._visible(request, invocation_id)
+        if not self.has_invoke_permission(request):
+            raise PermissionDenied
+        if fault := why_not_again(invocation):
+            messages.warning(request, f"Not called: {fault}.")
+            return self.page_of(invocation)
+        try:
+            again, is_new = queue_call(
+                invocation.member.name,
+                invocation.tool_name,
+                invocation.arguments,
+                caller=Caller(Invocation.Door.ADMIN, cast(User, request.user)),
+                idempotency_key=request.POST.get("call_key", "")[:255] or None,
+            )
+        except (AccessError, RequestRefusedError) as refusal:
+            messages.warning(request, f"Not called: {refusal}")
+            return self.page_of(invocation)
+        if not is_new:
+            messages.info(request, SENT_BEFORE)
+        return self.page_of(again)
+
+    # Side by side
+
+    @admin.action(description="Compare two calls")
+    def compare(self, request: HttpRequest, selected: QuerySet[Invocation]) -> HttpResponse | None:
+        ids = sorted(selected.values_list("pk", flat=True)[:3])
+        if len(ids) != 2:
+            messages.warning(request, "Choose two calls to compare.")
+            return None
+        return redirect(_comparison(*ids))
+
+    def previous_view(self, request: HttpRequest, invocation_id: int) -> HttpResponse:
+        """To the comparison with the call of the same tool before this one."""
+        invocation = self._visible(request, invocation_id)
+        rows = self.get_queryset(request)
+        if not self.has_view_permission(request):
+            rows = rows.filter(requested_by=request.user.pk)
+        earlier = comparison.previous_of(rows, invocation)
+        if earlier is None:
+            messages.info(request, "There is no earlier call of this tool to compare with.")
+            return self.page_of(invocation)
+        return redirect(_comparison(earlier, invocation.pk))
+
+    def compare_view(self, request: HttpRequest) -> HttpResponse:
+        left, right = (self._visible(request, request.GET.get(name, "")[:18]) for name in ("left", "right"))
+        context = {
+            **self.admin_site.each_context(request),
+            "title": f"Calls {left.pk} and {right.pk}",
+            "opts": self.opts,
+            "calls": [left, right],
+            "facts": list(zip(_FACTS, _facts(left), _facts(right), strict=True)),
+            "parts": comparison.compared(left, right),
+            "max_lines": f"{comparison.MAX_LINES:,}",
+            "max_characters": f"{comparison.MAX_CHARACTERS:,}",
+        }
+        return TemplateResponse(request, "admin/roster/invocation/compare.html", context)
+
+    @admin.display(description="call")
+    def number(self, invocation: Invocation) -> int:
+        return invocation.pk
+
+
+# What pages say of a call -----------------------------------------------------------------------------------------
+
+_FACTS = ("Member", "Tool", "Status", "Took", "Asked by", "Through", "Queued (UTC)")
+
+
+def _facts(call: Invocation) -> tuple[str, ...]:
+    status = f"{call.status} ({call.error_kind})" if call.error_kind else call.status
+    took, asked = present.seconds(call.duration), call.requester or present.NOTHING
+    door = Invocation.Door(call.door).label
+    return call.member.name, call.tool_name, status, took, asked, str(door), present.when(call.queued_at)
+
+
+def _row(call: Invocation) -> Row:
+    return Row(
+        call=call,
+        badge=present.badge(call.status),
+        error=present.one_line(call.error_message, 160),
+        who=present.one_line(call.requester, 60) or present.NOTHING,
+        took=present.seconds(call.duration),
+        is_running=call.status == Invocation.Status.RUNNING and call.started_at is not None,
+    )
+
+
+def _token(call: Invocation) -> str:
+    token = call.token
+    return f"{token.hint}…" + (f" ({token.name})" if token.name else "") if token else present.NOTHING
+
+
+def _comparison(left: int, right: int) -> str:
+    return f"{reverse('admin:roster_invocation_compare')}?{urlencode({'left': left, 'right': right})}"
+
+
+def _without_empty(asked: QueryDict) -> str:
+    kept = urlencode([(name, value) for name, value in asked.items() if value])
+    return f"?{kept}" if kept else ""

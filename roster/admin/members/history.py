@@ -1,0 +1,61 @@
+"""What happened and what is held: status changes and ports."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from mcp_runtime.protocol.errors import describe_exit
+from roster.admin import present
+from roster.admin.rows import ReachedMembers, RuntimeRowAdmin
+from roster.models import PortAllocation, StatusChange
+
+
+@admin.register(StatusChange)
+class StatusChangeAdmin(RuntimeRowAdmin):
+    list_display = ["happened", "of_member", "change", "cause", "exit", "short_message"]
+    list_select_related = ["member"]
+    list_filter = ["new", "created_at", ("member", ReachedMembers)]
+    search_fields = ["member__name", "cause", "message"]
+    fields = ["happened", "of_member", "change", "cause", "exit", "full_message", "log"]
+
+    happened = present.moment_column("created_at")
+
+    @admin.display(description="member", ordering="member__name")
+    def of_member(self, change: StatusChange) -> SafeString:
+        return present.link(change.member)
+
+    @admin.display(description="change", ordering="new")
+    def change(self, change: StatusChange) -> SafeString:
+        return format_html("{} → {}", present.badge(change.old), present.badge(change.new))
+
+    @admin.display(description="exit")
+    def exit(self, change: StatusChange) -> str:
+        return present.NOTHING if change.exit_code is None else describe_exit(change.exit_code)
+
+    @admin.display(description="message")
+    def short_message(self, change: StatusChange) -> str:
+        return present.one_line(change.message) or present.NOTHING
+
+    @admin.display(description="message")
+    def full_message(self, change: StatusChange) -> str:
+        return present.text_block(change.message)
+
+    @admin.display(description="last lines it wrote")
+    def log(self, change: StatusChange) -> str:
+        return present.text_block(change.log_tail)
+
+
+@admin.register(PortAllocation)
+class PortAllocationAdmin(RuntimeRowAdmin):
+    list_display = ["port", "of_member", "endpoint", "allocated"]
+    list_select_related = ["member"]
+    search_fields = ["=port", "member__name"]
+    fields = ["port", "of_member", "endpoint", "allocated"]
+
+    allocated = present.moment_column("allocated_at")
+
+    @admin.display(description="member", ordering="member__name")
+    def of_member(self, allocation: PortAllocation) -> SafeString:
+        return present.link(allocation.member)

@@ -1,0 +1,179 @@
+"""What a member's page shows: why it is as it is, its process, tools, calls, changes and log. Its buttons: members."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import QuerySet, TextField
+from django.db.models.functions import Cast, Left, Length, Right
+from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.utils.text import get_valid_filename
+
+from mcp_runtime.control.members import log_after, whole_log
+from mcp_runtime.members.logs import plain
+from mcp_runtime.protocol.errors import describe_exit
+from mcp_runtime.rows.database import give_connection_back
+from mcp_runtime.schemas.secrets import mask
+from roster.admin import live, present
+from roster.admin.members.verbs import diagnosis_of, shown_since
+from roster.admin.rows import principal_of
+from roster.models import GuildMember, Invocation, StatusChange, Tool
+
+SHOWN_CHANGES = 20
+SHOWN_CALLS = 20
+SHOWN_TOOLS = 500
+SHOWN_LOG_LINES = 200
+SHOWN_MESSAGE = 2_000
+SHOWN_LAST_LINES = 6_000  # of each change: what a member wrote last may be 80,000 characters
+SHOWN_DESCRIPTION = 300
+
+Status = GuildMember.Status
+
+
+# Why, and what to do ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a member does not run: one sentence, the lines that it wrote last, and what somebody can do now."""
+
+    reason: str
+    last_lines: str
+    remedy: str
+
+
+def fault_of(member: Any, status: str) -> Fault | None:
+    """None when nothing is wrong. A manifest that cannot be used may be one of a member that still runs."""
+    if not member.manifest_error and status != Status.ERROR:
+        return None
+    found = diagnosis_of(member)
+    remedy = found.remedy if found else ""
+    change = None if member.manifest_error else changes_of(member).filter(new=Status.ERROR).first()
+    if change is not None:
+        return Fault(change.said, change.last_lines, remedy)
+    return Fault(present.bounded(member.manifest_error or member.last_error, SHOWN_MESSAGE), "", remedy)
+
+
+# Parts ------------------------------------------------------------------------------------------------------------
+
+
+def head(member: Any, status: str, progress: str, verbs: list[Any]) -> dict[str, Any]:
+    """Status, reason, buttons, process."""
+    alive = member.runtime_is_alive
+    return {
+        "member": member,
+        "status": status,
+        "since": shown_since(member),
+        "fault": fault_of(member, status),
+        "progress": progress,
+        "verbs": verbs,
+        "warnings": member.all_warnings if alive else member.manifest_warnings,
+        "endpoint": (member.endpoint if alive else None) or "",
+        "pid": member.pid if alive else None,
+        "port": member.port if alive else None,
+        "last_exit": "" if member.exit_code is None else describe_exit(member.exit_code),
+        "next_try_at": member.next_restart_at if alive else None,
+        "groups": sorted(group.name for group in member.groups.all()),
+    }
+
+
+def tools(request: HttpRequest, member: Any) -> dict[str, Any]:
+    """The tools that who asks may see, in the member's own order, those that left its list last."""
+    who = principal_of(request)
+    rows = list(tools_of(request, member)[: SHOWN_TOOLS + 1])
+    return {
+        "member": member,
+        "tools": rows[:SHOWN_TOOLS],
+        "has_more": len(rows) > SHOWN_TOOLS,
+        "may_call": who.invokes and member.enabled and member.removed_at is None,
+        "may_switch": who.controls,
+        "may_list": request.user.has_perm("roster.view_tool"),
+    }
+
+
+def tools_of(request: HttpRequest, member: Any) -> QuerySet[Tool]:
+    if not (request.user.has_perm("roster.view_tool") or principal_of(request).invokes):
+        return Tool.objects.none()
+    return Tool.objects.filter(member=member).order_by("-listed", "position")
+
+
+def tools_tag(request: HttpRequest, member: Any) -> str:
+    """Another when any tool changed, without reading their schemas; a definition of another length is another."""
+    definition = Length(Cast("definition", TextField()))
+    rows = tools_of(request, member).values_list("pk", "enabled", "listed", "position", definition)
+    who = principal_of(request)
+    state = (member.enabled, member.removed_at, who.invokes, who.controls, request.user.has_perm("roster.view_tool"))
+    return live.etag("tools", member.pk, *state, list(rows[: SHOWN_TOOLS + 1]))
+
+
+def activity(request: HttpRequest, member: Any) -> dict[str, Any]:
+    """The last calls and the last changes of status."""
+    views_calls = request.user.has_perm("roster.view_invocation")
+    calls = Invocation.objects.filter(member=member).defer("arguments", "result", "error_data")
+    if not views_calls:
+        calls = calls.filter(requested_by=request.user.pk)
+    rows = calls.annotate(said=Left("error_message", SHOWN_MESSAGE)).defer("error_message")
+    return {
+        "member": member,
+        "calls": [_with(call, took=present.seconds(call.duration)) for call in rows[:SHOWN_CALLS]],
+        "may_list_calls": views_calls,
+        "changes": [
+            _with(change, exit_words="" if change.exit_code is None else describe_exit(change.exit_code))
+            for change in changes_of(member)[:SHOWN_CHANGES]
+        ],
+        "may_list_changes": request.user.has_perm("roster.view_statuschange"),
+    }
+
+
+def _with(row: Any, **words: str) -> Any:
+    """The row with words beside its columns, for a template."""
+    for name, text in words.items():
+        setattr(row, name, text)
+    return row
+
+
+def changes_of(member: Any) -> QuerySet[Any]:
+    """Newest first, with as much of the texts as is shown: `said` and `last_lines`."""
+    changes = StatusChange.objects.filter(member=member).defer("message", "log_tail")
+    return changes.annotate(said=Left("message", SHOWN_MESSAGE), last_lines=Right("log_tail", SHOWN_LAST_LINES))
+
+
+def still(member: Any) -> dict[str, Any]:
+    """What changes with the folder alone, or with the next start."""
+    # People keep API keys in `env`; the file has them, a screen need not.
+    manifest = mask(member.manifest, [["env", key] for key in member.manifest.get("env", {})])
+    return {
+        "manifest": present.json_block(manifest),
+        "server_info": present.json_block(member.server_info),
+        "capabilities": present.json_block(member.capabilities),
+        "instructions": present.text_block(member.instructions),
+    }
+
+
+# The log ----------------------------------------------------------------------------------------------------------
+
+
+def log(member: GuildMember, cursor: str = "") -> dict[str, Any]:
+    """Its last lines, or those behind the cursor, as they are to be shown."""
+    part = log_after(member, cursor, SHOWN_LOG_LINES)
+    return {"lines": [plain(line) for line in part.lines], "cursor": part.cursor, "gap": part.is_gap}
+
+
+def log_answer(member: GuildMember, cursor: str) -> HttpResponse:
+    return JsonResponse(log(member, cursor))
+
+
+def _whole_log(member: GuildMember) -> Iterator[bytes]:
+    give_connection_back()  # a slow reader needs none of the pool's
+    yield from whole_log(member)
+
+
+def log_file(member: GuildMember) -> StreamingHttpResponse:
+    """The whole log, to be kept as a file: no browser may take it for a page."""
+    response = StreamingHttpResponse(_whole_log(member), content_type="text/plain; charset=utf-8")
+    name = get_valid_filename(member.name)
+    response.headers["Content-Disposition"] = f'attachment; filename="{name}.log"'
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    return response

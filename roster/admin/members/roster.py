@@ -1,0 +1,266 @@
+"""The roster: the hall's first page. A card per member, what is broken first, true by itself."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode, urlsplit
+
+from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+
+from mcp_runtime.control.calls import calls_of_last_hour
+from mcp_runtime.control.members import visible_tools
+from roster.admin import live, present
+from roster.admin.members.verbs import Verb, diagnosis_of, shown_since, shown_status, verbs_now
+from roster.admin.rows import RuntimeRowAdmin, principal_of
+from roster.diagnosis import Diagnosis
+from roster.models import GuildMember, Tool
+
+if TYPE_CHECKING:
+    from roster.admin.members.verbs import Member
+
+Status = GuildMember.Status
+
+VIEW_TOOLS = "roster.view_tool"
+MAX_CARDS = 300
+MAX_QUERY = 100
+MAX_TOOLS_FOUND = 6
+# All that a card is made from, so all that makes it another one.
+COLUMNS = (
+    *("id", "name", "directory", "removed_at", "display_name", "description", "server_url", "manifest_error"),
+    *("manifest_warnings", "enabled", "wanted", "restart_requested_at", "status", "status_changed_at", "last_error"),
+    *("progress", "no_answer_since", "warnings", "started_at", "protocol_version", "next_restart_at"),
+)
+
+
+@dataclass(frozen=True)
+class Card:
+    """One member as its card shows it."""
+
+    member: Member
+    status: str
+    diagnosis: Diagnosis | None
+    verbs: list[Verb]
+    tools_found: list[Tool]
+    last_hour: list[tuple[int, int]]  # (calls, failed), as `control.calls.calls_of_last_hour`
+
+    @property
+    def calls(self) -> int:
+        return sum(calls for calls, _ in self.last_hour)
+
+    @property
+    def failed(self) -> int:
+        return sum(failed for _, failed in self.last_hour)
+
+    @property
+    def host(self) -> str:
+        """Of a server elsewhere."""
+        return urlsplit(self.member.server_url).netloc.rpartition("@")[2]
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether what the row says of a process is true now."""
+        return self.member.runtime_is_alive
+
+    @property
+    def since(self) -> datetime | None:
+        return shown_since(self.member)
+
+    @property
+    def progress(self) -> str:
+        return self.member.progress if self.status == Status.STARTING else ""
+
+    @property
+    def warning(self) -> str:
+        warnings = self.member.all_warnings if self.is_alive else self.member.manifest_warnings
+        more = f" (and {len(warnings) - 1} more)" if len(warnings) > 1 else ""
+        return present.one_line(str(warnings[0]), 200) + more if warnings else ""
+
+    @property
+    def next_try(self) -> datetime | None:
+        return self.member.next_restart_at if self.status == Status.ERROR and self.is_alive else None
+
+    @property
+    def restart_is_asked(self) -> bool:
+        return self.is_alive and self.member.enabled and self.member.restart_requested_at is not None
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A status to narrow the roster to, with how many there are."""
+
+    status: str
+    label: str
+    count: int
+    address: str
+    is_chosen: bool
+
+
+class RosterScreen(RuntimeRowAdmin):
+    """The part of the members' admin that is the first page."""
+
+    def get_urls(self) -> list[URLPattern]:
+        cards = self.admin_site.admin_view(self.cards_view)
+        return [path("cards/", cards, name="roster_cards"), *super().get_urls()]
+
+    def roster_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> TemplateResponse:
+        """The page; staff without the permission to view members are told so."""
+        context = {**self.admin_site.each_context(request), "title": "Roster", **(extra_context or {})}
+        if self.has_view_permission(request):
+            search = Search.of(request)
+            tag = self._tag(request, search)  # first: what changes meanwhile is asked for once more, never missed
+            part = f"{reverse('admin:roster_cards')}?{search.as_query()}"
+            context |= {**self._cards(request, search), "part": part, "etag": tag}
+        return TemplateResponse(request, "roster/page.html", context)
+
+    def cards_view(self, request: HttpRequest) -> HttpResponse:
+        """The cards alone, for static/roster/live.js."""
+        if not self.has_view_permission(request):
+            return HttpResponse("You may not see members.", status=403, content_type="text/plain")
+        search = Search.of(request)
+        tag = self._tag(request, search)
+        return live.part(request, "roster/cards.html", lambda: self._cards(request, search), tag=tag)
+
+    def _found(self, request: HttpRequest, search: Search) -> QuerySet[Any]:
+        """All that the query finds, whatever their status."""
+        members = self.get_queryset(request).filter(removed_at=None)
+        return search.narrowed(members, with_tools=_may_see_tools(request))
+
+    def _tag(self, request: HttpRequest, search: Search) -> str:
+        """Of all that the cards show, without making them: values cost a third of what rows cost."""
+        hour, who = last_hour.figures(), principal_of(request)
+        may = who.controls, who.invokes, who.views_calls, request.user.has_perm(VIEW_TOOLS)
+        columns = (*COLUMNS, "port_allocation__port", "tool_count")
+        rows = [(*row, hour.get(row[0])) for row in self._found(request, search).values_list(*columns)]
+        return live.etag(search, may, present.runtime_is_alive(request), rows)
+
+    def _cards(self, request: HttpRequest, search: Search) -> dict[str, Any]:
+        """What roster/cards.html shows: what is broken first, then by name."""
+        found = list(self._found(request, search).only(*COLUMNS, "port_allocation__port"))
+        members = sorted(found, key=_order)
+        counts = Counter(shown_status(member) for member in members)
+        chosen = [member for member in members if not search.status or shown_status(member) == search.status]
+        shown = chosen[:MAX_CARDS]
+        tools = _tools_found(search, shown) if _may_see_tools(request) else {}
+        who = principal_of(request)
+        return {
+            "cards": [_card(request, member, tools.get(member.pk, [])) for member in shown],
+            "left_out": len(chosen) - len(shown),
+            "chips": _chips(search, counts),
+            "search": search,
+            "may_invoke": who.invokes,
+            "may_list_tools": request.user.has_perm(VIEW_TOOLS),
+            "may_list_calls": who.views_calls,
+            "is_empty": not members and not search.query,
+        }
+
+
+class LastHour:
+    """The figures of the last hour, which cost more than the rest of the page: counted once in a few seconds."""
+
+    SECONDS = 3.0
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counted_at = -self.SECONDS
+        self._figures: dict[int, list[tuple[int, int]]] = {}
+
+    def figures(self) -> dict[int, list[tuple[int, int]]]:
+        with self._lock:
+            if time.monotonic() >= self._counted_at + self.SECONDS:
+                self._figures = calls_of_last_hour()
+                self._counted_at = time.monotonic()
+            return self._figures
+
+    def forget(self) -> None:
+        """Count anew when somebody asks next."""
+        self._counted_at = -self.SECONDS
+
+
+last_hour = LastHour()
+
+
+@dataclass(frozen=True)
+class Search:
+    """What somebody looks for in the roster."""
+
+    query: str = ""
+    status: str = ""
+
+    @classmethod
+    def of(cls, request: HttpRequest) -> Search:
+        status = request.GET.get("status", "")
+        return cls(request.GET.get("q", "")[:MAX_QUERY].strip(), status if status in Status.values else "")
+
+    @property
+    def words(self) -> list[str]:
+        return self.query.replace("\0", " ").split()
+
+    def as_query(self) -> str:
+        return urlencode({key: value for key, value in (("q", self.query), ("status", self.status)) if value})
+
+    def narrowed(self, members: QuerySet[Any], *, with_tools: bool) -> QuerySet[Any]:
+        """Those in which each word is in a text of the member, or in the name or title of one of its tools."""
+        for word in self.words:
+            said = Q(name__icontains=word) | Q(display_name__icontains=word) | Q(description__icontains=word)
+            if with_tools:
+                tools = Tool.objects.filter(_says(word), visible_tools(), member=OuterRef("pk"))
+                said |= Q(Exists(tools))
+            members = members.filter(said)
+        return members
+
+
+def _says(word: str) -> Q:
+    title = Q(definition__title__icontains=word) | Q(definition__annotations__title__icontains=word)
+    return Q(name__icontains=word) | title
+
+
+def _may_see_tools(request: HttpRequest) -> bool:
+    """Whether names of tools are told: to who may list them, and to who may call or switch them."""
+    who = principal_of(request)
+    return who.invokes or who.controls or request.user.has_perm(VIEW_TOOLS)
+
+
+def _order(member: Member) -> tuple[bool, str, str]:
+    return shown_status(member) != Status.ERROR, member.title.casefold(), member.name
+
+
+def _card(request: HttpRequest, member: Member, tools_found: list[Tool]) -> Card:
+    verbs = verbs_now(member) if principal_of(request).may_control(member.name) else []
+    figures = last_hour.figures().get(member.pk, [])
+    return Card(member, shown_status(member), diagnosis_of(member), verbs, tools_found, figures)
+
+
+def _tools_found(search: Search, members: list[Any]) -> dict[int, list[Tool]]:
+    """Of each member the first tools that the query names."""
+    found: dict[int, list[Tool]] = {}
+    if not search.words or not members:
+        return found
+    says = Q()
+    for word in search.words:
+        says |= _says(word)
+    rows = Tool.objects.filter(says, visible_tools(), member__in=[member.pk for member in members])
+    for tool in rows.only("name", "member_id").order_by("member_id", "position")[: MAX_CARDS * MAX_TOOLS_FOUND]:
+        tools = found.setdefault(tool.member_id, [])
+        if len(tools) < MAX_TOOLS_FOUND:
+            tools.append(tool)
+    return found
+
+
+def _chips(search: Search, counts: Counter[str]) -> list[Chip]:
+    order = ["", Status.ERROR, Status.CONNECTED, Status.STARTING, Status.STOPPING, Status.DISCONNECTED]
+    chips = []
+    for status in map(str, order):
+        count = counts[status] if status else counts.total()
+        if status and not count and status != search.status:
+            continue
+        address = f"?{Search(search.query, status).as_query()}"
+        chips.append(Chip(status, status or "all", count, address, status == search.status))
+    return chips

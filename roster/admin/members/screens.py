@@ -1,0 +1,292 @@
+"""Members: what is wished, what is seen and why, and the buttons that wish."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from django import forms
+from django.contrib import admin
+from django.contrib.admin.actions import delete_selected
+from django.contrib.auth.models import Group
+from django.core.exceptions import PermissionDenied
+from django.db.models import BooleanField, Count, IntegerField, Model, OuterRef, QuerySet, Subquery, Value
+from django.db.models.functions import Coalesce
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import redirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path
+from django.utils.decorators import method_decorator
+from django.utils.safestring import SafeString
+from django.views.decorators.http import require_POST
+
+from mcp_runtime.control.members import MEMBER_VERBS, reserve_member, sync_roster, true_status, visible_tools
+from mcp_runtime.protocol.errors import RequestRefusedError
+from roster.admin import live, present
+from roster.admin.members import page
+from roster.admin.members.roster import RosterScreen
+from roster.admin.members.verbs import VERBS, Verb, obstacle, shown_error, shown_progress, shown_status
+from roster.admin.rows import FolderFilter
+from roster.models import GuildMember, Tool
+
+if TYPE_CHECKING:
+    from roster.admin.members.verbs import Member
+
+Status = GuildMember.Status
+NOBODY = "none, so it is open to everybody who may call tools"
+
+
+def _action(verb: Verb) -> Callable[..., None]:
+    @admin.action(description=f"{verb.label} selected members", permissions=["control"])
+    def act(members: MemberAdmin, request: HttpRequest, selected: QuerySet[GuildMember]) -> None:
+        members.wish(request, verb, list(selected))
+
+    act.__name__ = f"{verb.name}_members"
+    return act
+
+
+# Filters ----------------------------------------------------------------------------------------------------------
+
+
+class ShownStatusFilter(admin.SimpleListFilter):
+    """By the status that is shown, not the column: without a live runtime nobody is connected."""
+
+    title = "status"
+    parameter_name = "status"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(status.value, status.value) for status in Status]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[GuildMember]) -> QuerySet[GuildMember]:
+        if not self.value():
+            return queryset
+        alive = present.runtime_is_alive(request)
+        rows = queryset.select_related(None).only("pk", "status", "manifest_error")
+        return queryset.filter(
+            pk__in=[row.pk for row in rows if true_status(row, runtime_is_alive=alive) == self.value()]
+        )
+
+
+class GroupsForm(forms.Form):
+    groups = forms.ModelMultipleChoiceField(
+        Group.objects.order_by("name"),
+        required=False,
+        widget=forms.CheckboxSelectMultiple,
+        help_text="With none it is there for everybody who may call tools. Superusers may always.",
+    )
+
+
+def _names_of(member: Any) -> str:
+    return ", ".join(group.name for group in member.groups.order_by("name")) or NOBODY
+
+
+# The screens ------------------------------------------------------------------------------------------------------
+
+
+@admin.register(GuildMember)
+class MemberAdmin(RosterScreen):
+    member_name = "name"
+    list_display = ["name", "title", "status_word", "endpoint", "tool_count", "enabled", "wanted", "short_error"]
+    list_filter = [ShownStatusFilter, "enabled", "wanted", FolderFilter]
+    search_fields = ["name", "display_name", "description"]
+    actions = [*(_action(verb) for verb in VERBS), "delete_selected"]
+    change_list_template = "admin/roster/guildmember/change_list.html"
+    change_form_template = "admin/roster/guildmember/change_form.html"
+    fields = ["name"]  # its page shows the rest in its own way
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        tools = Tool.objects.filter(visible_tools(), member=OuterRef("pk")).order_by().values("member")
+        count = Subquery(tools.annotate(count=Count("pk")).values("count"), output_field=IntegerField())
+        alive = Value(present.runtime_is_alive(request), output_field=BooleanField())
+        members: QuerySet[Any] = super().get_queryset(request).select_related("port_allocation")
+        seen: QuerySet[Any] = members.annotate(tool_count=Coalesce(count, 0), runtime_is_alive=alive)
+        return seen
+
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view
+        return [
+            path("runtime/", view(self.runtime_view), name="roster_runtime"),
+            path("sync/", view(self.sync_view), name="roster_guildmember_sync"),
+            path("<int:member_id>/groups/", view(self.groups_view), name="roster_guildmember_groups"),
+            path("<int:member_id>/wish/<slug:verb>/", view(self.wish_view), name="roster_guildmember_wish"),
+            path("<int:member_id>/parts/<slug:part>/", view(self.part_view), name="roster_guildmember_part"),
+            path("<int:member_id>/log/", view(self.log_view), name="roster_guildmember_log"),
+            path("<int:member_id>/log/file/", view(self.log_file_view), name="roster_guildmember_log_file"),
+            *super().get_urls(),
+        ]
+
+    @staticmethod
+    def runtime_view(request: HttpRequest) -> HttpResponse:
+        """The part of each page that says when no runtime is alive."""
+        context = {"alive": present.runtime_is_alive(request)}
+        return live.part(request, "roster/runtime.html", lambda: context, tag=present.runtime_etag(request))
+
+    # Wishes
+
+    def wish(self, request: HttpRequest, verb: Verb, members: list[Any]) -> None:
+        """Wish it for each member it applies to, and say what was done and what was left alone."""
+        done, refusals = [], []
+        for member in members:
+            if reason := obstacle(verb.name, member):
+                refusals.append(f"{member.name}: {reason}")
+                continue
+            try:
+                MEMBER_VERBS[verb.name](member)
+            except RequestRefusedError as refusal:
+                refusals.append(str(refusal))
+            else:
+                done.append(member.name)
+                self.log_change(request, member, f"{verb.done}.")
+        present.report(request, verb.done, done, refusals)
+
+    @method_decorator(require_POST)
+    def wish_view(self, request: HttpRequest, member_id: int, verb: str) -> HttpResponseBase:
+        if not self.has_control_permission(request):
+            raise PermissionDenied
+        member = self.existing(request, str(member_id))
+        known = next((known for known in VERBS if known.name == verb), None)
+        if known is None:
+            raise Http404(f"members know no {verb!r}")
+        self.wish(request, known, [member])
+        return live.done(request, self.page_of(member))
+
+    @method_decorator(require_POST)
+    def sync_view(self, request: HttpRequest) -> HttpResponse:
+        if not self.has_control_permission(request):
+            raise PermissionDenied
+        self.message_user(request, f"Roster synced with the members folder: {sync_roster()}.")
+        return redirect("admin:roster_guildmember_changelist")
+
+    # Groups
+
+    @staticmethod
+    def has_reserve_permission(request: HttpRequest) -> bool:
+        return request.user.has_perm("roster.change_guildmember")
+
+    def groups_view(self, request: HttpRequest, member_id: int) -> HttpResponse:
+        if not self.has_reserve_permission(request):
+            raise PermissionDenied
+        member = self.existing(request, str(member_id))
+        form = GroupsForm(initial={"groups": member.groups.all()})
+        if request.method == "POST":
+            form = GroupsForm(request.POST)
+            if form.is_valid():
+                reserve_member(member, form.cleaned_data["groups"])
+                said = f"Reserved for: {_names_of(member)}."
+                self.log_change(request, member, said)
+                self.message_user(request, f"{member.name}. {said}")
+                return self.page_of(member)
+        context = {
+            **self.admin_site.each_context(request),
+            "title": f"Who may use {member.name}",
+            "opts": self.opts,
+            "member": member,
+            "form": form,
+        }
+        return TemplateResponse(request, "admin/roster/guildmember/groups.html", context)
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
+        context = {"may_control": self.has_control_permission(request), **(extra_context or {})}
+        return super().changelist_view(request, context)
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> Any:
+        context = {**(extra_context or {}), **self._page(request, object_id)}
+        return super().change_view(request, object_id, form_url, context)
+
+    # Its page
+
+    def _page(self, request: HttpRequest, object_id: str) -> dict[str, Any]:
+        """What the member's page shows: parts that stay true by themselves, and the rest as it is now."""
+        member = self.get_object(request, object_id)
+        if member is None or not self.has_view_permission(request, member):
+            return {}
+        return {
+            "may_reserve": self.has_reserve_permission(request),
+            "may_list_calls": request.user.has_perm("roster.view_invocation"),
+            **self._head(request, member),
+            **page.tools(request, member),
+            **page.activity(request, member),
+            **page.still(member),
+            "log": page.log(member),
+        }
+
+    def _head(self, request: HttpRequest, member: Any) -> dict[str, Any]:
+        may_control = self.has_control_permission(request)
+        verbs = [verb for verb in VERBS if may_control and not obstacle(verb.name, member)]
+        return page.head(member, shown_status(member), shown_progress(member), verbs)
+
+    def part_view(self, request: HttpRequest, member_id: int, part: str) -> HttpResponse:
+        """One of the parts of its page that stay true by themselves."""
+        member = self._shown(request, member_id)
+        match part:
+            case "head":
+                return live.part(request, "roster/member/head.html", lambda: self._head(request, member))
+            case "tools":
+                tag = page.tools_tag(request, member)
+                return live.part(request, "roster/member/tools.html", lambda: page.tools(request, member), tag=tag)
+            case "activity":
+                return live.part(request, "roster/member/activity.html", lambda: page.activity(request, member))
+            case _:
+                raise Http404(f"a member's page has no part {part!r}")
+
+    def log_view(self, request: HttpRequest, member_id: int) -> HttpResponse:
+        """The lines behind `after`, the cursor of the answer before, as JSON."""
+        return page.log_answer(self._shown(request, member_id), request.GET.get("after", ""))
+
+    def log_file_view(self, request: HttpRequest, member_id: int) -> HttpResponseBase:
+        return page.log_file(self._shown(request, member_id))
+
+    def _shown(self, request: HttpRequest, member_id: int) -> Any:
+        """The member whose page this is part of."""
+        member = self.existing(request, str(member_id))
+        if not self.has_view_permission(request, member):
+            raise PermissionDenied
+        return member
+
+    # Deleting: only what is gone from disk and has no process
+
+    def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        allowed = admin.ModelAdmin.has_delete_permission(self, request, obj)
+        return allowed and (obj is None or not self._why_kept(obj))
+
+    @staticmethod
+    def _why_kept(member: Any) -> str:
+        if member.removed_at is None:
+            return "its folder is still there"
+        return "" if shown_status(member) in (Status.DISCONNECTED, Status.ERROR) else "its process has not ended yet"
+
+    def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
+        # Its tools, calls and changes go with it, though none of them can be deleted by itself.
+        deleted, counts, _, protected = super().get_deleted_objects(objs, request)
+        return deleted, counts, set(), protected
+
+    @admin.action(description="Delete selected members whose folder is gone", permissions=["delete"])
+    def delete_selected(self, request: HttpRequest, selected: QuerySet[Any]) -> HttpResponseBase | None:
+        kept = {member.pk: f"{member.name}: {reason}" for member in selected if (reason := self._why_kept(member))}
+        present.report(request, "", [], kept.values())
+        gone = selected.exclude(pk__in=kept)
+        return delete_selected(self, request, gone) if gone.exists() else None
+
+    # Columns
+
+    @admin.display(description="title", ordering="display_name")
+    def title(self, member: Member) -> str:
+        return present.one_line(member.title, 60)
+
+    @admin.display(description="status", ordering="status")
+    def status_word(self, member: Member) -> SafeString:
+        return present.badge(shown_status(member))
+
+    @admin.display(description="error or progress")
+    def short_error(self, member: Member) -> str:
+        return present.one_line(shown_error(member) or shown_progress(member), 80) or present.NOTHING
+
+    @admin.display(description="endpoint", ordering="port_allocation__port")
+    def endpoint(self, member: Member) -> str:
+        return (member.endpoint if member.runtime_is_alive else None) or present.NOTHING
+
+    @admin.display(description="tools", ordering="tool_count")
+    def tool_count(self, member: Member) -> int:
+        return member.tool_count

@@ -1,0 +1,111 @@
+"""What may be wished of a member, as buttons and actions, and the facts about it that decide which of them apply."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, TypedDict
+
+from mcp_runtime.control.members import true_status
+from roster.diagnosis import Diagnosis, Facts, diagnose
+from roster.models import GuildMember
+
+if TYPE_CHECKING:
+    from django_stubs_ext import WithAnnotations
+
+    class _Seen(TypedDict):
+        runtime_is_alive: bool
+        tool_count: int
+
+    Member = WithAnnotations[GuildMember, _Seen]
+
+Status = GuildMember.Status
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One of control.MEMBER_VERBS as a button and an action."""
+
+    name: str
+    label: str
+    done: str
+
+
+VERBS = [
+    Verb("start", "Start", "Asked to start"),
+    Verb("stop", "Stop", "Asked to stop"),
+    Verb("restart", "Restart", "Asked to restart"),
+    Verb("refresh", "Refresh tools", "Asked to list the tools anew"),
+    Verb("enable", "Enable", "Enabled"),
+    Verb("disable", "Disable", "Disabled"),
+]
+
+
+# Of a member in one of these a start is a restart.
+BEGUN = (Status.STARTING, Status.CONNECTED, Status.ERROR)
+
+
+def shown_status(member: Member) -> str:
+    return true_status(member, runtime_is_alive=member.runtime_is_alive)
+
+
+def shown_since(member: Member) -> datetime | None:
+    """When its shown status became that, if it is known: a faulty manifest is an error of no certain age."""
+    is_its_own = member.runtime_is_alive and shown_status(member) == member.status
+    return member.status_changed_at if is_its_own else None
+
+
+def shown_error(member: Member) -> str:
+    # What a dead runtime left on the row explains nothing that is true now; a faulty folder still is one.
+    return member.error if member.runtime_is_alive else member.manifest_error
+
+
+def shown_progress(member: Member) -> str:
+    return member.start_progress if member.runtime_is_alive else ""
+
+
+def obstacle(verb: str, member: Member) -> str:
+    """Why the verb does not apply to this member now; empty when it does."""
+    status = shown_status(member)
+    if member.removed_at:
+        return "its folder is gone"
+    if verb == "enable":
+        return "it is enabled already" if member.enabled else ""
+    if not member.enabled:
+        return "it is disabled"
+    if verb in ("start", "restart") and member.manifest_error:
+        return "its guild-member.json cannot be used"
+    is_wanted = member.wanted == GuildMember.Wanted.RUNNING
+    if verb == "start" and is_wanted and status in (Status.STARTING, Status.CONNECTED):
+        return f"it is {status} already"
+    if verb == "stop" and not is_wanted and status == Status.DISCONNECTED:
+        return "it is stopped already"
+    if verb == "refresh" and status != Status.CONNECTED:
+        return f"it is {status}"
+    return ""
+
+
+def verbs_now(member: Member) -> list[Verb]:
+    """The few that a card has buttons for: what makes sense now, a start or a restart, never both."""
+    names = {"stop", "restart" if shown_status(member) in BEGUN else "start"} if member.enabled else {"enable"}
+    if not member.runtime_is_alive and member.wanted == GuildMember.Wanted.RUNNING:
+        names -= {"start"}  # it is wished already, and nobody is there to do it
+    if member.manifest_error and member.status == Status.DISCONNECTED:
+        names = set()  # nothing runs, and nothing can be started
+    return [verb for verb in VERBS if verb.name in names and not obstacle(verb.name, member)]
+
+
+def diagnosis_of(member: Member) -> Diagnosis | None:
+    """Why it does not run and what to do; None when there is nothing to explain."""
+    facts = Facts(
+        name=member.name,
+        directory=member.directory,
+        status=shown_status(member),
+        enabled=member.enabled,
+        is_wanted=member.wanted == GuildMember.Wanted.RUNNING,
+        runtime_is_alive=member.runtime_is_alive,
+        manifest_error=member.manifest_error,
+        last_error=member.last_error,
+        next_restart_at=member.next_restart_at,
+    )
+    return diagnose(facts)

@@ -1,0 +1,101 @@
+"""What a token's page shows: what each client wants written down to use it, who came with it, and what was called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import Count, Max, Q
+from django.http import HttpRequest
+
+from mcp_runtime.protocol.errors import RequestRefusedError, TokenError
+from mcp_runtime.security import principals
+from mcp_runtime.security.access import Principal
+from roster import agent_config
+from roster.agent_config import FORMATS, PLACEHOLDER, Cost, Entry
+from roster.models import ApiToken, GuildMember, Invocation
+
+COUNTED_CALLS = 1_000
+SHOWN_TOOLS = 50
+MAX_MEMBERS = 300  # to choose from
+
+CLIENT_NAMES = {
+    "agent-sdk": "Claude Agent SDK",
+    "claude-code": "Claude Code",
+    "cursor": "Cursor",
+    "vscode": "VS Code",
+    "codex": "Codex",
+}
+
+
+@dataclass(frozen=True)
+class Written:
+    """The configuration of one client."""
+
+    key: str
+    name: str
+    place: str
+    text: str
+
+
+def configuration(request: HttpRequest, token: ApiToken) -> dict[str, Any]:
+    """The choice that the address makes (`?members=a&members=b&way=direct`), and what it comes to for each client."""
+    try:
+        who = principals.principal_of_row(token)
+    except TokenError as error:
+        return {"token": token, "refusal": str(error)}
+    offered = agent_config.chosen_members(who, [])[:MAX_MEMBERS]
+    asked = set(request.GET.getlist("members"))
+    chosen = [member for member in offered if member.name in asked]
+    direct = request.GET.get("way") == "direct"
+    context = {
+        "token": token,
+        "offered": offered,
+        "chosen": {member.name for member in chosen},
+        "direct": direct,
+        "how_estimated": agent_config.HOW_ESTIMATED,
+    }
+    members = chosen or offered
+    try:
+        entries = _entries(chosen, members, direct=direct)
+    except RequestRefusedError as refusal:
+        return {**context, "refusal": f"{str(refusal)[0].upper()}{str(refusal)[1:]}."}
+    return {**context, "clients": _clients(entries), **_costs(who, members, direct=direct)}
+
+
+def _entries(chosen: list[GuildMember], members: list[GuildMember], *, direct: bool) -> list[Entry]:
+    if direct:
+        return agent_config.direct_entries(members, all_of_them=bool(chosen))
+    return agent_config.gateway_entries([member.name for member in chosen], PLACEHOLDER)
+
+
+def _clients(entries: list[Entry]) -> list[Written]:
+    return [Written(key, CLIENT_NAMES[key], form.place, form.write(entries)) for key, form in FORMATS.items()]
+
+
+def _costs(who: Principal, members: list[GuildMember], *, direct: bool) -> dict[str, Any]:
+    found = agent_config.costs(who, members, direct=direct)
+    rows = [{"name": name, "tools": cost.tools, "tokens": cost.tokens} for name, cost in found.items() if cost.tools]
+    whole = sum(found.values(), Cost())
+    return {"costs": rows, "tools_in_all": whole.tools, "tokens_in_all": whole.tokens}
+
+
+def use(request: HttpRequest, token: ApiToken) -> dict[str, Any]:
+    """Who came with it, and what was called: of the last calls, for counting all of them may take long."""
+    last = Invocation.objects.filter(token=token).order_by("-id").values("pk")[:COUNTED_CALLS]
+    called = (
+        Invocation.objects.filter(pk__in=last)
+        .order_by()
+        .values("member_id", "member__name", "tool_name")
+        .annotate(
+            calls=Count("pk"), failed=Count("pk", filter=Q(status=Invocation.Status.FAILED)), last_at=Max("queued_at")
+        )
+        .order_by("-last_at", "tool_name")
+    )
+    return {
+        "token": token,
+        "clients_seen": list(token.clients.all()),
+        "called": list(called[:SHOWN_TOOLS]),
+        "counted_calls": COUNTED_CALLS,
+        "may_list_calls": request.user.has_perm("roster.view_invocation"),
+    }

@@ -1,0 +1,261 @@
+"""API tokens: made here, over REST or with `manage.py create_token`; shown once, then only by how they begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.admin.widgets import AdminSplitDateTime
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.db.models import DateTimeField, ForeignKey, ManyToManyField, Model, OuterRef, QuerySet, Subquery, Value
+from django.db.models.functions import Concat
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import redirect
+from django.urls import URLPattern, path
+from django.utils import timezone
+from django.utils.decorators import method_decorator
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.views.decorators.http import require_POST
+
+from mcp_runtime.control.tokens import revoke_token
+from roster.admin import live, present
+from roster.admin.rows import NarrowedAdmin, principal_of
+from roster.admin.tokens import page
+from roster.models import ApiToken, GuildMember, TokenClient, Tool
+
+ASKED = ["user", "name", "expires_at", "scope", "members", "tools", "calls_per_minute", "max_in_flight"]
+SHOWN = ["beginning"]  # the rest is FACTS, in the way of its page
+Scope = ApiToken.Scope
+
+
+class ToolChoice(forms.ModelMultipleChoiceField):  # type: ignore[type-arg]  # as for ModelAdmin
+    def label_from_instance(self, tool: Any) -> str:
+        return f"{tool.member.name}/{tool.name}"
+
+
+class NamedDateTime(AdminSplitDateTime):
+    """Django shows what the two fields are, and does not tell who cannot see it."""
+
+    def get_context(self, name: str, value: Any, attrs: Any) -> dict[str, Any]:
+        context = super().get_context(name, value, attrs)
+        what = name.replace("_", " ").capitalize()
+        for part, word in zip(context["widget"]["subwidgets"], ("date", "time"), strict=True):
+            part["attrs"]["aria-label"] = f"{what}, {word}"
+        return context
+
+
+class TokenForm(forms.ModelForm):  # type: ignore[type-arg]  # as for ModelAdmin
+    class Meta:
+        model = ApiToken
+        fields = ASKED
+
+    def clean_expires_at(self) -> Any:
+        end = self.cleaned_data["expires_at"]
+        if end is not None and end <= timezone.now():
+            raise ValidationError("That is over already.")
+        return end
+
+    def clean(self) -> dict[str, Any] | None:
+        """What was chosen must be what the scope says: a forgotten choice would make a token for everything."""
+        cleaned = super().clean()
+        scope = self.cleaned_data.get("scope")
+        for field in ("members", "tools"):
+            chosen = bool(self.cleaned_data.get(field))
+            if scope == field and not chosen:
+                self.add_error(field, f"Choose some, for the scope says: {Scope(scope).label.lower()}.")
+            if scope and scope != field and chosen:
+                self.add_error("scope", f"{field.capitalize()} were chosen, which this scope does not look at.")
+        return cleaned
+
+
+@admin.register(ApiToken)
+class ApiTokenAdmin(NarrowedAdmin):
+    """Who may see everybody's tokens is the superuser; others see, make and revoke their own."""
+
+    form = TokenForm
+    list_display = ["beginning", "status", "user", "name", "opens", "made", "expires", "used", "last_client"]
+    list_select_related = ["user"]
+    list_filter = ["scope", "created_at", "expires_at"]
+    search_fields = ["name", "hint", "user__username"]
+    filter_horizontal = ["members", "tools"]
+    formfield_overrides = {DateTimeField: {"widget": NamedDateTime}}
+    actions = ["revoke"]
+    change_form_template = "admin/roster/apitoken/change_form.html"
+
+    made = present.moment_column("created_at")
+    expires = present.moment_column("expires_at")
+    used = present.moment_column("last_used_at")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[ApiToken]:
+        tokens: QuerySet[ApiToken] = super().get_queryset(request).prefetch_related("members", "tools__member")
+        named = TokenClient.objects.filter(token=OuterRef("pk")).order_by("-last_seen_at", "-pk")
+        client = Subquery(named.values(words=Concat("name", Value(" "), "version"))[:1])
+        tokens = tokens.select_related("user", "made_with__user").annotate(client=client)
+        return tokens if request.user.is_superuser else tokens.filter(user=request.user.pk)
+
+    def get_fields(self, request: HttpRequest, obj: Model | None = None) -> Any:
+        return ASKED if obj is None else SHOWN
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> Any:
+        return [] if obj is None else SHOWN
+
+    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+    def has_revoke_permission(self, request: HttpRequest) -> bool:
+        """For the action: whoever may delete tokens may end them."""
+        return self.has_delete_permission(request)
+
+    def formfield_for_foreignkey(self, db_field: ForeignKey[Any, Any], request: HttpRequest, **kwargs: Any) -> Any:
+        # A token carries its user's rights: making one for somebody else would be a way to borrow them.
+        field = super().formfield_for_foreignkey(db_field, request, **kwargs)
+        if field is not None:
+            field.initial = request.user.pk
+            if not request.user.is_superuser and field.queryset is not None:
+                field.queryset = field.queryset.filter(pk=request.user.pk)
+        return field
+
+    def formfield_for_manytomany(self, db_field: ManyToManyField[Any, Any], request: HttpRequest, **kwargs: Any) -> Any:
+        """What is reserved for groups of others is not offered, nor what left the roster."""
+        closed = principal_of(request).closed_members
+        if db_field.name == "members":
+            kwargs["queryset"] = GuildMember.objects.filter(removed_at=None).exclude(name__in=closed)
+        else:
+            tools = Tool.objects.filter(listed=True, member__removed_at=None).exclude(member__name__in=closed)
+            kwargs["queryset"] = tools.select_related("member").order_by("member__name", "position").defer("definition")
+            kwargs["form_class"] = ToolChoice
+        return super().formfield_for_manytomany(db_field, request, **kwargs)
+
+    def save_model(self, request: HttpRequest, obj: ApiToken, form: Any, change: bool) -> None:
+        # Members and tools are linked by save_related, to the row whose key `obj` has now.
+        made, token = ApiToken.make(
+            user=obj.user,
+            name=obj.name,
+            expires_at=obj.expires_at,
+            scope=Scope(obj.scope),
+            calls_per_minute=obj.calls_per_minute,
+            max_in_flight=obj.max_in_flight,
+        )
+        obj.pk, obj.digest, obj.hint = made.pk, made.digest, made.hint
+        messages.warning(
+            request, format_html('Copy the token now, it is not shown again: <code class="token">{}</code>', token)
+        )
+
+    def response_post_save_add(self, request: HttpRequest, obj: ApiToken) -> HttpResponseRedirect:
+        """To its own page, where the token stands in what each client wants written down."""
+        if self.has_view_permission(request, obj):
+            return redirect("admin:roster_apitoken_change", obj.pk)
+        return super().response_post_save_add(request, obj)
+
+    # Revoke
+
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view
+        return [
+            path("<int:token_id>/revoke/", view(self.revoke_view), name="roster_apitoken_revoke"),
+            path("<int:token_id>/parts/<slug:part>/", view(self.part_view), name="roster_apitoken_part"),
+            *super().get_urls(),
+        ]
+
+    @admin.action(description="Revoke selected tokens", permissions=["revoke"])
+    def revoke(self, request: HttpRequest, selected: QuerySet[ApiToken]) -> None:
+        self._revoke(request, list(selected))
+
+    @method_decorator(require_POST)
+    def revoke_view(self, request: HttpRequest, token_id: int) -> HttpResponse:
+        token = self.get_object(request, str(token_id))
+        if token is None or not self.has_revoke_permission(request):
+            raise PermissionDenied
+        self._revoke(request, [token])
+        return redirect("admin:roster_apitoken_change", token_id)
+
+    def _revoke(self, request: HttpRequest, tokens: list[ApiToken]) -> None:
+        good = [token for token in tokens if token.revoked_at is None]
+        for token in good:
+            revoke_token(token)
+            self.log_change(request, token, "Revoked.")
+        left = [f"{token}: it was revoked already" for token in tokens if token not in good]
+        present.report(request, "Revoked", [str(token) for token in good], left)
+
+    def delete_model(self, request: HttpRequest, obj: ApiToken) -> None:
+        revoke_token(obj)  # else what was asked with it would go on, as nobody's
+        super().delete_model(request, obj)
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[ApiToken]) -> None:
+        for token in queryset:
+            revoke_token(token)
+        super().delete_queryset(request, queryset)
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> Any:
+        token = self.get_object(request, object_id)
+        context = {**(extra_context or {}), "may_revoke": self.has_revoke_permission(request)}
+        if token is not None and self.has_view_permission(request, token):
+            context |= {"facts": [(label, show(self, token)) for label, show in FACTS]}
+            context |= {**page.configuration(request, token), **page.use(request, token)}
+        return super().change_view(request, object_id, form_url, context)
+
+    def part_view(self, request: HttpRequest, token_id: int, part: str) -> HttpResponse:
+        """One of the parts of its page that stay true by themselves."""
+        token = self.get_object(request, str(token_id))
+        if token is None or not self.has_view_permission(request, token):
+            raise PermissionDenied
+        match part:
+            case "configuration":  # it follows the choices, not the time
+                return live.part(
+                    request,
+                    "roster/token/configuration.html",
+                    lambda: page.configuration(request, token),
+                    done=True,
+                )
+            case "use":
+                return live.part(request, "roster/token/use.html", lambda: page.use(request, token))
+            case _:
+                raise Http404(f"a token's page has no part {part!r}")
+
+    # Columns
+
+    @admin.display(description="token", ordering="hint")
+    def beginning(self, token: ApiToken) -> str:
+        return f"{token.hint}…"
+
+    @admin.display(description="state")
+    def status(self, token: ApiToken) -> SafeString:
+        return present.badge(token.state)
+
+    @admin.display(description="opens", ordering="scope")
+    def opens(self, token: ApiToken) -> str:
+        if token.scope == Scope.ALL:
+            return Scope.ALL.label
+        names = [member.name for member in token.members.all()]
+        if token.scope == Scope.TOOLS:
+            names = [f"{tool.member.name}/{tool.name}" for tool in token.tools.all()]
+        return ", ".join(sorted(names)) or "nothing that is left"
+
+    @admin.display(description="last client")
+    def last_client(self, token: ApiToken) -> str:
+        return present.one_line(str(getattr(token, "client", None) or ""), 60) or present.NOTHING
+
+    @admin.display(description="limits")
+    def limits(self, token: ApiToken) -> str:
+        rate, flight = token.calls_per_minute, token.max_in_flight
+        a_minute = "as set for all" if rate is None else "no limit" if rate == 0 else str(rate)
+        return f"calls a minute: {a_minute}; at the same time: {'as set for all' if flight is None else flight}"
+
+
+# What the page of a token says of it.
+FACTS: list[tuple[str, Callable[[ApiTokenAdmin, ApiToken], Any]]] = [
+    ("State", ApiTokenAdmin.status),
+    ("User", lambda _, token: token.user.get_username()),
+    ("Opens", ApiTokenAdmin.opens),
+    ("Limits", ApiTokenAdmin.limits),
+    ("Made", ApiTokenAdmin.made),
+    ("Made with", lambda _, token: present.link(token.made_with) if token.made_with else "no other token"),
+    ("Ends", lambda _, token: present.when(token.expires_at) if token.expires_at else "never"),
+    ("Last used", lambda _, token: present.when(token.last_used_at) if token.last_used_at else "never"),
+    ("Revoked", lambda _, token: present.when(token.revoked_at) if token.revoked_at else "no"),
+]

@@ -1,0 +1,416 @@
+"""The tool runner: a form and JSON beside each other, the call's end on the same page, sets to use again.
+
+Without a script it is a text area with JSON and a button; static/roster/runner.js makes the rest of the same page.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, cast
+
+from django import forms
+from django.contrib import messages
+from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
+from django.db.models import Model, QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.shortcuts import get_object_or_404, redirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils import timezone
+from django.utils.decorators import method_decorator
+from django.views.decorators.http import require_POST
+
+from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.control.calls import (
+    masked_secrets,
+    queue_call,
+    unmasked_arguments,
+    wait_for_call,
+    why_not_known,
+    without_secrets,
+)
+from mcp_runtime.protocol.errors import (
+    AccessError,
+    IdempotencyConflictError,
+    InvalidArgumentsError,
+    RequestRefusedError,
+)
+from roster import argument_sets, calls, snippets
+from roster.admin import live, present
+from roster.admin.calls import results
+from roster.admin.rows import RuntimeRowAdmin
+from roster.api import requests
+from roster.models import ArgumentSet, Invocation, Tool
+
+SENT_BEFORE = "This form was sent before, and this is its call. Open the form anew for another."
+# Its answer was lost on the way, and the arguments were changed since.
+SENT_OTHERWISE = (
+    "This form was sent before, with other arguments: see the calls. Call once more to call with these too."
+)
+# Most calls are over before a page would ask for their end.
+PATIENCE_SECONDS = 0.4
+# A schema of more characters is not drawn as a form.
+MAX_FORM_SCHEMA = 200_000
+OUTCOME = "admin/roster/tool/outcome.html"
+SETS = "admin/roster/tool/sets_part.html"
+
+Path = tuple[str | int, ...]
+
+
+class CallForm(forms.Form):
+    # Of the form as it was shown: pressing the button twice must not call twice.
+    call_key = forms.UUIDField(required=False)
+    arguments = forms.CharField(
+        required=False,
+        widget=forms.Textarea(attrs={"rows": 14, "cols": 60, "class": "json", "spellcheck": "false"}),
+    )
+    confirmed = forms.BooleanField(required=False)
+
+    def __init__(self, *args: Any, must_confirm: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.must_confirm = must_confirm
+        self.misfits: list[tuple[Path, str]] = []
+        self.is_spent = False
+
+    def clean_arguments(self) -> Any:
+        try:
+            return calls.parse_arguments(self.cleaned_data["arguments"])
+        except ValueError as error:
+            self.misfits = [((), str(error))]
+            raise forms.ValidationError(str(error)) from error
+
+    def clean_confirmed(self) -> bool:
+        confirmed = bool(self.cleaned_data["confirmed"])
+        if self.must_confirm and not confirmed:
+            raise forms.ValidationError("This tool may destroy or overwrite something: say that you mean it.")
+        return confirmed
+
+    def refuse(self, misfits: tuple[tuple[Path, str], ...]) -> None:
+        self.misfits = list(misfits)
+        for place, reason in misfits:
+            self.add_error("arguments", f"{_dotted(place)}: {reason}" if place else reason)
+
+    def refuse_key(self) -> None:
+        """Its key is that of another call; the next press needs a new one."""
+        self.is_spent = True
+        self.add_error(None, SENT_OTHERWISE)
+
+    def complaints(self) -> list[dict[str, Any]]:
+        """Every error, with the place in the arguments that it is about."""
+        elsewhere = [word for name, words in self.errors.items() if name != "arguments" for word in words]
+        return [
+            *({"path": list(place), "reason": reason} for place, reason in self.misfits),
+            *({"path": [], "reason": str(word)} for word in elsewhere),
+        ]
+
+
+def _dotted(place: Path) -> str:
+    return ".".join(str(part) for part in place)
+
+
+@dataclass
+class Beginning:
+    """The arguments that a form begins with, and what there is to tell of them."""
+
+    arguments: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+    def tell_left_out(self, places: list[str]) -> None:
+        if places:
+            self.notes.append(f"Secrets are not kept; fill in again: {', '.join(places)}.")
+
+
+class ToolRunner(RuntimeRowAdmin):
+    """The views of one tool's runner, for the admin of tools."""
+
+    def runner_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view
+        return [
+            path("<int:tool_id>/call/", view(self.call_view), name="roster_tool_call"),
+            path("<int:tool_id>/call/<int:invocation_id>/", view(self.outcome_view), name="roster_tool_outcome"),
+            path("<int:tool_id>/snippets/", view(self.snippets_view), name="roster_tool_snippets"),
+            path("<int:tool_id>/sets/", view(self.sets_view), name="roster_tool_sets"),
+            path("<int:tool_id>/sets/<int:set_id>/delete/", view(self.delete_set_view), name="roster_tool_set_delete"),
+        ]
+
+    def _tool(self, request: HttpRequest, tool_id: int) -> Tool:
+        if not request.user.is_authenticated or not self.has_invoke_permission(request):
+            raise PermissionDenied
+        tool: Tool = get_object_or_404(self.get_queryset(request).select_related("member"), pk=tool_id)
+        return tool
+
+    # The page
+
+    def call_view(self, request: HttpRequest, tool_id: int) -> HttpResponse:
+        tool = self._tool(request, tool_id)
+        if request.method == "POST":
+            return self._call(request, tool)
+        beginning = self._beginning(request, tool)
+        form = CallForm(initial={"arguments": _as_text(beginning.arguments)})
+        return self._page(request, tool, form, beginning)
+
+    def _page(self, request: HttpRequest, tool: Tool, form: CallForm, beginning: Beginning) -> HttpResponse:
+        schema = json.dumps(tool.input_schema, indent=2, ensure_ascii=False)
+        context = {
+            **self.admin_site.each_context(request),
+            "title": f"Call {present.one_line(tool.name, 80)}",
+            "subtitle": tool.member.title,
+            "opts": self.opts,
+            "tool": tool,
+            "hints": hints_of(tool),
+            "must_confirm": is_destructive(tool),
+            "takes_arguments": takes_arguments(tool),
+            "form": form,
+            "notes": beginning.notes,
+            "schema": schema if len(schema) <= MAX_FORM_SCHEMA else "",
+            "sets": _sets(request, tool),
+            "snippets": snippets.of_call(tool, masked_secrets(tool, beginning.arguments), _home(request)),
+            "token_variable": snippets.TOKEN_VARIABLE,
+            "call_key": uuid.uuid4(),
+        }
+        return TemplateResponse(request, "admin/roster/tool/call.html", context)
+
+    def _beginning(self, request: HttpRequest, tool: Tool) -> Beginning:
+        if number := _number(request.GET.get("set", "")):
+            return self._of_set(request, tool, number)
+        if number := _number(request.GET.get("from", "")):
+            return self._of_call(request, tool, number)
+        return Beginning(calls.skeleton_of(tool.input_schema))
+
+    @staticmethod
+    def _of_set(request: HttpRequest, tool: Tool, set_id: int) -> Beginning:
+        row = argument_sets.of(cast(User, request.user), tool).filter(pk=set_id).first()
+        if row is None:
+            return Beginning(calls.skeleton_of(tool.input_schema), ["There is no such set of yours for this tool."])
+        # The schema may mark as a secret now what it did not when the set was made.
+        arguments, left_out = without_secrets(tool, row.arguments)
+        beginning = Beginning(arguments, [f"These are the arguments of your set “{row.name}”."])
+        beginning.tell_left_out(list(dict.fromkeys([*row.left_out, *left_out])))
+        return beginning
+
+    def _of_call(self, request: HttpRequest, tool: Tool, invocation_id: int) -> Beginning:
+        invocation = self._seen_call(request, tool, invocation_id)
+        if invocation is None:
+            told = f"There is no call {invocation_id} of this tool that you may see."
+            return Beginning(calls.skeleton_of(tool.input_schema), [told])
+        if reason := why_not_known(invocation):
+            told = f"These are not the arguments of call {invocation.pk}: {reason}."
+            return Beginning(calls.skeleton_of(tool.input_schema), [told])
+        arguments, left_out = unmasked_arguments(invocation)
+        beginning = Beginning(arguments, [f"These are the arguments of call {invocation.pk}."])
+        beginning.tell_left_out(left_out)
+        return beginning
+
+    def _seen_call(self, request: HttpRequest, tool: Tool, invocation_id: int) -> Invocation | None:
+        """The call of this tool, if who asks may see it."""
+        screen: Any = self.admin_site.get_model_admin(Invocation)
+        row: Model | None = screen.get_object(request, str(invocation_id))
+        if not isinstance(row, Invocation) or not screen.has_view_permission(request, row):
+            return None
+        return row if (row.member_id, row.tool_name) == (tool.member_id, tool.name) else None
+
+    # The call
+
+    def _call(self, request: HttpRequest, tool: Tool) -> HttpResponse:
+        form = CallForm(request.POST, must_confirm=is_destructive(tool))
+        stays = request.headers.get("Accept") == "application/json"
+        queued = self._queue(request, tool, form) if form.is_valid() else None
+        if queued is None:
+            # Like a form that is shown again: the answer is good, what was asked is not.
+            return self._refusal(form) if stays else self._again(request, tool, form)
+        invocation, is_new = queued
+        if not stays:
+            if not is_new:
+                messages.info(request, SENT_BEFORE)
+            return redirect("admin:roster_invocation_change", invocation.pk)
+        with requests.seat((request.user.pk, None), request.META) as is_seated:
+            if is_seated:
+                wait_for_call(invocation.pk, PATIENCE_SECONDS)
+        outcome = reverse("admin:roster_tool_outcome", args=[tool.pk, invocation.pk])
+        return JsonResponse({"call": invocation.pk, "outcome": outcome, "call_key": str(uuid.uuid4())})
+
+    @staticmethod
+    def _refusal(form: CallForm) -> JsonResponse:
+        new_key = {"call_key": str(uuid.uuid4())} if form.is_spent else {}
+        return JsonResponse({"errors": form.complaints(), **new_key})
+
+    def _again(self, request: HttpRequest, tool: Tool, form: CallForm) -> HttpResponse:
+        arguments = form.cleaned_data.get("arguments")
+        known = arguments if isinstance(arguments, dict) else calls.skeleton_of(tool.input_schema)
+        return self._page(request, tool, form, Beginning(known))
+
+    @staticmethod
+    def _queue(request: HttpRequest, tool: Tool, form: CallForm) -> tuple[Invocation, bool] | None:
+        """The call's row, and whether it is new; None when it was refused, and the form says why."""
+        try:
+            return queue_call(
+                tool.member.name,
+                tool.name,
+                form.cleaned_data["arguments"],
+                caller=Caller(Invocation.Door.ADMIN, cast(User, request.user)),
+                idempotency_key=str(form.cleaned_data["call_key"] or "") or None,
+            )
+        except InvalidArgumentsError as refusal:
+            form.refuse(refusal.misfits)
+        except IdempotencyConflictError:
+            form.refuse_key()
+        except (AccessError, RequestRefusedError) as refusal:
+            form.add_error(None, str(refusal))
+        return None
+
+    def outcome_view(self, request: HttpRequest, tool_id: int, invocation_id: int) -> HttpResponse:
+        """How the call gets on, as a live part; call 0 is that of a page that has not called yet."""
+        tool = self._tool(request, tool_id)
+        if not invocation_id:
+            return live.part(request, OUTCOME, dict, done=True)
+        invocation = self._seen_call(request, tool, invocation_id)
+        if invocation is None:
+            raise Http404(f"no call {invocation_id} of this tool")
+        context = {
+            "tool": tool,
+            "call": invocation,
+            "elapsed_ms": _elapsed_ms(invocation),
+            "elapsed": present.seconds(timedelta(milliseconds=_elapsed_ms(invocation))),
+            "progress": progress_of(invocation),
+        }
+        # What is over does not change, and its result may be large: it is drawn once.
+        tag = live.etag("outcome", invocation.pk) if invocation.is_finished else ""
+        return live.part(
+            request,
+            OUTCOME,
+            lambda: {**context, "shown": results.shown(invocation, tool.output_schema)},
+            tag=tag,
+            done=invocation.is_finished,
+        )
+
+    # Texts to copy
+
+    @method_decorator(require_POST)
+    def snippets_view(self, request: HttpRequest, tool_id: int) -> HttpResponse:
+        """The call as curl, Python and command, and its arguments as a link may carry them: without secrets."""
+        tool = self._tool(request, tool_id)
+        try:
+            arguments = calls.parse_arguments(request.POST.get("arguments", ""))
+        except ValueError as error:
+            return JsonResponse({"error": str(error)})
+        if not isinstance(arguments, dict):
+            return JsonResponse({"error": "the arguments must be a JSON object"})
+        kept, left_out = without_secrets(tool, arguments)
+        texts = snippets.of_call(tool, masked_secrets(tool, arguments), _home(request))
+        return JsonResponse({"snippets": texts, "arguments": kept, "left_out": left_out})
+
+    # Sets
+
+    def sets_view(self, request: HttpRequest, tool_id: int) -> HttpResponseBase:
+        """The sets as a live part; by POST one more of them."""
+        tool = self._tool(request, tool_id)
+        if request.method == "POST":
+            return self._save_set(request, tool)
+        return live.part(request, SETS, lambda: {"tool": tool, "sets": _sets(request, tool)}, done=True)
+
+    def _save_set(self, request: HttpRequest, tool: Tool) -> HttpResponseBase:
+        page = reverse("admin:roster_tool_call", args=[tool.pk])
+        user = cast(User, request.user)
+        try:
+            arguments = calls.parse_arguments(request.POST.get("arguments", ""))
+            row, left_out = argument_sets.save(user, tool, request.POST.get("set_name", ""), arguments)
+        except (ValueError, argument_sets.SetRefusedError) as error:
+            messages.error(request, f"The set was not saved: {error}.")
+            return live.done(request, redirect(page))
+        secrets = f" Without its secrets: {', '.join(left_out)}." if left_out else ""
+        messages.success(request, f"Saved as “{row.name}”.{secrets}")
+        return live.done(request, redirect(f"{page}?set={row.pk}"))
+
+    @method_decorator(require_POST)
+    def delete_set_view(self, request: HttpRequest, tool_id: int, set_id: int) -> HttpResponseBase:
+        tool = self._tool(request, tool_id)
+        row: ArgumentSet = get_object_or_404(argument_sets.of(cast(User, request.user), tool), pk=set_id)
+        row.delete()
+        messages.success(request, f"Deleted the set “{row.name}”.")
+        return live.done(request, redirect("admin:roster_tool_call", tool.pk))
+
+
+def _sets(request: HttpRequest, tool: Tool) -> QuerySet[ArgumentSet]:
+    return argument_sets.of(cast(User, request.user), tool).defer("arguments")[: argument_sets.MAX_SETS]
+
+
+# What a tool says of itself ---------------------------------------------------------------------------------------
+
+
+def _annotations(tool: Tool) -> dict[str, Any]:
+    found = tool.definition.get("annotations")
+    return found if isinstance(found, dict) else {}
+
+
+def is_destructive(tool: Tool) -> bool:
+    """Whether it says so. MCP takes silence for yes; who would be asked at each call soon no longer reads."""
+    said = _annotations(tool)
+    return said.get("destructiveHint") is True and said.get("readOnlyHint") is not True
+
+
+def hints_of(tool: Tool) -> list[str]:
+    """What the tool's annotations promise, in words. They are the member's own and nobody has checked them."""
+    said = _annotations(tool)
+    words = {
+        "readOnlyHint": ("only reads", "may change something"),
+        "idempotentHint": ("calling again changes nothing more", ""),
+        "openWorldHint": ("reaches out to others", "stays inside"),
+    }
+    hints = [yes if said[name] else no for name, (yes, no) in words.items() if isinstance(said.get(name), bool)]
+    return [*(["may destroy or overwrite"] if is_destructive(tool) else []), *filter(None, hints)]
+
+
+def takes_arguments(tool: Tool) -> bool:
+    """Whether there is anything to fill in; a schema that says nothing allows everything, and means nothing."""
+    schema = tool.input_schema
+    tells_nothing = {"$schema", "$id", "type", "title", "description", "additionalProperties", "properties", "required"}
+    return bool(
+        schema.keys() - tells_nothing
+        or schema.get("properties")
+        or schema.get("required")
+        or isinstance(schema.get("additionalProperties"), dict)
+    )
+
+
+# How a call gets on -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Progress:
+    """`share` is of 100; None when the member names no total."""
+
+    share: float | None
+    text: str
+
+
+def progress_of(invocation: Invocation) -> Progress | None:
+    said = invocation.progress
+    if invocation.is_finished or not said:
+        return None
+    total = said.get("total")
+    share = 100 * said["progress"] / total if total else None
+    return Progress(None if share is None else max(0.0, min(100.0, share)), calls.progress_text(said)[:500])
+
+
+def _elapsed_ms(invocation: Invocation) -> int:
+    """Since it was accepted; of one that is over, what the tool itself took."""
+    if invocation.is_finished:
+        return int(invocation.duration.total_seconds() * 1000) if invocation.duration else 0
+    return int((timezone.now() - invocation.queued_at).total_seconds() * 1000)
+
+
+def _as_text(arguments: dict[str, Any]) -> str:
+    return json.dumps(arguments, indent=2, ensure_ascii=False)
+
+
+def _home(request: HttpRequest) -> str:
+    return request.build_absolute_uri("/")
+
+
+def _number(text: str) -> int:
+    """An id of the address; 0 for what is none."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else 0

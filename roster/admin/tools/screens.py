@@ -1,0 +1,159 @@
+"""Tools: switch them on and off, and read their schemas; `runner` calls one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponseBase
+from django.urls import URLPattern, path, reverse
+from django.utils.decorators import method_decorator
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.views.decorators.http import require_POST
+
+from mcp_runtime.control.members import switch_tool
+from roster.admin import live, present
+from roster.admin.rows import FolderFilter, ReachedMembers
+from roster.admin.tools.runner import ToolRunner
+from roster.models import GuildMember, Tool
+
+
+def call_link(tool: Tool) -> SafeString | str:
+    if not (tool.listed and tool.enabled and tool.member.enabled and tool.member.removed_at is None):
+        return present.NOTHING
+    return format_html('<a href="{}">Call</a>', reverse("admin:roster_tool_call", args=[tool.pk]))
+
+
+class MembersFolder(FolderFilter):
+    """The tools of one member are shown wherever its folder is."""
+
+    title = "folder of the member"
+    removed_at = "member__removed_at"
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Tool]) -> QuerySet[Tool]:
+        if self.value() is None and "member__id__exact" in request.GET:
+            return queryset
+        return super().queryset(request, queryset)
+
+
+class MembersInSight(ReachedMembers):
+    """Names those whose tools the list shows, and the one that was chosen."""
+
+    def field_choices(self, field: Any, request: HttpRequest, model_admin: Any) -> Any:
+        gone = set(GuildMember.objects.exclude(removed_at=None).values_list("pk", flat=True))
+        shown = {"gone": {True}, "any": {True, False}}.get(request.GET.get(MembersFolder.parameter_name, ""), {False})
+        chosen = list(self.lookup_val or [])
+        named = super().field_choices(field, request, model_admin)
+        return [(pk, name) for pk, name in named if (pk in gone) in shown or str(pk) in chosen]
+
+
+class ToolColumns:
+    """What the list and the page say of a tool."""
+
+    @admin.display(description="title")
+    def title(self, tool: Tool) -> str:
+        return present.one_line(tool.title, 60) or present.NOTHING
+
+    @admin.display(description="description")
+    def short_description(self, tool: Tool) -> str:
+        return present.one_line(tool.description) or present.NOTHING
+
+    @admin.display(description="call")
+    def call(self, tool: Tool) -> str:
+        return call_link(tool)
+
+
+@admin.register(Tool)
+class ToolAdmin(ToolColumns, ToolRunner):
+    list_display = ["name", "of_member", "title", "short_description", "listed", "enabled", "call"]
+    list_select_related = ["member"]
+    list_filter = ["enabled", "listed", MembersFolder, ("member", MembersInSight)]
+    search_fields = ["name", "member__name"]
+    actions = ["switch_on", "switch_off"]
+    change_form_template = "admin/roster/tool/change_form.html"
+    fields = [
+        "name",
+        "of_member",
+        "title",
+        "description",
+        "listed",
+        "enabled",
+        "schema_error",
+        "input_schema",
+        "output_schema",
+        "definition_as_sent",
+    ]
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        return [name for name in self.list_display if name != "call" or self.has_invoke_permission(request)]
+
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view
+        return [
+            path("<int:tool_id>/switch/<slug:position>/", view(self.switch_view), name="roster_tool_switch"),
+            *self.runner_urls(),
+            *super().get_urls(),
+        ]
+
+    # Switches
+
+    @admin.action(description="Switch selected tools on", permissions=["control"])
+    def switch_on(self, request: HttpRequest, selected: QuerySet[Tool]) -> None:
+        self.switch(request, list(selected), on=True)
+
+    @admin.action(description="Switch selected tools off", permissions=["control"])
+    def switch_off(self, request: HttpRequest, selected: QuerySet[Tool]) -> None:
+        self.switch(request, list(selected), on=False)
+
+    def switch(self, request: HttpRequest, tools: list[Tool], *, on: bool) -> None:
+        word = "on" if on else "off"
+        turned = [tool for tool in tools if tool.enabled is not on]
+        for tool in turned:
+            switch_tool(tool, on=on)
+            self.log_change(request, tool, f"Switched {word}.")
+        left = [f"{tool.name}: it is {word} already" for tool in tools if tool not in turned]
+        present.report(request, f"Switched {word}", [tool.name for tool in turned], left)
+
+    @method_decorator(require_POST)
+    def switch_view(self, request: HttpRequest, tool_id: int, position: str) -> HttpResponseBase:
+        if not self.has_control_permission(request):
+            raise PermissionDenied
+        tool = self.existing(request, str(tool_id))
+        if position not in ("on", "off"):
+            raise Http404(f"tools know no {position!r}")
+        self.switch(request, [tool], on=position == "on")
+        return live.done(request, self.page_of(tool))
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> Any:
+        permissions = {
+            "may_control": self.has_control_permission(request),
+            "may_invoke": self.has_invoke_permission(request),
+        }
+        return super().change_view(request, object_id, form_url, {**(extra_context or {}), **permissions})
+
+    # Columns
+
+    @admin.display(description="member", ordering="member__name")
+    def of_member(self, tool: Tool) -> SafeString:
+        return present.link(tool.member)
+
+    @admin.display(description="description")
+    def description(self, tool: Tool) -> str:
+        return present.text_block(tool.description)
+
+    @admin.display(description="input schema")
+    def input_schema(self, tool: Tool) -> str:
+        return present.json_block(tool.input_schema)
+
+    @admin.display(description="output schema")
+    def output_schema(self, tool: Tool) -> str:
+        return present.json_block(tool.output_schema)
+
+    @admin.display(description="as the member sent it")
+    def definition_as_sent(self, tool: Tool) -> str:
+        return present.json_block(tool.definition)

@@ -1,0 +1,104 @@
+"""What agents' clients want written down to reach the hall, over REST: with a token that is made for it, or without."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from django.contrib.auth.models import User
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers, status
+from rest_framework.permissions import IsAuthenticated
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from mcp_runtime.control.tokens import NewToken, make_token
+from roster import agent_config
+from roster.api.base import REFUSED, HallView, Strict, body_of, query_of
+from roster.api.permissions import MayMakeTokens, principal_of
+from roster.api.tokens import TokenSerializer
+from roster.models import ApiToken
+
+
+class AgentConfigFilters(serializers.Serializer[Any]):
+    """`for` is a word of Python, so the field is put in below."""
+
+    members = serializers.CharField(required=False, default="", help_text="Names, separated by commas; none: all.")
+    direct = serializers.BooleanField(required=False, default=False, help_text="Each member's own endpoint.")
+
+    def get_fields(self) -> dict[str, Any]:
+        return {"for": _for_field(), **super().get_fields()}
+
+    def validate_members(self, text: str) -> list[str]:
+        return [name.strip() for name in text.split(",") if name.strip()]
+
+
+class AgentConfigWish(Strict):
+    """The body that makes a token and the configuration with it."""
+
+    members = serializers.ListField(child=serializers.CharField(), required=False, default=list)
+    direct = serializers.BooleanField(required=False, default=False)
+    expires_at = serializers.DateTimeField(required=False, allow_null=True, default=None)
+
+    def get_fields(self) -> dict[str, Any]:
+        return {"for": _for_field(), **super().get_fields()}
+
+
+def _for_field() -> serializers.ChoiceField:
+    return serializers.ChoiceField(choices=list(agent_config.FORMATS), help_text="The client.")
+
+
+class CostSerializer(serializers.Serializer[Any]):
+    tools = serializers.IntegerField()
+    characters = serializers.IntegerField(help_text="Of their definitions as JSON.")
+    tokens = serializers.IntegerField(help_text="An estimate: characters divided by 4.")
+
+
+class AgentConfigSerializer(serializers.Serializer[Any]):
+    place = serializers.CharField(help_text="Which file of the client it belongs into.")
+    config = serializers.CharField(help_text="What to write there, word for word.")
+    token = TokenSerializer(allow_null=True, help_text="The token that was made for it, and stands in `config`.")
+    cost = CostSerializer(help_text="What the definitions of all the tools take of an agent's context.")
+    cost_by_member = serializers.DictField(child=CostSerializer())
+
+
+class AgentConfigView(HallView):
+    """What an agent's client wants written down to reach the hall."""
+
+    permission_classes = (IsAuthenticated, MayMakeTokens)
+
+    @extend_schema(parameters=[AgentConfigFilters], responses={200: AgentConfigSerializer, 404: REFUSED, 409: REFUSED})
+    def get(self, request: Request) -> Response:
+        """The configuration with a placeholder where its token stands: a GET makes nothing. POST makes one."""
+        return Response(self._config(request, query_of(AgentConfigFilters, request), None, agent_config.PLACEHOLDER))
+
+    @extend_schema(
+        request=AgentConfigWish,
+        responses={201: AgentConfigSerializer, 400: REFUSED, 403: REFUSED, 404: REFUSED, 409: REFUSED},
+    )
+    def post(self, request: Request) -> Response:
+        """Make a token for that client and these members, and give the configuration with it. `direct` needs none."""
+        wanted, who = body_of(AgentConfigWish, request.data), principal_of(request)
+        agent_config.chosen_members(who, wanted["members"])
+        row, token = None, ""
+        if not wanted["direct"]:
+            wish = NewToken(wanted["for"], wanted["members"], expires_at=wanted["expires_at"])
+            row, token = make_token(cast(User, request.user), wish, maker=who)
+        return Response(self._config(request, wanted, row, token), status=status.HTTP_201_CREATED)
+
+    @staticmethod
+    def _config(request: Request, wanted: dict[str, Any], row: ApiToken | None, token: str) -> dict[str, Any]:
+        who, names, direct = principal_of(request), wanted["members"], wanted["direct"]
+        members = agent_config.chosen_members(who, names)
+        if direct:
+            entries = agent_config.direct_entries(members, all_of_them=bool(names))
+        else:
+            entries = agent_config.gateway_entries(names, token)
+        client = agent_config.FORMATS[wanted["for"]]
+        costs = agent_config.costs(who, members, direct=direct)
+        return {
+            "place": client.place,
+            "config": client.write(entries),
+            "token": TokenSerializer(row).data if row else None,
+            "cost": CostSerializer(sum(costs.values(), agent_config.Cost())).data,
+            "cost_by_member": {name: CostSerializer(cost).data for name, cost in costs.items()},
+        }

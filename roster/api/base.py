@@ -1,0 +1,121 @@
+"""What the views of REST have in common: JSON in and out, pages, query parameters, the body of a refusal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from drf_spectacular.utils import OpenApiResponse
+from rest_framework import serializers
+from rest_framework.exceptions import NotFound
+from rest_framework.pagination import CursorPagination
+from rest_framework.renderers import BaseRenderer, JSONRenderer
+from rest_framework.request import Request
+from rest_framework.utils.encoders import JSONEncoder
+from rest_framework.views import APIView
+
+from roster.api import requests
+
+
+class ErrorSerializer(serializers.Serializer[Any]):
+    """The body of every refusal."""
+
+    error = serializers.CharField(help_text="A sentence for people.")
+    code = serializers.CharField(help_text="A word for programs.")
+    path = serializers.CharField(required=False, help_text="Refused arguments: the place.")
+    reason = serializers.CharField(required=False, help_text="Refused arguments: what is wrong there.")
+    faults = serializers.DictField(
+        child=serializers.ListField(child=serializers.CharField()),
+        required=False,
+        help_text="Refused fields: sentences.",
+    )
+
+
+REFUSED = OpenApiResponse(ErrorSerializer, description="Refused; `error` says why.")
+
+
+class QuickRenderer(JSONRenderer):
+    """In a tenth of the time and less: while JSON is written, no other thread of the process goes on."""
+
+    def render(self, data: Any, accepted_media_type: Any = None, renderer_context: Any = None) -> bytes:
+        return b"" if data is None else msgspec.json.encode(data, enc_hook=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """What msgspec does not know: subclasses of plain types, such as marked-safe text, and what Django brings."""
+    if isinstance(value, str):
+        return str.__str__(value)  # `str(value)` may give the same object back
+    if isinstance(value, int | float):
+        return value + 0
+    return JSONEncoder().default(value)
+
+
+class HallView(APIView):
+    """JSON in, JSON out, whatever the client says it accepts: with one renderer there is nothing to negotiate."""
+
+    renderer_classes = (QuickRenderer,)
+    parser_classes = (requests.ObjectParser,)
+
+    def perform_content_negotiation(self, request: Request, force: bool = False) -> tuple[BaseRenderer, str]:
+        return QuickRenderer(), QuickRenderer.media_type
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super().initial(request, *args, **kwargs)
+        requests.refuse_chunks(request)
+        if "\0" in request.path:  # PostgreSQL would not even look for such a name
+            raise NotFound
+
+
+PAGING = {"cursor", "page_size"}
+
+
+class NewestFirst(CursorPagination):
+    """Pages that stay put while new rows arrive. Addresses without a host: right behind any proxy."""
+
+    ordering = "-id"
+    page_size = 50
+    max_page_size = 200
+    page_size_query_param = "page_size"
+
+    def paginate_queryset(self, queryset: Any, request: Request, view: APIView | None = None) -> list[Any] | None:
+        page: list[Any] | None = super().paginate_queryset(queryset, request, view)
+        self.base_url = request.get_full_path()
+        return page
+
+    def decode_cursor(self, request: Request) -> Any:
+        cursor = super().decode_cursor(request)
+        # The library passes on whatever a made-up cursor says, and the database would fail on it.
+        if cursor is not None and cursor.position is not None and not _is_id(str(cursor.position)):
+            raise NotFound(self.invalid_cursor_message)
+        return cursor
+
+
+def _is_id(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 18
+
+
+def query_of(serializer: type[serializers.Serializer[Any]], request: Request) -> dict[str, Any]:
+    """The query parameters as `serializer` reads them. Raises ValidationError."""
+    values = serializer(data=request.query_params)
+    values.is_valid(raise_exception=True)
+    return dict(values.validated_data)
+
+
+class Strict(serializers.Serializer[Any]):
+    """Refuses a misspelt key: passed over, it would do something else than was meant."""
+
+    def validate(self, values: dict[str, Any]) -> dict[str, Any]:
+        if unknown := set(self.initial_data) - set(self.fields):
+            known = ", ".join(self.fields)
+            # By `repr`: a key may hold what no answer can (a lone surrogate).
+            raise serializers.ValidationError(
+                {repr(name): [f"This key is unknown; there are {known}."] for name in unknown}
+            )
+        return values
+
+
+def body_of(serializer: type[Strict], data: Any) -> dict[str, Any]:
+    """The body as `serializer` reads it. Raises ValidationError."""
+    values = serializer(data=data)
+    values.is_valid(raise_exception=True)
+    return dict(values.validated_data)

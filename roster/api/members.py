@@ -1,0 +1,342 @@
+"""Members over REST: the roster, one member, what may be wished of it, its log and its changes.
+
+Secrets and the environment of a member never leave. Rows go through `as_shown` first: what a dead runtime left on one
+is not true any more.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from django.db.models import QuerySet
+from django.db.models.fields.json import KT
+from django.urls import reverse
+from drf_spectacular.utils import extend_schema, extend_schema_field
+from rest_framework import serializers, status
+from rest_framework.generics import ListAPIView
+from rest_framework.permissions import IsAuthenticated
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from mcp_runtime.control.members import (
+    FORCIBLE_VERBS,
+    MEMBER_VERBS,
+    live_runtime,
+    log_tail,
+    members_of_roster,
+    true_status,
+    visible_tools,
+)
+from mcp_runtime.security import access
+from mcp_runtime.security.access import Principal
+from roster.api.base import REFUSED, HallView, NewestFirst, query_of
+from roster.api.permissions import MayControl, controlled_member, principal_of, reached_member
+from roster.models import GuildMember, StatusChange, Tool
+
+MAX_LINES = 5000
+
+
+# Members ----------------------------------------------------------------------------------------------------------
+
+
+class RuntimeSerializer(serializers.Serializer[Any]):
+    alive = serializers.BooleanField()
+    holder = serializers.CharField(allow_null=True, help_text="Which process on which host.")
+
+
+def as_shown(row: GuildMember, who: Principal, *, runtime_is_alive: bool) -> GuildMember:
+    """The row as `who` may see it; never to be saved."""
+    if not who.may_read_log(row.name):
+        row.last_error, row.progress = row.last_reason, ""
+    if not who.views_members:
+        row.manifest = {}  # people write keys into its arguments
+    row.status = true_status(row, runtime_is_alive=runtime_is_alive)
+    if not runtime_is_alive:
+        row.warnings = []
+        row.pid = row.started_at = row.next_restart_at = row.no_answer_since = None
+    return row
+
+
+class MemberSerializer(serializers.ModelSerializer[GuildMember]):
+    """What lists show of a member."""
+
+    title = serializers.CharField()
+    error = serializers.CharField(help_text="Why it does not run; its last lines for who may read its log.")
+    progress = serializers.CharField(
+        source="start_progress", help_text="How long it has been starting and what it wrote last; else empty."
+    )
+    warnings = serializers.ListField(child=serializers.CharField(), source="all_warnings")
+    port = serializers.SerializerMethodField()
+    endpoint = serializers.SerializerMethodField(help_text="The member's own MCP endpoint, here or elsewhere.")
+    url = serializers.SerializerMethodField()
+
+    class Meta:
+        model = GuildMember
+        fields = [
+            "name",
+            "title",
+            "version",
+            "description",
+            "enabled",
+            "wanted",
+            "status",
+            "status_changed_at",
+            "error",
+            "progress",
+            "no_answer_since",
+            "warnings",
+            "port",
+            "endpoint",
+            "url",
+        ]
+
+    def get_port(self, row: GuildMember) -> int | None:
+        # While a process can have it; a dead runtime's claim is nobody's address.
+        return row.port if row.endpoint else None
+
+    def get_endpoint(self, row: GuildMember) -> str | None:
+        return row.endpoint
+
+    def get_url(self, row: GuildMember) -> str:
+        return reverse("member", args=[row.name])
+
+
+class ManifestSerializer(serializers.Serializer[dict[str, Any]]):
+    """guild-member.json as it was last read without a fault. Of the environment only the names: values may be keys."""
+
+    transport = serializers.CharField(default="http", help_text="How the server speaks MCP.")
+    command = serializers.CharField(help_text="Empty for a server that runs elsewhere: that has a url.")
+    args = serializers.ListField(child=serializers.CharField())
+    env = serializers.SerializerMethodField(help_text="Names only.")
+    url = serializers.CharField(default="")
+    headers = serializers.DictField(
+        child=serializers.CharField(), default=dict, help_text="With references in the place of secrets."
+    )
+    enabled = serializers.BooleanField()
+    start_timeout = serializers.FloatField(allow_null=True, help_text="Seconds; null: as the guide for members says.")
+    timeout = serializers.FloatField(help_text="Seconds a tool call may take.")
+    tool_timeouts = serializers.DictField(child=serializers.FloatField(), help_text="Seconds, by tool.")
+    restart = serializers.ChoiceField(choices=["on-failure", "never"])
+    unresponsive = serializers.ChoiceField(choices=["show", "restart"], default="show")
+    max_concurrency = serializers.IntegerField(help_text="Calls that run in it at the same time.")
+
+    def get_env(self, manifest: dict[str, Any]) -> list[str]:
+        return sorted(manifest.get("env", {}))
+
+
+class MemberDetailSerializer(MemberSerializer):
+    """Everything an operator needs: what the folder says, what is wished, what is seen."""
+
+    manifest = serializers.SerializerMethodField()
+    tools_url = serializers.SerializerMethodField()
+    logs_url = serializers.SerializerMethodField()
+    status_changes_url = serializers.SerializerMethodField()
+
+    class Meta(MemberSerializer.Meta):
+        fields = [
+            *MemberSerializer.Meta.fields,
+            "directory",
+            "manifest",
+            "manifest_error",
+            "restart_requested_at",
+            "refresh_requested_at",
+            "last_error",
+            "exit_code",
+            "pid",
+            "last_port",
+            "started_at",
+            "protocol_version",
+            "server_info",
+            "capabilities",
+            "instructions",
+            "restarts",
+            "restarts_total",
+            "next_restart_at",
+            "tools_url",
+            "logs_url",
+            "status_changes_url",
+        ]
+
+    @extend_schema_field(ManifestSerializer(allow_null=True))
+    def get_manifest(self, row: GuildMember) -> dict[str, Any] | None:
+        return dict(ManifestSerializer(row.manifest).data) if row.manifest else None
+
+    def get_tools_url(self, row: GuildMember) -> str:
+        return reverse("member-tools", args=[row.name])
+
+    def get_logs_url(self, row: GuildMember) -> str:
+        return reverse("member-logs", args=[row.name])
+
+    def get_status_changes_url(self, row: GuildMember) -> str:
+        return reverse("member-status-changes", args=[row.name])
+
+
+class MembersSerializer(serializers.Serializer[Any]):
+    runtime = RuntimeSerializer()
+    members = MemberSerializer(many=True)
+
+
+def _runtime() -> dict[str, Any]:
+    holder = live_runtime()
+    return {"alive": holder is not None, "holder": str(holder) if holder else None}
+
+
+def _members(who: Principal, *, runtime_is_alive: bool) -> list[GuildMember]:
+    rows = members_of_roster().select_related("port_allocation")
+    # What lists do not show: decoding it for hundreds of members takes longer than all the rest.
+    rows = rows.defer("manifest", "server_info", "capabilities", "instructions")
+    return [as_shown(row, who, runtime_is_alive=runtime_is_alive) for row in rows if who.reaches(row.name)]
+
+
+def _member_detail(row: GuildMember, who: Principal) -> dict[str, Any]:
+    alive = live_runtime() is not None
+    return dict(MemberDetailSerializer(as_shown(row, who, runtime_is_alive=alive)).data)
+
+
+class MembersView(HallView):
+    @extend_schema(operation_id="members_list", responses=MembersSerializer)
+    def get(self, request: Request) -> Response:
+        """Every member that is there for you, without its tools."""
+        runtime = _runtime()
+        rows = _members(principal_of(request), runtime_is_alive=runtime["alive"])
+        return Response({"runtime": runtime, "members": MemberSerializer(rows, many=True).data})
+
+
+class MemberView(HallView):
+    @extend_schema(responses={200: MemberDetailSerializer, 404: REFUSED})
+    def get(self, request: Request, name: str) -> Response:
+        """Everything the hall knows of one member: its manifest, what is wished, what is seen."""
+        return Response(_member_detail(reached_member(request, name), principal_of(request)))
+
+
+class VerbOptions(serializers.Serializer[Any]):
+    force = serializers.BooleanField(
+        required=False, default=False, help_text="Stop, restart or disable even what an agent's session needs."
+    )
+
+
+class MemberVerbView(HallView):
+    """One of control.MEMBER_VERBS. It writes a wish: the runtime acts on it, and the status follows."""
+
+    verb = ""
+    permission_classes = (IsAuthenticated, MayControl)
+
+    @extend_schema(
+        parameters=[VerbOptions],
+        request=None,
+        responses={202: MemberDetailSerializer, 403: REFUSED, 404: REFUSED, 409: REFUSED},
+    )
+    def post(self, request: Request, name: str) -> Response:
+        row = controlled_member(request, name)
+        force = {"force": True} if query_of(VerbOptions, request)["force"] and self.verb in FORCIBLE_VERBS else {}
+        MEMBER_VERBS[self.verb](row, **force)
+        return Response(_member_detail(row, principal_of(request)), status=status.HTTP_202_ACCEPTED)
+
+
+# The roster: every member with its tools, asked for often ---------------------------------------------------------
+
+
+class RosterToolSerializer(serializers.Serializer[Any]):
+    name = serializers.CharField()
+    title = serializers.CharField()
+    description = serializers.CharField()
+
+
+class RosterMemberSerializer(MemberSerializer):
+    tools = RosterToolSerializer(many=True)
+
+    class Meta(MemberSerializer.Meta):
+        fields = [*MemberSerializer.Meta.fields, "tools"]
+
+
+class RosterSerializer(serializers.Serializer[Any]):
+    runtime = RuntimeSerializer()
+    members = RosterMemberSerializer(many=True)
+
+
+# The database takes these out of `definition`: decoding it whole, for thousands of tools, takes four times as long.
+ROSTER_TOOL_COLUMNS = (
+    "name",
+    KT("definition__title"),
+    KT("definition__annotations__title"),
+    KT("definition__description"),
+)
+
+
+def roster_tool(name: str, title: Any, annotated_title: Any, description: Any) -> dict[str, str]:
+    """One tool as RosterToolSerializer documents it, of ROSTER_TOOL_COLUMNS."""
+    return {"name": name, "title": _text(title) or _text(annotated_title), "description": _text(description)}
+
+
+def _text(value: Any) -> str:
+    # SQLite gives the word "null" for JSON's null.
+    return "" if value in (None, "null") else str(value)
+
+
+class RosterView(HallView):
+    @extend_schema(responses=RosterSerializer)
+    def get(self, request: Request) -> Response:
+        """Every member that is there for you with its status, its error and the tools that you may call.
+
+        In a constant number of queries.
+        """
+        runtime, who = _runtime(), principal_of(request)
+        rows = _members(who, runtime_is_alive=runtime["alive"])
+        names = {row.pk: row.name for row in rows}
+        tools: dict[int, list[dict[str, str]]] = defaultdict(list)
+        visible = Tool.objects.filter(visible_tools(), member__removed_at=None).order_by("position")
+        for member_id, *columns in visible.values_list("member_id", *ROSTER_TOOL_COLUMNS):
+            if member_id in names and who.may_list(names[member_id], columns[0]):
+                tools[member_id].append(roster_tool(*columns))
+        members = [
+            {**shown, "tools": tools[row.pk]}
+            for row, shown in zip(rows, MemberSerializer(rows, many=True).data, strict=True)
+        ]
+        return Response({"runtime": runtime, "members": members})
+
+
+# What happened ----------------------------------------------------------------------------------------------------
+
+
+class LogFilters(serializers.Serializer[Any]):
+    lines = serializers.IntegerField(default=200, min_value=1, max_value=MAX_LINES, help_text="Of the end.")
+
+
+class LogSerializer(serializers.Serializer[Any]):
+    lines = serializers.ListField(child=serializers.CharField(), help_text="Oldest first.")
+
+
+class MemberLogsView(HallView):
+    @extend_schema(parameters=[LogFilters], responses={200: LogSerializer, 403: REFUSED, 404: REFUSED})
+    def get(self, request: Request, name: str) -> Response:
+        """The last lines that the member wrote, for whomever it worked.
+
+        It needs the permission roster.view_guildmember, and a token that is not for single tools.
+        """
+        row = reached_member(request, name)
+        access.require_log(principal_of(request), name)
+        return Response({"lines": log_tail(row, query_of(LogFilters, request)["lines"])})
+
+
+class StatusChangeSerializer(serializers.ModelSerializer[StatusChange]):
+    signal = serializers.CharField(
+        source="signal_name", help_text="SIGKILL for exit code -9; empty when there was none."
+    )
+
+    class Meta:
+        model = StatusChange
+        fields = ["id", "old", "new", "cause", "message", "exit_code", "signal", "log_tail", "created_at"]
+
+
+class MemberStatusChangesView(HallView, ListAPIView[StatusChange]):
+    """Every change of the member's status with its cause and its last lines, newest first: for who may read its log."""
+
+    serializer_class = StatusChangeSerializer
+    pagination_class = NewestFirst
+    queryset = StatusChange.objects.none()
+
+    def get_queryset(self) -> QuerySet[StatusChange]:
+        row = reached_member(self.request, self.kwargs["name"])
+        access.require_log(principal_of(self.request), row.name)
+        return StatusChange.objects.filter(member=row)

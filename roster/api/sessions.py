@@ -1,0 +1,326 @@
+"""Agents' sessions over REST, and their transcripts as server-sent events.
+
+A user sees the own ones, and everybody's with the permission to view them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any, cast
+
+from django.contrib.auth.models import User
+from django.core.serializers.json import DjangoJSONEncoder
+from django.db.models import QuerySet
+from django.http import HttpResponseBase, StreamingHttpResponse
+from django.urls import reverse
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema, extend_schema_field
+from rest_framework import serializers, status
+from rest_framework.exceptions import NotFound, PermissionDenied
+from rest_framework.generics import ListAPIView
+from rest_framework.permissions import IsAuthenticated
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.control.calls import wait_between_looks
+from mcp_runtime.control.sessions import create_session, is_under_way, queue_message, stop_session, transcript
+from mcp_runtime.rows.database import give_connection_back
+from roster.api import requests
+from roster.api.base import REFUSED, HallView, NewestFirst, Strict, body_of
+from roster.api.permissions import MayInvoke, principal_of, readable_sessions
+from roster.models import AgentEvent, AgentMessage, AgentSession, Invocation
+
+MAX_EVENTS = 500
+MAX_TIMEOUT = 86_400
+EVENT_STREAM = "text/event-stream"
+LAST_EVENT_ID = OpenApiParameter("Last-Event-ID", int, OpenApiParameter.HEADER, description="Go on behind this event.")
+LOOK_SECONDS = 0.2
+# A proxy or client that hears nothing for long hangs up.
+COMMENT_SECONDS = 15.0
+BATCH = 100
+
+
+# Sessions as JSON, and the bodies that make them ------------------------------------------------------------------
+
+
+class NewSessionSerializer(Strict):
+    members = serializers.ListField(child=serializers.CharField(), help_text="Whose tools the agent may use.")
+    name = serializers.CharField(required=False, default="", help_text="Made up when left out.")
+    direct = serializers.BooleanField(
+        required=False, default=False, help_text="The agent calls the members' own endpoints, not the gateway."
+    )
+    model = serializers.CharField(required=False, default="", max_length=100, help_text="The Agent SDK's choice.")
+
+
+class NewMessageSerializer(Strict):
+    prompt = serializers.CharField(trim_whitespace=False)
+    timeout = serializers.FloatField(
+        required=False, min_value=1, max_value=MAX_TIMEOUT, help_text="Seconds the run may take in total."
+    )
+
+
+class EventFilters(Strict):
+    after = serializers.IntegerField(required=False, min_value=0, max_value=2**62, help_text="The last id you have.")
+
+
+class MessageErrorSerializer(serializers.Serializer[Any]):
+    kind = serializers.ChoiceField(choices=AgentMessage.ErrorKind.choices)
+    message = serializers.CharField()
+
+
+class MessageSerializer(serializers.Serializer[AgentMessage]):
+    """One prompt and how it went."""
+
+    id = serializers.IntegerField(source="pk")
+    prompt = serializers.CharField()
+    status = serializers.ChoiceField(choices=AgentMessage.Status.choices)
+    door = serializers.ChoiceField(choices=Invocation.Door.choices)
+    requester = serializers.CharField(help_text="Who asked, in words, as of then.")
+    queued_at = serializers.DateTimeField()
+    started_at = serializers.DateTimeField(allow_null=True)
+    finished_at = serializers.DateTimeField(allow_null=True)
+    cancel_requested_at = serializers.DateTimeField(allow_null=True)
+    timeout = serializers.FloatField(help_text="Seconds it may take in total.")
+    result = serializers.CharField(help_text="The agent's last word.")
+    usage = serializers.DictField(help_text="Turns, tokens, cost and time, as the SDK tells them.")
+    error = serializers.SerializerMethodField(help_text="Why it failed; null when it did not.")
+    session_url = serializers.SerializerMethodField()
+
+    @extend_schema_field(MessageErrorSerializer(allow_null=True))
+    def get_error(self, message: AgentMessage) -> dict[str, str] | None:
+        return {"kind": message.error_kind, "message": message.error_message} if message.error_kind else None
+
+    def get_session_url(self, message: AgentMessage) -> str:
+        return reverse("session", args=[message.session_id])
+
+
+class SessionSerializer(serializers.Serializer[AgentSession]):
+    id = serializers.IntegerField(source="pk")
+    name = serializers.CharField()
+    status = serializers.ChoiceField(choices=AgentSession.Status.choices)
+    members = serializers.SerializerMethodField()
+    direct = serializers.BooleanField()
+    model = serializers.CharField()
+    creator = serializers.CharField(help_text="Who made it, in words, as of then.")
+    created_at = serializers.DateTimeField()
+    sdk_session_id = serializers.CharField(help_text="What the Agent SDK resumes; empty before the first run.")
+    url = serializers.SerializerMethodField()
+
+    def get_members(self, session: AgentSession) -> list[str]:
+        return sorted(member.name for member in session.members.all())
+
+    def get_url(self, session: AgentSession) -> str:
+        return reverse("session", args=[session.pk])
+
+
+class SessionDetailSerializer(SessionSerializer):
+    messages = MessageSerializer(many=True, source="messages.all")
+
+
+class EventSerializer(serializers.Serializer[AgentEvent]):
+    """One line of the transcript; `data` depends on `kind`."""
+
+    id = serializers.IntegerField(source="pk")
+    message = serializers.IntegerField(source="message_id")
+    kind = serializers.ChoiceField(choices=AgentEvent.Kind.choices)
+    data = serializers.DictField()  # type: ignore[assignment]  # a field; the serializer's own `data` stays
+    created_at = serializers.DateTimeField()
+
+
+class TranscriptSerializer(serializers.Serializer[Any]):
+    events = EventSerializer(many=True)
+    more = serializers.BooleanField(help_text="More is there, or may come: ask again with the last id as `after`.")
+
+
+# Views ------------------------------------------------------------------------------------------------------------
+
+
+def _sessions(request: Request) -> QuerySet[AgentSession]:
+    rows = AgentSession.objects.filter(readable_sessions(request))
+    return rows.prefetch_related("members", "messages")
+
+
+def _session(request: Request, pk: int) -> AgentSession:
+    found = _sessions(request).filter(pk=pk).first()
+    if found is None:
+        raise NotFound(f"There is no session {pk}.")
+    return found
+
+
+def _own_session(request: Request, pk: int) -> AgentSession:
+    """One that the user may speak in: its agent has the rights of whoever made it."""
+    found = _session(request, pk)
+    if found.created_by_id != request.user.pk and not request.user.is_superuser:
+        raise PermissionDenied("This session is somebody else's: its agent has their rights.")
+    return found
+
+
+def _caller(request: Request) -> Caller:
+    return Caller(Invocation.Door.REST, cast(User, request.user), principal_of(request))
+
+
+def _wants_stream(request: Request) -> bool:
+    return EVENT_STREAM in request.headers.get("Accept", "")
+
+
+class SessionsView(HallView, ListAPIView[AgentSession]):
+    """Agents' sessions, newest first."""
+
+    serializer_class = SessionSerializer
+    pagination_class = NewestFirst
+    permission_classes = (IsAuthenticated, MayInvoke)
+    queryset = AgentSession.objects.none()
+
+    def get_queryset(self) -> QuerySet[AgentSession]:
+        return _sessions(self.request)
+
+    @extend_schema(
+        request=NewSessionSerializer,
+        responses={201: SessionDetailSerializer, 400: REFUSED, 403: REFUSED, 404: REFUSED, 409: REFUSED},
+    )
+    def post(self, request: Request) -> Response:
+        """Make a session. Its members are started."""
+        values = body_of(NewSessionSerializer, request.data)
+        session = create_session(
+            values["members"],
+            caller=_caller(request),
+            name=values["name"],
+            direct=values["direct"],
+            model=values["model"],
+        )
+        data = SessionDetailSerializer(session).data
+        return Response(data, status=status.HTTP_201_CREATED, headers={"Location": data["url"]})
+
+
+class SessionView(HallView):
+    @extend_schema(responses={200: SessionDetailSerializer, 404: REFUSED})
+    def get(self, request: Request, pk: int) -> Response:
+        """The session with its messages; what the agent did is under events/."""
+        return Response(SessionDetailSerializer(_session(request, pk)).data)
+
+
+class SessionMessagesView(HallView):
+    permission_classes = (IsAuthenticated, MayInvoke)
+
+    @extend_schema(
+        request=NewMessageSerializer,
+        responses={
+            202: OpenApiResponse(MessageSerializer, description="It is queued; see the session's events/."),
+            (200, EVENT_STREAM): OpenApiResponse(str, description="With `Accept: text/event-stream`: its transcript."),
+            400: REFUSED,
+            403: REFUSED,
+            404: REFUSED,
+            409: REFUSED,
+            503: OpenApiResponse(REFUSED.response, description="No agent can run; `error` says what is missing."),
+        },
+    )
+    def post(self, request: Request, pk: int) -> HttpResponseBase:
+        """Give the agent a prompt. With `Accept: text/event-stream` the transcript comes as it grows.
+
+        When too many wait or listen already, the answer is 202 as without that header.
+        """
+        session = _own_session(request, pk)
+        values = body_of(NewMessageSerializer, request.data)
+        message = queue_message(session, values["prompt"], caller=_caller(request), timeout=values.get("timeout"))
+        if _wants_stream(request) and (streamed := stream(request, session, 0, message)):
+            return streamed
+        return Response(MessageSerializer(message).data, status=status.HTTP_202_ACCEPTED)
+
+
+class SessionEventsView(HallView):
+    @extend_schema(
+        parameters=[EventFilters, LAST_EVENT_ID],
+        responses={
+            200: TranscriptSerializer,
+            (200, EVENT_STREAM): OpenApiResponse(str, description="With `Accept: text/event-stream`."),
+            400: REFUSED,
+            404: REFUSED,
+        },
+    )
+    def get(self, request: Request, pk: int) -> HttpResponseBase:
+        """What the agent said and did, oldest first, behind the event `after` (or Last-Event-ID).
+
+        With `Accept: text/event-stream` it comes as it grows, until nothing is under way.
+        """
+        session = _session(request, pk)
+        given = dict(request.query_params.items())
+        if last := request.headers.get("Last-Event-ID"):
+            given["after"] = last
+        after = body_of(EventFilters, given).get("after", 0)
+        if _wants_stream(request) and (streamed := stream(request, session, after)):
+            return streamed
+        more = is_under_way(session)
+        behind = transcript(session, after)
+        more = more or behind[MAX_EVENTS:].exists()
+        return Response(TranscriptSerializer({"events": behind[:MAX_EVENTS], "more": more}).data)
+
+
+class SessionStopView(HallView):
+    permission_classes = (IsAuthenticated, MayInvoke)
+
+    @extend_schema(request=None, responses={202: SessionDetailSerializer, 403: REFUSED, 404: REFUSED, 409: REFUSED})
+    def post(self, request: Request, pk: int) -> Response:
+        """What waits is cancelled at once, the agent at work is asked to stop. For who may speak in the session."""
+        stop_session(_own_session(request, pk))
+        return Response(SessionDetailSerializer(_session(request, pk)).data, status=status.HTTP_202_ACCEPTED)
+
+
+# A transcript while it grows. Each stream holds a seat, for it holds a thread of the web. -------------------------
+
+
+def stream(
+    request: Request, session: AgentSession, after: int, message: AgentMessage | None = None
+) -> StreamingHttpResponse | None:
+    """The transcript behind the event `after`, of one message or all of them, until nothing is under way.
+
+    None when there is no seat for this principal. Each event carries its id, for Last-Event-ID; the last one is `end`.
+    Without that one it is the web that ended.
+    """
+    seat = ExitStack()
+    if not seat.enter_context(requests.seat(principal_of(request).owner, request.META)):
+        return None
+    response = StreamingHttpResponse(
+        requests.Seated(_events(session, after, message, requests.waits(request.META)), seat),
+        content_type="text/event-stream",
+    )
+    response["Cache-Control"] = "no-store"
+    response["X-Accel-Buffering"] = "no"
+    return response
+
+
+def _events(
+    session: AgentSession, after: int, message: AgentMessage | None, waits: Callable[[], None]
+) -> Iterator[str]:
+    if message is not None:
+        yield _event("message", MessageSerializer(message).data)
+    said_at = time.monotonic()
+    while True:
+        more = is_under_way(session, message=message)
+        batch = list(transcript(session, after, message=message)[:BATCH])
+        for row in batch:
+            after, said_at = row.pk, time.monotonic()
+            yield _event(row.kind, EventSerializer(row).data, row.pk)
+        if len(batch) == BATCH:
+            continue
+        if not more:
+            break
+        if time.monotonic() > said_at + COMMENT_SECONDS:
+            said_at = time.monotonic()
+            yield ":\n\n"
+        give_connection_back()
+        waits()
+        if wait_between_looks(LOOK_SECONDS):
+            return
+    if message is not None:
+        message.refresh_from_db()
+        yield _event("end", MessageSerializer(message).data)
+    else:
+        yield _event("end", {})
+
+
+def _event(kind: str, data: Any, event_id: int | None = None) -> str:
+    head = f"id: {event_id}\n" if event_id is not None else ""
+    return f"{head}event: {kind}\ndata: {json.dumps(data, cls=DjangoJSONEncoder)}\n\n"

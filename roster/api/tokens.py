@@ -1,0 +1,146 @@
+"""A user's own tokens over REST: made, listed and revoked."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from django.contrib.auth.models import User
+from django.db.models import QuerySet
+from django.urls import reverse
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers, status
+from rest_framework.exceptions import NotFound
+from rest_framework.generics import ListAPIView
+from rest_framework.permissions import IsAuthenticated
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from mcp_runtime.control.tokens import MAX_TOKEN_NAME, NewToken, make_token, revoke_token
+from roster.api.base import REFUSED, HallView, NewestFirst, Strict, body_of
+from roster.api.permissions import MayMakeTokens, principal_of
+from roster.models import ApiToken
+from roster.tokens import parse_tool
+
+
+class NewTokenSerializer(Strict):
+    """The body that makes a token. Neither members nor tools: all that who asks may."""
+
+    name = serializers.CharField(required=False, default="", max_length=MAX_TOKEN_NAME, allow_blank=True)
+    members = serializers.ListField(child=serializers.CharField(), required=False, default=list, help_text="Names.")
+    tools = serializers.ListField(
+        child=serializers.CharField(), required=False, default=list, help_text="Each as MEMBER/TOOL."
+    )
+    expires_at = serializers.DateTimeField(required=False, allow_null=True, default=None, help_text="null: never.")
+    calls_per_minute = serializers.IntegerField(
+        required=False, allow_null=True, default=None, min_value=0, max_value=1_000_000, help_text="0: no limit."
+    )
+    max_in_flight = serializers.IntegerField(
+        required=False, allow_null=True, default=None, min_value=1, max_value=100_000
+    )
+
+    def validate_tools(self, texts: list[str]) -> list[tuple[str, str]]:
+        try:
+            return [parse_tool(text) for text in texts]
+        except ValueError as error:
+            raise serializers.ValidationError(str(error)) from error
+
+
+class TokenSerializer(serializers.ModelSerializer[ApiToken]):
+    """A token without itself; needs its members and tools at hand."""
+
+    state = serializers.ChoiceField(choices=["good", "expired", "revoked"])
+    members = serializers.SerializerMethodField(help_text="Where the scope is some members.")
+    tools = serializers.SerializerMethodField(help_text="Where the scope is some tools: each as MEMBER/TOOL.")
+    url = serializers.SerializerMethodField()
+
+    class Meta:
+        model = ApiToken
+        fields = [
+            "id",
+            "name",
+            "hint",
+            "state",
+            "created_at",
+            "expires_at",
+            "revoked_at",
+            "last_used_at",
+            "scope",
+            "members",
+            "tools",
+            "calls_per_minute",
+            "max_in_flight",
+            "url",
+        ]
+
+    def get_members(self, token: ApiToken) -> list[str]:
+        return sorted(member.name for member in token.members.all())
+
+    def get_tools(self, token: ApiToken) -> list[str]:
+        return sorted(f"{tool.member.name}/{tool.name}" for tool in token.tools.all())
+
+    def get_url(self, token: ApiToken) -> str:
+        return reverse("token", args=[token.pk])
+
+
+class MadeTokenSerializer(TokenSerializer):
+    token = serializers.CharField(help_text="The token itself. It is not shown again.")
+
+    class Meta(TokenSerializer.Meta):
+        fields = [*TokenSerializer.Meta.fields, "token"]
+
+
+def _tokens(request: Request) -> QuerySet[ApiToken]:
+    """One's own. A token that is for a part alone knows of no other."""
+    who = principal_of(request)
+    own = ApiToken.objects.filter(user=who.user_id).prefetch_related("members", "tools__member")
+    return own.filter(pk__in=[who.token_id]) if who.is_narrowed else own
+
+
+def _own_token(request: Request, pk: int) -> ApiToken:
+    found = _tokens(request).filter(pk=pk).first()
+    if found is None:
+        raise NotFound(f"You have no token {pk}.")
+    return found
+
+
+class TokensView(HallView, ListAPIView[ApiToken]):
+    """Your own tokens, newest first; revoked and expired ones too."""
+
+    serializer_class = TokenSerializer
+    pagination_class = NewestFirst
+    queryset = ApiToken.objects.none()
+    permission_classes = (IsAuthenticated, MayMakeTokens)
+
+    def get_queryset(self) -> QuerySet[ApiToken]:
+        return _tokens(self.request)
+
+    @extend_schema(
+        request=NewTokenSerializer, responses={201: MadeTokenSerializer, 400: REFUSED, 403: REFUSED, 404: REFUSED}
+    )
+    def post(self, request: Request) -> Response:
+        """Make a token of yours. It is in this answer and nowhere else.
+
+        With a token it cannot open more, live longer or do more than that token, whose scope, end and limits it has
+        where nothing else is asked for.
+        """
+        wish = NewToken(**body_of(NewTokenSerializer, request.data))
+        row, token = make_token(cast(User, request.user), wish, maker=principal_of(request))
+        return Response({**TokenSerializer(row).data, "token": token}, status=status.HTTP_201_CREATED)
+
+
+class TokenView(HallView):
+    @extend_schema(responses={200: TokenSerializer, 404: REFUSED})
+    def get(self, request: Request, pk: int) -> Response:
+        return Response(TokenSerializer(_own_token(request, pk)).data)
+
+
+class TokenRevokeView(HallView):
+    @extend_schema(request=None, responses={200: TokenSerializer, 404: REFUSED})
+    def post(self, request: Request, pk: int) -> Response:
+        """From now on it opens nothing, nor do tokens made with it; agents that were asked with it are stopped.
+
+        Its row stays, for the calls that were made with it.
+        """
+        row = _own_token(request, pk)
+        revoke_token(row)
+        return Response(TokenSerializer(row).data)

@@ -1,0 +1,144 @@
+"""Tools over REST: those of a member, one with its definition, and its switch. `invocations` calls one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from django.db.models import Q
+from django.urls import reverse
+from drf_spectacular.utils import extend_schema
+from msgspec import Raw
+from rest_framework import serializers
+from rest_framework.permissions import IsAuthenticated
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from mcp_runtime.control.members import find_tool, switch_tool, visible_tools, with_text
+from roster.api.base import REFUSED, HallView, query_of
+from roster.api.permissions import MayControl, controlled_member, listed_tool, principal_of, reached_member
+from roster.models import Tool
+
+
+class _Definition(msgspec.Struct, rename="camel"):
+    """What is read of a tool's definition, and what is passed on as it is."""
+
+    title: Any = None
+    description: Any = None
+    annotations: Any = None
+    input_schema: Raw = Raw()
+    output_schema: Raw = Raw()
+
+
+def _is_object(text: Raw) -> bool:
+    return bytes(memoryview(text)[:1]) == b"{"
+
+
+class WrittenObject(serializers.DictField):
+    """An object in a tool's definition, as the JSON text that it is."""
+
+    def to_representation(self, value: Any) -> Any:
+        return value
+
+
+class ToolSerializer(serializers.ModelSerializer[Tool]):
+    """A tool as callers need it, best of `control.members.with_text`; needs `member` at hand. Never to be saved."""
+
+    title = serializers.CharField()
+    description = serializers.CharField()
+    input_schema = WrittenObject(source="definition.input_schema")
+    output_schema = WrittenObject(source="definition.output_schema", allow_null=True)
+    timeout = serializers.SerializerMethodField(help_text="Seconds a call may take in total.")
+    url = serializers.SerializerMethodField()
+    invoke_url = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Tool
+        fields = [
+            "name",
+            "title",
+            "description",
+            "enabled",
+            "input_schema",
+            "output_schema",
+            "schema_error",
+            "timeout",
+            "url",
+            "invoke_url",
+        ]
+
+    def to_representation(self, tool: Tool) -> dict[str, Any]:
+        parts = msgspec.json.decode(tool.text, type=_Definition)
+        tool.definition = {
+            **{"title": parts.title, "description": parts.description, "annotations": parts.annotations},
+            "input_schema": parts.input_schema if _is_object(parts.input_schema) else {},
+            "output_schema": parts.output_schema if _is_object(parts.output_schema) else None,
+            "whole": Raw(tool.text.encode()),
+        }
+        return dict(super().to_representation(tool))
+
+    def get_timeout(self, tool: Tool) -> float:
+        return tool.member.timeout_of(tool.name)
+
+    def get_url(self, tool: Tool) -> str:
+        return reverse("tool", args=[tool.member.name, tool.name])
+
+    def get_invoke_url(self, tool: Tool) -> str:
+        return reverse("tool-invoke", args=[tool.member.name, tool.name])
+
+
+class ToolDetailSerializer(ToolSerializer):
+    definition = WrittenObject(source="definition.whole", help_text="Word for word as the member sent it.")
+
+    class Meta(ToolSerializer.Meta):
+        fields = [*ToolSerializer.Meta.fields, "definition"]
+
+
+class ToolsSerializer(serializers.Serializer[Any]):
+    tools = ToolSerializer(many=True)
+
+
+class ToolFilters(serializers.Serializer[Any]):
+    switched_off = serializers.BooleanField(default=False, help_text="Show the tools that are switched off, too.")
+
+
+class ToolsView(HallView):
+    @extend_schema(
+        operation_id="members_tools_list", parameters=[ToolFilters], responses={200: ToolsSerializer, 404: REFUSED}
+    )
+    def get(self, request: Request, name: str) -> Response:
+        """The tools of the member that you may call (or switch), in its own order."""
+        row, who = reached_member(request, name), principal_of(request)
+        shown = Q(listed=True) if query_of(ToolFilters, request)["switched_off"] else visible_tools()
+        rows = with_text(row.tools.filter(shown)).order_by("position")
+        tools = [tool for tool in rows if who.may_list(name, tool.name)]
+        return Response({"tools": ToolSerializer(tools, many=True).data})
+
+
+class ToolView(HallView):
+    @extend_schema(responses={200: ToolDetailSerializer, 404: REFUSED})
+    def get(self, request: Request, name: str, tool: str) -> Response:
+        return Response(ToolDetailSerializer(listed_tool(request, name, tool)).data)
+
+
+class ToolVerbView(HallView):
+    """POST does something to the tool; GET is about the tool whose own name ends like that, such as `files/invoke`."""
+
+    verb = ""
+
+    @extend_schema(exclude=True)
+    def get(self, request: Request, name: str, tool: str) -> Response:
+        return Response(ToolDetailSerializer(listed_tool(request, name, f"{tool}/{self.verb}")).data)
+
+
+class ToolSwitchView(ToolVerbView):
+    """A tool switched off is hidden from lists, and calls to it are refused."""
+
+    permission_classes = (IsAuthenticated, MayControl)
+
+    @extend_schema(request=None, responses={200: ToolDetailSerializer, 403: REFUSED, 404: REFUSED})
+    def post(self, request: Request, name: str, tool: str) -> Response:
+        controlled_member(request, name)
+        row = find_tool(name, tool)
+        switch_tool(row, on=self.verb == "enable")
+        return Response(ToolDetailSerializer(row).data)

@@ -1,0 +1,26 @@
+"""Whose rights a command has. Small, for `mcp_stdio` starts with little more than this."""
+
+from __future__ import annotations
+
+from django.contrib.auth.models import User
+from django.core.management.base import CommandError
+
+
+def user_named(name: str) -> User:
+    """Raises CommandError for nobody, and for who is not active."""
+    user = User.objects.filter(username=name).first()
+    if user is None:
+        raise CommandError(f"no user {name!r}; make one with: manage.py createsuperuser")
+    if not user.is_active:
+        raise CommandError(f"user {name!r} is not active")
+    return user
+
+
+def user_for_token(name: str | None) -> User:
+    """Who a token is to be of: that user, or without a name the first superuser. Raises CommandError."""
+    if name is not None:
+        return user_named(name)
+    first = User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
+    if first is None:
+        raise CommandError("there is no superuser whose token it could be; say --user")
+    return first

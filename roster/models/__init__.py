@@ -1,0 +1,31 @@
+"""What the hall knows: rows, their constraints, and facts about one row. Who may change what is said beside each field.
+
+Statuses are written by `mcp_runtime.members.status` (members), `mcp_runtime.calls.invocations` (calls) and
+`mcp_runtime.agents.sessions` (agents' messages) alone. The models know nothing of the runtime. The runtime imports them
+from here, and nothing else of `roster`. A new field of a member, a call or a token goes into the module of that noun,
+and with it a migration.
+"""
+
+from roster.models.agents import AgentEvent, AgentMessage, AgentSession
+from roster.models.calls import ArgumentSet, CallSum, CallTotal, Invocation
+from roster.models.hall import Hall
+from roster.models.members import GuildMember, MemberGroup, PortAllocation, StatusChange, Tool
+from roster.models.tokens import ApiToken, TokenClient
+
+__all__ = [
+    "AgentEvent",
+    "AgentMessage",
+    "AgentSession",
+    "ApiToken",
+    "ArgumentSet",
+    "CallSum",
+    "CallTotal",
+    "GuildMember",
+    "Hall",
+    "Invocation",
+    "MemberGroup",
+    "PortAllocation",
+    "StatusChange",
+    "TokenClient",
+    "Tool",
+]

@@ -1,0 +1,136 @@
+"""Agents' sessions: their messages, which are a queue like that of calls, and what happened for each."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+from roster.json_field import JsonField
+from roster.models.calls import Invocation, Queued
+from roster.models.members import GuildMember
+
+
+class AgentSession(models.Model):
+    """A conversation of an agent with some members. Its status is that of its messages: there is no other truth."""
+
+    class Status(models.TextChoices):
+        IDLE = "idle", "Idle"  # nothing is under way; the next message goes on from here
+        QUEUED = "queued", "Queued"  # a message waits
+        RUNNING = "running", "Running"  # an agent works
+
+    name = models.CharField(max_length=100, unique=True)
+    members = models.ManyToManyField(GuildMember, related_name="agent_sessions", help_text="Whose tools it may use.")
+    direct = models.BooleanField(
+        default=False, help_text="The agent calls the members' own endpoints, not the gateway (REQ-MCP-HTTP-33)."
+    )
+    model = models.CharField(max_length=100, blank=True, help_text="Empty: the Agent SDK's own choice.")
+    created_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True, related_name="agent_sessions"
+    )
+    creator = models.CharField(max_length=200, blank=True, help_text="Who made it, in words, as of then.")
+    # Its id stays when the token is deleted, as that of `AgentMessage.asked_with`.
+    made_with = models.ForeignKey(
+        "ApiToken",
+        on_delete=models.DO_NOTHING,
+        db_constraint=False,
+        null=True,
+        blank=True,
+        related_name="made_sessions",
+        help_text="The token that it was made with, if with any.",
+    )
+    created_at = models.DateTimeField(default=timezone.now)
+    sdk_session_id = models.CharField(max_length=100, blank=True, help_text="What the Agent SDK resumes.")
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def status(self) -> str:
+        """Of the messages that are under way, `running` before `queued`."""
+        under_way = {message.status for message in self.messages.all() if not message.is_finished}
+        if AgentMessage.Status.RUNNING in under_way:
+            return self.Status.RUNNING.value
+        return self.Status.QUEUED.value if under_way else self.Status.IDLE.value
+
+
+class AgentMessage(Queued):
+    """One prompt to an agent and how it went."""
+
+    class ErrorKind(models.TextChoices):
+        AGENT = "agent", "Agent"  # the agent or its model ended with an error
+        TIMEOUT = "timeout", "Timeout"  # the total deadline passed
+        UNAVAILABLE = "unavailable", "Unavailable"  # a member would not start, or the SDK or its key is missing
+        LOST = "lost", "Lost"  # the runtime ended while it ran; never run again by itself
+
+    session = models.ForeignKey(AgentSession, on_delete=models.CASCADE, related_name="messages")
+    prompt = models.TextField()
+    timeout = models.FloatField(help_text="Seconds the run may take in total.")
+    door = models.CharField(max_length=10, choices=Invocation.Door.choices)
+    requested_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True)
+    requester = models.CharField(max_length=200, blank=True, help_text="Who asked, in words, as of then.")
+    # Its id stays when the token is deleted: what was asked with one never has more rights than that had.
+    asked_with = models.ForeignKey(
+        "ApiToken",
+        on_delete=models.DO_NOTHING,
+        db_constraint=False,
+        null=True,
+        blank=True,
+        related_name="asked_messages",
+        help_text="The token of who asked, if with any: revoked, it stops the run.",
+    )
+
+    token = models.ForeignKey(
+        "ApiToken",
+        on_delete=models.SET_NULL,
+        null=True,
+        blank=True,
+        help_text="The agent's own, for as long as it runs.",
+    )
+
+    result = models.TextField(blank=True, help_text="The agent's last word.")
+    usage = JsonField(default=dict, blank=True, help_text="Turns, tokens, cost and time, as the SDK tells them.")
+    error_kind = models.CharField(max_length=20, choices=ErrorKind.choices, blank=True)
+
+    class Meta:
+        ordering = ["id"]
+        constraints = [
+            # The second holder of a conversation would write over what the first one said.
+            models.UniqueConstraint(
+                fields=["session"], condition=Q(status="running"), name="one_message_of_a_session_runs"
+            )
+        ]
+        indexes = [
+            models.Index(fields=["status", "id"], name="agent_active", condition=Q(status__in=["queued", "running"]))
+        ]
+
+    def __str__(self) -> str:
+        return f"message {self.pk}"
+
+
+class AgentEvent(models.Model):
+    """One line of a message's transcript. The ids of a session's events ascend in the order of what happened."""
+
+    class Kind(models.TextChoices):
+        TEXT = "text", "Text"  # {"text"}: the agent says something
+        TOOL_CALL = "tool_call", "Tool call"  # {"id", "server", "tool", "arguments"}
+        TOOL_RESULT = "tool_result", "Tool result"  # {"id", "content", "is_error"}
+        SERVERS = "servers", "Servers"  # {"servers": [{"name", "status", "error"}]}: what it could not connect to
+        ERROR = "error", "Error"  # {"text"}: what went wrong
+        RESULT = "result", "Result"  # {"text", "status", "error_kind"}: how it ended, once, last
+
+    message = models.ForeignKey(AgentMessage, on_delete=models.CASCADE, related_name="events")
+    kind = models.CharField(max_length=20, choices=Kind.choices)
+    data = JsonField(default=dict)
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["id"]
+        indexes = [models.Index(fields=["message", "id"], name="agent_event_by_message")]
+
+    def __str__(self) -> str:
+        return f"{self.pk} {self.kind}"

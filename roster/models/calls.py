@@ -1,0 +1,178 @@
+"""Tool calls, what is counted of those that ended, and arguments that somebody keeps for the next one."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+from roster.json_field import JsonField
+from roster.models.members import GuildMember, Tool
+
+
+class Queued(models.Model):
+    """What a row of work is while it waits, runs and ends: `queued -> running -> succeeded | failed | cancelled`.
+
+    The row is the queue.
+    """
+
+    class Status(models.TextChoices):
+        QUEUED = "queued", "Queued"  # accepted; nothing was sent or started
+        RUNNING = "running", "Running"  # claimed by the runtime of `lease_id`; may have been sent
+        SUCCEEDED = "succeeded", "Succeeded"  # a result that is no error
+        FAILED = "failed", "Failed"  # `error_kind` and `error_message` say why
+        CANCELLED = "cancelled", "Cancelled"  # somebody asked for it
+
+    ACTIVE = (Status.QUEUED, Status.RUNNING)
+    FINISHED = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)
+
+    status = models.CharField(max_length=20, choices=Status.choices, default=Status.QUEUED)
+    queued_at = models.DateTimeField(default=timezone.now)
+    started_at = models.DateTimeField(null=True, blank=True)
+    finished_at = models.DateTimeField(null=True, blank=True)
+    cancel_requested_at = models.DateTimeField(null=True, blank=True)
+    lease_id = models.UUIDField(null=True, blank=True, help_text="The runtime that claimed it.")
+    error_message = models.TextField(blank=True)
+
+    class Meta:
+        abstract = True
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status in self.FINISHED
+
+    @property
+    def duration(self) -> timedelta | None:
+        """From being claimed to the end; None while it is not over, or when it was never claimed."""
+        return self.finished_at - self.started_at if self.finished_at and self.started_at else None
+
+
+class Invocation(Queued):
+    """One tool call."""
+
+    class ErrorKind(models.TextChoices):
+        TOOL = "tool", "Tool"  # a result with isError; the member is well
+        PROTOCOL = "protocol", "Protocol"  # a JSON-RPC error object, or an answer that is not MCP
+        TRANSPORT = "transport", "Transport"  # sent, then the connection failed or the member exited; may have run
+        TIMEOUT = "timeout", "Timeout"  # sent, then the total deadline passed; may have run
+        UNAVAILABLE = "unavailable", "Unavailable"  # never sent: the member did not start, or took no connection
+        LOST = "lost", "Lost"  # the runtime ended while it ran; never run again by itself
+
+    class Door(models.TextChoices):
+        REST = "rest", "REST"
+        ADMIN = "admin", "Admin"
+        COMMAND = "command", "Command line"
+        GATEWAY = "gateway", "Gateway"
+
+    member = models.ForeignKey(GuildMember, on_delete=models.CASCADE, related_name="invocations")
+    tool_name = models.CharField(max_length=255)
+    arguments = JsonField(default=dict)
+    timeout = models.FloatField(help_text="Seconds the call may take in total.")
+
+    door = models.CharField(max_length=10, choices=Door.choices)
+    requested_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True, related_name="invocations"
+    )
+    # SET_NULL: `requester` keeps the token's name in words.
+    token = models.ForeignKey(
+        "ApiToken", on_delete=models.SET_NULL, null=True, blank=True, related_name="invocations", db_index=False
+    )
+    requester = models.CharField(max_length=400, blank=True, help_text="Who asked, in words, as of then.")
+    idempotency_key = models.CharField(max_length=255, null=True, blank=True)
+    secret_paths = JsonField(default=list, help_text="Where arguments hold secrets, masked once it is over.")
+
+    progress = JsonField(null=True, blank=True, help_text="What the member last said of it: progress, total, message.")
+    result = JsonField(null=True, blank=True, help_text="The tool's result as MCP gives it, isError included.")
+    error_kind = models.CharField(max_length=20, choices=ErrorKind.choices, blank=True)
+    error_code = models.IntegerField(null=True, blank=True, help_text="Of a JSON-RPC error object.")
+    error_data = JsonField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [
+            # A key belongs to the token that it came with; one that came without a token, to its user.
+            models.UniqueConstraint(
+                fields=["token", "idempotency_key"],
+                condition=Q(idempotency_key__isnull=False, token__isnull=False),
+                name="idempotency_key_is_unique_per_token",
+            ),
+            models.UniqueConstraint(
+                fields=["requested_by", "idempotency_key"],
+                condition=Q(idempotency_key__isnull=False, token__isnull=True),
+                name="idempotency_key_is_unique_without_token",
+            ),
+        ]
+        indexes = [
+            models.Index(
+                fields=["status", "id"], name="invocation_active", condition=Q(status__in=["queued", "running"])
+            ),
+            models.Index(fields=["member", "-id"], name="invocation_by_member"),
+            models.Index(fields=["finished_at"], name="invocation_by_end"),
+            models.Index(fields=["token", "-id"], name="invocation_by_token", condition=Q(token__isnull=False)),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.pk} {self.tool_name}"
+
+
+class CallTotal(models.Model):
+    """Finished calls whose rows were pruned, so that /metrics counts on without them."""
+
+    member = models.ForeignKey(GuildMember, on_delete=models.CASCADE)
+    outcome = models.CharField(max_length=20, help_text="succeeded, cancelled, or the error kind.")
+    count = models.PositiveBigIntegerField(default=0)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["member", "outcome"], name="one_total_per_outcome")]
+
+    def __str__(self) -> str:
+        return f"{self.outcome}: {self.count}"
+
+
+class CallSum(models.Model):
+    """Calls of a tool, or of a member, that ended within so many seconds. Written by `mcp_runtime.calls.statistics`."""
+
+    member = models.ForeignKey(GuildMember, on_delete=models.CASCADE, db_index=False)
+    tool_name = models.CharField(max_length=255, help_text="Empty: all tools of the member together.")
+    seconds = models.PositiveIntegerField(help_text="For how long it stands: a minute, a quarter, an hour.")
+    begins = models.PositiveBigIntegerField(help_text="Unix time, a multiple of `seconds`.")
+    calls = models.PositiveBigIntegerField()
+    failed = models.PositiveBigIntegerField()
+    took = models.FloatField(help_text="Seconds, of all the calls together.")
+    slots = JsonField(help_text="How many took how long: counts by place on a logarithmic scale.")
+
+    class Meta:
+        constraints = [
+            # In this order it is the one index that readers and the deletion of old sums need.
+            models.UniqueConstraint(
+                fields=["seconds", "begins", "tool_name", "member"], name="one_sum_per_time_and_tool"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.calls} calls of {self.tool_name or 'all tools'}"
+
+
+class ArgumentSet(models.Model):
+    """Arguments that a user keeps to call a tool with again. Written by roster.argument_sets, without secrets."""
+
+    MAX_NAME = 100
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="argument_sets")
+    tool = models.ForeignKey(Tool, on_delete=models.CASCADE, related_name="argument_sets", db_index=False)
+    name = models.CharField(max_length=MAX_NAME)
+    arguments = JsonField(default=dict)
+    left_out = JsonField(default=list, help_text="Where secrets were that it does not hold, in words.")
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [
+            models.UniqueConstraint(fields=["tool", "user", "name"], name="set_name_is_unique_for_user_and_tool")
+        ]
+
+    def __str__(self) -> str:
+        return self.name

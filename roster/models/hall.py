@@ -1,0 +1,49 @@
+"""The hall itself: who it is, and the lease of its one runtime."""
+
+from __future__ import annotations
+
+import uuid
+
+from django.db import models
+from django.db.models import F, Q
+
+
+class Hall(models.Model):
+    """One row per database: the hall's identity, and the lease of its one runtime.
+
+    A lease is live while its holder's heartbeat is younger than `LEASE_SECONDS`. All times are the database's clock.
+    """
+
+    LEASE_SECONDS = 10.0
+
+    id = models.PositiveSmallIntegerField(primary_key=True, default=1, editable=False)
+    hall_id = models.UUIDField(default=uuid.uuid4, editable=False)
+    lease_id = models.UUIDField(null=True, editable=False)
+    lease_host = models.CharField(max_length=255, blank=True)
+    lease_pid = models.PositiveIntegerField(null=True)
+    lease_runtime = models.CharField(
+        max_length=100, blank=True, help_text="pid.started.namespace.boot: tells the process from every other one."
+    )
+    lease_taken_at = models.DateTimeField(null=True)
+    heartbeat_at = models.DateTimeField(null=True)
+    access_version = models.BigIntegerField(
+        default=0, help_text="Another number whenever something changed that decides who may do or see what."
+    )
+    agent_problem = models.TextField(
+        blank=True, help_text="What the runtime lacks to run agents, if it lacks anything."
+    )
+    summed_until = models.DateTimeField(null=True, help_text="Calls that ended before are in the sums (CallSum).")
+
+    class Meta:
+        constraints = [models.CheckConstraint(condition=Q(id=1), name="one_hall_per_database")]
+
+    def __str__(self) -> str:
+        return f"hall {self.hall_id}"
+
+    @classmethod
+    def access_changed(cls) -> None:
+        """Whoever keeps in memory who may do what must look anew. In the transaction of the change itself.
+
+        Before it changes rows of members: a sync holds this row first and those second, and two orders can deadlock.
+        """
+        cls.objects.filter(pk=1).update(access_version=F("access_version") + 1)

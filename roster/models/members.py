@@ -1,0 +1,268 @@
+"""Members and what belongs to one: its tools, its port, its groups, the changes of its status."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Any
+
+from django.db import models
+from django.db.models import Q
+from django.utils import timezone
+
+from roster.json_field import JsonField
+
+
+class GuildMember(models.Model):
+    """One installed plugin: what its folder says, what is wished, what is seen."""
+
+    class Status(models.TextChoices):
+        DISCONNECTED = "disconnected", "Disconnected"  # no process, and none is due
+        STARTING = "starting", "Starting"  # a process, or the wait for a port; the handshake is not done
+        CONNECTED = "connected", "Connected"  # shook hands, tools listed
+        STOPPING = "stopping", "Stopping"  # asked to end, not gone yet
+        ERROR = "error", "Error"  # ended, or never came up, without being asked; `last_error` says why
+
+    class Wanted(models.TextChoices):
+        RUNNING = "running", "Running"
+        STOPPED = "stopped", "Stopped"
+
+    name = models.CharField(max_length=64, unique=True)
+
+    # What the folder says. Written by mcp_runtime.members.discovery.
+    directory = models.CharField(max_length=1000, help_text="Relative to the members folder.")
+    manifest = JsonField(default=dict, help_text="guild-member.json as it was last read without a fault.")
+    manifest_error = models.TextField(blank=True, help_text="Why guild-member.json cannot be used, if it cannot.")
+    manifest_warnings = JsonField(default=list, blank=True)
+    display_name = models.CharField(max_length=200, blank=True)
+    version = models.CharField(max_length=100, blank=True)
+    description = models.TextField(blank=True)
+    server_url = models.CharField(max_length=2048, blank=True, help_text="Of a server that runs elsewhere.")
+    removed_at = models.DateTimeField(null=True, blank=True, help_text="When its folder was found to be gone.")
+
+    # What is wished. Written through mcp_runtime.control.
+    enabled = models.BooleanField(default=True, help_text="May run at all; calls to a disabled member are refused.")
+    wanted = models.CharField(max_length=10, choices=Wanted.choices, default=Wanted.RUNNING)
+    restart_requested_at = models.DateTimeField(null=True, blank=True)
+    refresh_requested_at = models.DateTimeField(null=True, blank=True)
+    groups = models.ManyToManyField(
+        "auth.Group",
+        through="MemberGroup",
+        related_name="guild_members",
+        blank=True,
+        help_text="With groups it is there for their users (and superusers) alone; without, for everybody allowed.",
+    )
+
+    # In `last_error`, between the sentence and the member's last lines.
+    TAIL_MARK = ". It wrote last:\n"
+
+    # What is seen. Written by mcp_runtime.members.status.
+    status = models.CharField(max_length=20, choices=Status.choices, default=Status.DISCONNECTED)
+    status_changed_at = models.DateTimeField(default=timezone.now)
+    last_error = models.TextField(blank=True)
+    progress = models.CharField(max_length=200, blank=True, help_text="While it is starting, what it wrote last.")
+    no_answer_since = models.DateTimeField(
+        null=True, blank=True, help_text="When the first call was sent that nobody answered, nor any later one."
+    )
+    warnings = JsonField(default=list, blank=True, help_text="Of the running process, e.g. where it listens.")
+    pid = models.PositiveIntegerField(null=True, blank=True)
+    last_port = models.PositiveIntegerField(null=True, blank=True, help_text="Given again when it is free.")
+    exit_code = models.IntegerField(null=True, blank=True, help_text="Of the last exit; -9 is signal 9.")
+    started_at = models.DateTimeField(null=True, blank=True)
+    protocol_version = models.CharField(max_length=20, blank=True)
+    server_info = JsonField(default=dict, blank=True)
+    capabilities = JsonField(default=dict, blank=True)
+    instructions = models.TextField(blank=True)
+    restarts = models.PositiveIntegerField(default=0, help_text="Tries in a row since it was last stable.")
+    restarts_total = models.PositiveIntegerField(default=0)
+    next_restart_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["name"]
+        verbose_name = "member"
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(status__in=["disconnected", "starting", "connected", "stopping", "error"]),
+                name="member_status_is_known",
+            )
+        ]
+        permissions = [("control_member", "Can start, stop and switch members")]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def title(self) -> str:
+        return self.display_name or self.name
+
+    @property
+    def error(self) -> str:
+        """The one sentence that explains why it does not run, whatever the reason; empty when nothing is wrong."""
+        return self.manifest_error or (self.last_error if self.status == self.Status.ERROR else "")
+
+    @property
+    def last_reason(self) -> str:
+        """`last_error` without the lines that the member wrote last: those are for who may read its log."""
+        return self.last_error.partition(self.TAIL_MARK)[0]
+
+    @property
+    def start_progress(self) -> str:
+        """How long it has been starting and what it wrote last; empty when it is not, or began within a second."""
+        seconds = (timezone.now() - self.status_changed_at).total_seconds()
+        if self.status != self.Status.STARTING or seconds < 1:
+            return ""
+        return f"starting for {seconds:.0f} s" + (f": {self.progress}" if self.progress else "")
+
+    @property
+    def port(self) -> int | None:
+        """The port of its process, if it has one."""
+        held = getattr(self, "port_allocation", None)  # a reverse one-to-one raises when there is none
+        return held.port if held else None
+
+    @property
+    def endpoint(self) -> str | None:
+        """Where agents reach it, while it is up: by its port, or elsewhere (but for the query, which is the hall's)."""
+        if self.status in (self.Status.DISCONNECTED, self.Status.ERROR):
+            return None
+        if self.server_url:
+            return self.server_url.partition("?")[0]
+        held = getattr(self, "port_allocation", None)
+        return held.endpoint if held else None
+
+    @property
+    def silence(self) -> str:
+        """Since when it gave no answer, in words; empty when it answers, or nobody asked."""
+        since = self.no_answer_since
+        if since is None or self.status != self.Status.CONNECTED:
+            return ""
+        day = "" if since.date() == timezone.now().date() else f"{since:%Y-%m-%d} "
+        return f"no answer since {day}{since:%H:%M:%S} UTC"
+
+    @property
+    def all_warnings(self) -> list[str]:
+        return [*([self.silence] if self.silence else []), *self.manifest_warnings, *self.warnings]
+
+    @property
+    def call_timeout(self) -> float:
+        """Seconds a tool call may take in total, unless the tool has its own (REQ-MCP-HTTP-28)."""
+        return float(self.manifest.get("timeout", 30.0))
+
+    def timeout_of(self, tool_name: str) -> float:
+        return float(self.manifest.get("tool_timeouts", {}).get(tool_name, self.call_timeout))
+
+
+class MemberGroup(models.Model):
+    """A member is there for the users of this group. The last of these rows opens it to everybody again.
+
+    So a group that a member is reserved for cannot be deleted: nothing may be opened by tidying up somewhere else.
+    """
+
+    member = models.ForeignKey(GuildMember, on_delete=models.CASCADE)
+    group = models.ForeignKey("auth.Group", on_delete=models.PROTECT)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["member", "group"], name="group_is_unique_in_its_member")]
+
+    def __str__(self) -> str:
+        return f"{self.member} is for {self.group}"
+
+
+class PortAllocation(models.Model):
+    """The claim on a port, for the life of one server process (REQ-MCP-HTTP-5, 8, 10, 11, 32)."""
+
+    port = models.PositiveIntegerField(unique=True)
+    member = models.OneToOneField(GuildMember, on_delete=models.CASCADE, related_name="port_allocation")
+    allocated_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["port"]
+        constraints = [
+            models.CheckConstraint(condition=Q(port__gte=20000, port__lte=30000), name="port_is_in_the_managed_range")
+        ]
+
+    def __str__(self) -> str:
+        return str(self.port)
+
+    @property
+    def endpoint(self) -> str:
+        """What is handed out, in the seeds' form (REQ-MCP-HTTP-22, 33); the hall itself talks to 127.0.0.1."""
+        return f"http://localhost:{self.port}/mcp"
+
+
+class StatusChange(models.Model):
+    """One change of a member's status, with its cause: the timeline people read after the fact."""
+
+    member = models.ForeignKey(GuildMember, on_delete=models.CASCADE, related_name="status_changes")
+    old = models.CharField(max_length=20, choices=GuildMember.Status.choices)
+    new = models.CharField(max_length=20, choices=GuildMember.Status.choices)
+    cause = models.CharField(max_length=40, help_text="In a word or two: start, stop, exit, handshake...")
+    message = models.TextField(blank=True)
+    exit_code = models.IntegerField(null=True, blank=True, help_text="-9 is signal 9.")
+    log_tail = models.TextField(blank=True, help_text="The last lines the member wrote.")
+    created_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [models.Index(fields=["member", "-id"], name="status_change_by_member")]
+
+    def __str__(self) -> str:
+        return f"{self.old} -> {self.new}"
+
+    @property
+    def signal_name(self) -> str:
+        """`SIGKILL` for exit code -9; empty when no signal ended it."""
+        if self.exit_code is None or self.exit_code >= 0:
+            return ""
+        try:
+            return signal.Signals(-self.exit_code).name
+        except ValueError:
+            return f"signal {-self.exit_code}"
+
+
+class Tool(models.Model):
+    """A tool of a member, as its last tools/list told it (REQ-MCP-HTTP-36, 37).
+
+    One that left the list keeps its row (`listed` false), so that switching a tool off outlives the tool's absence.
+    """
+
+    member = models.ForeignKey(GuildMember, on_delete=models.CASCADE, related_name="tools")
+    name = models.CharField(max_length=255)
+    position = models.PositiveIntegerField(default=0, help_text="In the member's own order.")
+    definition = JsonField(default=dict, help_text="Word for word as the member sent it.")
+    schema_error = models.TextField(blank=True, help_text="Why arguments are not validated, if they are not.")
+    listed = models.BooleanField(default=True, help_text="Was in the member's last tools/list.")
+    enabled = models.BooleanField(default=True, help_text="Switched off: hidden from lists, refused everywhere.")
+
+    class Meta:
+        ordering = ["member", "position"]
+        constraints = [models.UniqueConstraint(fields=["member", "name"], name="tool_name_is_unique_in_its_member")]
+        permissions = [("invoke_tool", "Can call tools")]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def title(self) -> str:
+        annotations = self.definition.get("annotations")
+        fallback = annotations.get("title") if isinstance(annotations, dict) else None
+        return str(self.definition.get("title") or fallback or "")
+
+    @property
+    def description(self) -> str:
+        return str(self.definition.get("description") or "")
+
+    @property
+    def input_schema(self) -> dict[str, Any]:
+        schema = self.definition.get("inputSchema")
+        return schema if isinstance(schema, dict) else {}
+
+    @property
+    def output_schema(self) -> dict[str, Any] | None:
+        schema = self.definition.get("outputSchema")
+        return schema if isinstance(schema, dict) else None
+
+    @property
+    def text(self) -> str:
+        """The definition as JSON. Of those that `control.members.with_text` found it is what the database holds."""
+        held = vars(self).get("definition_text")
+        return json.dumps(self.definition) if held is None else str(held)

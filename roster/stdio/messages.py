@@ -1,0 +1,316 @@
+"""A message of the agent to the gateway: its headers, what is sent once more, and what comes back.
+
+From 2026-07-28 on each message stands for itself, and headers repeat what it says. Until 2025-11-25 it belongs to a
+session, which `session` keeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from http.client import HTTPResponse
+from typing import Any, TypeVar
+
+from mcp_runtime.protocol import jsonrpc, mcp
+from mcp_runtime.protocol.errors import MethodError
+from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR
+from mcp_runtime.protocol.mcp import EventStream
+from roster.stdio.upstream import (
+    ANSWER_SECONDS,
+    PATIENCE_SECONDS,
+    REPEATS,
+    AbortedError,
+    AbortSwitch,
+    AwayError,
+    BrokenError,
+    Patience,
+    Upstream,
+    whole,
+)
+
+LISTEN = "subscriptions/listen"
+ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
+# To be sent once more when the connection broke: they do nothing, or the same.
+REPEATABLE = ("initialize", "server/discover", LISTEN, "logging/setLevel", "completion/complete", "tools/list")
+REPEATABLE_KINDS = ("prompts/", "resources/")
+KINDS = ("tools", "prompts", "resources")
+# Before a stream that broke off is gone on with, where it does not say when.
+RETRY_SECONDS = 1.0
+SHORTEST_RETRY = 0.1
+LONGEST_RETRY = 60.0
+MAX_ANSWER = 64_000_000  # bytes; lists of a large roster are longer than any message
+MAX_TOOLS = 1_000  # whose headers are known
+MAX_PAGES = 100
+READ_BYTES = 65_536
+BASE_HEADERS = {
+    "Content-Type": mcp.JSON,
+    "Accept": f"{mcp.JSON}, {mcp.EVENT_STREAM}",
+    "User-Agent": f"{mcp.HALL_NAME}-stdio/{mcp.HALL_VERSION}",
+}
+TOO_LARGE = f"the answer is larger than {MAX_ANSWER:,} bytes"
+REFUSED = "The hall refuses the token of this server; when it is started again it gets a new one. The hall says: "
+
+Read = TypeVar("Read")
+
+
+class SessionOverError(Exception):
+    """The gateway does not know the session any more."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """As the gateway gave it."""
+
+    id: str
+    version: str
+    changing: tuple[str, ...] = ()  # kinds of lists that the agent may be told about
+
+
+@dataclass(eq=False)
+class Post:
+    """A message of the agent on its way. `body` is what is sent."""
+
+    message: dict[str, Any]
+    body: bytes
+    switch: AbortSwitch = field(default_factory=AbortSwitch)
+    patience: Patience = field(default_factory=Patience)
+    is_cancelled: bool = False
+    is_acknowledged: bool = False  # of a `subscriptions/listen`
+    may_have_run: bool = False  # a connection broke when it had been sent
+
+    @property
+    def method(self) -> str:
+        return str(self.message.get("method", "an answer"))
+
+    @property
+    def is_notice(self) -> bool:
+        """Nobody is told what becomes of it."""
+        return "method" not in self.message or "id" not in self.message
+
+    @property
+    def is_modern(self) -> bool:
+        return modern_version(self.message) is not None
+
+    @property
+    def is_repeatable(self) -> bool:
+        return self.method in REPEATABLE or self.method.startswith(REPEATABLE_KINDS)
+
+
+def modern_version(message: Mapping[str, Any]) -> Any:
+    """What the message says of itself; None for one that belongs to a session."""
+    params = message.get("params")
+    meta = params.get("_meta") if isinstance(params, dict) else None
+    return meta.get(f"{mcp.META}protocolVersion") if isinstance(meta, dict) else None
+
+
+def one_line(text: bytes) -> bytes:
+    """JSON has line breaks between values alone."""
+    return text.replace(b"\r", b" ").replace(b"\n", b" ").strip() if b"\n" in text or b"\r" in text else text
+
+
+class Messages:
+    """On their way, from many threads at once. `write(line)` gives the agent a message; `current()` is its session."""
+
+    def __init__(
+        self, upstream: Upstream, write: Callable[[bytes], None], current: Callable[[], Session | None]
+    ) -> None:
+        self._upstream = upstream
+        self._write = write
+        self._current = current
+        self._parameter_headers: dict[str, dict[mcp.Place, str]] = {}  # by the tool
+
+    # To the gateway -----------------------------------------------------------------------------------------------
+
+    def send(self, post: Post, session: Session | None, read: Callable[[HTTPResponse], Read], seconds: float) -> Read:
+        """What `read` makes of the reply. Sent once more where the gateway has not taken it, or that does no harm.
+
+        Raises MethodError, AbortedError and SessionOverError.
+        """
+        while True:
+            began = time.monotonic()
+            try:
+                return self.send_once(post, session, read, seconds)
+            except AwayError as error:
+                if not self._upstream.wait(post.switch, post.patience, error.retry_after):
+                    raise MethodError(INTERNAL_ERROR, str(error), _fate(post)) from error
+            except BrokenError as error:
+                post.may_have_run = True
+                if post.is_acknowledged and time.monotonic() - began > PATIENCE_SECONDS:
+                    post.patience = Patience()  # a subscription that was good for a while
+                pause = post.patience.repeat() if post.is_repeatable else None
+                if pause is None or not self._upstream.wait(post.switch, post.patience, pause):
+                    raise MethodError(INTERNAL_ERROR, f"{error}; it may have run", _fate(post)) from error
+
+    def send_once(
+        self, post: Post, session: Session | None, read: Callable[[HTTPResponse], Read], seconds: float
+    ) -> Read:
+        if post.is_cancelled:
+            raise AbortedError
+        headers = self.headers(post.message, session)
+        with self._upstream.open(post.switch, "POST", headers, post.body, seconds) as response:
+            if response.status == 503 or (response.status == 429 and post.is_notice):
+                refusal = _refusal(response.status, whole(response, MAX_ANSWER))
+                raise AwayError(f"the hall takes no requests now: {refusal}", _retry_after(response))
+            if response.status == 404 and session is not None:
+                raise SessionOverError
+            return read(response)
+
+    def headers(self, message: Mapping[str, Any], session: Session | None) -> dict[str, str]:
+        version = modern_version(message)
+        if version is None:
+            own = {mcp.SESSION_HEADER: session.id, mcp.VERSION_HEADER: session.version} if session else {}
+            return {**BASE_HEADERS, **own}
+        method, params = str(message.get("method")), message["params"]
+        headers = {**BASE_HEADERS, mcp.VERSION_HEADER: mcp.header_value(str(version))}
+        headers |= mcp.modern_headers(method, params)
+        headers[mcp.METHOD_HEADER] = mcp.header_value(method)
+        if method.startswith("tasks/") and isinstance(params.get("taskId"), str):
+            headers[mcp.NAME_HEADER] = mcp.header_value(params["taskId"])
+        places = self._parameter_headers.get(str(params.get("name"))) if method == "tools/call" else None
+        arguments = params.get("arguments")
+        if places and isinstance(arguments, dict):
+            headers |= mcp.parameter_values(places, arguments)
+        return headers
+
+    # Answers ------------------------------------------------------------------------------------------------------
+
+    def answer(self, post: Post, response: HTTPResponse) -> bytes | None:
+        """Raises MethodError for a refusal, BrokenError."""
+        kind = (response.getheader("content-type") or "").partition(";")[0].strip().lower()
+        if kind == mcp.EVENT_STREAM and response.status == 200:
+            return self._answer_of_stream(post, response)
+        body = whole(response, MAX_ANSWER + 1)
+        self._upstream.is_back()
+        if len(body) > MAX_ANSWER:
+            raise MethodError(INTERNAL_ERROR, TOO_LARGE)
+        if response.status != 200:
+            raise _refusal(response.status, body)
+        return one_line(body)
+
+    def _answer_of_stream(self, post: Post, response: HTTPResponse) -> bytes:
+        """A stream that ends before the answer, and says where, is gone on with."""
+        events = EventStream()
+        answer = self.passed_on(post, events, response)
+        in_vain = 0
+        while answer is None:
+            session, had = self._current(), events.last_event_id
+            if post.is_modern or session is None or not had or in_vain > REPEATS:
+                raise BrokenError("the hall ended the stream before the answer")
+            given = RETRY_SECONDS if events.retry_ms is None else events.retry_ms / 1000
+            post.switch.pause(max(min(given, LONGEST_RETRY), SHORTEST_RETRY))
+            began = time.monotonic()
+            answer = self._rest(post, session, events)
+            is_progress = events.last_event_id != had or time.monotonic() - began > PATIENCE_SECONDS
+            in_vain = 0 if is_progress else in_vain + 1
+        return answer
+
+    def _rest(self, post: Post, session: Session, events: EventStream) -> bytes | None:
+        headers = {**self.headers({}, session), mcp.LAST_EVENT_HEADER: events.last_event_id}
+        try:
+            with self._upstream.open(post.switch, "GET", headers) as response:
+                if response.status != 200:
+                    raise _refusal(response.status, whole(response, MAX_ANSWER))
+                events.go_on()
+                return self.passed_on(post, events, response)
+        except AwayError as error:  # of the rest alone: the request itself was sent
+            raise BrokenError(str(error)) from error
+
+    def passed_on(self, post: Post | None, events: EventStream, response: HTTPResponse) -> bytes | None:
+        """What the stream says, as lines for the agent; its last word, where it answers a request."""
+        while chunk := response.read1(READ_BYTES):
+            for data in events.feed(chunk):
+                self._upstream.is_back()
+                said = _read(data)
+                if post is not None and "method" not in said:
+                    return one_line(data)
+                if post is None or not self._is_acknowledged_again(post, said):
+                    self._write(one_line(data))
+            if events.held > MAX_ANSWER:
+                raise MethodError(INTERNAL_ERROR, TOO_LARGE)
+        return None
+
+    def _is_acknowledged_again(self, post: Post, said: dict[str, Any]) -> bool:
+        """Whether a subscription was opened once more: the agent is told that it may have missed something."""
+        if said.get("method") != ACKNOWLEDGED or not post.is_acknowledged:
+            post.is_acknowledged = post.is_acknowledged or said.get("method") == ACKNOWLEDGED
+            return False
+        params = said.get("params", {})
+        kept = {"_meta": params["_meta"]} if "_meta" in params else {}
+        for kind in KINDS:
+            if params.get("notifications", {}).get(f"{kind}ListChanged"):
+                self._write(jsonrpc.encode(jsonrpc.notification(f"notifications/{kind}/list_changed", kept)))
+        return True
+
+    # Headers that repeat arguments --------------------------------------------------------------------------------
+
+    def learns_headers(self, post: Post) -> bool:
+        """Whether the called tool wants arguments in headers too that were not sent: its definition says which."""
+        params = post.message["params"]
+        name = params.get("name")
+        if post.method != "tools/call" or not isinstance(name, str):
+            return False
+        places = self._places_of(name, params["_meta"])
+        if not places or places == self._parameter_headers.get(name):
+            return False
+        if len(self._parameter_headers) >= MAX_TOOLS:
+            self._parameter_headers.clear()
+        self._parameter_headers[name] = places
+        return True
+
+    def _places_of(self, name: str, meta: Mapping[str, Any]) -> dict[mcp.Place, str]:
+        """By the list of tools, as the agent itself would get it. Empty for a tool that is not there."""
+        own = {key: value for key, value in meta.items() if key.startswith(mcp.META)}
+        cursor: dict[str, Any] = {}
+        for _ in range(MAX_PAGES):
+            message = jsonrpc.request(name, "tools/list", {**cursor, "_meta": own})
+            post = Post(message, jsonrpc.encode(message))
+            answer = self.send(post, None, partial(self.answer, post), ANSWER_SECONDS)
+            listed = json.loads(answer or b"{}").get("result", {})
+            for tool in listed.get("tools", []):
+                if tool["name"] == name:
+                    with contextlib.suppress(ValueError):  # nobody may use such a tool
+                        return mcp.parameter_headers(tool["inputSchema"])
+            if "nextCursor" not in listed:
+                break
+            cursor = {"cursor": listed["nextCursor"]}
+        return {}
+
+
+def taken(response: HTTPResponse) -> None:
+    """Raises MethodError, with the status, for a notification or an answer that was refused."""
+    body = whole(response, MAX_ANSWER)
+    if response.status not in (200, 202, 204):
+        raise MethodError(INTERNAL_ERROR, f"HTTP status {response.status}: {_refusal(response.status, body)}")
+
+
+def _retry_after(response: HTTPResponse) -> float:
+    """Seconds; a date is none of the gateway's."""
+    given = response.getheader("retry-after") or ""
+    return float(given) if given.isascii() and given.isdigit() else 0.0
+
+
+def _fate(post: Post) -> dict[str, Any]:
+    """What is said of a request that has failed."""
+    return {"kind": "transport"} if post.may_have_run else {"kind": "unavailable", "sent": False}
+
+
+def _read(data: bytes) -> dict[str, Any]:
+    """A message of the gateway. What is nested too deep to be read is a result: nothing else is so deep."""
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return message if isinstance(message, dict) else {}
+
+
+def _refusal(status: int, body: bytes) -> MethodError:
+    """What the gateway answers instead of a result, as it is."""
+    error = _read(body).get("error")
+    if not isinstance(error, dict):
+        return MethodError(INTERNAL_ERROR, f"the hall answered with HTTP status {status}")
+    text = str(error.get("message"))
+    return MethodError(error.get("code", INTERNAL_ERROR), REFUSED + text if status == 401 else text, error.get("data"))

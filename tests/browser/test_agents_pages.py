@@ -1,0 +1,158 @@
+"""Tokens and agents' sessions in a browser: set a client up, speak with an agent, stop it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.rig import BrowserHall, Visitor, mark, until, was_reloaded
+from tests.support.servers.model import Model
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+
+AGENT_SECONDS = 60.0  # the agent's own program takes seconds to start
+TOKEN = re.compile(r"gh_[\w-]{43}")
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Model]:
+    with Model() as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def hall(new_hall: BrowserHall, model: Model, tmp_path_factory: pytest.TempPathFactory) -> BrowserHall:
+    new_hall.add("good", description="Does as it is told.")
+    new_hall.add("other")
+    nobodys = {"ANTHROPIC_AUTH_TOKEN": "", "CLAUDE_CODE_OAUTH_TOKEN": "", "CLAUDE_CONFIG_DIR": ""}
+    home = str(tmp_path_factory.mktemp("home"))
+    new_hall.bring_up(
+        "good", "other", **nobodys, ANTHROPIC_BASE_URL=model.url, ANTHROPIC_API_KEY="sk-sesame", HOME=home
+    )
+    return new_hall
+
+
+# A token ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_token_stands_in_what_each_client_wants_until_the_page_is_left(visitor: Visitor) -> None:
+    page = visitor.window(permissions=["clipboard-read", "clipboard-write"])
+    page.goto("/admin/roster/apitoken/add/")
+    expect(page.locator(".field-members")).to_be_hidden()
+    page.get_by_label("Name").fill("laptop")
+    page.get_by_role("button", name="Save", exact=True).click()
+    token = page.locator("code.token").inner_text()
+    assert TOKEN.fullmatch(token)
+    expect(page.locator("#config-agent-sdk")).to_contain_text(token)
+    page.get_by_text("Codex", exact=True).click()
+    page.get_by_role("button", name="Copy the configuration for Codex").click()
+    expect(page.locator("#copied")).to_have_text("Copied.")
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert f"Bearer {token}" in copied
+    page.get_by_label("good", exact=True).check()
+    expect(page.locator("#config-codex")).to_contain_text("/mcp?members=good")
+    expect(page.locator("#config-codex")).to_contain_text(token)
+    page.get_by_label("straight to each member's own endpoint").check()
+    expect(page.locator("#config-codex")).not_to_contain_text("members=good")
+    expect(page.locator("#config-codex")).to_contain_text("[mcp_servers.good]")
+    page.reload()
+    expect(page.locator("#config-agent-sdk")).to_contain_text("gh_PUT_A_TOKEN_HERE")
+    assert token not in page.content()
+
+
+def test_without_a_clipboard_the_text_is_selected(hall: BrowserHall, page: Page) -> None:
+    page.add_init_script("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    page.goto("/admin/roster/apitoken/")
+    page.locator("#result_list tbody th a").first.click()
+    page.get_by_role("button", name="Copy the configuration for Claude Agent SDK").click()
+    expect(page.locator("#copied")).to_contain_text("Selected")
+    assert "mcp_servers" in page.evaluate("getSelection().toString()")
+
+
+# A session --------------------------------------------------------------------------------------------------------
+
+
+def needs_agent_sdk() -> None:
+    if importlib.util.find_spec("claude_agent_sdk") is None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("pip install -r requirements-agent.txt")
+
+
+def new_session(page: Page, prompt: str) -> None:
+    page.goto("/admin/roster/agentsession/")
+    page.get_by_role("link", name="New session").click()
+    page.get_by_label("good: Does as it is told.").check()
+    page.get_by_label("First message").fill(prompt)
+    page.get_by_role("button", name="Make the session").click()
+    mark(page)
+
+
+def send(page: Page, prompt: str) -> None:
+    page.get_by_label("Say to the agent").fill(prompt)
+    page.get_by_label("Say to the agent").press("Control+Enter")
+    expect(page.get_by_label("Say to the agent")).to_have_value("")
+
+
+def test_an_agent_is_asked_watched_and_stopped_on_one_page(hall: BrowserHall, page: Page) -> None:
+    needs_agent_sdk()
+    until(page, lambda: hall.run(PROBLEM).strip() == "", what="the runtime knows that agents can run")
+    transcript, seconds = page.locator("#transcript"), AGENT_SECONDS * 1000
+    new_session(page, "say **bold** <img src=x onerror=alert(1)>")
+    expect(transcript.locator("strong")).to_have_text("bold", timeout=seconds)
+    expect(transcript.locator("img")).not_to_be_attached()
+    expect(transcript.get_by_text("succeeded", exact=True)).to_be_visible(timeout=seconds)
+
+    send(page, 'call echo {"text": "hello"}')
+    call = transcript.locator("details.call")
+    expect(call.get_by_text("succeeded", exact=True)).to_be_visible(timeout=seconds)
+    call.locator("summary").first.click()
+    expect(call.get_by_text('"hello"').first).to_be_visible()
+    expect(transcript).to_contain_text("The tool said:", timeout=seconds)
+    expect(call.get_by_text('"hello"').first).to_be_visible()  # open still, though more was said
+
+    send(page, "hang")
+    stop = page.get_by_role("button", name="Stop the agent")
+    expect(stop).to_be_visible(timeout=seconds)
+    page.get_by_label("Say to the agent").fill("half a thought")
+    stop.click()
+    expect(transcript.get_by_text("cancelled", exact=True)).to_be_visible(timeout=seconds)
+    expect(stop).not_to_be_attached()
+    expect(page.get_by_label("Say to the agent")).to_have_value("half a thought")
+
+    page.get_by_label("Say to the agent").fill(" ")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator("#say-state")).to_contain_text("Not sent: a message needs a prompt")
+    assert not was_reloaded(page)
+
+
+def test_a_session_is_made_once_however_often_it_is_asked_for(hall: BrowserHall, page: Page) -> None:
+    page.goto("/admin/roster/agentsession/new/")
+    page.evaluate(COUNT_SENT)
+    keyboard, prompt = page.keyboard, page.get_by_label("First message")
+    prompt.fill("hello")
+    prompt.press("Control+Enter")
+    prompt.press("Control+Enter")
+    page.get_by_role("button", name="Make the session").click()
+    assert page.evaluate("window.sent") == 1
+
+    page.evaluate("window.dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true }))")
+    prompt.focus()
+    keyboard.down("Control")
+    keyboard.down("Enter")
+    page.evaluate("window.dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true }))")
+    keyboard.down("Enter")  # held
+    assert page.evaluate("window.sent") == 2
+
+
+COUNT_SENT = """() => {
+  window.sent = 0;
+  window.addEventListener("submit", (event) => {
+    if (!event.defaultPrevented) window.sent += 1;
+    event.preventDefault();
+  });
+}"""
+PROBLEM = "from mcp_runtime.control.sessions import agent_problem; print(agent_problem())"

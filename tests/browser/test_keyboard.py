@@ -1,0 +1,106 @@
+"""Without a mouse: Tab reaches what can be pressed, one sees where one is, and a call is made."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.rig import PASSWORD, BrowserHall, Visitor
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+
+MOST_TABS = 150
+# What has the focus now: what it is called, and whether one sees that it has it.
+FOCUSED = """() => {
+  const element = document.activeElement;
+  if (!element || element === document.body) return null;
+  (window.__visited ??= new WeakSet()).add(element);
+  const style = getComputedStyle(element);
+  const box = element.getBoundingClientRect();
+  const label = element.getAttribute("aria-label") || element.labels?.[0]?.innerText;
+  const name = label || element.innerText || element.value;
+  const outlined = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0;
+  return {
+    name: (name || "").trim().split("\\n")[0], tag: element.tagName,
+    seen: (outlined || style.boxShadow !== "none") && box.width > 0 && box.height > 0,
+  };
+}"""
+# What can be pressed or written into and was not visited.
+LEFT_OUT = """() => [...document.querySelectorAll("a[href], button, input, select, textarea, summary")]
+  .filter((element) => !window.__visited.has(element) && !element.disabled && element.tabIndex >= 0)
+  .filter((element) => element.checkVisibility({ visibilityProperty: true }) && !element.closest("[inert]"))
+  .map((element) => element.outerHTML.slice(0, 120))"""
+
+
+@pytest.fixture(scope="module")
+def hall(new_hall: BrowserHall) -> BrowserHall:
+    schema = {"type": "object", "properties": {"text": {"type": "string", "title": "Text"}}, "required": ["text"]}
+    new_hall.add_stage("parrot", {"tools": [{"name": "repeat", "inputSchema": schema}]})
+    new_hall.add("broken", "exit=3", restart="never")
+    new_hall.bring_up("parrot")
+    new_hall.wait_for_status("broken", "error")
+    new_hall.call("parrot", "repeat", {"text": "hello"})
+    return new_hall
+
+
+def tab_to(page: Page, name: str, *, tag: str = "") -> None:
+    for _ in range(MOST_TABS):
+        page.keyboard.press("Tab")
+        focused = page.evaluate(FOCUSED)
+        if focused and focused["name"] == name and tag in ("", focused["tag"].lower()):
+            return
+    pytest.fail(f"Tab does not reach {name!r} on {page.url}")
+
+
+def test_a_call_is_made_without_a_mouse(visitor: Visitor) -> None:
+    page = visitor.window(logged_in=False)
+    page.goto("/")
+    page.keyboard.type("admin")  # the first field has the focus
+    page.keyboard.press("Tab")
+    page.keyboard.type(PASSWORD)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Roster")).to_be_visible()
+    tab_to(page, "parrot")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Tools")).to_be_visible()
+    tab_to(page, "Call repeat")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Call", exact=True)).to_be_visible()
+    tab_to(page, "Text", tag="textarea")
+    page.keyboard.type("said without a mouse")
+    tab_to(page, "Call")
+    page.keyboard.press("Enter")
+    result = page.get_by_role("region", name="Result")
+    expect(result.get_by_text("succeeded")).to_be_visible()
+    expect(result.get_by_text("said without a mouse").first).to_be_visible()
+
+
+@pytest.mark.parametrize("screen", ["roster", "member", "runner", "calls", "call"])
+def test_tab_reaches_everything_and_one_sees_where_one_is(hall: BrowserHall, page: Page, screen: str) -> None:
+    page.goto(address_of(hall, screen))
+    names: list[str] = []
+    unseen: set[str] = set()
+    for _ in range(MOST_TABS):
+        page.keyboard.press("Tab")
+        focused = page.evaluate(FOCUSED)
+        if focused is None:
+            break
+        names.append(focused["name"])
+        if not focused["seen"]:
+            unseen.add(focused["name"] or focused["tag"])
+    assert len(names) > 5
+    assert unseen == set()
+    assert page.evaluate(LEFT_OUT) == []
+
+
+def address_of(hall: BrowserHall, screen: str) -> str:
+    script = """
+from django.urls import reverse
+from roster.models import Invocation, Tool
+tool = Tool.objects.select_related("member").get(name="repeat")
+print(reverse("admin:index"), reverse("admin:roster_guildmember_change", args=[tool.member.pk]),
+      reverse("admin:roster_tool_call", args=[tool.pk]), reverse("admin:roster_invocation_changelist"),
+      reverse("admin:roster_invocation_change", args=[Invocation.objects.first().pk]))
+"""
+    addresses = dict(zip(["roster", "member", "runner", "calls", "call"], hall.run(script).split(), strict=True))
+    return addresses[screen]

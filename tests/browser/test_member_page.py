@@ -1,0 +1,180 @@
+"""A member's page in a browser: a crash with its cause, its tools, and its log as it grows."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.browser.rig import BrowserHall, Visitor, mark, show, was_reloaded
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+
+EVIL = "<img src=x onerror=alert(1)>"
+TOOLS = [{"name": name, "description": f"Does {name}.", "inputSchema": {"type": "object"}} for name in "abcdefgh"]
+
+
+@pytest.fixture(scope="module")
+def hall(new_hall: BrowserHall) -> BrowserHall:
+    new_hall.add_stage("mortal", {"tools": TOOLS}, restart="never")
+    new_hall.add_stage("writer", {"tools": TOOLS})
+    new_hall.bring_up("mortal", "writer")
+    return new_hall
+
+
+def open_page(page: Page, name: str) -> None:
+    page.goto("/admin/")
+    page.get_by_role("link", name=name, exact=True).click()
+    expect(page.locator(".member-state").get_by_text("connected", exact=True)).to_be_visible()
+    mark(page)
+
+
+def lines(page: Page) -> Locator:
+    return page.locator("#log-lines > div:not([hidden])")
+
+
+def log_of(hall: BrowserHall, name: str) -> Path:
+    return hall.data_dir / "logs" / f"{name}.log"
+
+
+def write(hall: BrowserHall, *texts: str) -> None:
+    """As the member `writer` would: the hall's runtime has the file open for appending too."""
+    with log_of(hall, "writer").open("a") as file:
+        file.write("".join(f"{text}\n" for text in texts))
+
+
+def distance_to_end(page: Page) -> float:
+    script = "(box) => box.scrollHeight - box.scrollTop - box.clientHeight"
+    return float(page.locator("#log-lines").evaluate(script))
+
+
+def test_a_crash_is_told_with_its_cause_and_last_lines_and_mended_by_a_button(hall: BrowserHall, page: Page) -> None:
+    open_page(page, "mortal")
+    hall.call("mortal", "a")
+    os.kill(hall.member("mortal")["pid"], signal.SIGKILL)
+    fault = page.locator("#fault")
+    expect(fault).to_contain_text("signal SIGKILL")
+    expect(fault.locator("pre")).to_contain_text("called a")
+    expect(fault).to_contain_text("What to do:")
+    first = page.locator(".timeline li").first
+    expect(first).to_contain_text("connected →")
+    expect(first).to_contain_text("signal SIGKILL")
+    first.get_by_text("What it wrote last").click()
+    expect(first.locator("pre")).to_contain_text("called a")
+    page.get_by_role("button", name="Restart", exact=True).click()
+    expect(page.locator(".member-state").get_by_text("connected", exact=True)).to_be_visible()
+    expect(fault).not_to_be_attached()
+    assert not was_reloaded(page)
+
+
+def test_a_call_is_seen_in_its_list(hall: BrowserHall, page: Page) -> None:
+    open_page(page, "writer")
+    ended = hall.call("writer", "b")
+    row = page.locator(f"#call-{ended['id']}")
+    expect(row).to_contain_text("succeeded")
+    row.get_by_role("link").first.click()
+    expect(page).to_have_url(f"{hall.url}/admin/roster/invocation/{ended['id']}/change/")
+
+
+def test_tools_are_searched_and_switched_without_leaving(hall: BrowserHall, page: Page) -> None:
+    open_page(page, "writer")
+    page.get_by_role("searchbox", name="Search the tools of this member").fill("does g")
+    expect(page.locator("#tool-rows > .row:visible")).to_have_count(1)
+    page.get_by_role("button", name="Switch off g").click()
+    expect(page.get_by_role("button", name="Switch on g")).to_be_visible()
+    expect(page.get_by_role("link", name="Call g")).not_to_be_attached()
+    expect(page.locator("#tool-rows > .row:visible")).to_have_count(1)
+    page.get_by_role("button", name="Switch on g").click()
+    expect(page.get_by_role("link", name="Call g")).to_be_visible()
+    assert not was_reloaded(page)
+
+
+def test_the_log_is_followed_and_stays_where_the_reader_scrolled(hall: BrowserHall, page: Page) -> None:
+    write(hall, *(f"earlier {number}" for number in range(300)))
+    open_page(page, "writer")
+    write(hall, "\x1b[31mred\x1b[0m", EVIL)
+    expect(lines(page).last).to_have_text(EVIL)
+    expect(lines(page).nth(-2)).to_have_text("red")
+    assert distance_to_end(page) < 5
+    page.locator("#log-lines").evaluate("(box) => { box.scrollTop = 0; }")
+    write(hall, "while scrolled up")
+    expect(lines(page).last).to_have_text("while scrolled up")
+    assert page.locator("#log-lines").evaluate("(box) => box.scrollTop") == 0
+    page.get_by_role("button", name="To the end").click()
+    write(hall, "at the end")
+    expect(lines(page).last).to_have_text("at the end")
+    assert distance_to_end(page) < 5
+    assert not was_reloaded(page)
+
+
+def test_the_log_is_followed_through_a_rotation(hall: BrowserHall, page: Page) -> None:
+    write(hall, "before")
+    open_page(page, "writer")
+    expect(lines(page).last).to_have_text("before")
+    write(hall, "the last of the old file")
+    path = log_of(hall, "writer")
+    path.rename(path.with_name(f"{path.name}.1"))
+    write(hall, "the first of the new file")
+    expect(lines(page).last).to_have_text("the first of the new file")
+    expect(lines(page).nth(-2)).to_have_text("the last of the old file")
+
+
+def test_the_log_is_filtered_as_one_types(hall: BrowserHall, page: Page) -> None:
+    write(hall, *(f"{word} {number}" for number in range(20) for word in ("apple", "pear")))
+    open_page(page, "writer")
+    page.get_by_role("searchbox", name="Filter the lines of the log").fill("APPLE 1")
+    expect(lines(page)).to_have_text([f"apple {number}" for number in (1, *range(10, 20))])
+    write(hall, "pear 1000", "apple 1000")
+    expect(lines(page).last).to_have_text("apple 1000")
+    page.get_by_role("searchbox", name="Filter the lines of the log").fill("")
+    expect(lines(page).nth(-2)).to_have_text("pear 1000")
+
+
+def test_a_paused_log_goes_on_from_where_it_was(hall: BrowserHall, page: Page) -> None:
+    open_page(page, "writer")
+    page.get_by_role("button", name="Pause").click()
+    expect(page.locator("#log-state")).to_have_text("Paused")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "/log/" in request.url else None)
+    write(hall, "while paused")
+    with page.expect_response("**/parts/head/"):
+        pass
+    assert asked == []
+    page.get_by_role("button", name="Follow").click()
+    expect(lines(page).last).to_have_text("while paused")
+
+
+def test_a_hidden_tab_does_not_ask_for_the_log(hall: BrowserHall, visitor: Visitor) -> None:
+    hidden, seen = visitor.window(), visitor.window()
+    for page in (hidden, seen):
+        open_page(page, "writer")
+    show(hidden, visible=False)
+    asked: list[str] = []
+    hidden.on("request", lambda request: asked.append(request.url))
+    write(hall, "while hidden")
+    expect(lines(seen).last).to_have_text("while hidden")
+    assert asked == []
+    show(hidden, visible=True)
+    expect(lines(hidden).last).to_have_text("while hidden")
+
+
+def test_the_page_keeps_no_more_lines_than_it_bears(hall: BrowserHall, page: Page) -> None:
+    open_page(page, "writer")
+    for turn in range(5):
+        write(hall, *(f"flood {turn} {number}" for number in range(600)))
+        expect(lines(page).last).to_have_text(f"flood {turn} 599")
+    assert page.locator("#log-lines > div").count() == 2000
+
+
+def test_the_whole_log_is_taken_home(hall: BrowserHall, page: Page, tmp_path: Path) -> None:
+    write(hall, "to be taken home")
+    open_page(page, "writer")
+    with page.expect_download() as started:
+        page.get_by_role("link", name="Download").click()
+    kept = tmp_path / "log"
+    started.value.save_as(kept)
+    assert started.value.suggested_filename == "writer.log"
+    assert kept.read_text().endswith("to be taken home\n")

@@ -1,0 +1,48 @@
+"""The rig itself: what no page may do fails the test that it did it in."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.rig import PASSWORD, Visitor, until
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+
+
+def test_a_user_logs_in_through_the_form_and_sees_the_members(visitor: Visitor) -> None:
+    page = visitor.window(logged_in=False)
+    page.goto("/")
+    page.get_by_label("Username").fill("admin")
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("link", name="Good", exact=True)).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("console.error('it hurts')", "console: it hurts"),
+        ("setTimeout(() => { throw new Error('oh no') })", "exception: oh no"),
+        ("fetch('http://elsewhere.example/').catch(() => 0)", "a request to elsewhere: http://elsewhere.example/"),
+    ],
+)
+def test_what_no_page_may_do_is_seen(visitor: Visitor, script: str, words: str) -> None:
+    page = visitor.window(bypass_csp=True)
+    page.goto("/admin/")
+    page.evaluate(f"() => {{ {script} }}")
+    until(page, lambda: any(words in fault for fault in visitor.faults.unexpected()), what=words)
+    visitor.faults.allow("it hurts|oh no|elsewhere|ERR_NAME_NOT_RESOLVED")
+
+
+def test_a_violation_of_the_policy_is_seen(visitor: Visitor, page: Page) -> None:
+    page.goto("/admin/")
+    page.evaluate("""() => {
+      const policy = Object.assign(document.createElement("meta"), { httpEquiv: "Content-Security-Policy" });
+      policy.content = "script-src 'none'";
+      document.head.append(policy);
+      document.body.append(Object.assign(document.createElement("script"), { textContent: "window.ran = true" }));
+    }""")
+    words = "Content-Security-Policy: script-src"
+    until(page, lambda: any(words in fault for fault in visitor.faults.unexpected()), what=words)
+    visitor.faults.allow("Content.Security.Policy|Refused to")

@@ -1,0 +1,44 @@
+#!/bin/sh
+# stand_ins.sh FOLDER: what the base images hold, from Debian's packages, where no registry of images can be reached.
+# FOLDER/root becomes a system with Python, PostgreSQL and Redis, and the entry points of their official images.
+set -eu
+root=$1/root
+rm -rf "$root"
+debootstrap --variant=minbase --include=ca-certificates trixie "$root"
+
+# Servers are not to start while they are installed.
+printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d"
+chmod +x "$root/usr/sbin/policy-rc.d"
+chroot "$root" apt-get update
+chroot "$root" apt-get install -y --no-install-recommends python3-venv postgresql redis-server procps
+# A pip of its own, as in the official image; Debian's refuses to install.
+chroot "$root" python3 -m venv /opt/python
+# Whom pip trusts here, it trusts in the build.
+cat /etc/ssl/certs/ca-certificates.crt >"$root/etc/ssl/certs/ca-certificates.crt"
+rm -rf "$root/var/cache/apt/archives" "$root/var/lib/apt/lists" "$root/var/lib/postgresql"
+
+cat >"$root/usr/local/bin/start-redis" <<'SH'
+#!/bin/sh
+# The official image is open to its network.
+exec "$@" --protected-mode no
+SH
+
+cat >"$root/usr/local/bin/start-postgres" <<'SH'
+#!/bin/sh
+# Makes the cluster at the first start, and becomes the server.
+set -e
+data=/var/lib/postgresql/data
+if [ "$(id -u)" = 0 ]; then
+    install -d -o postgres -g postgres -m 700 $data /var/run/postgresql
+    exec setpriv --reuid=postgres --regid=postgres --init-groups "$0"
+fi
+if [ ! -s $data/PG_VERSION ]; then
+    (umask 077 && printf %s "$POSTGRES_PASSWORD" >/tmp/password)
+    initdb --pgdata=$data --username="$POSTGRES_USER" --pwfile=/tmp/password --auth-local=trust --auth-host=scram-sha-256
+    rm /tmp/password
+    echo "host all all all scram-sha-256" >>$data/pg_hba.conf
+    echo "CREATE DATABASE \"$POSTGRES_DB\"" | postgres --single -D $data postgres
+fi
+exec postgres -D $data -c listen_addresses='*'
+SH
+chmod +x "$root/usr/local/bin/start-redis" "$root/usr/local/bin/start-postgres"

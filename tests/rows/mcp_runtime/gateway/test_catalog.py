@@ -1,0 +1,284 @@
+"""The roster in memory: names, lists for those who ask, and what the rows make of it."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+
+from mcp_runtime.gateway import catalog
+from mcp_runtime.gateway.catalog import Entry, Extras, Roster, Scope
+from mcp_runtime.security.access import OPERATOR, Principal
+from roster.models import AgentSession, GuildMember, Tool
+
+LISTS = {
+    "prompts": [{"name": "greet"}],
+    "resources": [{"uri": "file:///a"}, {"uri": "x:1"}],
+    "resourceTemplates": [{"uriTemplate": "file:///{name}", "name": "t"}],
+}
+ALL = Scope()
+
+
+def extras(member: str, lists: dict[str, list[dict[str, Any]]]) -> Extras:
+    return Extras(
+        *(
+            tuple(filter(None, (catalog.entry(member, kind, definition) for definition in lists.get(kind, []))))
+            for kind in catalog.KEYS
+        )
+    )
+
+
+def member(name: str, *tools: str, **fields: Any) -> GuildMember:
+    row = GuildMember.objects.create(name=name, directory=name, **fields)
+    for position, tool in enumerate(tools):
+        Tool.objects.create(member=row, name=tool, position=position, definition={"name": tool, "description": name})
+    return row
+
+
+def listed(roster: Roster, kind: str, principal: Principal = OPERATOR, scope: Scope = ALL) -> list[Any]:
+    entries = json.loads(roster.list_of(kind, principal, scope))
+    return [entry.get("uri") or entry.get("uriTemplate") or entry["name"] for entry in entries]
+
+
+@pytest.fixture
+def roster(db: None) -> Roster:
+    member("b", "z", "a")
+    member("a", "t", manifest={"timeout": 7, "tool_timeouts": {"t": 3}, "max_concurrency": 2}, display_name="A!")
+    member("off", "t", enabled=False)
+    member("gone", "t", removed_at="2026-01-01T00:00:00Z")
+    Tool.objects.filter(name="z").update(enabled=False)
+    known = {"a": extras("a", LISTS), "off": extras("off", LISTS), "b": extras("b", {"prompts": LISTS["prompts"]})}
+    return catalog.load(known, Roster())
+
+
+def test_rows_make_the_roster(roster: Roster) -> None:
+    assert list(roster.members) == ["a", "b"]
+    assert list(roster.tools) == ["a__t", "b__a"]
+    first = roster.members["a"]
+    assert (first.timeout, first.timeout_of("t"), first.max_concurrency, first.title) == (7, 3, 2, "A!")
+    second = roster.members["b"]
+    assert (second.timeout, second.timeout_of("a"), second.max_concurrency) == (30, 30, 16)
+    assert (list(second.tools), second.hidden) == (["a"], {"z"})
+    assert list(roster.extras) == ["a", "b"]
+
+
+def test_lists_carry_the_member_in_their_names(roster: Roster) -> None:
+    assert listed(roster, "tools") == ["a__t", "b__a"]
+    assert listed(roster, "prompts") == ["a__greet", "b__greet"]
+    assert listed(roster, "resources") == ["guild://a/file:///a", "guild://a/x:1"]
+    assert listed(roster, "resourceTemplates") == ["guild://a/file:///{name}"]
+    assert listed(roster, "prompts", scope=Scope(frozenset({"b"}))) == ["b__greet"]
+
+
+SLIPS: dict[str, Any] = {
+    **{"title": 5, "description": [], "mimeType": {}, "size": True, "_meta": "x", "name": None},
+    **{"icons": [{"src": 5}, {"src": "x"}], "arguments": ["a", {"name": "b"}, {"name": "c", "required": "yes"}]},
+    "annotations": {"audience": ["nobody"], "priority": 2, "lastModified": 5, "vendor": 1},
+}
+
+
+def test_a_slip_in_one_entry_does_not_cost_a_client_the_list(db: None) -> None:
+    from mcp.types import ListPromptsResult, ListResourcesResult, ListResourceTemplatesResult
+
+    member("a")
+    two = {"uri": "x:2", "name": "two", "size": 3, "annotations": {"priority": 0.5}}
+    lists: dict[str, Any] = {
+        "prompts": [{**SLIPS, "name": "greet"}, {**SLIPS, "name": "x", "arguments": 5}],
+        "resources": [{**SLIPS, "uri": "x:1"}, two],
+        "resourceTemplates": [{**SLIPS, "uriTemplate": "x:{n}"}],
+    }
+    roster = catalog.load({"a": extras("a", lists)}, Roster())
+    told = {kind: json.loads(roster.list_of(kind, OPERATOR, ALL)) for kind in ("prompts", "resources")}
+    templates = json.loads(roster.list_of("resourceTemplates", OPERATOR, ALL))
+    assert len(ListPromptsResult.model_validate({"prompts": told["prompts"]}).prompts) == 2
+    assert len(ListResourcesResult.model_validate({"resources": told["resources"]}).resources) == 2
+    assert len(ListResourceTemplatesResult.model_validate({"resourceTemplates": templates}).resource_templates) == 1
+    assert told["prompts"][0] == {
+        "name": "a__greet",
+        "icons": [{"src": "x"}],
+        "arguments": [{"name": "b"}],
+        "annotations": {"vendor": 1},
+    }
+    first, second = told["resources"]
+    assert (first["name"], first["uri"]) == ("x:1", "guild://a/x:1")
+    assert second == {"name": "two", "uri": "guild://a/x:2", "size": 3, "annotations": {"priority": 0.5}}
+
+
+def test_nobody_is_listed_what_is_not_for_them(roster: Roster) -> None:
+    single = Principal(1, "x", invokes=True, tools=frozenset({("a", "t")}))
+    assert listed(roster, "tools", single) == ["a__t"]
+    assert listed(roster, "resources", single) == []
+    only_b = Principal(1, "x", invokes=True, members=frozenset({"b"}))
+    assert (listed(roster, "tools", only_b), listed(roster, "prompts", only_b)) == (["b__a"], ["b__greet"])
+    assert listed(roster, "tools", Principal(1, "x")) == []
+
+
+def test_lists_and_their_digests_are_made_once_for_each(roster: Roster) -> None:
+    first, digest = (look("tools", OPERATOR, ALL) for look in (roster.list_of, roster.digest_of))
+    roster.list_of("tools", Principal(1, "x"), ALL)
+    assert roster.list_of("tools", OPERATOR, ALL) is first
+    assert roster.digest_of("tools", OPERATOR, ALL) is digest
+
+
+def flood(roster: Roster, principal: Principal, scopes: int) -> None:
+    """Ask for the lists of so many scopes, each of which has the same resources."""
+    for number in range(scopes):
+        roster.digest_of("resources", principal, Scope(frozenset({"a", f"m{number}"})))
+
+
+def roster_with_bytes(size: int, roster: Roster) -> Roster:
+    return replace(roster, extras={"a": Extras(resources=(Entry("x:1", "guild://a/x:1", b"{}", b"x" * size),))})
+
+
+def test_lists_of_many_scopes_take_no_more_memory_than_one_user_may_have(roster: Roster) -> None:
+    large = roster_with_bytes(1_000_000, roster)
+    tracemalloc.start()
+    try:
+        flood(large, OPERATOR, 100)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 20_000_000
+
+
+def test_one_users_lists_leave_those_of_others_in_memory(roster: Roster) -> None:
+    large, ada = roster_with_bytes(100_000, roster), Principal(1, "ada", invokes=True)
+    first = large.list_of("resources", ada, ALL)
+    flood(large, Principal(2, "bob", invokes=True), 600)
+    assert large.list_of("resources", ada, ALL) is first
+
+
+def test_of_all_users_lists_those_of_whoever_has_most_go_first(roster: Roster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "MAX_LISTS", 1_000_000, raising=False)
+    large, ada = roster_with_bytes(100_000, roster), Principal(1, "ada", invokes=True)
+    first = large.list_of("resources", ada, ALL)
+    for user in (2, 3):
+        flood(large, Principal(user, "x", invokes=True), 600)
+    assert large.list_of("resources", ada, ALL) is first
+
+
+def test_a_list_that_is_larger_than_what_is_kept_is_listed_all_the_same(
+    roster: Roster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "MAX_LISTS_OF_USER", 10, raising=False)
+    assert listed(roster, "tools") == listed(roster, "tools") == ["a__t", "b__a"]
+
+
+def test_prompts_and_resources_are_found_by_the_names_they_are_listed_under(roster: Roster) -> None:
+    assert roster.prompt("b__greet") == ("b", "greet")
+    assert roster.prompt("c__greet") is None
+    assert roster.resource("guild://a/x:1", OPERATOR, ALL) == ("a", "x:1")
+    assert roster.resource("guild://a/made:up", OPERATOR, ALL) == ("a", "made:up")  # of a template, perhaps
+    assert roster.resource("x:1", OPERATOR, ALL) == ("a", "x:1")
+    for unknown in ("x:2", "guild://a", "guild://a/", "guild://"):
+        assert roster.resource(unknown, OPERATOR, ALL) is None
+
+
+@pytest.mark.parametrize("uri", ["guild://a/x:1", "x:1"])
+def test_a_resource_that_is_not_for_the_caller_is_not_there(roster: Roster, uri: str) -> None:
+    assert roster.resource(uri, Principal(1, "x", invokes=True, members=frozenset({"b"})), ALL) is None
+    assert roster.resource(uri, Principal(1, "x", invokes=True, tools=frozenset({("a", "t")})), ALL) is None
+    assert roster.resource(uri, OPERATOR, Scope(frozenset({"b"}))) is None
+    assert roster.resource(uri.replace("/a/", "/off/"), Principal(1, "x"), ALL) is None
+
+
+class CountedUri(str):
+    """How often it is compared with a part of a template."""
+
+    comparisons = 0
+
+    def startswith(self, *args: Any) -> bool:
+        self.comparisons += 1
+        return super().startswith(*args)
+
+    def find(self, *args: Any) -> int:
+        self.comparisons += 1
+        return super().find(*args)
+
+
+def roster_with(templates: list[str], roster: Roster) -> Roster:
+    lists = {"resourceTemplates": [{"uriTemplate": template, "name": "t"} for template in templates]}
+    return replace(roster, extras={"a": extras("a", lists)})
+
+
+def test_a_template_is_split_when_it_is_listed_and_not_for_each_uri(
+    roster: Roster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = roster_with(["zz:/{a}/1"], roster)
+    monkeypatch.setattr(catalog, "_EXPRESSION", None)
+    assert known.resource("zz:/x/1", OPERATOR, ALL) == ("a", "zz:/x/1")
+
+
+@pytest.mark.parametrize(
+    "templates",
+    [[f"zz:/{{a}}/{number}" for number in range(2_000)], ["zz:" + "{a}x" * 470 + str(number) for number in range(50)]],
+)
+def test_a_uri_is_compared_with_so_many_templates_and_parts_of_them(roster: Roster, templates: list[str]) -> None:
+    uri = CountedUri("zz:/" + "x" * 1_900 + "/-")
+    roster_with(templates, roster).resource(uri, OPERATOR, ALL)
+    assert uri.comparisons < 300
+
+
+def test_the_parts_of_a_template_that_are_looked_for_are_short(roster: Roster) -> None:
+    literals = catalog.literals_of("x:{a}" + "b" * 1_000 + "{c}/d")
+    assert [len(part) for part in literals] == [2, catalog.MAX_LITERAL, 2]
+    assert catalog.literals_match(literals, "x:1" + "b" * 1_000 + "2/d")
+
+
+def test_arguments_that_may_hold_secrets_are_known_by_their_schema(db: None) -> None:
+    row = member("a")
+    for name, schema in {"open": {"type": "string"}, "secret": {"type": "string", "format": "password"}}.items():
+        definition = {"name": name, "inputSchema": {"type": "object", "properties": {"key": schema}}}
+        Tool.objects.create(member=row, name=name, definition=definition)
+    tools = catalog.load({}, Roster()).members["a"].tools
+    assert {name: bool(tool.secretive_schema) for name, tool in tools.items()} == {"open": False, "secret": True}
+
+
+@pytest.mark.django_db
+def test_headers_that_repeat_arguments_are_known_from_the_beginning_and_a_wrong_demand_is_none() -> None:
+    row = member("a")
+    for name, kind in {"right": "string", "wrong": "object"}.items():
+        schema = {"type": "object", "properties": {"city": {"type": kind, "x-mcp-header": "City"}}}
+        Tool.objects.create(member=row, name=name, definition={"name": name, "inputSchema": schema})
+    tools = catalog.load({}, Roster()).members["a"].tools
+    headers = {name: dict(tool.parameter_headers) for name, tool in tools.items()}
+    assert headers == {"right": {("city",): "Mcp-Param-City"}, "wrong": {}}
+
+
+@pytest.mark.django_db
+def test_a_schema_that_asks_for_no_headers_is_not_walked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    Tool.objects.create(member=member("a"), name="t", definition={"name": "t", "inputSchema": {"type": "object"}})
+    monkeypatch.setattr(catalog.mcp, "parameter_headers", lambda _: pytest.fail("walked through"))
+    assert not catalog.load({}, Roster()).members["a"].tools["t"].parameter_headers
+
+
+@pytest.mark.django_db
+def test_the_members_of_an_agents_session_are_those_chosen_for_it() -> None:
+    session = AgentSession.objects.create(name="s")
+    session.members.add(member("a"))
+    member("b")
+    assert catalog.members_of_session(session.pk, None) == {"a"}
+    assert catalog.members_of_session(session.pk + 1, None) is None
+
+
+@pytest.mark.django_db
+def test_an_agents_session_is_there_for_who_made_it_alone() -> None:
+    ada, bob = (User.objects.create_user(name) for name in ("ada", "bob"))
+    session = AgentSession.objects.create(name="s", created_by=ada)
+    session.members.add(member("a"))
+    assert catalog.members_of_session(session.pk, ada.pk) == {"a"}
+    assert catalog.members_of_session(session.pk, bob.pk) is None
+
+
+def test_a_tool_is_made_again_only_when_its_row_says_something_else(db: None) -> None:
+    member("a", "same", "changed", "judged")
+    before = catalog.load({}, Roster())
+    Tool.objects.filter(name="changed").update(definition={"name": "changed", "description": "another"})
+    Tool.objects.filter(name="judged").update(schema_error="no schema")
+    tools, after = before.members["a"].tools, catalog.load({}, before).members["a"].tools
+    assert {name: after[name] is tools[name] for name in tools} == {"same": True, "changed": False, "judged": False}
+    assert json.loads(after["changed"].own)["description"] == "another"

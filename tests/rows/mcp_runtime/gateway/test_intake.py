@@ -1,0 +1,241 @@
+"""What clients send, within budgets: bytes before they are read, the shape of a message before it is built, time."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mcp_runtime.gateway import intake
+from mcp_runtime.gateway.intake import Intake, check_shape, read
+from mcp_runtime.gateway.replies import Refusal
+from mcp_runtime.protocol import jsonrpc
+from mcp_runtime.protocol.errors import ProtocolError
+from tests.conftest import eventually
+from tests.support.agents import make_token
+from tests.support.gateway_world import World, text
+from tests.support.scripted_server import Request as Asked
+
+ANN, BOB = (1, 10), (2, 20)
+
+
+# The shape of a message -------------------------------------------------------------------------------------------
+
+
+def nested(levels: int) -> bytes:
+    return b'{"a":' * levels + b"1" + b"}" * levels
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" + b"{}," * 99_990 + b"{}]",
+        b"[" + b"1," * 99_000 + b"1]",
+        b'"' + b"{" * 1_000_000 + b'"',
+        json.dumps(json.dumps([{"a": [n]} for n in range(200_000)])).encode(),
+        json.dumps("\\" * 999 + '"[' * 300_000).encode(),
+        nested(101),
+        b"[" * 101 + b"]" * 101,
+        b"[" + b",".join([b"[1]"] * 30_000) + b"]",
+        b"[" + b"true,false,-1.5e-05," * 9_000 + b"1]",
+    ],
+    ids=lambda body: f"{body[:8]!r}-{len(body)}",
+)
+def test_what_real_clients_send_has_a_shape_that_is_taken(body: bytes) -> None:
+    assert read(body) == json.loads(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"[" + b"{}," * 1_200_000 + b"{}]", "more than 100,000 values"),
+        (b"[" + b"1," * 1_800_000 + b"1]", "more than 100,000 values"),
+        (b"[" + b'"",' * 1_200_000 + b'""]', "more than 100,000 values"),
+        (b"{" + b",".join(b'"%d":0' % n for n in range(100_002)) + b"}", "more than 100,000 values"),
+        (nested(102), "nested more than 100 deep"),
+        (b"[" * 50_000 + b"]" * 50_000, "nested more than 100 deep"),
+        (b'{"a":"\\\\","b":' + nested(102) + b"}", "nested more than 100 deep"),
+        (b"1e999", "too large"),
+        (b"NaN", "not JSON"),
+        (b'"\xff"', "not JSON"),
+        (b'"\xed\xa0\x80"', "not JSON"),
+        (b"{", "not JSON"),
+        (b"[" + b"{}," * 1_000 + b"\\" + b"{}]", "not JSON"),
+        (b"[" + b"1e-300," * 10_001 + b"1]", "more than 10,000 numbers with exponents"),
+        (b'["\\ud800"' + b",[]" * 20_000 + b"]", "not JSON .*surrogate"),
+    ],
+    ids=lambda value: f"{value[:8]!r}-{len(value)}" if isinstance(value, bytes) else "",
+)
+def test_what_no_client_needs_is_refused_with_its_reason(body: bytes, reason: str) -> None:
+    with pytest.raises(ProtocolError, match=reason):
+        read(body)
+
+
+@pytest.mark.parametrize(
+    "body", [b'"\\ud800"', b'"\\u0000"', b'"\\ud83d\\ude00"', b"\xef\xbb\xbf[1.0, -0, 1e2]", b"12" * 20]
+)
+def test_messages_are_read_as_everywhere_in_the_hall_but_as_they_were_sent(body: bytes) -> None:
+    assert read(body) == jsonrpc.decode(body, exact=True)
+
+
+def test_the_worst_message_that_is_taken_or_refused_takes_the_loop_no_tenth_of_a_second() -> None:
+    bodies = [
+        b"[" + b"{}," * 1_200_000 + b"{}]",
+        b"[" * 1_900_000 + b"]" * 1_900_000,
+        b'["' + b"\\\\" * 1_900_000 + b'"]',
+        b"[" + b'"\\"",' * 600_000 + b"1]",
+        b"[" + b"{}," * 99_990 + b"{}]",
+    ]
+    for body in bodies:
+        took = []
+        for _ in range(3):
+            began = time.thread_time()
+            with contextlib.suppress(ProtocolError):
+                check_shape(body)
+            took.append(time.thread_time() - began)
+        assert min(took) < 0.1, (body[:8], took)
+
+
+# Budgets ----------------------------------------------------------------------------------------------------------
+
+
+def test_bodies_are_counted_by_token_by_user_and_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in (("BODIES_OF_TOKEN", 100), ("BODIES_OF_USER", 150), ("BODIES", 200)):
+        monkeypatch.setattr(intake, name, size)
+    budgets = Intake()
+    with contextlib.ExitStack() as held:
+        for owner, size in (((1, 10), 100), ((1, 11), 50), ((2, 20), 50)):
+            held.enter_context(budgets.bodies_of(owner))(size)
+        for owner, status, reason in (((1, 10), 429, "token"), ((1, 12), 429, "user"), ((3, 30), 503, "together")):
+            with budgets.bodies_of(owner) as take, pytest.raises(Refusal, match=reason) as refused:
+                take(1)
+            assert (refused.value.status, refused.value.headers) == (status, [(b"retry-after", b"1")])
+    with budgets.bodies_of((3, 30)) as take:
+        take(100)
+        take(10)  # it is shorter than it might have been
+        with budgets.bodies_of((3, 30)) as other:
+            other(90)
+
+
+def test_large_messages_of_one_token_wait_for_its_share_of_the_loop_and_others_do_not() -> None:
+    now = 0.0
+
+    class Body:
+        async def body(self, take: Any) -> bytes:
+            return b'"' + b"x" * 20_000 + b'"'
+
+    def cpu() -> float:  # each message takes a second
+        nonlocal now
+        now += 0.5
+        return now
+
+    async def use() -> None:
+        budgets = Intake(cpu=cpu)
+        await budgets.message(ANN, Body(), lambda size: None)  # type: ignore[arg-type]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(intake, "BODY_SECONDS", 0.01)
+            with pytest.raises(Refusal, match="faster than they are read") as refused:
+                await budgets.message(ANN, Body(), lambda size: None)  # type: ignore[arg-type]
+        assert refused.value.status == 429
+        await asyncio.wait_for(budgets.message(BOB, Body(), lambda size: None), 1)  # type: ignore[arg-type]
+
+    asyncio.run(use())
+
+
+# At the gateway ---------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def unfinished(world: World, token: str, count: int, length: int = 4_000_000) -> Iterator[list[str]]:
+    """Requests whose bodies begin, and do not end; the first line that the gateway says to each."""
+    opened, told = [], []
+    head = f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\nExpect: 100-continue\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+    try:
+        for _ in range(count):
+            opened.append(socket.create_connection(("127.0.0.1", world.gateway_port), 10))
+            opened[-1].sendall(head.encode())
+            told.append(opened[-1].recv(4096).decode().partition("\r\n")[0])
+            opened[-1].sendall(b"[" + b" " * 1000)
+        yield told
+    finally:
+        for one in opened:
+            one.close()
+
+
+READ, REFUSED = "HTTP/1.1 100 Continue", "HTTP/1.1 429 Too Many Requests"
+
+
+def test_bodies_that_do_not_end_are_counted_before_they_are_read(world: World) -> None:
+    world.max_bytes = 8_000_000
+    world.member()
+    token = make_token()
+    agent, other = world.agent(token=token).begin(), world.agent(token=make_token()).begin()
+    with unfinished(world, token, 10) as told:
+        assert told == [READ] * 4 + [REFUSED] * 6
+        refused = agent.send("tools/call", name="notes__echo", arguments={})
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert "this token may have 16,000,000 bytes" in refused.json()["error"]["message"]
+        big = "x" * 3_500_000
+        assert len(other.text("notes__echo", a=big)) > len(big)
+
+
+def test_what_was_taken_for_bodies_is_given_back(world: World) -> None:
+    world.member()
+    token = make_token()
+    agent = world.agent(token=token).begin()
+
+    def all_fit() -> bool:
+        with unfinished(world, token, 4) as told:
+            return told == [READ] * 4
+
+    for _ in range(3):
+        eventually(all_fit)
+        assert agent.post(b"{").status_code in (400, 429)
+    eventually(lambda: "result" in agent.call("notes__echo"))
+
+
+def test_a_body_in_chunks_is_counted_as_it_comes(world: World) -> None:
+    world.max_bytes = 8_000_000
+    world.member()
+    token = make_token()
+    agent = world.agent(token=token).begin()
+    arguments = {"a": base64.b64encode(os.urandom(2_000_000)).decode()}
+    message = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "tools/call",
+        "params": {"name": "notes__echo", "arguments": arguments},
+    }
+    body = json.dumps(message).encode()
+
+    def chunked(data: bytes) -> Any:
+        parts = (data[start : start + 10_000] for start in range(0, len(data), 10_000))
+        return agent.http.post(agent.url, data=parts, headers={"Content-Type": "application/json"}, timeout=20)
+
+    assert json.loads(chunked(body).json()["result"]["content"][0]["text"]) == arguments
+    assert chunked(body + b" " * 1_400_000).status_code == 413
+    with unfinished(world, token, 4, 3_900_000) as told:
+        assert told == [READ] * 4
+        assert chunked(body).status_code == 429
+
+
+def test_a_message_that_is_refused_for_its_shape_says_so_and_costs_nobody_time(world: World) -> None:
+    def call(asked: Asked) -> None:
+        asked.result(text("done"))
+
+    world.member(behaviours={"tools/call": call})
+    agent = world.agent(token=make_token()).begin()
+    body = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"notes__echo","arguments":{"a":[%b{}]}}}'
+    response = agent.post(body % (b"{}," * 1_200_000))
+    assert response.status_code == 400
+    assert response.json()["error"] == {"code": -32700, "message": "the body has more than 100,000 values"}
+    assert agent.text("notes__echo", a=[{}] * 50_000) == "done"

@@ -1,0 +1,25 @@
+"""How far a reader has to go to follow one call (docs/architecture.md, How a call through the gateway travels)."""
+
+from __future__ import annotations
+
+from tests.support.gateway_world import World
+from tests.support.trace import threads_traced
+
+MAX_FILES, MAX_CHANGES = 26, 60
+
+
+def test_a_call_passes_few_files_and_seldom_turns_from_one_to_another(world: World) -> None:
+    with threads_traced("gateway") as trace:
+        world.member("notes")
+        agent = world.agent().begin()
+        for _ in range(3):  # the first ones begin sessions and open connections
+            assert "result" in agent.call("notes__echo", a=1)
+        paths = []
+        for _ in range(10):
+            with trace.recorded():
+                assert "result" in agent.call("notes__echo", a=1)
+            paths.append(trace.visits)
+    path = min(paths, key=len)
+    told = "\n".join(f"{file}: {', '.join(functions)}" for file, functions in path)
+    assert 10 < len({file for file, _ in path}) <= MAX_FILES, told
+    assert len(path) - 1 <= MAX_CHANGES, told

@@ -1,0 +1,112 @@
+"""From a message to an agent: what keeps one from being started. No agent runs here; tests/system has real ones."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+
+from mcp_runtime.agents import sessions, setup
+from mcp_runtime.agents.process import AgentProcess
+from mcp_runtime.agents.runner import SessionRunner
+from mcp_runtime.agents.transcript import Transcript
+from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.control.sessions import create_session, queue_message
+from mcp_runtime.protocol import mcp
+from mcp_runtime.rows import lease
+from roster.models import AgentEvent, AgentMessage, GuildMember, Invocation, Tool
+from tests.conftest import eventually
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+SECRETIVE = {"type": "object", "properties": {"pass phrase": {"type": "string", "format": "password"}}}
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_what_a_schema_marks_as_a_secret_is_not_in_the_transcript(direct: bool) -> None:
+    anna = GuildMember.objects.create(name="anna", directory="anna", status="connected")
+    for name, schema in (("log in", SECRETIVE), ("echo", {"type": "object"})):
+        Tool.objects.create(member=anna, name=name, definition={"name": name, "inputSchema": schema})
+    server, tool = ("anna", "log_in") if direct else ("guild-hall", mcp.qualified_name("anna", "log in"))
+    caller = Caller(Invocation.Door.COMMAND)
+    session = create_session(["anna"], caller=caller, direct=direct)
+    transcript = Transcript(sessions.queue(session, "hello", timeout=30, caller=caller))
+
+    def kept(tool: str, arguments: Any) -> Any:
+        transcript.add("tool_call", {"id": "1", "server": server, "tool": tool, "arguments": arguments})
+        transcript.write_due(is_last=True)
+        return AgentEvent.objects.latest("id").data["arguments"]
+
+    assert kept(tool, {"pass phrase": "sesame", "user": "ali"}) == {"pass phrase": "********", "user": "ali"}
+    assert kept(tool, [{"type": "text", "text": '{"pass phrase": "ses…'}]) == "********"
+    echo = "echo" if direct else "anna__echo"
+    assert kept(echo, {"pass phrase": "sesame"}) == {"pass phrase": "sesame"}
+    # Listed while the agent works; and a mark that is gone when the call is written down.
+    Tool.objects.create(member=anna, name="late", definition={"name": "late", "inputSchema": SECRETIVE})
+    late = "late" if direct else "anna__late"
+    assert kept(late, {"pass phrase": "sesame"}) == {"pass phrase": "********"}
+    Tool.objects.filter(name="late").update(definition={"name": "late", "inputSchema": {"type": "object"}})
+    assert kept(late, {"pass phrase": "sesame"}) == {"pass phrase": "********"}
+    transcript.add("text", {"text": "sesame"})
+    transcript.write_due(is_last=True)
+    assert AgentEvent.objects.latest("id").data == {"text": "sesame"}
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_no_agent_is_started_for_who_may_not_use_the_members_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool
+) -> None:
+    monkeypatch.setattr(setup, "problem", lambda environment: "")
+    spawned: list[object] = []
+    monkeypatch.setattr(AgentProcess, "spawn", lambda *args, **options: spawned.append(args))
+    GuildMember.objects.create(name="anna", directory="anna", status="connected")
+    bob = User.objects.create_user("bob")
+    bob.user_permissions.add(Permission.objects.get(codename="invoke_tool"))
+    caller, lease_id = Caller(Invocation.Door.REST, bob), lease.take()
+    session = create_session(["anna"], caller=caller, direct=direct)
+    message = queue_message(session, "hello", caller=caller)
+    bob.user_permissions.clear()
+    runner = SessionRunner(
+        lease_id=lease_id, mark="m", directory=tmp_path, concurrency=1, gateway_address="127.0.0.1:1", has_broker=False
+    )
+    runner.turn()
+    eventually(lambda: AgentMessage.objects.get().is_finished)
+    message.refresh_from_db()
+    assert (message.status, message.error_kind, spawned) == ("failed", "unavailable", [])
+    assert "permission roster.invoke_tool" in message.error_message
+
+
+def test_agents_of_one_token_leave_a_slot_to_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    GuildMember.objects.create(name="anna", directory="anna", status="connected")
+    bob, eve = (User.objects.create_superuser(name) for name in ("bob", "eve"))
+    may_end = threading.Event()
+
+    def problem(environment: object) -> str:
+        """What every run asks first."""
+        if threading.current_thread() is not threading.main_thread():
+            may_end.wait(30)
+        return "no agent is here"
+
+    def who_is(status: str) -> list[str]:
+        return sorted(AgentMessage.objects.filter(status=status).values_list("requester", flat=True))
+
+    monkeypatch.setattr(setup, "problem", problem)
+    for user in (*[bob] * 6, eve):
+        caller = Caller(Invocation.Door.REST, user)
+        sessions.queue(create_session(["anna"], caller=caller), "hello", timeout=30, caller=caller)
+    runner = SessionRunner(
+        lease_id=lease.take(),
+        mark="m",
+        directory=tmp_path,
+        concurrency=4,
+        gateway_address="127.0.0.1:1",
+        has_broker=False,
+    )
+    runner.turn()
+    assert who_is("running") == ["bob", "bob", "bob", "eve"]
+    may_end.set()
+    eventually(lambda: (runner.turn(), len(who_is("failed")) == 7)[1])

@@ -1,0 +1,376 @@
+"""Members in the admin: the list, the page, the buttons, and who a member is reserved for."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Group, User
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from mcp_runtime.control.members import MEMBER_VERBS
+from mcp_runtime.members import logs
+from mcp_runtime.rows import lease
+from roster.admin.members import screens as member_screens
+from roster.models import ApiToken, GuildMember, StatusChange, Tool
+from tests.support.admin import (
+    ADD_TOKEN,
+    ESCAPED,
+    EVIL,
+    LISTS,
+    act,
+    allow,
+    html,
+    list_of,
+    make_call,
+    make_member,
+    make_tool,
+    messages_of,
+    page_of,
+)
+
+pytestmark = pytest.mark.django_db
+
+
+# Members ----------------------------------------------------------------------------------------------------------
+
+
+def shown(response: Any, name: str) -> str:
+    """The member's row of the list, as text."""
+    rows = re.findall(r"<tr>.*?</tr>", html(response), re.DOTALL)
+    row = next(row for row in rows if f">{name}</a>" in row)
+    return " ".join(re.sub(r"<[^>]+>", " ", row).split())
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_server_elsewhere_is_shown_with_its_url_and_the_references_in_its_headers(page: Client) -> None:
+    url = "https://mcp.example.com/mcp"
+    manifest = {"name": "far", "version": "1", "url": url, "headers": {"Authorization": "Bearer ${env:A_TOKEN}"}}
+    member = make_member("far", manifest=manifest, server_url=url, status="connected", started_at=timezone.now())
+    assert url in html(page.get(list_of("guildmember")))
+    shown = html(page.get(page_of(member)))
+    assert url in shown
+    assert "Bearer ${env:A_TOKEN}" in shown
+    assert "It runs elsewhere, and so does its log." in shown
+
+
+@pytest.mark.usefixtures("runtime")
+def test_the_list_says_status_endpoint_and_tools(page: Client, example: GuildMember, echo: Tool) -> None:
+    make_tool(example, "off", enabled=False)
+    make_tool(example, "gone", listed=False)
+
+    assert "The Example connected http://localhost:20000/mcp 1" in shown(page.get(list_of("guildmember")), "example")
+
+
+@pytest.mark.usefixtures("runtime")
+def test_the_error_stands_in_the_list_on_one_line(page: Client) -> None:
+    make_member("bad", status="error", last_error="ended with exit code 1\nTraceback:\n  boom")
+
+    assert "ended with exit code 1 Traceback: boom" in shown(page.get(list_of("guildmember")), "bad")
+
+
+@pytest.mark.usefixtures("runtime")
+def test_the_list_says_how_a_long_start_gets_on(page: Client) -> None:
+    since = timezone.now() - timedelta(seconds=12.2)
+    member = make_member("slow", status="starting", status_changed_at=since, progress="Downloading <b>foo</b>")
+
+    assert "starting for 12 s: Downloading &lt;b&gt;foo" in shown(page.get(list_of("guildmember")), "slow")
+    assert "starting for 12 s: Downloading &lt;b&gt;foo" in html(page.get(page_of(member)))
+
+
+def test_without_a_live_runtime_nobody_is_shown_as_connected(page: Client, example: GuildMember) -> None:
+    row = shown(page.get(list_of("guildmember")), "example")
+
+    assert "disconnected" in row
+    assert "20000" not in row
+    assert "4242" not in html(page.get(page_of(example)))
+
+
+def test_without_a_live_runtime_old_errors_are_not_told_but_faulty_folders_are(page: Client) -> None:
+    make_member("crashed", status="error", last_error="ended long ago")
+    make_member("faulty", manifest_error="no transport")
+
+    assert "ended long ago" not in shown(page.get(list_of("guildmember")), "crashed")
+    assert "error" in shown(page.get(list_of("guildmember")), "faulty")
+    assert "no transport" in shown(page.get(list_of("guildmember")), "faulty")
+
+
+def test_the_status_filter_goes_by_the_status_that_is_shown(page: Client, example: GuildMember) -> None:
+    address = list_of("guildmember")
+
+    assert page.get(address, {"status": "connected"}).context["cl"].result_count == 0
+    assert page.get(address, {"status": "disconnected"}).context["cl"].result_count == 1
+    lease_id = lease.take()
+    assert page.get(address, {"status": "connected"}).context["cl"].result_count == 1
+    lease.release(lease_id)
+
+
+def test_members_whose_folder_is_gone_are_hidden_until_asked_for(page: Client) -> None:
+    make_member("here")
+    make_member("gone", removed_at=timezone.now())
+
+    def names(**query: str) -> list[str]:
+        return [row.name for row in page.get(list_of("guildmember"), query).context["cl"].result_list]
+
+    assert names() == ["here"]
+    assert names(folder="gone") == ["gone"]
+    assert names(folder="any") == ["gone", "here"]
+
+
+@pytest.mark.usefixtures("runtime")
+def test_the_page_shows_facts_tools_changes_and_the_end_of_the_log(
+    page: Client, example: GuildMember, echo: Tool
+) -> None:
+    StatusChange.objects.create(member=example, old="connected", new="error", cause="exit", message="it just went")
+    path = logs.path_of(settings.GUILD_HALL_DATA_DIR, example.name)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"first\nlast words {EVIL}\n")
+    try:
+        text = html(page.get(page_of(example)))
+    finally:
+        path.unlink()
+
+    assert "4242, since" in text
+    assert reverse("admin:roster_tool_call", args=[echo.pk]) in text
+    assert "it just went" in text
+    assert f"last words {ESCAPED}" in text
+
+
+def test_values_of_the_environment_stay_off_the_screen(page: Client, example: GuildMember) -> None:
+    text = html(page.get(page_of(example)))
+
+    assert "API_KEY" in text
+    assert "sk-very-secret" not in text
+
+
+@pytest.mark.usefixtures("runtime")
+def test_an_action_wishes_where_it_applies_and_reports_both_sides(page: Client, example: GuildMember) -> None:
+    asleep = make_member("asleep", wanted="stopped")
+    off = make_member("off", enabled=False)
+    broken = make_member("broken", manifest={}, manifest_error="no such thing")
+
+    response = act(page, "guildmember", "start_members", example, asleep, off, broken)
+
+    assert messages_of(response) == [
+        "Asked to start (1): asleep.",
+        "Left alone (3): broken: its guild-member.json cannot be used; example: it is connected already; "
+        "off: it is disabled.",
+    ]
+    asleep.refresh_from_db()
+    assert asleep.wanted == "running"
+
+
+@pytest.mark.usefixtures("runtime")
+@pytest.mark.parametrize(
+    ("verb", "column", "value"),
+    [
+        ("stop", "wanted", "stopped"),
+        ("restart", "restart_requested_at", None),
+        ("refresh", "refresh_requested_at", None),
+    ],
+)
+def test_actions_leave_their_wish_on_the_row(
+    page: Client, example: GuildMember, verb: str, column: str, value: str | None
+) -> None:
+    act(page, "guildmember", f"{verb}_members", example)
+
+    example.refresh_from_db()
+    wish = getattr(example, column)
+    assert wish == value if value else wish is not None
+
+
+def test_disable_and_enable_go_there_and_back(page: Client, example: GuildMember) -> None:
+    act(page, "guildmember", "disable_members", example)
+    example.refresh_from_db()
+    assert not example.enabled
+
+    act(page, "guildmember", "enable_members", example)
+    example.refresh_from_db()
+    assert example.enabled
+
+
+def test_tools_of_a_member_that_no_runtime_runs_cannot_be_refreshed(page: Client, example: GuildMember) -> None:
+    response = act(page, "guildmember", "refresh_members", example)
+
+    assert messages_of(response) == ["Left alone (1): example: it is disconnected."]
+
+
+@pytest.mark.usefixtures("runtime")
+def test_buttons_of_the_page_wish_and_are_written_to_its_history(page: Client, example: GuildMember) -> None:
+    assert "/wish/start/" not in html(page.get(page_of(example)))
+
+    response = page.post(reverse("admin:roster_guildmember_wish", args=[example.pk, "stop"]), follow=True)
+
+    assert messages_of(response) == ["Asked to stop (1): example."]
+    example.refresh_from_db()
+    assert example.wanted == "stopped"
+    assert LogEntry.objects.get().get_change_message() == "Asked to stop."
+
+
+def test_an_unknown_verb_or_member_is_not_found(page: Client, example: GuildMember) -> None:
+    assert page.post(reverse("admin:roster_guildmember_wish", args=[example.pk, "explode"])).status_code == 404
+    assert page.post(reverse("admin:roster_guildmember_wish", args=[0, "stop"])).status_code == 404
+
+
+def test_members_are_controlled_by_post_alone_and_with_the_permission(
+    client: Client, bob: User, example: GuildMember
+) -> None:
+    allow(bob, "view_guildmember")
+    client.force_login(bob)
+    wish = reverse("admin:roster_guildmember_wish", args=[example.pk, "stop"])
+
+    assert client.post(wish).status_code == 403
+    assert client.post(reverse("admin:roster_guildmember_sync")).status_code == 403
+    act(client, "guildmember", "stop_members", example)
+    assert "/wish/" not in html(client.get(page_of(example)))
+    example.refresh_from_db()
+    assert example.wanted == "running"
+
+    allow(bob, "control_member")
+    assert client.get(wish).status_code == 405
+    client.post(wish)
+    example.refresh_from_db()
+    assert example.wanted == "stopped"
+
+
+def test_buttons_want_the_token_against_forgery(alice: User, example: GuildMember) -> None:
+    careful = Client(enforce_csrf_checks=True)
+    careful.force_login(alice)
+
+    assert careful.post(reverse("admin:roster_guildmember_wish", args=[example.pk, "stop"])).status_code == 403
+
+
+def test_sync_reads_the_folder_and_says_what_changed(page: Client, tmp_path: Path, settings: Any) -> None:
+    settings.GUILD_HALL_MEMBERS_DIR = tmp_path
+    (tmp_path / "new").mkdir()
+    manifest = {"name": "new", "version": "1.0.0", "transport": "http", "command": "true", "args": ["${PORT}"]}
+    (tmp_path / "new" / "guild-member.json").write_text(json.dumps(manifest))
+
+    response = page.post(reverse("admin:roster_guildmember_sync"), follow=True)
+
+    assert messages_of(response) == ["Roster synced with the members folder: 1 added: new."]
+    assert GuildMember.objects.get().name == "new"
+
+
+def test_a_member_can_be_deleted_once_its_folder_is_gone(page: Client, example: GuildMember, echo: Tool) -> None:
+    make_call(example)
+    gone = reverse("admin:roster_guildmember_delete", args=[example.pk])
+    assert page.post(gone, {"post": "yes"}).status_code == 403
+
+    GuildMember.objects.filter(pk=example.pk).update(removed_at=timezone.now())
+    assert page.post(gone, {"post": "yes"}).status_code == 302
+
+    assert not GuildMember.objects.exists()
+    assert not Tool.objects.exists()
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_member_whose_process_still_runs_is_not_deleted(page: Client, example: GuildMember) -> None:
+    GuildMember.objects.filter(pk=example.pk).update(removed_at=timezone.now())
+
+    assert page.post(reverse("admin:roster_guildmember_delete", args=[example.pk]), {"post": "yes"}).status_code == 403
+
+
+def test_deleting_many_takes_only_those_that_are_gone(page: Client) -> None:
+    here, gone = make_member("here"), make_member("gone", removed_at=timezone.now())
+    data = {"action": "delete_selected", "_selected_action": [here.pk, gone.pk], "post": "yes"}
+
+    response = page.post(f"{list_of('guildmember')}?folder=any", data, follow=True)
+
+    assert messages_of(response)[0] == "Left alone (1): here: its folder is still there."
+    assert [row.name for row in GuildMember.objects.all()] == ["here"]
+
+
+def test_every_verb_of_control_has_its_button() -> None:
+    assert [verb.name for verb in member_screens.VERBS] == list(MEMBER_VERBS)
+
+
+# Members that are reserved for groups -----------------------------------------------------------------------------
+
+
+def test_a_reserved_member_is_nowhere_for_who_is_in_no_group_of_it(
+    client: Client, bob: User, echo: Tool, writers: Group
+) -> None:
+    open_tool = make_tool(make_member("open"), "hum")
+    make_call(echo.member)
+    StatusChange.objects.create(member=echo.member, old="starting", new="connected", cause="handshake")
+    views = ["view_guildmember", "view_tool", "view_invocation", "view_statuschange", "view_portallocation"]
+    allow(bob, "invoke_tool", "control_member", "add_apitoken", "view_apitoken", *views)
+    client.force_login(bob)
+    call_form = reverse("admin:roster_tool_call", args=[echo.pk])
+    for model in LISTS:
+        assert "example" not in html(client.get(list_of(model))), model
+    assert "example" not in html(client.get(reverse(ADD_TOKEN)))
+    assert client.get(call_form).status_code == 404
+    assert client.post(call_form, {"arguments": '{"text": "hi"}'}).status_code == 404
+    act(client, "guildmember", "stop_members", echo.member)
+    act(client, "tool", "switch_off", echo)
+    assert client.post(reverse("admin:roster_guildmember_wish", args=[echo.member.pk, "stop"])).status_code == 404
+    echo.refresh_from_db()
+    assert echo.enabled
+    assert GuildMember.objects.get(name="example").wanted == "running"
+    assert client.get(reverse("admin:roster_tool_call", args=[open_tool.pk])).status_code == 200
+
+    bob.groups.add(writers)
+
+    assert "example" in html(client.get(list_of("guildmember")))
+    assert client.post(call_form, {"arguments": '{"text": "hi"}'}).status_code == 302
+
+
+def test_a_call_of_ones_own_stays_in_sight_when_its_member_is_reserved_for_others(
+    client: Client, bob: User, example: GuildMember, writers: Group
+) -> None:
+    own = make_call(example, requested_by=bob)
+    client.force_login(bob)
+    assert client.get(page_of(own)).status_code == 200
+
+
+def test_the_groups_of_a_member_are_chosen_on_a_page_of_their_own(page: Client, example: GuildMember) -> None:
+    group = Group.objects.create(name="writers")
+    form = reverse("admin:roster_guildmember_groups", args=[example.pk])
+    assert form in html(page.get(page_of(example)))
+    assert "open to everybody who may call tools" in html(page.get(page_of(example)))
+    said = html(page.post(form, {"groups": [group.pk]}, follow=True))
+    assert "Reserved for: writers." in said
+    assert list(example.groups.all()) == [group]
+    assert "checked" in html(page.get(form))
+    page.post(form, {})
+    assert not example.groups.exists()
+    assert LogEntry.objects.filter(change_message__startswith="Reserved for").count() == 2
+
+
+def test_choosing_groups_wants_the_permission_to_change_members(
+    client: Client, bob: User, example: GuildMember
+) -> None:
+    allow(bob, "view_guildmember", "control_member")
+    client.force_login(bob)
+    form = reverse("admin:roster_guildmember_groups", args=[example.pk])
+    assert form not in html(client.get(page_of(example)))
+    assert client.get(form).status_code == 403
+    assert client.post(form, {}).status_code == 403
+    allow(bob, "change_guildmember")
+    assert client.get(form).status_code == 200
+
+
+def test_a_group_that_members_are_reserved_for_is_not_deleted(
+    page: Client, example: GuildMember, writers: Group
+) -> None:
+    page.post(reverse("admin:auth_group_delete", args=[writers.pk]), {"post": "yes"})
+    assert list(example.groups.all()) == [writers]
+
+
+def test_a_user_with_tokens_can_be_deleted_and_their_calls_stay(page: Client, bob: User, example: GuildMember) -> None:
+    token, _ = ApiToken.make(user=bob, name="laptop")
+    call = make_call(example, requested_by=bob, requester="bob (laptop)", token=token)
+    page.post(reverse("admin:auth_user_delete", args=[bob.pk]), {"post": "yes"})
+    assert not User.objects.filter(pk=bob.pk).exists()
+    call.refresh_from_db()
+    assert (call.token, call.requester) == (None, "bob (laptop)")

@@ -1,0 +1,505 @@
+"""The roster: the first page, a card per member. No runtime runs here; rows say what it would say."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.contrib.auth.models import Group, Permission, User
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils import timezone
+
+from mcp_runtime.control.members import reserve_member
+from mcp_runtime.rows import lease
+from roster.admin.members import roster as roster_screen
+from roster.models import GuildMember, Invocation, PortAllocation, Tool
+
+pytestmark = pytest.mark.django_db
+
+EVIL = "<script>alert('x')</script>"
+
+
+@pytest.fixture(autouse=True)
+def _as_at_the_start() -> None:
+    # WhiteNoise warns about a folder that is not there, and here a warning is an error.
+    settings.STATIC_ROOT.mkdir(exist_ok=True)
+    roster_screen.last_hour.forget()
+
+
+@pytest.fixture
+def page(client: Client) -> Client:
+    """A browser in which somebody is logged in who may do everything."""
+    client.force_login(User.objects.create_superuser("alice"))
+    return client
+
+
+@pytest.fixture
+def runtime() -> Iterator[None]:
+    """As if a runtime were alive."""
+    lease_id = lease.take()
+    yield
+    lease.release(lease_id)
+
+
+def make_member(name: str, **columns: Any) -> GuildMember:
+    return GuildMember.objects.create(**{"name": name, "directory": name, "status": "connected", **columns})
+
+
+def make_tool(member: GuildMember, name: str, **columns: Any) -> Tool:
+    definition = {"name": name, "inputSchema": {}, **columns.pop("definition", {})}
+    return Tool.objects.create(member=member, name=name, definition=definition, **columns)
+
+
+def shown(response: Any) -> str:
+    assert response.status_code == 200
+    return str(response.content.decode())
+
+
+def roster(client: Client, **query: str) -> str:
+    return shown(client.get(reverse("admin:index"), query))
+
+
+def part(client: Client, held: str = "", **query: str) -> Any:
+    return client.get(reverse("admin:roster_cards"), query, headers={"If-None-Match": held} if held else {})
+
+
+def cards_of(page: str) -> dict[str, str]:
+    """The words of each card by its heading, in order."""
+    found = re.findall(r'<li id="m\d+".*?</li>', page, re.DOTALL)
+    texts = [html.unescape(" ".join(re.sub(r"<[^>]+>", " ", card).split())) for card in found]
+    return {text.split()[0]: text for text in texts}
+
+
+def buttons_of(page: str, name: str) -> list[str]:
+    return re.findall(rf'<button form="wish"[^>]*aria-label="(\w+) {name}"', page)
+
+
+# What it shows ----------------------------------------------------------------------------------------------------
+
+
+def test_it_is_the_first_page(page: Client) -> None:
+    make_member("weather")
+    response = page.get("/", follow=True)
+    assert response.redirect_chain[-1][0] == reverse("admin:index")
+    assert "weather" in cards_of(shown(response))
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_card_says_all_that_one_wants_to_know_at_a_glance(page: Client) -> None:
+    began = timezone.now() - timedelta(minutes=7, seconds=5)
+    said = {"display_name": "Weather", "description": "Tells it.", "protocol_version": "2025-11-25"}
+    member = make_member("weather", **said, status_changed_at=began)
+    PortAllocation.objects.create(port=20007, member=member)
+    make_tool(member, "today")
+    make_tool(member, "secret", enabled=False)
+    for status in ["succeeded", "succeeded", "failed"]:
+        now = timezone.now()
+        Invocation.objects.create(
+            member=member, tool_name="today", timeout=1, door="rest", status=status, started_at=now, finished_at=now
+        )
+    text = roster(page)
+    card = cards_of(text)["Weather"]
+
+    for words in ["connected", "weather Tells it.", "port 20007", "MCP 2025-11-25", "for 7 min", "tools 1", "1 failed"]:
+        assert words in card
+    assert "calls in 1 h 3" in card
+    assert f'datetime="{began.isoformat()}" title="{began:%Y-%m-%d %H:%M:%S} UTC"' in text
+    assert 'class="spark"' in text
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_broken_member_says_why_what_it_wrote_last_and_what_to_do(page: Client) -> None:
+    error = "member 'weather' could not be started: ended with exit code 1 before the handshake was done"
+    tail = f"ModuleNotFoundError: No module named 'httpx'\n{EVIL}"
+    make_member(
+        "weather",
+        status="error",
+        last_error=f"{error}. It wrote last:\n{tail}",
+        next_restart_at=timezone.now() + timedelta(seconds=9),
+    )
+    text = roster(page)
+    card = cards_of(text)["weather"]
+
+    assert "Ended with exit code 1" in card
+    assert "Install the Python module httpx" in card
+    assert re.search(r"Next try in [78] s", card)
+    assert html.escape(EVIL) in text
+    assert EVIL not in text
+    assert re.search(r'#log" class="helps"', text)
+
+
+@pytest.mark.usefixtures("runtime")
+def test_what_is_broken_comes_first_and_then_the_names_that_are_shown(page: Client) -> None:
+    make_member("b")
+    make_member("A")
+    make_member("z", status="error")
+    make_member("y", status="disconnected", manifest_error="y/guild-member.json: not JSON")
+    make_member("a-machine", display_name="C", status="starting")
+    assert list(cards_of(roster(page))) == ["y", "z", "A", "b", "C"]
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_faulty_manifest_is_an_error_of_no_certain_age(page: Client) -> None:
+    make_member("broken", status="disconnected", manifest_error="not JSON")
+    assert " for " not in cards_of(roster(page))["broken"]
+
+
+@pytest.mark.usefixtures("runtime")
+def test_what_it_says_while_it_starts_is_shown(page: Client) -> None:
+    make_member("slow", status="starting", progress="fetching 3 of 9")
+    assert "fetching 3 of 9" in cards_of(roster(page))["slow"]
+
+
+def test_without_a_runtime_nobody_is_connected_and_nothing_of_a_process_is_shown(page: Client) -> None:
+    member = make_member("weather", last_error="old", warnings=["old warning"])
+    PortAllocation.objects.create(port=20007, member=member)
+    text = roster(page)
+    card = cards_of(text)["weather"]
+    assert "disconnected" in card
+    assert "20007" not in card
+    assert "old" not in card
+    assert "manage.py runtime" in text
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_server_elsewhere_is_shown_by_its_host_alone(page: Client) -> None:
+    make_member("far", server_url="https://user:pw@mcp.example.com:8443/mcp?key=secret")
+    card = cards_of(roster(page))["far"]
+    assert "at mcp.example.com:8443" in card
+    assert "pw" not in card
+    assert "secret" not in card
+
+
+def test_an_empty_roster_teaches_the_first_member(page: Client) -> None:
+    text = roster(page)
+    assert "manage.py new_member hello" in text
+    assert text.count("<li>") >= 3
+
+
+def test_a_member_whose_folder_is_gone_is_not_in_it(page: Client) -> None:
+    make_member("gone", removed_at=timezone.now())
+    assert "manage.py new_member hello" in roster(page)
+
+
+@pytest.mark.usefixtures("runtime")
+def test_more_members_than_a_page_can_bear_are_counted(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster_screen, "MAX_CARDS", 2)
+    for name in "abc":
+        make_member(name)
+    text = roster(page)
+    assert list(cards_of(text)) == ["a", "b"]
+    assert "And 1 more." in text
+
+
+# Buttons ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("runtime")
+@pytest.mark.parametrize(
+    ("columns", "buttons"),
+    [
+        ({"status": "connected"}, ["Stop", "Restart"]),
+        ({"status": "starting"}, ["Stop", "Restart"]),
+        ({"status": "error"}, ["Stop", "Restart"]),
+        ({"status": "disconnected", "wanted": "stopped"}, ["Start"]),
+        ({"status": "disconnected", "enabled": False}, ["Enable"]),
+        ({"status": "disconnected", "manifest_error": "not JSON"}, []),
+        ({"status": "connected", "manifest_error": "not JSON"}, ["Stop"]),
+    ],
+)
+def test_a_card_has_the_buttons_that_apply_now(page: Client, columns: dict[str, Any], buttons: list[str]) -> None:
+    make_member("weather", **columns)
+    assert buttons_of(roster(page), "weather") == buttons
+
+
+def test_without_a_runtime_a_wished_member_cannot_be_wished_again(page: Client) -> None:
+    make_member("weather")
+    assert buttons_of(roster(page), "weather") == ["Stop"]
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_button_wishes_without_leaving_the_page(page: Client) -> None:
+    member = make_member("weather")
+    text = roster(page)
+    address = re.findall(r'<button form="wish" formaction="([^"]+)"', text)[0]
+    token = re.findall(r'name="csrfmiddlewaretoken" value="([^"]+)"', text)[0]
+    strict = Client(enforce_csrf_checks=True)
+    strict.cookies = page.cookies
+
+    assert strict.post(address, headers={"X-Live": "form"}).status_code == 403
+    answer = strict.post(address, {"csrfmiddlewaretoken": token}, headers={"X-Live": "form"})
+
+    assert answer.json() == {"messages": [{"level": "success", "text": "Asked to stop (1): weather."}]}
+    member.refresh_from_db()
+    assert member.wanted == "stopped"
+
+
+# Finding ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def some(runtime: None) -> None:
+    weather = make_member("weather", display_name="Sky", description="Clouds and rain")
+    make_tool(weather, "forecast", definition={"title": "What comes"})
+    make_tool(weather, "moon", definition={"annotations": {"title": "Phases of it"}})
+    make_tool(weather, "hidden", enabled=False)
+    make_tool(make_member("notes", status="error"), "add_note")
+
+
+@pytest.mark.usefixtures("some")
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("WEATH", ["Sky"]),
+        ("sky", ["Sky"]),
+        ("clouds", ["Sky"]),
+        ("forecast", ["Sky"]),
+        ("what comes", ["Sky"]),
+        ("phases", ["Sky"]),
+        ("add_n", ["notes"]),
+        ("sky forecast", ["Sky"]),
+        ("sky add_note", []),
+        ("hidden", []),
+        ("%", []),
+        ("   ", ["notes", "Sky"]),
+    ],
+)
+def test_members_are_found_by_their_words_and_their_tools(page: Client, query: str, names: list[str]) -> None:
+    assert list(cards_of(roster(page, q=query))) == names
+    assert list(cards_of(shown(part(page, q=query)))) == names
+
+
+@pytest.mark.usefixtures("some")
+def test_a_tool_that_was_found_is_one_click_away(page: Client) -> None:
+    tool = Tool.objects.get(name="forecast")
+    assert f'href="{reverse("admin:roster_tool_call", args=[tool.pk])}">forecast</a>' in roster(page, q="fore")
+
+
+@pytest.mark.usefixtures("some")
+def test_the_roster_narrows_to_a_status_and_says_how_many_there_are(page: Client) -> None:
+    text = roster(page, status="error")
+    assert list(cards_of(text)) == ["notes"]
+    chips = re.findall(r'data-status="(\w*)" class="chip[^>]*?( aria-current="true")?>\w+ <b>(\d+)<', text)
+    assert chips == [("", "", "2"), ("error", ' aria-current="true"', "1"), ("connected", "", "1")]
+
+
+@pytest.mark.usefixtures("some")
+@pytest.mark.parametrize("query", [{"q": "\0"}, {"q": "x" * 5000}, {"status": "nonsense"}, {"q": EVIL}])
+def test_odd_questions_are_answered(page: Client, query: dict[str, str]) -> None:
+    text = roster(page, **query)
+    assert EVIL not in text
+
+
+# Live -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("some")
+def test_what_the_page_came_with_is_not_sent_again(page: Client) -> None:
+    text = roster(page, q="sky")
+    held = [html.unescape(tag) for tag in re.findall(r'data-live-etag="([^"]+)"', text)]
+    assert part(page, held[-1], q="sky").status_code == 304
+    assert part(page, held[-1]).status_code == 200
+    assert page.get(reverse("admin:roster_runtime"), headers={"If-None-Match": held[0]}).status_code == 304
+
+
+def change_member(**columns: Any) -> Any:
+    return lambda: GuildMember.objects.filter(name="weather").update(**columns)
+
+
+@pytest.mark.usefixtures("some")
+@pytest.mark.parametrize(
+    "change",
+    [
+        change_member(status="error"),
+        change_member(status_changed_at=timezone.now() + timedelta(seconds=1)),
+        change_member(enabled=False),
+        change_member(wanted="stopped"),
+        change_member(restart_requested_at=timezone.now()),
+        change_member(manifest_error="not JSON"),
+        change_member(progress="half"),
+        change_member(warnings=["listens everywhere"]),
+        change_member(removed_at=timezone.now()),
+        change_member(description="Other"),
+        lambda: PortAllocation.objects.create(port=20009, member=GuildMember.objects.get(name="weather")),
+        lambda: make_tool(GuildMember.objects.get(name="weather"), "another"),
+        lambda: Tool.objects.filter(name="forecast").update(enabled=False),
+        lambda: make_member("third"),
+        lambda: lease.release(lease.hall().lease_id),  # type: ignore[arg-type]  # the fixture took it
+        lambda: User.objects.update(is_superuser=False),
+    ],
+)
+def test_whatever_a_card_shows_makes_it_another_version(page: Client, change: Any) -> None:
+    held = part(page).headers["ETag"]
+    assert part(page, held).status_code == 304
+    change()
+    assert part(page, held).status_code != 304
+
+
+@pytest.mark.usefixtures("some")
+def test_a_call_makes_it_another_version_once_figures_are_counted_anew(page: Client) -> None:
+    held = part(page).headers["ETag"]
+    now = timezone.now()
+    Invocation.objects.create(
+        member=GuildMember.objects.get(name="weather"),
+        **{"tool_name": "x", "timeout": 1, "door": "rest", "status": "failed", "started_at": now, "finished_at": now},
+    )
+    roster_screen.last_hour.forget()
+    assert part(page, held).status_code == 200
+
+
+# Who sees what ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bob(client: Client) -> User:
+    """Is logged in, may see members, and nothing else."""
+    user = User.objects.create_user("bob", is_staff=True)
+    user.user_permissions.add(Permission.objects.get(codename="view_guildmember"))
+    client.force_login(user)
+    return user
+
+
+@pytest.mark.usefixtures("bob", "runtime")
+def test_members_reserved_for_others_are_neither_shown_nor_counted_nor_found(client: Client) -> None:
+    hidden = make_member("hidden")
+    make_tool(hidden, "treasure")
+    reserve_member(hidden, [Group.objects.create(name="others")])
+    make_member("open")
+
+    for text in [roster(client), shown(part(client))]:
+        assert list(cards_of(text)) == ["open"]
+        assert "all <b>1</b>" in text
+    assert not cards_of(roster(client, q="treasure"))
+
+
+@pytest.mark.usefixtures("bob", "runtime")
+def test_who_may_only_look_has_no_buttons(client: Client) -> None:
+    make_member("weather")
+    assert buttons_of(roster(client), "weather") == []
+
+
+@pytest.mark.usefixtures("runtime")
+def test_nothing_leads_where_one_may_not_go_and_tools_are_named_to_who_may_see_them(client: Client, bob: User) -> None:
+    weather = make_member("weather")
+    make_tool(weather, "forecast")
+    now = timezone.now()
+    Invocation.objects.create(
+        member=weather, tool_name="x", timeout=1, door="rest", status="failed", started_at=now, finished_at=now
+    )
+    text = roster(client)
+    assert "tools 1 calls in 1 h 1, 1 failed" in cards_of(text)["weather"]
+    for name in ["tool", "invocation"]:
+        assert f"/{name}/" not in text
+    assert not cards_of(roster(client, q="forecast"))
+
+    bob.user_permissions.add(*Permission.objects.filter(codename__in=["view_tool", "view_invocation"]))
+    text = roster(client, q="forecast")
+    tool = Tool.objects.get()
+    for address in [
+        reverse("admin:roster_tool_change", args=[tool.pk]),
+        f"{reverse('admin:roster_tool_changelist')}?member__id__exact={weather.pk}",
+        f"{reverse('admin:roster_invocation_changelist')}?member__id__exact={weather.pk}",
+    ]:
+        assert address in text
+        assert client.get(address).status_code == 200
+
+
+def test_staff_without_permissions_are_told_what_is_missing(client: Client) -> None:
+    client.force_login(User.objects.create_user("carol", is_staff=True))
+    make_member("weather")
+    text = roster(client)
+    assert "roster.view_guildmember" in text
+    assert "weather" not in text
+    assert part(client).status_code == 403
+
+
+def test_strangers_are_sent_to_the_login(client: Client) -> None:
+    for name in ["admin:index", "admin:roster_cards", "admin:lists"]:
+        assert client.get(reverse(name)).status_code == 302
+
+
+# The frame --------------------------------------------------------------------------------------------------------
+
+
+def places_of(page: str) -> dict[str, str]:
+    nav = re.findall(r'<nav id="places".*?</nav>', page, re.DOTALL)[0]
+    found = re.findall(r'<a href="[^"]+"(?: aria-current="(\w+)")?>([^<]+)</a>', nav)
+    return {label: current for current, label in found}
+
+
+def test_every_page_leads_everywhere_and_says_where_one_is(page: Client) -> None:
+    places = places_of(roster(page))
+    assert list(places)[:5] == ["Roster", "Tools", "Calls", "Agents", "Tokens"]
+    assert {"Users", "Groups", "Ports", "Status changes"} <= set(places)
+    assert places["Roster"] == "page"
+    assert [label for label, current in places.items() if current] == ["Roster"]
+
+    weather = make_member("weather")
+    member_page = shown(page.get(reverse("admin:roster_guildmember_change", args=[weather.pk])))
+    assert places_of(member_page)["Roster"] == "true"
+    assert places_of(shown(page.get(reverse("admin:roster_tool_changelist"))))["Tools"] == "page"
+
+
+@pytest.mark.usefixtures("bob")
+def test_places_that_one_may_not_see_are_not_offered(client: Client) -> None:
+    places = places_of(roster(client))
+    assert "Users" not in places
+    assert "Calls" not in places
+
+
+def test_the_list_of_everything_has_a_page_of_its_own(page: Client) -> None:
+    text = shown(page.get(reverse("admin:lists")))
+    assert reverse("admin:auth_user_changelist") in text
+    assert "Recent actions" in text
+
+
+# Cost -------------------------------------------------------------------------------------------------------------
+
+
+def fill(begin: int, end: int) -> None:
+    numbers = range(begin, end)
+    members = {number: GuildMember(name=f"m{number}", directory="m", status="connected") for number in numbers}
+    GuildMember.objects.bulk_create(members.values())
+    PortAllocation.objects.bulk_create(
+        PortAllocation(port=20000 + number, member=member) for number, member in members.items()
+    )
+    Tool.objects.bulk_create(
+        Tool(member=member, name=f"tool-{number}", definition={"name": f"tool-{number}", "inputSchema": {}})
+        for member in members.values()
+        for number in range(3)
+    )
+
+
+def queries(client: Client, address: str, **headers: str) -> int:
+    with CaptureQueriesContext(connection) as captured:
+        client.get(address, headers=headers)
+    return len(captured)
+
+
+@pytest.mark.usefixtures("runtime")
+@pytest.mark.parametrize("query", ["", "?q=tool", "?status=connected"])
+def test_the_page_costs_the_same_queries_for_two_members_and_for_forty(page: Client, query: str) -> None:
+    address = reverse("admin:index") + query
+    fill(0, 2)
+    page.get(address)
+    roster_screen.last_hour.forget()  # the figures of the last hour are counted once in a few seconds
+    few = queries(page, address)
+    fill(2, 40)
+    roster_screen.last_hour.forget()
+    assert queries(page, address) == few <= 10
+
+
+@pytest.mark.usefixtures("runtime")
+def test_asking_again_costs_a_handful_of_queries(page: Client) -> None:
+    fill(0, 40)
+    held = part(page).headers["ETag"]
+    # Session, user, who may what, the runtime (two), the members.
+    assert queries(page, reverse("admin:roster_cards"), **{"If-None-Match": held}) <= 6

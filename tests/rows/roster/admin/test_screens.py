@@ -1,0 +1,283 @@
+"""What all screens of the admin have in common. No runtime runs here; rows say what it would say."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.contrib.staticfiles import finders
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from mcp_runtime.control.members import live_runtime
+from roster.admin import present
+from roster.models import ApiToken, GuildMember, Hall, Invocation, PortAllocation, StatusChange, Tool
+from tests.support.admin import (
+    ESCAPED,
+    EVIL,
+    LISTS,
+    act,
+    call_form,
+    html,
+    list_of,
+    make_call,
+    make_member,
+    make_tool,
+    page_of,
+)
+
+pytestmark = pytest.mark.django_db
+
+NO_RUNTIME = "No runtime is alive; start one with"
+
+
+# Every page, to those who may -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def full_hall(example: GuildMember, echo: Tool, alice: User) -> dict[str, Any]:
+    change = StatusChange.objects.create(member=example, old="connected", new="error", cause="exit", exit_code=-9)
+    return {
+        "guildmember": example,
+        "tool": echo,
+        "invocation": make_call(example),
+        "statuschange": change,
+        "portallocation": PortAllocation.objects.get(),
+        "apitoken": ApiToken.make(user=alice)[0],
+    }
+
+
+@pytest.mark.parametrize("model", LISTS)
+def test_every_list_and_page_renders_for_alice(page: Client, full_hall: dict[str, Any], model: str) -> None:
+    assert "Guild Hall" in html(page.get(list_of(model)))
+    html(page.get(list_of(model), {"q": "example"}))
+    html(page.get(page_of(full_hall[model])))
+
+
+@pytest.mark.parametrize("model", LISTS)
+def test_bob_without_permissions_sees_no_list_and_no_page(
+    client: Client, bob: User, full_hall: dict[str, Any], model: str
+) -> None:
+    client.force_login(bob)
+
+    assert client.get(list_of(model)).status_code == 403
+    assert client.get(page_of(full_hall[model])).status_code == 403
+
+
+def test_bob_without_permissions_finds_an_empty_index(client: Client, bob: User) -> None:
+    client.force_login(bob)
+
+    assert "have permission to view or edit anything" in html(client.get(reverse("admin:index")))
+
+
+def test_strangers_are_sent_to_the_login(client: Client, echo: Tool) -> None:
+    for address in [list_of("guildmember"), reverse("admin:roster_tool_call", args=[echo.pk])]:
+        response = client.get(address)
+        assert response.status_code == 302
+        assert response["Location"].startswith("/admin/login/")
+
+
+@pytest.mark.parametrize("model", ["guildmember", "tool", "invocation", "statuschange", "portallocation"])
+def test_nobody_adds_or_edits_what_the_runtime_writes(page: Client, full_hall: dict[str, Any], model: str) -> None:
+    row = full_hall[model]
+
+    assert page.get(reverse(f"admin:roster_{model}_add")).status_code == 403
+    assert page.post(page_of(row), {"name": "changed", "enabled": ""}).status_code == 403
+    assert page.post(reverse(f"admin:roster_{model}_delete", args=[row.pk]), {"post": "yes"}).status_code == 403
+    assert type(row).objects.filter(pk=row.pk).exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "heading"),
+    [
+        *(("guildmember", "Members"), ("tool", "Tools"), ("invocation", "Calls"), ("agentsession", "Agent sessions")),
+        *(("apitoken", "API tokens"), ("statuschange", "Status changes"), ("portallocation", "Port allocations")),
+    ],
+)
+def test_a_list_is_headed_by_what_it_lists(page: Client, model: str, heading: str) -> None:
+    text = html(page.get(list_of(model)))
+
+    assert f"<title>{heading} | Guild Hall</title>" in text
+    assert f"<h1>{heading}</h1>" in text
+
+
+def test_where_one_selects_or_deletes_the_heading_says_so(page: Client, alice: User) -> None:
+    token, other = ApiToken.make(user=alice)[0], ApiToken.make(user=alice)[0]
+
+    assert "<h1>Select API token</h1>" in html(page.get(list_of("apitoken"), {"_popup": 1}))
+    assert "<h1>Delete multiple objects</h1>" in html(act(page, "apitoken", "delete_selected", token, other))
+    assert "<h1>Delete</h1>" in html(page.get(reverse("admin:roster_apitoken_delete", args=[token.pk])))
+
+
+# The banner -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["admin:index", "admin:roster_guildmember_changelist"])
+def test_without_a_live_runtime_a_banner_says_how_to_start_one(page: Client, name: str) -> None:
+    assert NO_RUNTIME in html(page.get(reverse(name)))
+
+
+@pytest.mark.usefixtures("runtime")
+def test_with_a_live_runtime_there_is_no_banner(page: Client) -> None:
+    assert NO_RUNTIME not in html(page.get(reverse("admin:index")))
+
+
+def test_the_banner_is_not_for_strangers(client: Client) -> None:
+    assert NO_RUNTIME not in html(client.get(reverse("admin:login")))
+
+
+# What comes from members is text ----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("runtime")
+def test_hostile_words_are_escaped_wherever_they_show(page: Client, alice: User) -> None:
+    member = make_member(
+        "evil",
+        display_name=EVIL,
+        description=EVIL,
+        status="error",
+        last_error=EVIL,
+        warnings=[EVIL],
+        instructions=EVIL,
+        server_info={"name": EVIL},
+        capabilities={EVIL: EVIL},
+    )
+    schema = {"type": "object", "description": EVIL, "properties": {EVIL: {"default": EVIL}}}
+    tool = make_tool(
+        member,
+        f"{EVIL}/t",
+        definition={"title": EVIL, "description": EVIL, "inputSchema": schema},
+        schema_error=EVIL,
+    )
+    call = make_call(
+        member,
+        tool_name=tool.name,
+        arguments={EVIL: EVIL},
+        status="failed",
+        error_kind="tool",
+        error_message=EVIL,
+        error_data={EVIL: EVIL},
+        result={"content": [{"type": "text", "text": EVIL}]},
+    )
+    change = StatusChange.objects.create(
+        member=member, old="starting", new="error", cause="exit", message=EVIL, log_tail=EVIL
+    )
+    addresses = [list_of(model) for model in LISTS]
+    addresses += [page_of(row) for row in (member, tool, call, change)]
+    addresses.append(reverse("admin:roster_tool_call", args=[tool.pk]))
+
+    seen = 0
+    for address in addresses:
+        text = html(page.get(address))
+        assert EVIL not in text, address
+        seen += text.count(ESCAPED)
+    assert seen > 20
+    assert ESCAPED in html(act(page, "tool", "switch_off", tool))
+    assert ESCAPED in html(call_form(page, tool, "{}"))  # refused: it is switched off, and the message names it
+
+
+def test_no_page_carries_a_script_of_its_own(page: Client, full_hall: dict[str, Any], echo: Tool) -> None:
+    addresses = [page_of(row) for row in full_hall.values()]
+    addresses += [list_of("guildmember"), reverse("admin:roster_tool_call", args=[echo.pk])]
+
+    for address in addresses:
+        scripts = re.findall(r"<script(?![^>]*\bsrc=)[^>]*>", html(page.get(address)))
+        assert not scripts, address
+
+
+def test_a_calls_page_shows_its_progress(page: Client, echo: Tool) -> None:
+    call = make_call(echo.member, status="running", progress={"progress": 2, "total": 3, "message": "<b>fetching"})
+    assert "2 of 3: &lt;b&gt;fetching" in html(page.get(page_of(call)))
+
+
+# Cost -------------------------------------------------------------------------------------------------------------
+
+
+def fill(count: int, begin: int, alice: User) -> None:
+    for number in range(begin, begin + count):
+        member = make_member(f"member-{number}", status="connected")
+        PortAllocation.objects.create(port=20000 + number, member=member)
+        make_tool(member)
+        make_call(member, requested_by=alice)
+        StatusChange.objects.create(member=member, old="starting", new="connected", cause="handshake")
+        ApiToken.make(user=alice)
+
+
+def queries(page: Client, address: str) -> int:
+    html(page.get(address))  # Django remembers content types from the first time on
+    with CaptureQueriesContext(connection) as captured:
+        html(page.get(address))
+    return len(captured)
+
+
+@pytest.mark.parametrize("model", LISTS)
+@pytest.mark.usefixtures("runtime")
+def test_a_list_costs_the_same_queries_for_two_rows_and_for_twenty(page: Client, alice: User, model: str) -> None:
+    fill(2, 0, alice)
+    few = queries(page, list_of(model))
+    fill(18, 2, alice)
+
+    assert queries(page, list_of(model)) == few
+    assert few <= 12
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_members_page_costs_the_same_queries_for_two_tools_and_for_twenty(page: Client, example: GuildMember) -> None:
+    def grow(begin: int, end: int) -> None:
+        for number in range(begin, end):
+            make_tool(example, f"tool-{number}")
+            StatusChange.objects.create(member=example, old="starting", new="connected", cause="handshake")
+
+    grow(0, 2)
+    few = queries(page, page_of(example))
+    grow(2, 20)
+
+    assert queries(page, page_of(example)) == few
+
+
+def test_the_list_of_calls_does_not_read_results(page: Client, example: GuildMember) -> None:
+    make_call(example, status="succeeded", result={"content": []})
+    with CaptureQueriesContext(connection) as captured:
+        html(page.get(list_of("invocation")))
+
+    assert not [query for query in captured if '"roster_invocation"."result"' in query["sql"]]
+
+
+# Twins ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [*GuildMember.Status.values, *Invocation.Status.values])
+def test_every_status_has_a_colour_in_light_and_in_dark(status: str) -> None:
+    css = Path(str(finders.find("roster/admin.css"))).read_text()
+
+    assert len(re.findall(rf"\.status-{status}\b", css)) >= 2
+
+
+def test_nothing_that_people_are_told_is_written_in_markdown() -> None:
+    told = []
+    for path in [*(settings.BASE_DIR / "roster").rglob("*.py"), *(settings.BASE_DIR / "mcp_runtime").rglob("*.py")]:
+        raised = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Raise)]
+        told += [node.value for each in raised for node in ast.walk(each) if isinstance(node, ast.Constant)]
+    for path in (settings.BASE_DIR / "roster" / "templates").rglob("*.html"):
+        told += re.split(r"{#.*?#}|{%.*?%}", path.read_text())
+
+    assert [text for text in told if "`" in str(text)] == []
+
+
+def test_the_banner_asks_for_the_runtime_once_per_request(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    real: Callable[[], Any] = live_runtime
+    monkeypatch.setattr(present, "live_runtime", lambda: asked.append(1) or real())
+
+    html(page.get(list_of("guildmember"), {"status": "error"}))
+
+    assert len(asked) == 1
+    assert Hall.objects.count() <= 1

@@ -1,0 +1,72 @@
+"""Characters: alice may do everything, bob may look, control and call, charlie nothing. No runtime is there."""
+
+from __future__ import annotations
+
+import pytest
+from django.conf import settings
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+
+from mcp_runtime.rows import lease
+from mcp_runtime.security import principals
+from roster.models import GuildMember
+from tests.support.api import ECHO_SCHEMA, add_member, add_tool, client_of
+
+
+@pytest.fixture(autouse=True)
+def _no_snapshot_grows_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Tests count queries: on a machine that is busy two seconds may pass between two lines.
+    monkeypatch.setattr(principals, "KEPT_SECONDS", 60.0)
+
+
+@pytest.fixture(autouse=True)
+def _static_root() -> None:
+    # WhiteNoise warns about a folder that is not there, and here a warning is an error.
+    settings.STATIC_ROOT.mkdir(exist_ok=True)
+
+
+@pytest.fixture
+def alice(db: None) -> User:
+    return User.objects.create_superuser("alice")
+
+
+@pytest.fixture
+def bob(db: None) -> User:
+    user = User.objects.create_user("bob")
+    user.user_permissions.set(
+        Permission.objects.filter(codename__in=["control_member", "invoke_tool", "view_guildmember", "view_invocation"])
+    )
+    return user
+
+
+@pytest.fixture
+def charlie(db: None) -> User:
+    return User.objects.create_user("charlie")
+
+
+@pytest.fixture
+def as_alice(alice: User) -> Client:
+    return client_of(alice)
+
+
+@pytest.fixture
+def as_bob(bob: User) -> Client:
+    return client_of(bob)
+
+
+@pytest.fixture
+def as_charlie(charlie: User) -> Client:
+    return client_of(charlie)
+
+
+@pytest.fixture
+def example(db: None) -> GuildMember:
+    member = add_member()
+    add_tool(member, "echo", ECHO_SCHEMA)
+    return member
+
+
+@pytest.fixture
+def live_runtime(db: None) -> None:
+    """This very process holds the lease."""
+    lease.take()

@@ -1,0 +1,360 @@
+"""Over REST: groups and scopes narrow every list and verb, tokens are made and revoked, and calls are limited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Group, Permission, User
+from django.test import Client
+from django.utils import timezone
+
+from mcp_runtime.control.members import reserve_member
+from mcp_runtime.security.limits import Limiter
+from roster.api import invocations
+from roster.models import ApiToken, GuildMember, Invocation
+from tests.support.api import add_call, add_member, add_tool, client_of
+
+TOKENS = "/api/tokens/"
+Scope = ApiToken.Scope
+
+
+@pytest.fixture(autouse=True)
+def limiter(monkeypatch: pytest.MonkeyPatch) -> Limiter:
+    fresh = Limiter()
+    monkeypatch.setattr(invocations, "limiter", fresh)
+    return fresh
+
+
+@pytest.fixture
+def notes(db: None) -> GuildMember:
+    member = add_member("notes")
+    add_tool(member, "add")
+    add_tool(member, "list")
+    return member
+
+
+@pytest.fixture
+def reserved(notes: GuildMember) -> GuildMember:
+    reserve_member(notes, [Group.objects.create(name="writers")])
+    return notes
+
+
+def post(client: Client, address: str, body: Any = None, **headers: str) -> Any:
+    return client.post(address, body or {}, content_type="application/json", headers=headers)
+
+
+def invoke(client: Client, member: str, tool: str) -> Any:
+    body = {"arguments": {"text": "hi"}} if tool == "echo" else {}
+    return post(client, f"/api/members/{member}/tools/{tool}/invoke/", body)
+
+
+def roster_of(client: Client) -> dict[str, list[str]]:
+    members = client.get("/api/roster/").json()["members"]
+    shown = {row["name"]: [tool["name"] for tool in row["tools"]] for row in members}
+    assert [row["name"] for row in client.get("/api/members/").json()["members"]] == list(shown)
+    return shown
+
+
+# Lists and verbs --------------------------------------------------------------------------------------------------
+
+
+def test_a_token_for_some_members_sees_and_calls_those_alone(
+    bob: User, example: GuildMember, notes: GuildMember
+) -> None:
+    client = client_of(bob, scope=Scope.MEMBERS, members=[notes])
+    assert roster_of(client) == {"notes": ["add", "list"]}
+    assert invoke(client, "notes", "add").status_code == 202
+    response = invoke(client, "example", "echo")
+    assert (response.status_code, response.json()["code"]) == (403, "not_allowed")
+    assert "is for these members alone: notes" in response.json()["error"]
+    assert post(client, "/api/members/notes/stop/").status_code == 202
+    for address in ("", "tools/", "tools/echo/", "logs/", "status-changes/"):
+        assert client.get(f"/api/members/example/{address}").status_code == 404
+    assert post(client, "/api/members/example/stop/").status_code == 404
+    assert post(client, "/api/members/example/tools/echo/disable/").status_code == 404
+    example.refresh_from_db()
+    assert example.wanted == "running"
+    assert example.tools.get().enabled
+
+
+def test_a_token_for_some_tools_sees_and_calls_those_alone(bob: User, example: GuildMember, notes: GuildMember) -> None:
+    client = client_of(bob, scope=Scope.TOOLS, tools=[notes.tools.get(name="add")])
+    assert roster_of(client) == {"notes": ["add"]}
+    assert [tool["name"] for tool in client.get("/api/members/notes/tools/").json()["tools"]] == ["add"]
+    assert client.get("/api/members/notes/tools/add/").status_code == 200
+    assert client.get("/api/members/notes/tools/list/").status_code == 404
+    assert invoke(client, "notes", "add").status_code == 202
+    assert invoke(client, "notes", "list").status_code == 403
+    assert post(client, "/api/members/notes/stop/").status_code == 403
+    assert post(client, "/api/members/notes/tools/add/disable/").status_code == 403
+    assert client.get("/api/members/notes/logs/").status_code == 403
+    assert GuildMember.objects.get(name="notes").wanted == "running"
+
+
+def test_a_reserved_member_is_not_there_for_others(
+    bob: User, as_bob: Client, as_alice: Client, example: GuildMember, reserved: GuildMember
+) -> None:
+    add_call(reserved)
+    assert roster_of(as_bob) == {"example": ["echo"]}
+    assert as_bob.get("/api/members/notes/").status_code == 404
+    assert post(as_bob, "/api/members/notes/stop/").status_code == 404
+    assert as_bob.get("/api/invocations/").json()["results"] == []
+    refusal = invoke(as_bob, "notes", "add")
+    assert refusal.status_code == 403
+    assert "reserved for groups" in refusal.json()["error"]
+    assert set(roster_of(as_alice)) == {"example", "notes"}
+
+    bob.groups.add(Group.objects.get(name="writers"))
+
+    assert set(roster_of(as_bob)) == {"example", "notes"}
+    assert invoke(as_bob, "notes", "add").status_code == 202
+
+
+def test_who_may_not_call_is_shown_no_tools(as_charlie: Client, example: GuildMember) -> None:
+    assert roster_of(as_charlie) == {"example": []}
+    assert as_charlie.get("/api/members/example/tools/").json() == {"tools": []}
+    assert as_charlie.get("/api/members/example/tools/echo/").status_code == 404
+
+
+def test_who_may_only_control_sees_the_tools_that_they_may_switch(
+    charlie: User, as_charlie: Client, example: GuildMember
+) -> None:
+    charlie.user_permissions.add(Permission.objects.get(codename="control_member"))
+    assert roster_of(as_charlie) == {"example": ["echo"]}
+    assert post(as_charlie, "/api/members/example/tools/echo/disable/").status_code == 200
+    assert invoke(as_charlie, "example", "echo").status_code == 403
+
+
+def test_a_browsers_session_is_asked_for_the_same(bob: User, example: GuildMember, reserved: GuildMember) -> None:
+    client = Client()
+    client.force_login(bob)
+    assert roster_of(client) == {"example": ["echo"]}
+    assert invoke(client, "notes", "add").status_code == 403
+
+
+def test_a_call_says_which_token_it_was_made_with_and_keeps_its_name(bob: User, example: GuildMember) -> None:
+    client = client_of(bob, name="laptop")
+    answer = invoke(client, "example", "echo").json()
+    call = Invocation.objects.get()
+    assert call.token == ApiToken.objects.get()
+    assert (answer["token"], answer["requester"]) == (call.token.pk, "bob (laptop)")
+    assert call.requester == "bob (laptop)"
+    ApiToken.objects.get().delete()
+    call.refresh_from_db()
+    assert (call.token, call.requester, call.requested_by) == (None, "bob (laptop)", bob)
+
+
+def test_a_narrowed_token_sees_the_calls_that_were_made_with_it(bob: User, example: GuildMember) -> None:
+    add_call(example, requested_by=bob)
+    client = client_of(bob, scope=Scope.MEMBERS, members=[example])
+    own = invoke(client, "example", "echo").json()["id"]
+    assert [row["id"] for row in client.get("/api/invocations/").json()["results"]] == [own]
+
+
+# The token itself -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["token", "access_token", "api_key", "key", "Authorization", "authorization"])
+def test_a_token_in_the_address_opens_nothing(bob: User, example: GuildMember, name: str) -> None:
+    token = ApiToken.make(user=bob)[1]
+    for value in (token, f"Bearer {token}"):
+        assert Client().get("/api/roster/", {name: value}).status_code == 401
+        address = f"/api/members/example/tools/echo/invoke/?{name}={value}"
+        assert post(Client(), address, {"arguments": {"text": "x"}}).status_code == 401
+    assert Client().get("/metrics", {name: token}).status_code == 401
+    assert not Invocation.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"revoked_at": timezone.now()}, "was revoked"),
+        ({"expires_at": timezone.now() - timedelta(seconds=1)}, "expired at"),
+    ],
+)
+def test_a_token_that_is_over_is_401_with_the_reason(as_bob: Client, columns: dict[str, Any], said: str) -> None:
+    ApiToken.objects.update(**columns)
+    response = as_bob.get("/api/roster/")
+    assert (response.status_code, response.json()["code"]) == (401, "authentication_failed")
+    assert said in response.json()["error"]
+
+
+# Making tokens ----------------------------------------------------------------------------------------------------
+
+
+def test_a_token_is_made_and_shown_once(bob: User, notes: GuildMember) -> None:
+    bob.user_permissions.add(Permission.objects.get(codename="add_apitoken"))
+    client = client_of(bob)
+    body = {"name": "ci", "tools": ["notes/add"], "expires_at": "2099-01-01T00:00:00Z", "calls_per_minute": 5}
+    response = post(client, TOKENS, body)
+    assert response.status_code == 201
+    made = response.json()
+    assert (made["scope"], made["tools"], made["calls_per_minute"], made["state"]) == (
+        "tools",
+        ["notes/add"],
+        5,
+        "good",
+    )
+    row = ApiToken.objects.get(pk=made["id"])
+    assert (row.user, row.digest) == (bob, ApiToken.digest_of(made["token"]))
+    shown = client.get(made["url"])
+    assert "token" not in shown.json()
+    assert made["token"] not in shown.content.decode()
+    assert made["token"] not in client.get(TOKENS).content.decode()
+    child = Client(headers={"Authorization": f"Bearer {made['token']}"})
+    assert roster_of(child) == {"notes": ["add"]}
+
+
+def test_making_a_token_needs_the_permission_and_reading_does_not(as_bob: Client) -> None:
+    response = post(as_bob, TOKENS)
+    assert response.status_code == 403
+    assert "roster.add_apitoken" in response.json()["error"]
+    assert [row["hint"] for row in as_bob.get(TOKENS).json()["results"]] == [ApiToken.objects.get().hint]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"member": ["notes"]}, 400),
+        ({"tools": ["notes"]}, 400),
+        ({"max_in_flight": 0}, 400),
+        ({"calls_per_minute": -1}, 400),
+        ({"name": "x" * 101}, 400),
+        ({"members": ["nobody"]}, 404),
+        ({"tools": ["notes/fly"]}, 404),
+        ({"members": ["notes"], "tools": ["notes/add"]}, 409),
+        ({"expires_at": "2001-01-01T00:00:00Z"}, 409),
+    ],
+)
+def test_a_wish_that_cannot_be_is_refused(
+    as_alice: Client, notes: GuildMember, body: dict[str, Any], status: int
+) -> None:
+    response = post(as_alice, TOKENS, body)
+    assert response.status_code == status, response.json()
+    assert response.json()["error"]
+    assert ApiToken.objects.count() == 1
+
+
+def test_a_token_cannot_make_a_wider_one(alice: User, notes: GuildMember, example: GuildMember) -> None:
+    client = client_of(alice, scope=Scope.MEMBERS, members=[notes])
+    assert post(client, TOKENS, {"members": ["example"]}).status_code == 403
+    assert post(client, TOKENS).json()["members"] == ["notes"]
+
+
+def test_a_revoked_token_is_refused_at_once_and_stays_listed(alice: User, as_alice: Client) -> None:
+    row, token = ApiToken.make(user=alice, name="old")
+    other = Client(headers={"Authorization": f"Bearer {token}"})
+    assert other.get("/api/roster/").status_code == 200
+    revoked = post(as_alice, f"{TOKENS}{row.pk}/revoke/")
+    assert (revoked.status_code, revoked.json()["state"]) == (200, "revoked")
+    assert other.get("/api/roster/").status_code == 401
+    assert row.pk in [shown["id"] for shown in as_alice.get(TOKENS).json()["results"]]
+
+
+def test_tokens_of_others_are_not_found(as_alice: Client, bob: User) -> None:
+    theirs = ApiToken.make(user=bob)[0]
+    assert as_alice.get(f"{TOKENS}{theirs.pk}/").status_code == 404
+    assert post(as_alice, f"{TOKENS}{theirs.pk}/revoke/").status_code == 404
+    theirs.refresh_from_db()
+    assert theirs.revoked_at is None
+
+
+def test_a_narrowed_token_knows_of_itself_alone(alice: User, notes: GuildMember) -> None:
+    other = ApiToken.make(user=alice)[0]
+    client = client_of(alice, scope=Scope.MEMBERS, members=[notes])
+    assert [row["scope"] for row in client.get(TOKENS).json()["results"]] == ["members"]
+    assert post(client, f"{TOKENS}{other.pk}/revoke/").status_code == 404
+
+
+# Limits -----------------------------------------------------------------------------------------------------------
+
+
+def test_more_calls_than_a_minute_allows_are_429_and_say_when_to_come_again(bob: User, example: GuildMember) -> None:
+    client = client_of(bob, calls_per_minute=2)
+    assert [invoke(client, "example", "echo").status_code for _ in range(3)] == [202, 202, 429]
+    refused = invoke(client, "example", "echo")
+    assert 1 <= int(refused["Retry-After"]) <= 30
+    assert refused.json()["code"] == "too_many_calls"
+    assert "2 calls a minute" in refused.json()["error"]
+    assert client.get("/api/roster/").status_code == 200
+    assert Invocation.objects.count() == 2
+
+
+def test_the_settings_limit_tokens_that_have_none_of_their_own(bob: User, example: GuildMember, settings: Any) -> None:
+    settings.GUILD_HALL_CALLS_PER_MINUTE = 1
+    client, free = client_of(bob), client_of(bob, calls_per_minute=0)
+    assert [invoke(client, "example", "echo").status_code for _ in range(2)] == [202, 429]
+    assert [invoke(free, "example", "echo").status_code for _ in range(3)] == [202] * 3
+
+
+@pytest.fixture
+def one_under_way(bob: User, limiter: Limiter) -> Iterator[Client]:
+    client = client_of(bob, max_in_flight=1)
+    with limiter.call(ApiToken.objects.get().pk, calls_per_minute=0, max_in_flight=1):
+        yield client
+
+
+def test_more_calls_under_way_than_the_token_may_are_429(one_under_way: Client, example: GuildMember) -> None:
+    refused = invoke(one_under_way, "example", "echo")
+    assert refused.status_code == 429
+    assert refused["Retry-After"] == "1"
+    assert "under way" in refused.json()["error"]
+
+
+def test_calls_that_were_answered_are_not_under_way(bob: User, example: GuildMember) -> None:
+    client = client_of(bob, max_in_flight=1)
+    assert [invoke(client, "example", "echo").status_code for _ in range(3)] == [202] * 3
+
+
+# What agents' clients want ----------------------------------------------------------------------------------------
+
+CONFIG = "/api/agent-config/"
+
+
+def test_a_get_shows_the_configuration_with_a_placeholder_and_makes_nothing(
+    as_bob: Client, notes: GuildMember, example: GuildMember
+) -> None:
+    response = as_bob.get(CONFIG, {"for": "claude-code", "members": "notes"})
+    assert response.status_code == 200
+    answer = response.json()
+    assert "PUT_A_TOKEN_HERE" in answer["config"]
+    assert "/mcp?members=notes" in answer["config"]
+    assert answer["token"] is None
+    assert set(answer["cost_by_member"]) == {"notes"}
+    assert answer["cost"]["tools"] == 2
+    assert answer["cost"]["tokens"] > 0
+    assert ApiToken.objects.count() == 1
+
+
+def test_a_post_makes_a_token_for_the_client_and_these_members(as_alice: Client, notes: GuildMember) -> None:
+    response = post(as_alice, CONFIG, {"for": "codex", "members": ["notes"], "expires_at": "2099-01-01T00:00:00Z"})
+    assert response.status_code == 201
+    made = response.json()["token"]
+    assert (made["name"], made["scope"], made["members"]) == ("codex", "members", ["notes"])
+    (token,) = [word.strip('"') for word in response.json()["config"].split() if word.startswith("gh_")]
+    assert ApiToken.objects.get(pk=made["id"]).digest == ApiToken.digest_of(token)
+
+
+def test_direct_needs_no_token(as_alice: Client, notes: GuildMember) -> None:
+    refused = post(as_alice, CONFIG, {"for": "cursor", "members": ["notes"], "direct": True})
+    assert refused.status_code == 409
+    assert "does not run" in refused.json()["error"]
+    nobody = post(as_alice, CONFIG, {"for": "cursor", "direct": True})
+    assert (nobody.status_code, nobody.json()["token"]) == (201, None)
+    assert ApiToken.objects.count() == 1
+
+
+@pytest.mark.parametrize("query", [{}, {"for": "emacs"}, {"for": "cursor", "direct": "perhaps"}])
+def test_a_question_that_cannot_be_understood_is_400(as_bob: Client, query: dict[str, str]) -> None:
+    assert as_bob.get(CONFIG, query).status_code == 400
+
+
+def test_a_member_that_may_not_be_called_is_no_choice(as_bob: Client, reserved: GuildMember) -> None:
+    assert as_bob.get(CONFIG, {"for": "cursor", "members": "notes"}).status_code == 404
+
+
+def test_making_a_configuration_needs_the_permission_to_make_tokens(as_bob: Client, notes: GuildMember) -> None:
+    assert post(as_bob, CONFIG, {"for": "cursor"}).status_code == 403

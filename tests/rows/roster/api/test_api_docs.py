@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.contrib.staticfiles import finders
+from django.test import Client
+from drf_spectacular.drainage import GENERATOR_STATS
+from drf_spectacular.validation import validate_schema
+
+from mcp_runtime.control.members import MEMBER_VERBS
+from roster.models import GuildMember, Invocation
+
+
+@pytest.fixture
+def document(as_bob: Client) -> dict[str, Any]:
+    GENERATOR_STATS.reset()
+    response = as_bob.get("/api/schema/?format=json")
+    assert response.status_code == 200
+    document: dict[str, Any] = response.json()
+    return document
+
+
+def test_the_document_is_valid_openapi_and_nothing_had_to_be_guessed(document: dict[str, Any]) -> None:
+    validate_schema(document)
+    assert not GENERATOR_STATS  # neither warnings nor errors
+
+
+def test_every_address_is_documented_with_its_verbs(document: dict[str, Any]) -> None:
+    paths = {address: set(verbs) for address, verbs in document["paths"].items()}
+    member, call, session = "/api/members/{name}/", "/api/invocations/{id}/", "/api/sessions/{id}/"
+    assert paths == {
+        "/api/roster/": {"get"},
+        "/api/members/": {"get"},
+        member: {"get"},
+        **{f"{member}{verb}/": {"post"} for verb in MEMBER_VERBS},
+        f"{member}logs/": {"get"},
+        f"{member}status-changes/": {"get"},
+        f"{member}statistics/": {"get"},
+        f"{member}tools/": {"get"},
+        f"{member}tools/{{tool}}/": {"get"},
+        f"{member}tools/{{tool}}/invoke/": {"post"},
+        f"{member}tools/{{tool}}/enable/": {"post"},
+        f"{member}tools/{{tool}}/disable/": {"post"},
+        "/api/invocations/": {"get"},
+        call: {"get"},
+        f"{call}cancel/": {"post"},
+        "/api/tokens/": {"get", "post"},
+        "/api/tokens/{id}/": {"get"},
+        "/api/tokens/{id}/revoke/": {"post"},
+        "/api/agent-config/": {"get", "post"},
+        "/api/sessions/": {"get", "post"},
+        session: {"get"},
+        f"{session}messages/": {"post"},
+        f"{session}events/": {"get"},
+        f"{session}stop/": {"post"},
+    }
+
+
+def test_statuses_are_documented_word_for_word(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    assert schemas["MemberStatus"]["enum"] == GuildMember.Status.values
+    assert schemas["InvocationStatus"]["enum"] == Invocation.Status.values
+
+
+def test_every_operation_needs_a_token_or_a_session(document: dict[str, Any]) -> None:
+    for verbs in document["paths"].values():
+        for operation in verbs.values():
+            assert operation["security"] == [{"token": []}, {"cookieAuth": []}]
+    assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
+
+
+def test_the_docs_need_no_network(bob: User) -> None:
+    client = Client()
+    client.force_login(bob)
+    response = client.get("/api/docs/")
+    assert response.status_code == 200
+    page = response.content.decode()
+    loaded = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert len(loaded) >= 4
+    for address in loaded:
+        assert address.startswith("/static/")
+        assert finders.find(address.removeprefix("/static/")), address
+    assert "http://" not in page
+    assert "https://" not in page
+
+
+def test_the_docs_find_their_document(bob: User) -> None:
+    client = Client()
+    client.force_login(bob)
+    page = client.get("/api/docs/").content.decode()
+    assert "/api/schema/" in page
+    assert client.get("/api/schema/").status_code == 200
+
+
+def test_the_index_leads_everywhere(as_bob: Client) -> None:
+    index = as_bob.get("/api/").json()
+    assert set(index) == {"roster", "members", "invocations", "tokens", "sessions", "docs", "schema"}
+    for address in index.values():
+        assert as_bob.get(address).status_code == 200

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+from django.test import Client
+
+from mcp_runtime.protocol import errors
+from mcp_runtime.protocol.errors import InvalidArgumentsError, McpRuntimeError, RequestRefusedError
+from roster.api import permissions
+from roster.api.errors import ANSWERS, answer_to, exception_handler
+from roster.models import GuildMember
+from tests.support.api import METHODS, api_addresses
+
+
+def subclasses(cls: type[Any]) -> set[type[Any]]:
+    return {cls, *(deeper for direct in cls.__subclasses__() for deeper in subclasses(direct))}
+
+
+def test_every_refusal_has_a_status_of_its_own() -> None:
+    assert subclasses(RequestRefusedError) <= set(ANSWERS)
+
+
+def test_every_refusal_has_a_code_of_its_own() -> None:
+    codes = [code for _, code in ANSWERS.values()]
+    assert len(codes) == len(set(codes))
+
+
+def test_every_error_of_the_hall_has_an_answer() -> None:
+    for cls in subclasses(McpRuntimeError):
+        http_status, code = answer_to(cls.__new__(cls))
+        assert 400 <= http_status < 600
+        assert code
+
+
+def test_errors_that_are_no_refusals_say_that_the_hall_cannot_do_it_now() -> None:
+    assert answer_to(errors.NoFreePortError(20000, 20001))[0] == 503
+
+
+def test_refused_arguments_say_where_and_why() -> None:
+    response = exception_handler(InvalidArgumentsError("arguments of 'echo': no", "items.0", "no"), {})
+    assert response is not None
+    assert response.status_code == 400
+    assert response.data == {
+        "error": "arguments of 'echo': no",
+        "code": "invalid_arguments",
+        "path": "items.0",
+        "reason": "no",
+    }
+
+
+def test_a_fault_of_the_hall_is_left_to_django() -> None:
+    assert exception_handler(ZeroDivisionError(), {}) is None
+
+
+def test_a_database_that_is_away_is_503(as_bob: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> GuildMember:
+        raise OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(permissions, "find_member", fail)
+    response = as_bob.get("/api/members/example/")
+    assert response.status_code == 503
+    assert response.json()["code"] == "database_unavailable"
+    assert "server closed" not in response.content.decode()
+
+
+def test_every_error_has_the_same_body(as_bob: Client) -> None:
+    for response, http_status, code in [
+        (Client().get("/api/roster/"), 401, "not_authenticated"),
+        (as_bob.get("/api/members/nobody/"), 404, "unknown_member"),
+        (as_bob.get("/api/invocations/7/"), 404, "not_found"),
+        (as_bob.get("/api/nowhere/"), 404, "not_found"),
+        (as_bob.delete("/api/roster/"), 405, "method_not_allowed"),
+        (as_bob.get("/api/invocations/?status=odd"), 400, "invalid"),
+    ]:
+        assert response.status_code == http_status
+        assert response["Content-Type"] == "application/json"
+        assert response.json()["code"] == code
+        assert response.json()["error"].endswith(("roster", "."))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_address_fails_whatever_is_done_to_it(as_alice: Client, example: GuildMember, method: str) -> None:
+    for address in api_addresses():
+        assert getattr(as_alice, method)(address).status_code < 500, address
+
+
+@pytest.mark.django_db
+def test_a_browser_with_a_bad_token_is_refused_in_the_docs_too() -> None:
+    response = Client(headers={"Authorization": "Token gh_wrong", "Accept": "text/html"}).get("/api/docs/")
+    assert response.status_code == 401
+
+
+def test_refused_fields_are_named(as_bob: Client) -> None:
+    body = as_bob.get("/api/invocations/?status=odd").json()
+    assert list(body["faults"]) == ["status"]
+    assert body["error"].startswith("status: ")
+
+
+@pytest.mark.parametrize("address", ["tokens", "sessions"])
+def test_a_key_that_no_answer_can_hold_is_refused_as_any_misspelt_one(as_alice: Client, address: str) -> None:
+    body = r'{"members": [], "\ud800": 1}'
+    response = as_alice.post(f"/api/{address}/", body, content_type="application/json")
+    assert response.status_code == 400
+    assert r"'\ud800': This key is unknown" in response.json()["error"]
+
+
+@pytest.mark.parametrize("method", ["post", "put"])
+def test_a_forgotten_slash_is_named(as_bob: Client, method: str) -> None:
+    response = getattr(as_bob, method)("/api/members/example/start", {}, content_type="application/json")
+    assert response.status_code == 404
+    assert "slash" in response.json()["error"]
+
+
+def test_a_forgotten_slash_of_a_read_is_mended(as_bob: Client) -> None:
+    response = as_bob.get("/api/invocations?status=queued")
+    assert response.status_code == 302
+    assert response["Location"] == "/api/invocations/?status=queued"
+
+
+@pytest.mark.parametrize("accept", ["text/html", "application/xml", "nonsense", "*/*"])
+def test_the_answer_is_json_whatever_is_asked_for(as_bob: Client, accept: str) -> None:
+    response = as_bob.get("/api/roster/", headers={"Accept": accept})
+    assert response.status_code == 200
+    assert response["Content-Type"] == "application/json"
+
+
+def test_a_name_that_no_database_takes_is_404(as_bob: Client) -> None:
+    assert as_bob.get("/api/members/a%00b/").status_code == 404
+    assert as_bob.get("/api/members/example/tools/a%00b/").status_code == 404
+
+
+def test_a_body_in_chunks_is_refused_before_it_is_taken_for_an_empty_one(as_bob: Client) -> None:
+    response = as_bob.post(
+        "/api/members/example/tools/echo/invoke/", CONTENT_LENGTH="", headers={"Transfer-Encoding": "chunked"}
+    )
+    assert response.status_code == 411
+    assert response.json()["code"] == "length_required"

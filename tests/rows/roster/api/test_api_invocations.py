@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+from base64 import b64encode
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+from pytest_django import DjangoAssertNumQueries
+
+from roster.api import requests
+from roster.models import GuildMember, Invocation
+from tests.support.api import add_call, add_member
+
+CALLS = "/api/invocations/"
+NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
+
+
+def ids(client: Client, **query: Any) -> list[int]:
+    response = client.get(f"{CALLS}?{urlencode(query, doseq=True)}")
+    assert response.status_code == 200, response.content
+    return [call["id"] for call in response.json()["results"]]
+
+
+def test_calls_are_listed_newest_first(as_bob: Client, example: GuildMember) -> None:
+    calls = [add_call(example).pk for _ in range(3)]
+    assert ids(as_bob) == calls[::-1]
+
+
+def test_the_list_leaves_out_what_may_be_large(as_bob: Client, example: GuildMember) -> None:
+    add_call(example, status="failed", error_kind="tool", error_message="no", error_data=1, result={"isError": True})
+    (call,) = as_bob.get(CALLS).json()["results"]
+    assert call["error"] == {"kind": "tool", "message": "no", "code": None}
+    assert not {"arguments", "result"} & set(call)
+    assert {"arguments", "result"} <= set(as_bob.get(call["url"]).json())
+
+
+def test_many_calls_need_no_more_queries_than_one(
+    as_alice: Client, example: GuildMember, django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    for _ in range(5):
+        add_call(example, status="failed", error_kind="tool")
+    with django_assert_num_queries(2):
+        as_alice.get(CALLS)
+
+
+def test_filters_narrow_the_list(as_bob: Client, bob: User, example: GuildMember) -> None:
+    add_call(example, status="succeeded", queued_at=NOON)
+    odd = add_call(
+        add_member("other"),
+        "files/read",
+        status="failed",
+        error_kind="timeout",
+        door="admin",
+        requested_by=bob,
+        queued_at=NOON + timedelta(hours=1),
+    ).pk
+    assert len(ids(as_bob)) == 2
+    for name, value in {
+        "status": "failed",
+        "member": "other",
+        "tool": "files/read",
+        "door": "admin",
+        "error_kind": "timeout",
+        "requested_by": "bob",
+        "since": "2026-05-01T13:00:00Z",
+    }.items():
+        assert ids(as_bob, **{name: value}) == [odd], name
+    assert ids(as_bob, until="2026-05-01T13:00:00Z") == [odd - 1]
+    assert ids(as_bob, status="failed", member="example") == []
+    assert ids(as_bob, status=["failed", "succeeded"]) == [odd, odd - 1]
+
+
+@pytest.mark.parametrize(
+    "query", ["status=odd", "door=window", "error_kind=odd", "since=yesterday", "stats=failed", "member=%00"]
+)
+def test_a_filter_that_cannot_be_meant_is_refused(as_bob: Client, query: str) -> None:
+    response = as_bob.get(f"{CALLS}?{query}")
+    assert response.status_code == 400
+    assert list(response.json()["faults"]) == [query.partition("=")[0]]
+
+
+def test_pages_stay_put_while_new_calls_arrive(as_bob: Client, example: GuildMember) -> None:
+    calls = [add_call(example).pk for _ in range(5)][::-1]
+    first = as_bob.get(f"{CALLS}?page_size=2&member=example").json()
+    add_call(example)
+    second = as_bob.get(first["next"]).json()
+    third = as_bob.get(second["next"]).json()
+    pages = [[call["id"] for call in page["results"]] for page in (first, second, third)]
+    assert pages == [calls[:2], calls[2:4], calls[4:]]
+    assert third["next"] is None
+    assert first["next"].startswith(f"{CALLS}?")
+    assert [call["id"] for call in as_bob.get(third["previous"]).json()["results"]] == calls[2:4]
+
+
+def test_pages_are_bounded(as_bob: Client, example: GuildMember) -> None:
+    Invocation.objects.bulk_create(
+        Invocation(member=example, tool_name="echo", timeout=30, door="rest") for _ in range(210)
+    )
+    assert len(ids(as_bob)) == 50
+    assert len(ids(as_bob, page_size=100_000)) == 200
+    assert len(ids(as_bob, page_size="many")) == 50
+
+
+@pytest.mark.parametrize("cursor", ["p=abc", "p=1' OR 1=1", "p=" + "9" * 40, "p=%C2%B2", "o=x", "p=-1"])
+def test_a_made_up_cursor_is_not_found(as_bob: Client, example: GuildMember, cursor: str) -> None:
+    add_call(example)
+    response = as_bob.get(f"{CALLS}?{urlencode({'cursor': b64encode(cursor.encode()).decode()})}")
+    assert response.status_code == 404
+
+
+def test_a_call_of_a_removed_member_is_history_and_stays(as_bob: Client, example: GuildMember) -> None:
+    call = add_call(example, status="succeeded")
+    GuildMember.objects.update(removed_at=timezone.now())
+    assert ids(as_bob) == [call.pk]
+
+
+def test_a_number_without_end_is_not_found(as_bob: Client) -> None:
+    assert as_bob.get(f"{CALLS}{'9' * 30}/").status_code == 404
+    assert as_bob.get(f"{CALLS}abc/").status_code == 404
+
+
+def test_who_reads_a_call_may_wait_for_its_end(
+    as_bob: Client, example: GuildMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = add_call(example)
+    monkeypatch.setattr(
+        requests, "wait_for_call", lambda pk, timeout: Invocation.objects.filter(pk=pk).update(status="succeeded")
+    )
+    response = as_bob.get(f"{CALLS}{call.pk}/", headers={"Prefer": "wait=5"})
+    assert (response.status_code, response.json()["status"]) == (200, "succeeded")
+    assert response["Preference-Applied"] == "wait=5"
+
+
+def test_reading_a_call_that_is_not_over_is_200(as_bob: Client, example: GuildMember) -> None:
+    response = as_bob.get(f"{CALLS}{add_call(example, status='running').pk}/")
+    assert response.status_code == 200
+    assert "Location" not in response
+
+
+# Cancel -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_queued_call_is_cancelled_at_once(as_bob: Client, example: GuildMember) -> None:
+    call = add_call(example)
+    response = as_bob.post(f"{CALLS}{call.pk}/cancel/")
+    assert (response.status_code, response.json()["status"], response.json()["error"]) == (200, "cancelled", None)
+    assert response.json()["member"] == "example"
+
+
+def test_a_running_call_is_asked_to_end(as_bob: Client, example: GuildMember) -> None:
+    call = add_call(example, status="running", started_at=timezone.now())
+    response = as_bob.post(f"{CALLS}{call.pk}/cancel/")
+    assert (response.status_code, response.json()["status"]) == (202, "running")
+    assert response.json()["cancel_requested_at"] is not None
+
+
+@pytest.mark.parametrize(
+    ("codenames", "status"),
+    [
+        (["view_invocation"], 403),
+        (["view_invocation", "invoke_tool"], 403),
+        (["view_invocation", "control_member"], 200),
+    ],
+)
+def test_a_call_of_somebody_else_is_cancelled_by_who_may_stop_its_member_alone(
+    charlie: User, as_charlie: Client, bob: User, example: GuildMember, codenames: list[str], status: int
+) -> None:
+    charlie.is_staff = True
+    charlie.save()
+    charlie.user_permissions.set(Permission.objects.filter(codename__in=codenames))
+    others, own = add_call(example, requested_by=bob), add_call(example, requested_by=charlie)
+    assert as_charlie.get(f"{CALLS}{others.pk}/").status_code == 200
+    assert as_charlie.post(f"{CALLS}{others.pk}/cancel/").status_code == status
+    assert as_charlie.post(f"{CALLS}{own.pk}/cancel/").status_code == 200
+    third = add_call(example, requested_by=bob)
+    page = Client()
+    page.force_login(charlie)
+    answer = page.post(reverse("admin:roster_invocation_cancel", args=[third.pk]))
+    assert answer.status_code == (302 if status == 200 else status)
+    third.refresh_from_db()
+    assert third.status == ("cancelled" if status == 200 else "queued")
+
+
+def test_a_call_that_is_over_cannot_be_cancelled(as_bob: Client, example: GuildMember) -> None:
+    call = add_call(example, status="succeeded")
+    response = as_bob.post(f"{CALLS}{call.pk}/cancel/")
+    assert (response.status_code, response.json()["code"]) == (409, "not_cancellable")
+    assert as_bob.post(f"{CALLS}{call.pk + 1}/cancel/").status_code == 404

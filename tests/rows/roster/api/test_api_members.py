@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.conf import settings as hall_settings
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+from pytest_django import DjangoAssertNumQueries
+
+from mcp_runtime.control.members import MEMBER_VERBS
+from mcp_runtime.members import logs
+from roster.api.members import MAX_LINES, RosterMemberSerializer, RosterToolSerializer
+from roster.models import GuildMember, PortAllocation, StatusChange, Tool
+from tests.support.api import MANIFEST, add_member, add_tool, client_of
+
+Status = GuildMember.Status
+
+
+def entry(client: Client, name: str = "example") -> dict[str, Any]:
+    body = client.get("/api/roster/").json()
+    return next(member for member in body["members"] if member["name"] == name)
+
+
+def run(member: GuildMember, status: Status = Status.CONNECTED, port: int = 20007, **values: Any) -> None:
+    """As the runtime would leave it."""
+    GuildMember.objects.filter(pk=member.pk).update(status=status, **values)
+    PortAllocation.objects.create(member=member, port=port)
+
+
+# The roster -------------------------------------------------------------------------------------------------------
+
+
+def test_roster_tells_status_endpoint_and_tools(as_bob: Client, example: GuildMember, live_runtime: None) -> None:
+    run(example, warnings=["listens on every address"])
+    shown = entry(as_bob)
+    assert shown["status"] == "connected"
+    assert shown["port"] == 20007
+    assert shown["endpoint"] == "http://localhost:20007/mcp"
+    assert shown["error"] == ""
+    assert shown["warnings"] == ["listens on every address"]
+    assert shown["tools"] == [{"name": "echo", "title": "", "description": "Does echo."}]
+
+
+def test_roster_says_which_runtime_is_alive(as_bob: Client, live_runtime: None) -> None:
+    runtime = as_bob.get("/api/roster/").json()["runtime"]
+    assert runtime["alive"] is True
+    assert runtime["holder"].startswith("process ")
+
+
+def test_without_a_runtime_everybody_is_disconnected(as_bob: Client, example: GuildMember) -> None:
+    run(example, warnings=["listens on every address"], pid=4711)
+    assert as_bob.get("/api/roster/").json()["runtime"] == {"alive": False, "holder": None}
+    shown = entry(as_bob)
+    assert (shown["status"], shown["port"], shown["endpoint"], shown["warnings"]) == ("disconnected", None, None, [])
+    assert as_bob.get("/api/members/example/").json()["pid"] is None
+
+
+def test_roster_shows_why_a_member_is_in_error(as_bob: Client, example: GuildMember, live_runtime: None) -> None:
+    GuildMember.objects.update(status=Status.ERROR, last_error="member 'example' ended with exit code 3")
+    assert entry(as_bob)["error"] == "member 'example' ended with exit code 3"
+
+
+def test_roster_shows_how_long_a_member_has_been_starting_and_what_it_wrote_last(
+    as_bob: Client, example: GuildMember, live_runtime: None
+) -> None:
+    since = timezone.now() - timedelta(seconds=12.2)
+    run(example, Status.STARTING, status_changed_at=since, progress="Downloading foo (3/7)")
+    assert entry(as_bob)["progress"] == "starting for 12 s: Downloading foo (3/7)"
+    GuildMember.objects.update(progress="")
+    assert entry(as_bob)["progress"] == "starting for 12 s"
+    GuildMember.objects.update(status_changed_at=timezone.now())
+    assert entry(as_bob)["progress"] == ""
+
+
+def test_without_a_runtime_nobody_makes_progress(as_bob: Client, example: GuildMember) -> None:
+    since = timezone.now() - timedelta(seconds=12)
+    run(example, Status.STARTING, status_changed_at=since, progress="Downloading foo (3/7)")
+    assert entry(as_bob)["progress"] == ""
+
+
+def test_roster_shows_a_member_whose_manifest_cannot_be_used(as_bob: Client) -> None:
+    add_member("broken", manifest={}, manifest_error="broken/guild-member.json: not JSON")
+    shown = entry(as_bob, "broken")
+    assert (shown["status"], shown["error"]) == ("error", "broken/guild-member.json: not JSON")
+
+
+def test_roster_hides_removed_members_switched_off_and_unlisted_tools(as_bob: Client, example: GuildMember) -> None:
+    add_member("gone", removed_at=timezone.now())
+    add_tool(example, "off", enabled=False)
+    add_tool(example, "old", listed=False)
+    body = as_bob.get("/api/roster/").json()
+    assert [member["name"] for member in body["members"]] == ["example"]
+    assert [tool["name"] for tool in body["members"][0]["tools"]] == ["echo"]
+
+
+def test_roster_keeps_the_members_own_order_of_tools(as_bob: Client, example: GuildMember) -> None:
+    for name in ("zeta", "alpha"):
+        add_tool(example, name)
+    assert [tool["name"] for tool in entry(as_bob)["tools"]] == ["echo", "zeta", "alpha"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"title": "Echo", "annotations": {"title": "Other"}},
+        {"annotations": {"title": "Echo"}},
+        {"title": None, "description": None, "annotations": None},
+        {"title": "", "annotations": "none"},
+        {"description": 'größe ☃ "quoted"\n[1, 2]'},
+        {"title": "{}", "description": "17"},
+    ],
+)
+def test_roster_and_tool_page_tell_the_same_of_a_tool(
+    as_bob: Client, example: GuildMember, more: dict[str, Any]
+) -> None:
+    Tool.objects.update(definition={"name": "echo", "inputSchema": {}, **more})
+    (listed,) = entry(as_bob)["tools"]
+    shown = as_bob.get("/api/members/example/tools/echo/").json()
+    assert listed == {key: shown[key] for key in ("name", "title", "description")}
+
+
+def test_roster_gives_what_its_documentation_says(as_bob: Client, example: GuildMember) -> None:
+    shown = entry(as_bob)
+    assert list(shown) == list(RosterMemberSerializer().fields)
+    assert list(shown["tools"][0]) == list(RosterToolSerializer().fields)
+
+
+@pytest.mark.parametrize("address", ["/api/roster/", "/api/members/"])
+def test_many_members_need_no_more_queries_than_one(
+    as_bob: Client, live_runtime: None, django_assert_num_queries: DjangoAssertNumQueries, address: str
+) -> None:
+    for number in range(5):
+        member = add_member(f"member-{number}")
+        run(member, port=20000 + number)
+        add_tool(member, "one")
+        add_tool(member, "two")
+    add_member("far", server_url="https://mcp.example.com/mcp", status="connected")
+    # The token, the lease and its age, the members, for the roster their tools.
+    with django_assert_num_queries(5 if address == "/api/roster/" else 4):
+        as_bob.get(address)
+
+
+def test_members_are_the_roster_without_tools(as_bob: Client, example: GuildMember) -> None:
+    shown = as_bob.get("/api/members/").json()["members"][0]
+    assert {**shown, "tools": entry(as_bob)["tools"]} == entry(as_bob)
+
+
+# One member -------------------------------------------------------------------------------------------------------
+
+
+def test_member_tells_what_an_operator_needs(as_bob: Client, example: GuildMember, live_runtime: None) -> None:
+    due = timezone.now() + timedelta(seconds=4)
+    GuildMember.objects.update(
+        status=Status.ERROR, last_error="it died", exit_code=-9, restarts=2, restarts_total=7, next_restart_at=due
+    )
+    shown = as_bob.get("/api/members/example/").json()
+    assert (shown["enabled"], shown["wanted"]) == (True, "running")
+    assert (shown["status"], shown["error"], shown["exit_code"]) == ("error", "it died", -9)
+    assert (shown["restarts"], shown["restarts_total"]) == (2, 7)
+    assert shown["next_restart_at"] == due.isoformat().replace("+00:00", "Z")
+    assert shown["manifest"]["args"] == ["server.py", "${PORT}"]
+    assert shown["manifest"]["tool_timeouts"] == {"slow": 99.0}
+    for link in ("url", "tools_url", "logs_url", "status_changes_url"):
+        assert as_bob.get(shown[link]).status_code == 200
+
+
+def test_values_of_a_members_environment_are_never_shown(as_alice: Client, example: GuildMember) -> None:
+    response = as_alice.get("/api/members/example/")
+    assert response.json()["manifest"]["env"] == ["API_KEY"]
+    assert "sesame" not in response.content.decode()
+
+
+def test_a_server_elsewhere_has_its_url_for_endpoint_and_no_port(as_bob: Client, live_runtime: None) -> None:
+    headers = {"Authorization": "Bearer ${env:A_TOKEN}"}
+    url = "https://mcp.example.com/mcp?team=blue"
+    manifest = {**MANIFEST, "command": "", "args": [], "env": {}, "url": url, "headers": headers}
+    add_member("far", manifest=manifest, server_url=url, status="connected")
+    assert (entry(as_bob, "far")["endpoint"], entry(as_bob, "far")["port"]) == ("https://mcp.example.com/mcp", None)
+    shown = as_bob.get("/api/members/far/").json()
+    assert (shown["manifest"]["url"], shown["manifest"]["headers"]) == (url, headers)
+    for status in ("disconnected", "error"):
+        GuildMember.objects.update(status=status)
+        assert entry(as_bob, "far")["endpoint"] is None
+
+
+def test_a_member_that_never_had_a_good_manifest_has_none(as_bob: Client) -> None:
+    add_member("broken", manifest={}, manifest_error="not JSON")
+    assert as_bob.get("/api/members/broken/").json()["manifest"] is None
+
+
+def test_a_removed_member_is_not_found(as_bob: Client) -> None:
+    add_member("gone", removed_at=timezone.now())
+    for address in ("", "tools/", "logs/", "status-changes/"):
+        assert as_bob.get(f"/api/members/gone/{address}").status_code == 404
+    assert as_bob.post("/api/members/gone/start/").status_code == 404
+
+
+# Verbs ------------------------------------------------------------------------------------------------------------
+
+
+def test_stop_wishes_it_stopped(as_bob: Client, example: GuildMember) -> None:
+    response = as_bob.post("/api/members/example/stop/")
+    assert response.status_code == 202
+    assert response.json()["wanted"] == "stopped"
+    example.refresh_from_db()
+    assert example.wanted == GuildMember.Wanted.STOPPED
+
+
+def test_start_of_a_member_in_error_asks_for_a_new_try(
+    as_bob: Client, example: GuildMember, live_runtime: None
+) -> None:
+    GuildMember.objects.update(status=Status.ERROR, wanted=GuildMember.Wanted.STOPPED)
+    response = as_bob.post("/api/members/example/start/")
+    assert (response.status_code, response.json()["wanted"], response.json()["status"]) == (202, "running", "error")
+    assert response.json()["restart_requested_at"] is not None
+
+
+def test_disable_and_enable(as_bob: Client, example: GuildMember) -> None:
+    assert as_bob.post("/api/members/example/disable/").json()["enabled"] is False
+    assert as_bob.post("/api/members/example/start/").status_code == 409
+    assert as_bob.post("/api/members/example/restart/").json()["code"] == "member_disabled"
+    assert as_bob.post("/api/members/example/enable/").json()["enabled"] is True
+    assert as_bob.post("/api/members/example/restart/").status_code == 202
+
+
+def test_refresh_of_a_member_that_does_not_run_is_refused_with_the_reason(as_bob: Client, example: GuildMember) -> None:
+    response = as_bob.post("/api/members/example/refresh/")
+    assert response.status_code == 409
+    assert response.json() == {
+        "error": "member 'example' is disconnected: its tools are listed when it is connected",
+        "code": "refused",
+    }
+
+
+def test_every_verb_has_an_address_and_only_post_does_it(as_bob: Client, example: GuildMember) -> None:
+    for verb in MEMBER_VERBS:
+        assert as_bob.get(f"/api/members/example/{verb}/").status_code == 405
+        assert as_bob.post(f"/api/members/nobody/{verb}/").json()["code"] == "unknown_member"
+
+
+# Logs and status changes ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log_lines(example: GuildMember, settings: Any, tmp_path: Any) -> list[str]:
+    settings.GUILD_HALL_DATA_DIR = tmp_path
+    path = logs.path_of(tmp_path, example.name)
+    path.parent.mkdir()
+    lines = [f"line {number}" for number in range(300)]
+    path.write_text("\n".join(lines) + "\n")
+    return lines
+
+
+def test_logs_give_the_last_lines_oldest_first(as_bob: Client, log_lines: list[str]) -> None:
+    assert as_bob.get("/api/members/example/logs/?lines=3").json() == {"lines": log_lines[-3:]}
+    assert as_bob.get("/api/members/example/logs/").json() == {"lines": log_lines[-200:]}
+
+
+def test_a_member_that_wrote_nothing_has_an_empty_log(
+    as_bob: Client, example: GuildMember, settings: Any, tmp_path: Any
+) -> None:
+    settings.GUILD_HALL_DATA_DIR = tmp_path
+    assert as_bob.get("/api/members/example/logs/").json() == {"lines": []}
+
+
+SECRET = "another's argument"
+
+
+@pytest.mark.parametrize(
+    ("codename", "is_open"),
+    [(None, False), ("invoke_tool", False), ("control_member", False), ("view_guildmember", True)],
+)
+def test_what_a_member_writes_is_for_who_may_view_members(
+    charlie: User, as_charlie: Client, log_lines: list[str], live_runtime: None, codename: str | None, is_open: bool
+) -> None:
+    """Its log, its last lines, its progress: others' arguments may be in all of them. The admin asks for the same."""
+    member = GuildMember.objects.get(name="example")
+    logs.path_of(hall_settings.GUILD_HALL_DATA_DIR, member.name).write_text(SECRET + "\n")
+    GuildMember.objects.update(
+        status="error", last_error=f"it exited{GuildMember.TAIL_MARK}{SECRET}", exit_code=3, removed_at=None
+    )
+    GuildMember.objects.create(
+        name="slow",
+        directory="slow",
+        status="starting",
+        progress=SECRET,
+        status_changed_at=timezone.now() - timedelta(minutes=1),
+    )
+    StatusChange.objects.create(member=member, old="connected", new="error", cause="exit", log_tail=SECRET)
+    charlie.is_staff = True
+    charlie.save()
+    charlie.user_permissions.set(Permission.objects.filter(codename=codename))
+    expected = 200 if is_open else 403
+    for address in ("logs/", "status-changes/"):
+        response = as_charlie.get(f"/api/members/example/{address}")
+        assert response.status_code == expected
+        assert (SECRET in response.content.decode()) is is_open
+        assert is_open or "roster.view_guildmember" in response.json()["error"]
+    for address in ("/api/members/", "/api/roster/", "/api/members/example/", "/api/members/slow/"):
+        response = as_charlie.get(address)
+        assert response.status_code == 200
+        assert (SECRET in response.content.decode()) is is_open
+    detail = as_charlie.get("/api/members/example/").json()
+    assert detail["error"].startswith("it exited")
+    assert (detail["manifest"] is not None) is is_open
+    page = Client()
+    page.force_login(charlie)
+    for name in ("log", "log_file"):
+        assert page.get(reverse(f"admin:roster_guildmember_{name}", args=[member.pk])).status_code == expected
+
+
+def test_a_token_of_single_tools_reads_no_log(bob: User, example: GuildMember, log_lines: list[str]) -> None:
+    client = client_of(bob, scope="tools", tools=[example.tools.get()])
+    for address in ("logs/", "status-changes/"):
+        assert client.get(f"/api/members/example/{address}").status_code == 403
+
+
+@pytest.mark.parametrize("lines", ["0", "-1", "many", str(MAX_LINES + 1)])
+def test_an_unreasonable_number_of_lines_is_refused(as_bob: Client, log_lines: list[str], lines: str) -> None:
+    response = as_bob.get("/api/members/example/logs/", {"lines": lines})
+    assert response.status_code == 400
+    assert list(response.json()["faults"]) == ["lines"]
+
+
+def test_status_changes_tell_the_cause_newest_first(as_bob: Client, example: GuildMember) -> None:
+    StatusChange.objects.create(member=example, old="starting", new="connected", cause="handshake")
+    StatusChange.objects.create(
+        member=example, old="connected", new="error", cause="exit", exit_code=-9, log_tail="out of memory"
+    )
+    StatusChange.objects.create(member=add_member("other"), old="starting", new="error", cause="exit")
+    newest, oldest = as_bob.get("/api/members/example/status-changes/").json()["results"]
+    assert (newest["new"], newest["signal"], newest["log_tail"]) == ("error", "SIGKILL", "out of memory")
+    assert (oldest["cause"], oldest["exit_code"], oldest["signal"]) == ("handshake", None, "")

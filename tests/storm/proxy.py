@@ -1,0 +1,105 @@
+"""A TCP proxy between the hall and one of its services that can be killed, cut off and muted."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close sends a reset
+CONNECT_SECONDS = 5.0
+
+
+class Proxy:
+    """Listens on a port of 127.0.0.1 that stays its own; `address` is host:port.
+
+    `kill()`: connections are reset, new ones refused. `mute()`: connections stand and are accepted, and nothing passes
+    until `heal()`. `cut()`: the same, and what stood meanwhile is reset then, as behind a router that forgot it.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._service = host, port
+        self._passes, self._is_cut = threading.Event(), False
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._port = 0
+        self._listen()
+        self.address = f"127.0.0.1:{self._port}"
+        self.heal()
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+        self._listener.close()
+        self._reset_all()
+
+    def mute(self) -> None:
+        self._passes.clear()
+
+    def cut(self) -> None:
+        self._is_cut = True
+        self._passes.clear()
+
+    def heal(self) -> None:
+        if self._listener.fileno() < 0:
+            self._listen()
+        if self._is_cut:
+            self._reset_all()
+        self._is_cut = False
+        self._passes.set()
+
+    def close(self) -> None:
+        self.heal()
+        self.kill()
+
+    def _listen(self) -> None:
+        self._listener = socket.socket()
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._listener.bind(("127.0.0.1", self._port))
+        self._listener.listen(64)
+        self._port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        try:
+            service = socket.create_connection(self._service, timeout=CONNECT_SECONDS)
+        except OSError:
+            _reset(client)
+            return
+        service.settimeout(None)
+        with self._lock:
+            self._open |= {client, service}
+        threading.Thread(target=self._pump, args=(client, service), daemon=True).start()
+        self._pump(service, client)
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while part := source.recv(65_536):
+                self._passes.wait()
+                target.sendall(part)
+        with self._lock:
+            self._open -= {source, target}
+        for one in (source, target):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def _reset_all(self) -> None:
+        with self._lock:
+            found, self._open = self._open, set()
+        for one in found:
+            _reset(one)
+
+
+def _reset(one: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        one.shutdown(socket.SHUT_RD)  # wakes who reads
+    one.close()

@@ -1,0 +1,294 @@
+"""Real runtimes with real members on the test database. Everything started here is ended here, by pid."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import requests
+from django.conf import settings
+from django.db import connection
+
+from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.control.calls import queue_call, wait_for_call
+from mcp_runtime.control.notify import celery_app, queue_name
+from mcp_runtime.rows import lease
+from roster.models import GuildMember, Invocation
+from roster.models import Hall as HallRow
+from tests.conftest import ROOT, eventually
+
+# One for all tests: the broker's connections of this process ring for the hall that they were made for.
+HALL_ID = uuid.uuid4()
+SERVER = ROOT / "tests" / "support" / "servers" / "server.py"
+# Seconds for what a test waits for and promises nothing about.
+PATIENCE = 30.0
+
+
+def free_range(size: int = 40) -> tuple[int, int]:
+    """A part of the managed range that nobody uses now; each xdist worker looks in a slice of its own."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+    width = 10_000 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    for _ in range(200):
+        first = 20_000 + worker * width + random.randrange(width - size)
+        if all(_is_free(port) for port in range(first, first + size)):
+            return first, first + size - 1
+    pytest.fail("no free part of the managed port range")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def database_url() -> str:
+    values = connection.settings_dict
+    if connection.vendor == "sqlite":
+        return f"sqlite:///{values['NAME']}"
+    user = f"{values['USER']}:{values['PASSWORD']}@" if values["USER"] else ""
+    return f"postgres://{user}{values['HOST'] or '127.0.0.1'}:{values['PORT'] or 5432}/{values['NAME']}"
+
+
+class Hall:
+    """A members folder, a port range and a data folder on the test database; starts runtimes for them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.members_dir = folder / "members"
+        self.data_dir = folder / "data"
+        self.members_dir.mkdir()
+        first, last = free_range(42)
+        self.port_range, self.gateway_port, self.web_port = (first, last - 2), last - 1, last
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.log = folder / "runtime.log"
+
+    def environment(self, **more: str) -> dict[str, str]:
+        return {
+            **{key: value for key, value in os.environ.items() if not key.startswith("GUILD_HALL_")},
+            "DATABASE_URL": database_url(),
+            "REDIS_URL": settings.REDIS_URL,
+            "GUILD_HALL_DATA_DIR": str(self.data_dir),
+            "GUILD_HALL_MEMBERS_DIR": str(self.members_dir),
+            "GUILD_HALL_PORT_RANGE": "{}-{}".format(*self.port_range),
+            "GUILD_HALL_PORT": str(self.web_port),
+            "GUILD_HALL_GATEWAY_PORT": str(self.gateway_port),
+            "PYTHONPATH": str(ROOT),
+            **more,
+        }
+
+    def add(self, name: str, *modes: str, **manifest: Any) -> Path:
+        folder = self.members_dir / name
+        folder.mkdir(exist_ok=True, parents=True)
+        shutil.copy(SERVER, folder / "server.py")
+        values = {
+            "name": Path(name).name,
+            "version": "1.0.0",
+            "transport": "http",
+            "command": sys.executable,
+            "args": ["server.py", "${PORT}", *modes],
+            **manifest,
+        }
+        (folder / "guild-member.json").write_text(json.dumps(values))
+        return folder
+
+    def popen(self, argv: list[str], *, umask: int = -1, **environment: str) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                argv,
+                cwd=ROOT,
+                env=self.environment(**environment),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                umask=umask,
+            )
+        self.processes.append(process)
+        return process
+
+    def start(self, **environment: str) -> subprocess.Popen[bytes]:
+        """A runtime, its lease taken."""
+        before = lease.hall().lease_id
+        process = self.popen([sys.executable, "-m", "mcp_runtime.runtime.guard"], **environment)
+        eventually(
+            lambda: process.poll() is not None or lease.hall().lease_id not in (None, before),
+            within=20,
+            what="the runtime takes the lease",
+        )
+        assert process.poll() is None, self.output()
+        return process
+
+    def up(self, *, umask: int = -1, **environment: str) -> subprocess.Popen[bytes]:
+        """The whole hall, web included, as `make run` starts it; on its way up."""
+        return self.popen([sys.executable, "manage.py", "up"], umask=umask, **environment)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.web_port}"
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def manage(
+        self, *argv: str, env: Mapping[str, str] = {}, timeout: float = 40, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "manage.py", *argv],
+            cwd=ROOT,
+            env=self.environment(**env),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            **options,
+        )
+
+    @property
+    def worker_pid(self) -> int:
+        return lease.hall().lease_pid or 0
+
+    def marked(self, name: str = "") -> list[psutil.Process]:
+        """Every process that carries this hall's mark, or that of one of its members."""
+        start, end = f"{lease.hall().hall_id}/", f"/{name}" if name else ""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                mark = process.environ().get("GUILD_HALL_MEMBER", "")
+                if mark.startswith(start) and mark.endswith(end) and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def held_ports(self) -> list[int]:
+        return [port for port in range(self.port_range[0], self.port_range[1] + 1) if not _is_free(port)]
+
+    def end(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.terminate()
+        for process in self.processes:
+            try:
+                process.wait(12)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGTERM)
+                process.wait(10)
+
+
+@contextlib.contextmanager
+def hall_in(folder: Path) -> Iterator[Hall]:
+    queue_name.cache_clear()
+    celery_app.cache_clear()
+    HallRow.objects.create(hall_id=HALL_ID)
+    hall = Hall(folder)
+    try:
+        yield hall
+    finally:
+        hall.end()
+
+
+def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The process and all that came from it."""
+    root = psutil.Process(process.pid)
+    return [root, *root.children(recursive=True)]
+
+
+def lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def command_of(process: psutil.Process) -> str:
+    """The end of its command line; empty once it ended, as it may between any two looks."""
+    try:
+        return " ".join(process.cmdline()[-3:])
+    except psutil.Error:
+        return ""
+
+
+def all_gone(processes: list[psutil.Process], *, within: float) -> None:
+    names = {process: command_of(process) for process in processes}
+    try:
+        eventually(lambda: not any(map(lives, processes)), within=within)
+    except pytest.fail.Exception:
+        pytest.fail(f"not within {within} s: {[names[process] for process in processes if lives(process)]} are gone")
+
+
+def member(name: str) -> GuildMember:
+    return GuildMember.objects.get(name=name)
+
+
+def status_is(name: str, *statuses: str) -> Callable[[], bool]:
+    return lambda: GuildMember.objects.filter(name=name, status__in=statuses).exists()
+
+
+def wait_for_status(hall: Hall, name: str, *statuses: str, within: float = 15.0) -> GuildMember:
+    deadline_text = f"{name} is {' or '.join(statuses)}"
+    try:
+        eventually(status_is(name, *statuses), within=within, what=deadline_text)
+    except pytest.fail.Exception:
+        rows = list(GuildMember.objects.values_list("name", "status", "last_error"))
+        pytest.fail(f"{deadline_text}: no; {rows}\n{hall.output()}")
+    return member(name)
+
+
+def call(name: str, tool: str, arguments: dict[str, Any] | None = None, *, within: float = 20.0) -> Invocation:
+    """Queue a call and wait for its end."""
+    invocation = queue(name, tool, arguments)
+    wait_for_call(invocation.pk, within)
+    invocation.refresh_from_db()
+    return invocation
+
+
+def queue(name: str, tool: str, arguments: dict[str, Any] | None = None) -> Invocation:
+    return queue_call(name, tool, arguments or {}, caller=Caller(Invocation.Door.COMMAND))[0]
+
+
+def wait_for_web(hall: Hall) -> None:
+    def answers() -> bool:
+        try:
+            return requests.get(f"{hall.url}/healthz", timeout=5).ok
+        except requests.ConnectionError:
+            return False
+
+    eventually(answers, within=20, what=f"the web answers; so far:\n{hall.output()}")
+
+
+def bring_up(hall: Hall, *names: str, **environment: str) -> subprocess.Popen[bytes]:
+    """The hall with these members connected."""
+    process = hall.up(**environment)
+    for name in names:
+        wait_for_status(hall, name, "connected", within=30)
+    wait_for_web(hall)
+    return process
+
+
+def token_of(hall: Hall, **environment: str) -> str:
+    done = hall.manage("create_token", "admin", env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def roster(hall: Hall, token: str) -> dict[str, str]:
+    answer = requests.get(f"{hall.url}/api/roster/", headers={"Authorization": f"Bearer {token}"}, timeout=10)
+    assert answer.status_code == 200, answer.text
+    return {row["name"]: row["status"] for row in answer.json()["members"]}
+
+
+WEB = [sys.executable, "-m", "guildhall.web"]

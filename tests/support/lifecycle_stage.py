@@ -1,0 +1,310 @@
+"""A lifecycle with members of which a test says what they do, and what the rows say of them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import random
+import sys
+import threading
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from django.db import connection
+from django.db.models import QuerySet
+
+from mcp_runtime.members import discovery, ports
+from mcp_runtime.members.lifecycle import Lifecycle
+from mcp_runtime.members.process import EXIT_THREADS, MARK_VARIABLE
+from mcp_runtime.members.starting import StartOptions
+from mcp_runtime.rows import lease
+from mcp_runtime.system.runtime_id import RuntimeId
+from roster.models import GuildMember, Hall, PortAllocation, StatusChange
+from tests.conftest import eventually
+from tests.support.scripted_server import Behaviour, Server
+
+Status = GuildMember.Status
+# A member whose behaviour is in files beside it, so that a test can change it while it runs.
+SERVER = """
+import json, os, signal, socketserver, sys, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+def mode(name):
+    return Path(name).exists()
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args):
+        pass
+
+    def do_POST(self):
+        message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        while mode("hang-" + message["method"].replace("/", "-")):
+            time.sleep(0.02)
+        if message["method"] == "initialize":
+            version = "1999-01-01" if mode("old") else "2025-06-18"
+            self.answer(message, {"protocolVersion": version, "capabilities": {"tools": {}},
+                                  "serverInfo": {"name": "test"}, "instructions": "Be kind."})
+        elif message["method"] == "tools/list":
+            tools = json.loads(Path("tools.json").read_text())
+            self.answer(message, {"tools": tools} if isinstance(tools, list) else tools)
+            if mode("exit-after-list"):
+                self.wfile.flush()
+                os._exit(9)
+        else:
+            self.send_response(202)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    def answer(self, message, result):
+        body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+if mode("exit"):
+    print("cannot go on", flush=True)
+    sys.exit(int(Path("exit").read_text()))
+if mode("deaf"):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+while mode("hang"):
+    time.sleep(0.02)
+while mode("compute") and time.process_time() < 1.5:
+    pass
+try:
+    server = ThreadingHTTPServer(("0.0.0.0" if mode("everywhere") else "127.0.0.1", int(sys.argv[1])), Handler)
+except OSError as error:
+    print(error, flush=True)
+    sys.exit(2)
+print("listening", flush=True)
+server.serve_forever()
+"""
+ECHO = {"name": "echo", "inputSchema": {"type": "object"}}
+DEAD = dataclasses.replace(RuntimeId.own(), started=1)  # its pid is ours now
+
+
+def free_range(size: int = 6) -> tuple[int, int]:
+    for _ in range(200):
+        first = random.randrange(20000, 30000 - size)
+        if all(ports.is_free(port) for port in range(first, first + size)):
+            return first, first + size - 1
+    pytest.fail("no free part of the managed port range")
+
+
+class Stage:
+    """A members folder, the lease, and a lifecycle that serves it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.members_dir = folder / "members"
+        self.members_dir.mkdir()
+        self.data_dir = folder / "data"
+        self.hall_id = lease.hall().hall_id
+        self.port_range = free_range()
+        self.changes: list[tuple[int, str]] = []
+        self.lease_id = lease.take()
+        self.exits = ThreadPoolExecutor(EXIT_THREADS, thread_name_prefix="member-exit")  # which a test can wait for
+        self.lifecycle = self.make_lifecycle()
+
+    def make_lifecycle(self, lease_id: uuid.UUID | None = None, **changed: Any) -> Lifecycle:
+        options = StartOptions(
+            hall_id=self.hall_id,
+            runtime=RuntimeId.own(),
+            members_dir=self.members_dir,
+            data_dir=self.data_dir,
+            port_range=self.port_range,
+            max_result_bytes=1_000_000,
+            exits=self.exits,
+        )
+        return Lifecycle(
+            lease_id=lease_id or self.lease_id,
+            options=dataclasses.replace(options, **changed),
+            on_change=self.note_change,
+        )
+
+    def note_change(self, member_id: int) -> None:
+        self.changes.append((member_id, GuildMember.objects.get(pk=member_id).status))
+
+    def add(self, name: str = "anna", *modes: str, tools: Any = (ECHO,), **manifest: Any) -> GuildMember:
+        folder = self.members_dir / name
+        folder.mkdir()
+        (folder / "server.py").write_text(SERVER)
+        (folder / "tools.json").write_text(json.dumps(list(tools)))
+        for mode in modes:
+            mode_name, _, value = mode.partition("=")
+            (folder / mode_name).write_text(value)
+        self.write_manifest(name, **manifest)
+        return self.member(name)
+
+    def write_manifest(self, name: str, **manifest: Any) -> None:
+        values = {"name": name, "version": "1", "transport": "http", "command": sys.executable}
+        values |= {"args": ["server.py", "${PORT}"], **manifest}
+        (self.members_dir / name / "guild-member.json").write_text(json.dumps(values))
+        discovery.sync(self.members_dir)
+
+    def set(self, mode: str, value: str = "", name: str = "anna") -> None:
+        (self.members_dir / name / mode).write_text(value)
+
+    def clear(self, mode: str, name: str = "anna") -> None:
+        (self.members_dir / name / mode).unlink()
+
+    def member(self, name: str = "anna") -> GuildMember:
+        return GuildMember.objects.get(name=name)
+
+    def up(self, *args: Any, **options: Any) -> GuildMember:
+        """A member that is connected."""
+        member = self.add(*args, **options)
+        self.lifecycle.start(member.pk)
+        member.refresh_from_db()
+        assert member.status == Status.CONNECTED, member.last_error
+        return member
+
+    def live(self, member: GuildMember) -> Any:
+        (found,) = [live for live in self.lifecycle.live_members() if live.member_id == member.pk]
+        return found
+
+    def processes(self) -> list[psutil.Process]:
+        found = []
+        for each in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                mark = each.environ().get(MARK_VARIABLE, "")
+                if mark.startswith(f"{self.hall_id}/") and each.status() != psutil.STATUS_ZOMBIE:
+                    found.append(each)
+        return found
+
+    def lose_the_lease(self) -> None:
+        Hall.objects.update(lease_id=uuid.uuid4())
+
+
+def row(member: GuildMember) -> GuildMember:
+    return GuildMember.objects.get(pk=member.pk)
+
+
+def history(member: GuildMember) -> list[str]:
+    return [f"{c.old} -> {c.new}: {c.cause}" for c in StatusChange.objects.filter(member=member).order_by("id")]
+
+
+def last_change(member: GuildMember) -> StatusChange:
+    return StatusChange.objects.filter(member=member).order_by("id")[StatusChange.objects.count() - 1]
+
+
+def wait_for(member: GuildMember, status: Status) -> GuildMember:
+    eventually(lambda: row(member).status == status, what=f"{status}; it is {row(member).status}")
+    return row(member)
+
+
+def in_thread(work: Callable[[], None]) -> threading.Thread:
+    def run() -> None:
+        try:
+            work()
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+class RemoteStage(Stage):
+    """A stage with servers that were there before it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.servers: list[Server] = []
+
+    def serve(self, behaviours: dict[str, Behaviour] | None = None, port: int = 0) -> Server:
+        self.servers.append(Server(behaviours or {}, port))
+        return self.servers[-1]
+
+    def add_remote(self, url: str, name: str = "anna", **manifest: Any) -> GuildMember:
+        folder = self.members_dir / name
+        folder.mkdir(exist_ok=True)
+        values = {"name": name, "version": "1", "transport": "http", "url": url, **manifest}
+        (folder / "guild-member.json").write_text(json.dumps(values))
+        discovery.sync(self.members_dir)
+        return self.member(name)
+
+    def up_remote(self, server: Server, **manifest: Any) -> GuildMember:
+        member = self.add_remote(server.url, **manifest)
+        self.lifecycle.start(member.pk)
+        assert row(member).status == Status.CONNECTED, row(member).last_error
+        return row(member)
+
+
+def in_error(stage: RemoteStage, member: GuildMember) -> GuildMember:
+    """The row, which is in error, with nothing left behind and the next try due."""
+    found = row(member)
+    assert found.status == Status.ERROR
+    assert (found.pid, found.endpoint, PortAllocation.objects.count()) == (None, None, 0)
+    assert stage.lifecycle.live_members() == []
+    assert found.next_restart_at is not None
+    return found
+
+
+class Asked(Lifecycle):
+    """A lifecycle that only writes down what it is asked. While `held` is set, verbs take for ever."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            lease_id=uuid.uuid4(),
+            options=StartOptions(
+                hall_id=uuid.uuid4(),
+                runtime=RuntimeId.own(),
+                members_dir=Path(),
+                data_dir=Path(),
+                port_range=(0, 0),
+                max_result_bytes=0,
+            ),
+        )
+        self.calls: list[tuple[Any, ...]] = []
+        self.released = threading.Event()
+        self.released.set()
+        self.live: list[Any] = []
+        self.effect: Callable[[str, int], None] = lambda verb, member_id: None
+        self.error: Exception | None = None
+
+    def _do(self, verb: str, member_id: int, *more: Any) -> None:
+        self.calls.append((verb, GuildMember.objects.get(pk=member_id).name, *more))
+        self.released.wait(20)
+        self.effect(verb, member_id)
+        if self.error:
+            raise self.error
+
+    def start(self, member_id: int, *, automatic: bool) -> None:
+        self._do("start", member_id, *(["automatic"] if automatic else []))
+
+    def stop(self, member_id: int, *, cause: str = "stop") -> None:
+        self._do("stop", member_id, cause)
+
+    def abort_start(self, member_id: int) -> None:
+        self.calls.append(("abort_start", GuildMember.objects.get(pk=member_id).name))
+
+    def refresh(self, member_id: int) -> None:
+        self._do("refresh", member_id)
+
+    def abort_refresh(self, member_id: int) -> None:
+        self.calls.append(("abort_refresh", GuildMember.objects.get(pk=member_id).name))
+
+    def lost_track(self, member_id: int) -> None:
+        self._do("lost_track", member_id)
+
+    def request_refreshes(self) -> None:
+        pass
+
+    def note_progress(self) -> None:
+        pass
+
+    def live_members(self) -> list[Any]:
+        return self.live
+
+    def own_row(self, member_id: int) -> QuerySet[GuildMember]:
+        return GuildMember.objects.filter(pk=member_id)

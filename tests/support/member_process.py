@@ -1,0 +1,107 @@
+"""A member's server as a real process, started as its manifest says, on a port that the system chose."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from mcp_runtime.members.manifest.files import read_file
+
+PORT_TAKEN = 2
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def spawn(folder: Path, port: int, stderr: Any = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    found = read_file(folder, folder.name).manifest
+    assert found is not None
+    environment = {"PATH": os.environ["PATH"], **found.environment(port)}
+    return subprocess.Popen(
+        found.argv(port), cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr
+    )
+
+
+class RunningMember:
+    def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
+        self.process = process
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}/mcp"
+        self.session = requests.Session()
+        self.session.trust_env = False
+        self._last_id = 0
+
+    def post(self, body: Any = None, path: str = "/mcp", **headers: str) -> requests.Response:
+        """POST `body` (JSON unless it is bytes); `Mcp_Protocol_Version` is the header with dashes."""
+        named = {key.replace("_", "-"): value for key, value in headers.items()}
+        content = {"data": body} if isinstance(body, bytes) else {"json": body}
+        if isinstance(body, bytes):
+            named.setdefault("Content-Type", "application/json")
+        url = f"http://127.0.0.1:{self.port}{path}"
+        return self.session.post(url, headers=named, timeout=10, **content)
+
+    def ask(self, method: str, params: Any = None, request_id: Any = None) -> dict[str, Any]:
+        """The whole JSON-RPC answer to one request."""
+        self._last_id += 1
+        message = {"jsonrpc": "2.0", "id": self._last_id if request_id is None else request_id, "method": method}
+        response = self.post(message if params is None else {**message, "params": params})
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        assert (answer["jsonrpc"], answer["id"]) == ("2.0", message["id"])
+        return answer
+
+    def call(self, tool: str, arguments: dict[str, Any] | None = None, request_id: Any = None) -> tuple[str, bool]:
+        """The text of a tool's result, and whether it failed."""
+        answer = self.ask("tools/call", {"name": tool, "arguments": arguments or {}}, request_id)
+        (block,) = answer["result"]["content"]
+        assert block["type"] == "text"
+        return block["text"], answer["result"]["isError"]
+
+    def raw(self, request: str) -> tuple[int, str]:
+        """Send `request` byte for byte on a connection of its own; the status and everything that came back."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
+            connection.sendall(request.replace("\n", "\r\n").encode())
+            answer = b""
+            while b"\r\n\r\n" not in answer and (part := connection.recv(65_536)):
+                answer += part
+        match = re.match(rb"HTTP/1\.1 (\d{3}) ", answer)
+        assert match, answer
+        return int(match[1]), answer.decode()
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[RunningMember]:
+    """The member in `folder`, answering; ended afterwards. If its port was taken meanwhile: another, as a hall does."""
+    deadline = time.monotonic() + 10
+    port = free_port()
+    process = spawn(folder, port)
+    try:
+        while not _answers(port):
+            if process.poll() == PORT_TAKEN:
+                port = free_port()
+                process = spawn(folder, port)
+            elif process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"the member in {folder} did not come up (exit code {process.poll()})")
+            time.sleep(0.01)
+        yield RunningMember(process, port)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

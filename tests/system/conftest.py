@@ -1,0 +1,32 @@
+"""Real runtimes with real members on the test database. Everything started here is ended here, by pid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.core.management import call_command
+from pytest_django import DjangoDbBlocker
+
+from tests.support.hall import Hall, hall_in
+
+
+@pytest.fixture
+def hall(transactional_db: None, tmp_path: Path) -> Iterator[Hall]:
+    with hall_in(tmp_path) as hall:
+        yield hall
+
+
+@pytest.fixture(scope="module")
+def shared_hall(
+    django_db_setup: None, django_db_blocker: DjangoDbBlocker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Hall]:
+    """One for all tests of a module that kill nothing of it; rows stay from one to the next.
+
+    pytest-django runs the tests with a `hall` of their own first, so none of them empties the tables meanwhile.
+    """
+    with django_db_blocker.unblock():
+        with hall_in(tmp_path_factory.mktemp("hall")) as hall:
+            yield hall
+        call_command("flush", interactive=False, verbosity=0)

@@ -1,0 +1,114 @@
+"""A full disk: calls are refused in words, what was accepted ends, and all goes on by itself when there is space."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+
+from tests.conftest import eventually
+from tests.storm.surroundings import Disk
+from tests.support.hall import PATIENCE, Hall, all_gone, command_of, family, roster, wait_for_web
+from tests.support.machine import Stopwatch
+
+pytestmark = pytest.mark.alone
+
+WAITS = "the start waits, and goes on once it can be"
+
+
+@pytest.fixture
+def disk(hall: Hall) -> Iterator[Disk]:
+    hall.data_dir.mkdir()
+    disk = Disk(hall.data_dir)
+    if disk.why_not:
+        pytest.skip(disk.why_not)
+    yield disk
+    hall.end()
+    disk.end()
+
+
+class Client:
+    """Of a hall with the member `anna`, whose database is on the disk."""
+
+    def __init__(self, hall: Hall) -> None:
+        hall.add("anna")
+        self.up = hall.up(DATABASE_URL=f"sqlite:///{hall.data_dir / 'hall.sqlite3'}")
+        self._hall = hall
+        eventually((hall.data_dir / "local-token").exists, within=PATIENCE, what="the database is prepared")
+        wait_for_web(hall)
+        self._token = (hall.data_dir / "local-token").read_text().strip()
+        eventually(lambda: self.roster() == {"anna": "connected"}, within=PATIENCE)
+
+    def roster(self) -> dict[str, str]:
+        return roster(self._hall, self._token)
+
+    def call(self, tool: str, arguments: dict[str, Any]) -> requests.Response:
+        return self._ask("POST", f"members/anna/tools/{tool}/invoke", {"arguments": arguments})
+
+    def status(self, pk: int) -> str:
+        return str(self._ask("GET", f"invocations/{pk}").json()["status"])
+
+    def call_until_refused(self) -> list[int]:
+        """The calls that were accepted before."""
+        accepted = []
+        for _ in range(400):
+            answer = self.call("echo", {"text": "x" * 100_000})
+            if answer.status_code == 503:
+                assert answer.json()["code"] == "database_unavailable"
+                return accepted
+            accepted.append(answer.json()["id"])
+        pytest.fail("the disk is full, and all calls were accepted")
+
+    def _ask(self, verb: str, path: str, body: Any = None) -> requests.Response:
+        headers = {"Authorization": f"Bearer {self._token}"}
+        return requests.request(verb, f"{self._hall.url}/api/{path}/", json=body, headers=headers, timeout=40)
+
+
+def test_a_full_disk_refuses_calls_in_words_and_loses_none_that_was_accepted(hall: Hall, disk: Disk) -> None:
+    client = Client(hall)
+    under_way = client.call("sleep", {"seconds": 2}).json()["id"]
+    disk.fill()
+    accepted = [under_way, *client.call_until_refused()]
+    assert client.roster() == {"anna": "connected"}
+    disk.empty()
+    for pk in accepted:
+        eventually(lambda pk=pk: client.status(pk) == "succeeded", within=PATIENCE, what=f"call {pk} ends")  # type: ignore[misc]
+    eventually(lambda: client.call("echo", {"text": "again"}).status_code == 202, what="calls are accepted again")
+    assert "Traceback" not in hall.output()
+
+
+def without_space(hall: Hall, disk: Disk, number: signal.Signals) -> Client:
+    """Its runtime was ended by that signal while the disk is full, and the next one waits."""
+    client = Client(hall)
+    disk.fill()
+    client.call_until_refused()
+    next(part for part in family(client.up) if command_of(part).endswith("mcp_runtime.runtime.worker")).send_signal(
+        number
+    )
+    eventually(lambda: WAITS in hall.output(), within=PATIENCE, what="the runtime waits")
+    return client
+
+
+def test_a_runtime_that_was_killed_on_a_full_disk_waits_for_space_and_says_so_once(hall: Hall, disk: Disk) -> None:
+    client = without_space(hall, disk, signal.SIGKILL)
+    watch = Stopwatch()
+    eventually(lambda: watch.seconds > 6)  # some tries
+    assert hall.output().count(WAITS) == 1
+    assert hall.output().count("starting it again") == 1
+    assert client.roster() == {"anna": "disconnected"}
+    disk.empty()
+    eventually(lambda: client.roster() == {"anna": "connected"}, within=PATIENCE)
+    eventually(lambda: client.call("echo", {"text": "again"}).status_code == 202, what="calls are accepted again")
+    assert "Traceback" not in hall.output()
+
+
+def test_a_hall_whose_runtime_waits_for_space_ends_when_it_is_asked(hall: Hall, disk: Disk) -> None:
+    client = without_space(hall, disk, signal.SIGTERM)
+    processes = family(client.up)
+    client.up.terminate()
+    all_gone(processes, within=5)
+    assert client.up.wait(PATIENCE) == 0
+    assert "Traceback" not in hall.output()

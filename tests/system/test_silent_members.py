@@ -1,0 +1,112 @@
+"""A member that is frozen, and stays connected. Queue and gateway both notice by the calls that time out."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import requests
+from django.contrib.auth.models import User
+from django.test import Client
+
+from roster.models import ApiToken, GuildMember, StatusChange
+from tests.conftest import eventually
+from tests.support.hall import Hall, call, member, queue, wait_for_status
+
+
+@pytest.fixture
+def token(transactional_db: None) -> str:
+    return ApiToken.make(user=User.objects.create_superuser("alice"))[1]
+
+
+@contextmanager
+def frozen(row: GuildMember) -> Iterator[None]:
+    pid = row.pid or 0
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        if member(row.name).pid == pid:
+            os.kill(pid, signal.SIGCONT)
+
+
+def relayed(hall: Hall, token: str, tool: str, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A call through the gateway."""
+    params: dict[str, Any] = {"name": tool, "arguments": arguments or {}}
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {**params, "_meta": meta}}
+    headers = {
+        "Authorization": f"Bearer {token}",
+        "Accept": "application/json, text/event-stream",
+        "MCP-Protocol-Version": "2026-07-28",
+        "Mcp-Method": "tools/call",
+        "Mcp-Name": tool,
+    }
+    answer = requests.post(f"http://127.0.0.1:{hall.gateway_port}/mcp", json=message, headers=headers, timeout=20)
+    return dict(answer.json())
+
+
+def test_a_frozen_member_is_shown_and_left_alone_until_it_answers_again(hall: Hall, token: str) -> None:
+    hall.add("one", timeout=1)
+    hall.start()
+    up = wait_for_status(hall, "one", "connected")
+    with frozen(up):
+        assert call("one", "echo", {"text": "hi"}).error_kind == "timeout"
+        row = eventually(lambda: GuildMember.objects.exclude(no_answer_since=None).first(), within=15)
+        for _ in range(3):
+            call("one", "echo", {"text": "hi"})
+        said = f"no answer since {row.no_answer_since:%H:%M:%S} UTC"
+        assert said in hall.manage("roster").stdout
+        browser, program = Client(), Client(headers={"Authorization": f"Bearer {token}"})
+        browser.force_login(User.objects.get())
+        shown = program.get("/api/members/one/").json()
+        assert shown["no_answer_since"] == row.no_answer_since.isoformat().replace("+00:00", "Z")
+        assert said in " ".join(shown["warnings"])
+        assert said in browser.get(f"/admin/roster/guildmember/{row.pk}/change/").content.decode()
+        assert said in browser.get("/admin/").content.decode()
+        assert re.search(r"runtime +\| warning: member 'one' has given no answer since", hall.output())
+    assert call("one", "echo", {"text": "hi"}).status == "succeeded"
+    eventually(lambda: member("one").no_answer_since is None)
+    assert (member("one").status, member("one").pid) == ("connected", up.pid)
+
+
+@pytest.mark.parametrize("door", ["queue", "gateway"])
+def test_a_member_whose_manifest_asks_for_it_is_restarted_when_calls_and_a_ping_have_no_answer(
+    hall: Hall, token: str, door: str
+) -> None:
+    hall.add("one", timeout=1, unresponsive="restart")
+    hall.start()
+    up = wait_for_status(hall, "one", "connected")
+    eventually(lambda: "result" in relayed(hall, token, "one__echo", {"text": "hi"}))
+    os.kill(up.pid or 0, signal.SIGSTOP)
+    for _ in range(3):
+        if door == "queue":
+            queue("one", "echo", {"text": "hi"})
+        else:
+            assert "within 1 s" in relayed(hall, token, "one__echo", {"text": "hi"})["error"]["message"]
+    eventually(lambda: member("one").restarts_total == 1 and member("one").status == "connected", within=30)
+    assert member("one").pid != up.pid
+    (change,) = StatusChange.objects.filter(new="error")
+    assert change.cause == "no answer"
+    assert "member 'one' has given no answer since" in change.message
+    assert "3 calls timed out" in change.message
+    assert call("one", "echo", {"text": "hi"}).status == "succeeded"
+
+
+def test_a_member_that_answers_a_ping_is_neither_shown_nor_restarted_for_a_call_that_hangs(hall: Hall) -> None:
+    folder = hall.add("one", "record", tool_timeouts={"sleep": 0.5}, unresponsive="restart")
+    hall.start()
+    up = wait_for_status(hall, "one", "connected")
+    assert call("one", "sleep").error_kind == "timeout"
+    eventually(lambda: '"ping"' in (folder / "requests.jsonl").read_text())
+    assert call("one", "echo", {"text": "hi"}).status == "succeeded"
+    assert (member("one").pid, member("one").no_answer_since) == (up.pid, None)

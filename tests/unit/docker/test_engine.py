@@ -1,0 +1,10 @@
+"""That the trial fits what ships; the trial itself is `make docker`."""
+
+from __future__ import annotations
+
+from tests.docker.engine import ADDED, base_images
+
+
+def test_every_base_image_has_a_stand_in() -> None:
+    names = [name.partition(":")[0] for name in base_images()]
+    assert sorted(names) == sorted(ADDED)

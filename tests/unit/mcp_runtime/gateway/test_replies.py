@@ -1,0 +1,120 @@
+"""Replies as MCP has them: events as bytes, bodies within bounds, and replies that become streams."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from mcp_runtime.gateway import intake
+from mcp_runtime.gateway.messages import Answer, Event
+from mcp_runtime.gateway.replies import JSON_HEADERS, STREAM_HEADERS, Refusal, encoded
+from mcp_runtime.gateway.replying import Outgoing
+from mcp_runtime.http1.server import GoneError, HttpExchange, TooLargeError
+from mcp_runtime.protocol import jsonrpc
+from mcp_runtime.protocol.errors import MethodError
+
+
+class Told:
+    """An exchange of which only what is told is of interest, and a body that ends in `fault`."""
+
+    def __init__(self, fault: Exception | None = None) -> None:
+        self._fault = fault
+        self.is_begun = False
+        self.told: list[Any] = []
+
+    async def body(self, take: Any) -> bytes:
+        if self._fault is not None:
+            raise self._fault
+        return b"{}"
+
+    def reply(self, *reply: Any) -> None:
+        self.is_begun = True
+        self.told.append(reply)
+
+    def begin(self, *head: Any) -> None:
+        self.is_begun = True
+        self.told.append(head)
+
+    async def write(self, part: bytes) -> None:
+        self.told.append(part)
+
+    def end(self) -> None:
+        self.told.append("end")
+
+
+def body_of(exchange: Told) -> bytes:
+    return asyncio.run(intake.body_of(cast(HttpExchange, exchange)))
+
+
+@pytest.mark.parametrize(
+    ("event", "sent"),
+    [
+        (Event(b"{}"), b"data: {}\n\n"),
+        (Event(b"a\nb", "n/1", 5), b"id: n/1\nretry: 5\ndata: a\ndata: b\n\n"),
+        (Event(b"", "n/1"), b"id: n/1\ndata:\n\n"),
+        (Event(b"", "", 0), b"retry: 0\n\n"),
+        (Event(b""), b":\n\n"),
+    ],
+)
+def test_events_are_written_as_streams_have_them(event: Event, sent: bytes) -> None:
+    assert encoded(event) == sent
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "text"),
+    [
+        (TooLargeError(), 413, "the message is larger than 5,000 bytes"),
+        (TimeoutError(), 408, "the body did not come within 2.5 s"),
+    ],
+)
+def test_a_body_that_does_not_come_is_refused(
+    fault: Exception, status: int, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "MAX_BODY", 5_000)
+    monkeypatch.setattr(intake, "BODY_SECONDS", 2.5)
+    with pytest.raises(Refusal, match=text) as caught:
+        body_of(Told(fault))
+    assert caught.value.status == status
+
+
+def test_a_body_is_what_came_and_who_goes_away_is_gone() -> None:
+    assert body_of(Told()) == b"{}"
+    with pytest.raises(GoneError):
+        body_of(Told(GoneError()))
+
+
+def test_a_refusal_is_a_json_rpc_error() -> None:
+    told = jsonrpc.decode(Refusal(400, MethodError(-32600, "no", {"a": 1}), 7).body)
+    assert told == {"jsonrpc": "2.0", "id": 7, "error": {"code": -32600, "message": "no", "data": {"a": 1}}}
+
+
+def test_an_answer_alone_is_one_json_body() -> None:
+    exchange = Told()
+    out = Outgoing(cast(HttpExchange, exchange))
+    asyncio.run(out.end(Answer(b"{}", 404)))
+    assert exchange.told == [(404, b"{}", JSON_HEADERS)]
+    assert out.is_started
+
+
+@pytest.mark.parametrize("answer", [None, Answer(b"{}")])
+def test_an_answer_behind_an_event_is_the_last_one_of_the_stream(answer: Answer | None) -> None:
+    async def within() -> None:
+        assert not out.is_started
+        await out.put(Event(b"1"))
+        out.start()
+        await out.put(Event(b"2"))
+        await out.end(answer)
+
+    exchange = Told()
+    out = Outgoing(cast(HttpExchange, exchange))
+    asyncio.run(within())
+    last = [b"data: {}\n\n"] if answer else []
+    assert exchange.told == [(200, STREAM_HEADERS), b"data: 1\n\n", b"data: 2\n\n", *last, "end"]
+
+
+def test_no_answer_at_all_is_an_empty_stream() -> None:
+    exchange = Told()
+    asyncio.run(Outgoing(cast(HttpExchange, exchange)).end(None))
+    assert exchange.told == [(200, STREAM_HEADERS), "end"]

@@ -1,0 +1,335 @@
+"""Who may import whom (docs/architecture.md, The rooms), read from the sources."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+# The rooms, lowest first, each with those that it may import from.
+ROOMS = {
+    "bridge": set(),
+    "protocol": set(),
+    "system": set(),
+    "schemas": set(),
+    "security": {"protocol"},
+    "rows": {"protocol", "system"},
+    "client": {"protocol", "system"},
+    "http1": {"protocol", "security", "client"},
+    "members": {"bridge", "protocol", "system", "schemas", "rows", "client"},
+    "calls": {"protocol", "schemas", "security", "rows", "client", "members"},
+    "agents": {"protocol", "system", "schemas", "security", "rows", "members", "calls"},
+    "gateway": {"protocol", "schemas", "security", "rows", "client", "http1", "members", "calls"},
+    "control": {"protocol", "schemas", "security", "rows", "members", "calls", "agents"},
+    "runtime": {"protocol", "system", "rows", "http1", "members", "calls", "agents", "gateway", "control"},
+}
+# A room of which nothing knows Django, and modules of the others.
+DJANGO_FREE = {
+    *("bridge", "protocol", "system", "schemas", "client", "http1"),
+    *(
+        "mcp_runtime.security.limits",
+        "mcp_runtime.members.logs",
+        "mcp_runtime.members.manifest.declaration",
+        "mcp_runtime.members.manifest.files",
+        "mcp_runtime.members.manifest.parser",
+        "mcp_runtime.members.manifest.schema",
+        "mcp_runtime.members.output",
+        "mcp_runtime.members.ports",
+    ),
+    *(
+        "mcp_runtime.members.process",
+        "mcp_runtime.members.silence",
+        "mcp_runtime.members.start_limits",
+        "mcp_runtime.agents.process",
+    ),
+    *(
+        "mcp_runtime.agents.host",
+        "mcp_runtime.agents.setup",
+        "mcp_runtime.runtime.guard",
+        "mcp_runtime.runtime.pid_namespace",
+    ),
+}
+STANDARD_LIBRARY_ONLY = {
+    *(
+        "bridge",
+        "protocol",
+        "mcp_runtime.system.birthmark",
+        "mcp_runtime.system.console",
+        "mcp_runtime.system.loops",
+        "mcp_runtime.system.parent",
+        "mcp_runtime.client.remote",
+    ),
+    *(
+        "mcp_runtime.members.logs",
+        "mcp_runtime.members.silence",
+        "mcp_runtime.agents.setup",
+        "mcp_runtime.runtime.guard",
+    ),
+    "mcp_runtime.runtime.pid_namespace",
+}
+# What web and commands use: wishes and calls through `control`, and beside it values and texts.
+OPEN_TO_INTERFACES = {
+    "mcp_runtime.security.access",
+    "mcp_runtime.security.principals",
+    "mcp_runtime.system.birthmark",
+    "mcp_runtime.control.calls",
+    "mcp_runtime.control.members",
+    "mcp_runtime.control.notify",
+    "mcp_runtime.control.sessions",
+    "mcp_runtime.control.tokens",
+    "mcp_runtime.system.console",
+    "mcp_runtime.rows.database.damage",
+    "mcp_runtime.rows.database.give_connection_back",
+    "mcp_runtime.protocol.errors",
+    "mcp_runtime.runtime.guard",
+    "mcp_runtime.calls.invocations.Caller",
+    "mcp_runtime.protocol.jsonrpc",
+    "mcp_runtime.protocol.mcp",
+    "mcp_runtime.security.limits",
+    "mcp_runtime.security.origins",
+    "mcp_runtime.http1.listeners",
+    "mcp_runtime.members.logs",
+    "mcp_runtime.runtime.pid_namespace",
+    "mcp_runtime.members.manifest.files",
+    "mcp_runtime.members.manifest.parser",
+    "mcp_runtime.client.remote",
+    "mcp_runtime.schemas.secrets.mask",
+    "mcp_runtime.calls.statistics.Point",
+    "mcp_runtime.calls.statistics.Series",
+}
+# What the web and commands never load.
+RUNTIME_SIDE = {
+    *(
+        "gateway",
+        "mcp_runtime.client.client",
+        "mcp_runtime.client.transport",
+        "mcp_runtime.client.handshake",
+        "mcp_runtime.client.tool_list",
+        "mcp_runtime.client.streams",
+        "mcp_runtime.client.incoming",
+        "mcp_runtime.runtime.worker",
+        "mcp_runtime.runtime.runtime",
+        "mcp_runtime.runtime.parts",
+        "mcp_runtime.runtime.stopping",
+        "mcp_runtime.runtime.heartbeat",
+        "mcp_runtime.runtime.housekeeping",
+        "mcp_runtime.runtime.tasks",
+    ),
+    *(
+        "mcp_runtime.calls.dispatcher",
+        "mcp_runtime.calls.queue_watch",
+        "mcp_runtime.calls.slots",
+        "mcp_runtime.calls.patience",
+        "mcp_runtime.calls.running",
+        "mcp_runtime.calls.ends",
+        "mcp_runtime.members.supervisor",
+        "mcp_runtime.members.lifecycle",
+        "mcp_runtime.members.live",
+        "mcp_runtime.members.status",
+        "mcp_runtime.members.starting",
+        "mcp_runtime.members.readiness",
+        "mcp_runtime.members.announcements",
+        "mcp_runtime.members.restarts",
+    ),
+    *(
+        "mcp_runtime.members.availability",
+        "mcp_runtime.members.signs_of_life",
+        "mcp_runtime.agents.runner",
+        "mcp_runtime.agents.transcript",
+        "mcp_runtime.members.ports",
+    ),
+    *(
+        "mcp_runtime.members.start_limits",
+        "mcp_runtime.members.process",
+        "mcp_runtime.agents.process",
+        "mcp_runtime.agents.host",
+    ),
+}
+
+RUNTIME = ROOT / "mcp_runtime"
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {
+    module_of(path): path for path in sorted(RUNTIME.rglob("*.py")) if path.parent != RUNTIME or path.stem != "__init__"
+}
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def chosen(names: set[str]) -> list[str]:
+    """The modules of these names, those of a room for its name."""
+    return [module for module in MODULES if module in names or room_of(module) in names]
+
+
+INTERFACES = [
+    path
+    for path in sorted((ROOT / "roster").rglob("*.py"))
+    if not {"migrations", "models"} & {*path.relative_to(ROOT).parts} and path.name != "apps.py"
+]
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Every name that is imported anywhere in the file, functions included: `package.module`, `package.module.name`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def packages_of(*paths: Path) -> set[str]:
+    return {name.split(".")[0] for path in paths for name in imports_of(path)}
+
+
+def used_modules(path: Path) -> set[str]:
+    """The modules of mcp_runtime that the file imports; `mcp_runtime.x` for an x that is not there."""
+    used = set()
+    for name in imports_of(path):
+        if name.startswith("mcp_runtime."):
+            while name not in MODULES and name.count(".") > 1:
+                name = name.rpartition(".")[0]
+            used.add(name)
+    return used
+
+
+def short(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_every_module_lies_in_a_room() -> None:
+    assert {room_of(module) for module in MODULES} == set(ROOMS)
+
+
+def test_a_room_uses_those_below_it_alone() -> None:
+    order = list(ROOMS)
+    for room, below in ROOMS.items():
+        assert below <= set(order[: order.index(room)]), room
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_a_module_imports_from_its_room_and_those_drawn_below_it(module: str) -> None:
+    room = room_of(module)
+    assert {room_of(used) for used in used_modules(MODULES[module])} - ROOMS[room] - {room} == set()
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_a_module_of_the_runtime_knows_of_the_web_no_more_than_its_rows(module: str) -> None:
+    assert {name for name in imports_of(MODULES[module]) if name.startswith(("roster", "guildhall"))} <= {
+        f"roster.models.{name}"
+        for name in (
+            *("AgentEvent", "AgentMessage", "AgentSession", "ApiToken", "CallSum", "CallTotal"),
+            *("GuildMember", "Hall"),
+            *("Invocation", "PortAllocation", "StatusChange", "TokenClient", "Tool"),
+        )
+    }
+
+
+@pytest.mark.parametrize("module", chosen(DJANGO_FREE))
+def test_below_the_rows_nothing_imports_django(module: str) -> None:
+    assert packages_of(MODULES[module]).isdisjoint({"django", "celery", "rest_framework", "roster"})
+
+
+@pytest.mark.parametrize("module", chosen(STANDARD_LIBRARY_ONLY))
+def test_plain_values_are_standard_library_only(module: str) -> None:
+    assert packages_of(MODULES[module]) <= set(sys.stdlib_module_names) | {"mcp_runtime"}
+
+
+@pytest.mark.parametrize("module", chosen({"mcp_runtime.runtime.guard", "mcp_runtime.agents.host", "bridge"}))
+def test_what_must_not_fail_stands_alone(module: str) -> None:
+    assert {room_of(used) for used in used_modules(MODULES[module])} <= {"bridge"} & {room_of(module)}
+
+
+@pytest.mark.parametrize(
+    "path", [*sorted((ROOT / "roster" / "models").glob("*.py")), ROOT / "roster" / "apps.py"], ids=short
+)
+def test_rows_know_nothing_of_the_runtime(path: Path) -> None:
+    assert used_modules(path) == set()
+
+
+@pytest.mark.parametrize("path", INTERFACES, ids=short)
+def test_interfaces_use_control_and_values(path: Path) -> None:
+    ours = {name for name in imports_of(path) if name.split(".")[0] == "mcp_runtime"}
+    assert {name for name in ours if not {name, name.rpartition(".")[0]} & OPEN_TO_INTERFACES} == set()
+    assert used_modules(path).isdisjoint(chosen(RUNTIME_SIDE))
+
+
+@pytest.mark.parametrize("package", ["mcp_runtime", "roster"])
+def test_nobody_imports_the_settings_package(package: str) -> None:
+    for path in (ROOT / package).rglob("*.py"):
+        assert "guildhall" not in packages_of(path), path
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "guild-members").rglob("*.py")), ids=short)
+def test_members_import_nothing_of_ours(path: Path) -> None:
+    assert packages_of(path).isdisjoint({"mcp_runtime", "roster", "guildhall", "django"})
+
+
+# What is loaded, not only what is written ------------------------------------------------------------------------
+
+
+def loaded(program: str) -> set[str]:
+    """The modules of a fresh interpreter after `program`."""
+    code = f"{program}\nimport sys; print('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_the_lower_layers_load_without_django() -> None:
+    modules = loaded("import " + ", ".join(chosen(DJANGO_FREE)))
+    assert not {module for module in modules if module.split(".")[0] in ("django", "celery", "roster")}
+
+
+def test_the_guard_loads_nothing_but_the_standard_library() -> None:
+    plain, guard = loaded(""), loaded("import mcp_runtime.runtime.guard")
+    added = {module.split(".")[0] for module in guard - plain}
+    assert added <= set(sys.stdlib_module_names) | {"mcp_runtime"}
+
+
+def test_the_web_loads_nothing_of_the_runtimes_side() -> None:
+    modules = loaded(
+        "import django, os; os.environ.setdefault('DJANGO_SETTINGS_MODULE', 'guildhall.settings'); django.setup()\n"
+        "import guildhall.wsgi\n"
+        "from django.urls import get_resolver; get_resolver().url_patterns"
+    )
+    assert "roster.api.members" in modules
+    assert modules.isdisjoint(chosen(RUNTIME_SIDE))
+
+
+def test_a_module_of_the_gateway_imports_only_those_that_its_package_lists_further_down() -> None:
+    folder = ROOT / "mcp_runtime" / "gateway"
+    lines = re.findall(
+        r"^    ([\w, ]+?)  ", ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or "", re.M
+    )
+    order = [name for line in lines for name in line.split(", ")]
+    there = {path.stem for path in folder.iterdir() if not path.name.startswith("_")}
+    assert sorted(order) == sorted(there)
+    upwards = []
+    for path in sorted(folder.rglob("*.py")):
+        own = path.relative_to(folder).parts[0].removesuffix(".py")
+        for name in imported(path):
+            used = name.removeprefix("mcp_runtime.gateway.").partition(".")[0]
+            if name.startswith("mcp_runtime.gateway.") and own != "__init__" and order.index(used) < order.index(own):
+                upwards.append(f"{path.relative_to(folder)} imports {used}")
+    assert upwards == []
+
+
+def imported(path: Path) -> Iterator[str]:
+    """What a module imports, by full names."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)

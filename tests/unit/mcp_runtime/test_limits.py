@@ -1,0 +1,272 @@
+"""Calls a minute and calls under way, with a clock of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from mcp_runtime.protocol.errors import TooManyCallsError
+from mcp_runtime.security.limits import (
+    Account,
+    BudgetError,
+    ByteBudget,
+    Limiter,
+    Owner,
+    Rounds,
+    Slots,
+    TimeShare,
+    in_turn,
+)
+from tests.support.held import entries_held_by
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def calls(limiter: Limiter, count: int, key: int = 1, **limits: int) -> None:
+    for _ in range(count):
+        with limiter.call(key, **{"calls_per_minute": 0, "max_in_flight": 0, **limits}):
+            pass
+
+
+def test_a_minutes_worth_may_come_at_once_and_the_next_waits_for_its_turn() -> None:
+    clock = Clock()
+    limiter = Limiter(clock)
+    calls(limiter, 60, calls_per_minute=60)
+    with pytest.raises(TooManyCallsError, match="60 calls a minute") as refusal:
+        calls(limiter, 1, calls_per_minute=60)
+    assert refusal.value.retry_after == pytest.approx(1.0)
+    clock.now += 1.0
+    calls(limiter, 1, calls_per_minute=60)
+    with pytest.raises(TooManyCallsError):
+        calls(limiter, 1, calls_per_minute=60)
+    clock.now += 60.0
+    calls(limiter, 60, calls_per_minute=60)
+
+
+def test_a_refused_call_costs_nothing() -> None:
+    clock = Clock()
+    limiter = Limiter(clock)
+    calls(limiter, 2, calls_per_minute=2)
+    for _ in range(5):
+        with pytest.raises(TooManyCallsError):
+            calls(limiter, 1, calls_per_minute=2)
+    clock.now += 30.0
+    calls(limiter, 1, calls_per_minute=2)
+
+
+@pytest.mark.parametrize("rate", [1, 7, 6000, 1_000_000])
+def test_rounding_takes_no_call_away(rate: int) -> None:
+    limiter = Limiter(Clock())
+    count = min(rate, 6000)
+    calls(limiter, count, calls_per_minute=rate)
+
+
+def test_zero_is_no_limit() -> None:
+    limiter = Limiter(Clock())
+    calls(limiter, 10_000)
+    with limiter.call(1, calls_per_minute=0, max_in_flight=0), limiter.call(1, calls_per_minute=0, max_in_flight=0):
+        pass
+
+
+def test_calls_under_way_are_counted_until_they_end_however_they_end() -> None:
+    limiter = Limiter()
+    with limiter.call(1, calls_per_minute=0, max_in_flight=1):
+        with pytest.raises(TooManyCallsError, match="1 calls under way"):
+            calls(limiter, 1, max_in_flight=1)
+        calls(limiter, 1, key=2, max_in_flight=1)
+    with pytest.raises(ZeroDivisionError), limiter.call(1, calls_per_minute=0, max_in_flight=1):
+        raise ZeroDivisionError
+    calls(limiter, 1, max_in_flight=1)
+
+
+def test_tokens_do_not_share_their_limits() -> None:
+    limiter = Limiter(Clock())
+    calls(limiter, 1, key=1, calls_per_minute=1)
+    calls(limiter, 1, key=2, calls_per_minute=1)
+
+
+def test_many_at_once_never_exceed_the_limit() -> None:
+    limiter = Limiter()
+    refused: list[int] = []
+    under_way, most = 0, 0
+    lock, gate = threading.Lock(), threading.Barrier(20)
+
+    def call() -> None:
+        nonlocal under_way, most
+        gate.wait()
+        try:
+            with limiter.call(1, calls_per_minute=0, max_in_flight=5):
+                with lock:
+                    under_way += 1
+                    most = max(most, under_way)
+                done.wait(5)
+                with lock:
+                    under_way -= 1
+        except TooManyCallsError:
+            refused.append(1)
+            if len(refused) == 15:
+                done.set()
+
+    done = threading.Event()
+    threads = [threading.Thread(target=call) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (most, len(refused)) == (5, 15)
+
+
+# Slots ------------------------------------------------------------------------------------------------------------
+
+
+def held(count: int, *owners: Owner) -> list[int]:
+    """How many each of them gets, one after the other, if each takes all it may."""
+    slots = Slots(count)
+    for owner in owners:
+        while slots.may_take(owner):
+            slots.take(owner)
+    return [slots.held_by(owner) for owner in owners]
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (0, [0, 0, 0]),
+        (1, [1, 0, 0]),
+        (2, [1, 1, 0]),
+        (3, [2, 1, 0]),
+        (4, [3, 1, 0]),
+        (16, [12, 3, 1]),
+        (256, [192, 48, 12]),
+    ],
+)
+def test_no_principal_takes_the_last_slots_while_others_hold_none(count: int, expected: list[int]) -> None:
+    assert held(count, (1, 1), (2, 2), (3, 3)) == expected
+
+
+def test_tokens_of_one_user_leave_the_last_slot_to_another_user() -> None:
+    assert held(16, *[(1, token) for token in range(10)], (2, 2)) == [12, 3, 0, 0, 0, 0, 0, 0, 0, 0, 1]
+
+
+def test_principals_that_are_all_busy_come_to_about_equal_parts() -> None:
+    slots, owners = Slots(16), [(1, 1), (2, 2), (3, 3)]
+    for owner in owners:
+        while slots.may_take(owner):
+            slots.take(owner)
+    for turn in range(100):
+        if slots.held_by(owner := owners[turn % 3]):
+            slots.give_back(owner)
+        for waiting in owners:
+            if slots.may_take(waiting):
+                slots.take(waiting)
+    parts = [slots.held_by(owner) for owner in owners]
+    assert min(parts) >= 3
+    assert sum(parts) >= 14
+
+
+def test_slots_that_are_given_back_leave_no_trace_of_who_held_them() -> None:
+    slots = Slots(100)
+    for number in range(50):
+        slots.take((number, number))
+    for number in range(50):
+        slots.give_back((number, number))
+    assert (slots.free, entries_held_by(slots)) == (100, 0)
+
+
+def test_many_of_one_owner_do_not_come_before_the_first_of_another() -> None:
+    items = ["a1", "a2", "b1", "a3", "c1", "b2"]
+    assert in_turn(items, lambda item: (ord(item[0]), None)) == ["a1", "b1", "c1", "a2", "b2", "a3"]
+    assert in_turn([], lambda item: (1, None)) == []
+
+
+def test_requests_of_one_principal_begin_one_a_round_and_anothers_beside_them() -> None:
+    async def scenario() -> list[str]:
+        rounds, begun = Rounds(), []
+
+        async def request(owner: tuple[int, int], name: str) -> None:
+            await rounds.turn(owner)
+            begun.append(name)
+
+        many = [asyncio.create_task(request((1, 1), f"many {number}")) for number in range(50)]
+        await asyncio.sleep(0)
+        many[3].cancel()
+        await request((2, 2), "other")
+        await asyncio.wait(many)
+        assert entries_held_by(rounds) == 0
+        return begun
+
+    begun = asyncio.run(scenario())
+    assert begun.index("other") <= 3
+    others = [name for name in begun if name != "other"]
+    assert others == [f"many {number}" for number in range(50) if number != 3]
+
+
+# Bytes and time ---------------------------------------------------------------------------------------------------
+
+
+def test_bytes_are_counted_for_the_token_its_user_and_all() -> None:
+    budget = ByteBudget(of_token=10, of_user=15, in_all=20)
+    budget.take((1, 1), 10)
+    with pytest.raises(BudgetError, match="this token may have 10 bytes"):
+        budget.take((1, 1), 1)
+    with pytest.raises(BudgetError, match="one user may have 15 bytes"):
+        budget.take((1, 2), 6)
+    budget.take((2, 3), 10)
+    with pytest.raises(BudgetError, match="together may have 20 bytes") as full:
+        budget.take((3, 4), 1)
+    assert full.value.is_full
+    budget.give_back((1, 1), 10)
+    budget.take((3, 4), 10)
+    budget.give_back((2, 3), 10)
+    budget.give_back((3, 4), 10)
+    assert entries_held_by(budget) == 0
+    budget.take((1, 1), 10)
+    budget.take((2, 2), 10)  # there is room for all again
+
+
+def test_who_spent_more_than_its_share_waits_until_it_is_refilled() -> None:
+    clock = Clock()
+    shared = TimeShare(0.1, 0.5, clock)
+    shared.spend((1, 1), 0.5)
+    assert shared.wait((1, 1)) == 0
+    shared.spend((1, 1), 0.25)
+    assert shared.wait((1, 1)) == pytest.approx(2.5)
+    assert shared.wait((2, 2)) == 0
+    clock.now += 2.5
+    assert shared.wait((1, 1)) == pytest.approx(0)
+    clock.now += 1000
+    shared.spend((1, 1), 0.5)
+    assert shared.wait((1, 1)) == 0
+
+
+def test_shares_of_who_has_paid_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mcp_runtime.security.limits.MAX_KEPT", 10)
+    clock = Clock()
+    shared = TimeShare(0.1, 0.5, clock)
+    for number in range(30):
+        clock.now += 1
+        shared.spend((number, number), 0.001)
+    assert 0 < entries_held_by(shared) <= 10
+
+
+def test_an_account_counts_what_goes_beyond_its_free_bytes_and_gives_all_of_it_back() -> None:
+    budget = ByteBudget(of_token=100, of_user=150, in_all=1_000)
+    first, second, third = Account(budget, (1, 1), 10), Account(budget, (1, 2), 10), Account(budget, (1, 1), 10)
+    first.change(110)
+    second.change(60)
+    for account, size in ((first, 1), (second, 1), (third, 11)):
+        with pytest.raises(BudgetError):
+            account.change(size)
+    third.change(10)
+    first.change(-105)
+    second.change(40)
+    for account in (first, second, third, first):
+        account.close()
+    budget.take((1, 1), 100)

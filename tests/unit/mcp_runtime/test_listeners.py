@@ -1,0 +1,67 @@
+"""The gateway's sockets: bound, or handed down by who keeps them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from mcp_runtime.http1 import listeners
+from mcp_runtime.protocol.errors import AddressTakenError
+from tests.conftest import ROOT
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def test_an_address_that_is_taken_is_told_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(AddressTakenError, match=f"127.0.0.1:{port}: .*GUILD_HALL_GATEWAY_PORT chooses another"):
+            listeners.bind("127.0.0.1", port)
+    with pytest.raises(AddressTakenError, match="cannot listen on 192"):
+        listeners.bind("192.0.2.1", 0)
+
+
+def test_who_binds_loopback_hears_all_of_its_families_that_there_are() -> None:
+    port = free_port()
+    bound = listeners.bind("127.0.0.1", port)
+    try:
+        for one in bound:
+            with socket.create_connection(one.getsockname()[:2], timeout=5):
+                pass
+        assert bound[0].getsockname() == ("127.0.0.1", port)
+    finally:
+        for one in bound:
+            one.close()
+
+
+SERVE_ONE = """
+import os
+from mcp_runtime.http1 import listeners
+listener, = listeners.take_over()
+assert not listener.get_inheritable() and not listeners.take_over() and listeners.HANDED_DOWN not in os.environ
+caller, _ = listener.accept()
+caller.sendall(str(os.getpid()).encode())
+"""
+
+
+def test_who_comes_while_nobody_serves_is_served_by_the_next_one_that_takes_the_socket_over() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as kept:
+        environment = {**os.environ, **listeners.hand_down([kept])}
+        for _ in range(2):
+            with socket.create_connection(kept.getsockname(), timeout=30) as caller:
+                argv = [sys.executable, "-c", SERVE_ONE]
+                with subprocess.Popen(argv, cwd=ROOT, env=environment, pass_fds=[kept.fileno()]) as child:
+                    assert int(caller.recv(100)) == child.pid
+                assert child.returncode == 0
+
+
+def test_without_a_parent_that_keeps_them_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(listeners.HANDED_DOWN, raising=False)
+    assert (listeners.take_over(), listeners.hand_down([])) == ([], {})

@@ -1,0 +1,358 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mcp_runtime.members import logs
+from mcp_runtime.members.logs import follow, part_after, rotated, tail
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = logs.path_of(tmp_path, "example")
+    path.parent.mkdir()
+    return path
+
+
+def append(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+def write(path: Path, *lines: str) -> None:
+    append(path, "".join(f"{line}\n" for line in lines))
+
+
+def rotate(path: Path) -> None:
+    path.rename(rotated(path))
+
+
+def rotate_all(path: Path) -> None:
+    """As the writer does."""
+    for older, newer in ((rotated(path, 2), rotated(path)), (rotated(path), path)):
+        if newer.exists():
+            newer.replace(older)
+
+
+def test_a_member_has_its_log_under_its_name(tmp_path: Path) -> None:
+    assert logs.path_of(tmp_path, "example") == tmp_path / "logs" / "example.log"
+    assert rotated(logs.path_of(tmp_path, "example")) == tmp_path / "logs" / "example.log.1"
+
+
+# tail -------------------------------------------------------------------------------------------------------------
+
+
+def test_tail_gives_the_last_lines_oldest_first(path: Path) -> None:
+    write(path, "one", "two", "three")
+    assert tail(path, 2) == ["two", "three"]
+    assert tail(path, 10) == ["one", "two", "three"]
+
+
+def test_tail_of_no_file_and_of_an_empty_file_is_empty(path: Path) -> None:
+    assert tail(path, 10) == []
+    path.touch()
+    assert tail(path, 10) == []
+
+
+def test_tail_of_no_lines_is_empty(path: Path) -> None:
+    write(path, "one")
+    assert tail(path, 0) == []
+
+
+def test_tail_gives_a_line_that_is_not_finished(path: Path) -> None:
+    path.write_text("one\ntwo")
+    assert tail(path, 10) == ["one", "two"]
+
+
+def test_tail_keeps_empty_lines_and_drops_carriage_returns(path: Path) -> None:
+    path.write_bytes(b"one\r\n\r\n\nfour\n")
+    assert tail(path, 10) == ["one", "", "", "four"]
+
+
+def test_tail_goes_on_in_the_file_rotated_before(path: Path) -> None:
+    write(path, "one", "two")
+    rotate(path)
+    write(path, "three")
+    assert tail(path, 2) == ["two", "three"]
+    assert tail(path, 10) == ["one", "two", "three"]
+    assert tail(path, 1) == ["three"]
+
+
+def test_tail_between_the_two_steps_of_a_rotation_reads_the_rotated_file(path: Path) -> None:
+    write(path, "one", "two")
+    rotate(path)
+    assert tail(path, 10) == ["one", "two"]
+
+
+def test_tail_gives_no_line_twice_when_the_file_is_rotated_meanwhile(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(path, "one")
+    names = iter([path, path])  # the second file it opens is the first one again, under its new name
+    monkeypatch.setattr(logs, "rotated", lambda _: next(names))
+    assert tail(path, 10) == ["one"]
+
+
+def test_tail_reads_no_more_than_its_bytes(path: Path) -> None:
+    write(path, *(f"line {number:04}" for number in range(1000)))
+    assert tail(path, 1000, max_bytes=25) == ["line 0998", "line 0999"]
+
+
+def test_tail_counts_the_bytes_of_both_files_together(path: Path) -> None:
+    write(path, *(f"old {number:05}" for number in range(100)))
+    rotate(path)
+    write(path, "new 00000")
+    assert tail(path, 1000, max_bytes=35) == ["old 00098", "old 00099", "new 00000"]
+
+
+def test_tail_shows_the_end_of_a_line_without_an_end(path: Path) -> None:
+    path.write_bytes(b"x" * 1000 + b"END")
+    assert tail(path, 5, max_bytes=10) == ["…xxxxxxxEND"]
+
+
+def test_tail_survives_binary_noise(path: Path) -> None:
+    path.write_bytes(bytes(range(256)).replace(b"\n", b"") + b"\nafter\n")
+    noise, after = tail(path, 10)
+    assert after == "after"
+    assert noise.startswith("\x00\x01")
+    assert "\N{REPLACEMENT CHARACTER}" in noise
+
+
+def test_tail_splits_at_newlines_alone(path: Path) -> None:
+    path.write_bytes("one\x0cstill\x85one\u2028yes\n".encode())
+    assert tail(path, 10) == ["one\x0cstill\x85one\u2028yes"]
+
+
+def test_tail_of_what_is_no_file_is_empty(path: Path) -> None:
+    path.mkdir()
+    assert tail(path, 10) == []
+
+
+# follow -----------------------------------------------------------------------------------------------------------
+
+
+class NothingLeft(Exception):
+    """How a test ends a follower that would go on for ever."""
+
+
+def followed(path: Path, *steps: Callable[[], object], lines: int = 0) -> list[str]:
+    """The lines that follow() gives when at each of its pauses the next of `steps` happens."""
+    left = iter(steps)
+
+    def pause() -> None:
+        step = next(left, None)
+        if step is None:
+            raise NothingLeft
+        step()
+
+    seen: list[str] = []
+    with suppress(NothingLeft):
+        for line in follow(path, lines=lines, pause=pause):
+            seen.append(line)
+    return seen
+
+
+def test_follow_gives_what_is_written_from_now_on(path: Path) -> None:
+    write(path, "before")
+    assert followed(path, lambda: write(path, "one"), lambda: write(path, "two", "three")) == ["one", "two", "three"]
+
+
+def test_follow_begins_with_the_last_lines(path: Path) -> None:
+    write(path, "one", "two", "three")
+    assert followed(path, lambda: write(path, "four"), lines=2) == ["two", "three", "four"]
+
+
+def test_follow_begins_with_the_lines_of_the_rotated_file_too(path: Path) -> None:
+    write(path, "one")
+    rotate(path)
+    write(path, "two")
+    assert followed(path, lambda: write(path, "three"), lines=5) == ["one", "two", "three"]
+
+
+def test_follow_waits_for_a_file_that_is_not_there_yet(path: Path) -> None:
+    assert followed(path, lambda: None, lambda: write(path, "one"), lines=5) == ["one"]
+
+
+def test_follow_gives_a_line_once_it_is_complete(path: Path) -> None:
+    append(path, "begun")
+    steps = [lambda: append(path, " and"), lambda: append(path, " done\nnext")]
+    assert followed(path, *steps, lines=5) == ["begun and done"]
+
+
+def test_follow_goes_on_in_the_new_file_after_a_rotation(path: Path) -> None:
+    def rotate_and_write() -> None:
+        write(path, "last of the old")
+        rotate(path)
+        write(path, "first of the new")
+
+    steps = [lambda: write(path, "one"), rotate_and_write, lambda: None, lambda: write(path, "two")]
+    assert followed(path, *steps) == ["one", "last of the old", "first of the new", "two"]
+
+
+def test_follow_survives_a_rotation_whose_new_file_comes_late(path: Path) -> None:
+    write(path, "before")
+    steps = [lambda: rotate(path), lambda: None, lambda: write(path, "after")]
+    assert followed(path, *steps) == ["after"]
+
+
+def test_follow_survives_truncation(path: Path) -> None:
+    write(path, "one", "two")
+
+    assert followed(path, lambda: os.truncate(path, 0), lambda: write(path, "new")) == ["new"]
+
+
+def test_follow_gives_a_line_without_an_end_in_parts(path: Path) -> None:
+    path.touch()
+
+    parts = followed(path, lambda: append(path, "x" * 200_000))
+    assert len(parts) >= 2
+    assert max(map(len, parts)) <= 3 * logs.MAX_LINE_BYTES
+
+
+def test_follow_closes_its_file_when_it_is_stopped(path: Path) -> None:
+    write(path, "one", "two")
+    lines = follow(path, lines=2)
+    assert next(lines) == "one"
+    lines.close()  # type: ignore[attr-defined]
+    # A file left open would be a ResourceWarning, and warnings are errors here.
+
+
+# In parts ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_first_part_is_the_last_lines_and_the_next_what_came_since(path: Path) -> None:
+    write(path, "one", "two", "three")
+
+    first = part_after(path, lines=2)
+    write(path, "four")
+    second = part_after(path, first.cursor, lines=2)
+    third = part_after(path, second.cursor, lines=2)
+
+    assert (first.lines, first.is_gap) == (["two", "three"], False)
+    assert (second.lines, second.is_gap) == (["four"], False)
+    assert (third.lines, third.cursor) == ([], second.cursor)
+
+
+def test_a_part_holds_complete_lines_alone(path: Path) -> None:
+    append(path, "one\ntw")
+    first = part_after(path, lines=9)
+    append(path, "o\n")
+
+    assert first.lines == ["one"]
+    assert part_after(path, first.cursor, lines=9).lines == ["two"]
+
+
+def test_parts_of_no_file_and_of_an_empty_file_are_empty_and_go_on(path: Path) -> None:
+    nothing = part_after(path, lines=9)
+    path.touch()
+    empty = part_after(path, nothing.cursor, lines=9)
+    write(path, "one")
+
+    assert (nothing.lines, empty.lines) == ([], [])
+    assert part_after(path, empty.cursor, lines=9) == part_after(path, nothing.cursor, lines=9)
+    assert part_after(path, empty.cursor, lines=9).lines == ["one"]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_parts_go_on_after_rotations_with_the_end_of_each_file(path: Path, times: int) -> None:
+    write(path, "one")
+    cursor = part_after(path, lines=9).cursor
+    expected = []
+    for number in range(times):
+        write(path, f"end of {number}")
+        rotate_all(path)
+        write(path, f"begin of {number + 1}")
+        expected += [f"end of {number}", f"begin of {number + 1}"]
+
+    part = part_after(path, cursor, lines=9)
+
+    assert (part.lines, part.is_gap) == (expected, False)
+    assert part_after(path, part.cursor, lines=9).lines == []
+
+
+def test_parts_go_on_between_the_two_steps_of_a_rotation(path: Path) -> None:
+    write(path, "one")
+    cursor = part_after(path, lines=9).cursor
+    write(path, "two")
+    rotate_all(path)
+
+    between = part_after(path, cursor, lines=9)
+    write(path, "three")
+
+    assert between.lines == ["two"]
+    assert part_after(path, between.cursor, lines=9).lines == ["three"]
+
+
+def test_a_part_behind_a_file_that_is_gone_says_that_there_is_a_gap(path: Path) -> None:
+    write(path, "one")
+    cursor = part_after(path, lines=9).cursor
+    path.unlink()
+    write(path, "another", "file", "of", "its", "name")  # most file systems give it the inode of the first one
+
+    part = part_after(path, cursor, lines=2)
+
+    assert (part.lines, part.is_gap) == (["its", "name"], True)
+
+
+def test_a_part_after_a_flood_is_its_end_alone(path: Path) -> None:
+    write(path, "one")
+    cursor = part_after(path, lines=9).cursor
+    write(path, *(f"{number:0100}" for number in range(10_000)))
+
+    part = part_after(path, cursor, lines=5)
+
+    assert [int(line) for line in part.lines] == [9995, 9996, 9997, 9998, 9999]
+    assert part.is_gap
+
+
+@pytest.mark.parametrize("cursor", ["x", "1-2", "1-2-3", "-1--2--3", "1-99999999999999-3", "٣-1-1", "1-1-1\n"])
+def test_a_cursor_of_nonsense_gives_the_end(path: Path, cursor: str) -> None:
+    write(path, "one", "two")
+
+    assert part_after(path, cursor, lines=1) == replace(part_after(path, lines=1), is_gap=True)
+
+
+def test_the_whole_log_is_all_files_oldest_first(path: Path) -> None:
+    for text in ("oldest", "older", "newest"):
+        rotate_all(path)
+        write(path, text)
+
+    assert b"".join(logs.whole(path)) == b"oldest\nolder\nnewest\n"
+
+
+def test_the_whole_log_ends_though_it_grows(path: Path) -> None:
+    write(path, "one")
+    parts = logs.whole(path)
+    first = next(parts)
+    write(path, "two")
+
+    assert [first, *parts] == [b"one\n"]
+
+
+def test_the_whole_of_no_log_is_nothing(path: Path) -> None:
+    assert list(logs.whole(path)) == []
+
+
+# What is shown ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("just text\tas it is — ✓", "just text\tas it is — ✓"),
+        ("\x1b[31;1mred\x1b[0m and \x1b[38;5;12mblue\x1b[m", "red and blue"),
+        ("\x1b]0;a title\x07text", "text"),
+        ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("\x1b(Bplain\x1b7", "plain"),
+        ("bell\x07 null\x00 del\x7f", "bell� null� del�"),
+        ("right to left \u202egnp.exe", "right to left �gnp.exe"),
+        ("cut \x1b", "cut �"),
+    ],
+)
+def test_colours_are_taken_out_and_control_characters_replaced(text: str, shown: str) -> None:
+    assert logs.plain(text) == shown

@@ -1,0 +1,526 @@
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from mcp_runtime.schemas import schema_work, secrets, validation
+from mcp_runtime.schemas.secrets import MASK
+from mcp_runtime.schemas.validation import ArgumentsError, BrokenSchemaError
+
+PASSWORD = {"type": "string", "format": "password"}
+
+
+def misfit(schema: dict[str, Any], arguments: dict[str, Any]) -> tuple[str, str]:
+    """Place and reason of the error, or two empty strings."""
+    try:
+        validation.validate(schema, arguments)
+    except ArgumentsError as error:
+        return error.path, error.reason
+    return "", ""
+
+
+def fits(schema: dict[str, Any], arguments: dict[str, Any]) -> bool:
+    return misfit(schema, arguments) == ("", "")
+
+
+def takes_under(seconds: float, act: Callable[[], object]) -> object:
+    started_at = time.thread_time()
+    result = act()
+    assert time.thread_time() - started_at < seconds
+    return result
+
+
+# Validation -------------------------------------------------------------------------------------------------------
+
+
+def test_arguments_that_fit_pass() -> None:
+    schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    assert fits(schema, {"text": "x", "more": 1})
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments", "path", "reason"),
+    [
+        ({"required": ["text"]}, {}, "", "'text' is a required property"),
+        ({"properties": {"n": {"type": "integer"}}}, {"n": "1"}, "n", "'1' is not of type 'integer'"),
+        (
+            {"properties": {"items": {"items": {"properties": {"name": {"type": "string"}}}}}},
+            {"items": [{"name": "a"}, {"name": 5}]},
+            "items.1.name",
+            "5 is not of type 'string'",
+        ),
+        ({"additionalProperties": False}, {"x": 1}, "", "Additional properties are not allowed ('x' was unexpected)"),
+        ({"properties": {"e": {"enum": ["a", "b"]}}}, {"e": "c"}, "e", "'c' is not one of ['a', 'b']"),
+    ],
+)
+def test_a_misfit_is_told_with_its_place_and_reason(
+    schema: dict[str, Any], arguments: dict[str, Any], path: str, reason: str
+) -> None:
+    assert misfit(schema, arguments) == (path, reason)
+
+
+def test_a_reason_is_never_long() -> None:
+    assert len(misfit({"properties": {"n": {"type": "integer"}}}, {"n": "x" * 10_000})[1]) <= 500
+
+
+def test_the_draft_that_the_schema_names_decides() -> None:
+    tuple_before_2020 = {"properties": {"pair": {"items": [{"type": "string"}, {"type": "integer"}]}}}
+    assert misfit({"$schema": "http://json-schema.org/draft-07/schema#", **tuple_before_2020}, {"pair": ["a", "b"]})[0]
+    assert validation.check_schema(tuple_before_2020).startswith("the input schema is broken at properties.pair.items")
+
+
+def test_an_unknown_draft_is_read_as_the_newest() -> None:
+    assert misfit({"$schema": "urn:of-tomorrow", "required": ["a"]}, {}) == ("", "'a' is a required property")
+
+
+def test_references_inside_the_schema_are_followed() -> None:
+    tree = {
+        "$ref": "#/$defs/node",
+        "$defs": {"node": {"properties": {"v": {"type": "integer"}, "next": {"$ref": "#/$defs/node"}}}},
+    }
+    assert misfit(tree, {"next": {"next": {"v": "x"}}})[0] == "next.next.v"
+
+
+# Broken schemas ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        None,
+        [],
+        "object",
+        {"type": "nonsense"},
+        {"properties": []},
+        {"required": "text"},
+        {"$schema": []},
+        {"$schema": "http://json-schema.org/draft-04/schema#", "type": "nonsense"},
+        {"description": "x" * schema_work.MAX_SCHEMA_CHARACTERS},
+    ],
+)
+def test_a_broken_schema_is_told_on_and_never_raises(schema: Any) -> None:
+    assert validation.check_schema(schema).startswith("the input schema ")
+    assert len(validation.check_schema(schema)) <= 500
+
+
+def test_a_schema_nested_without_end_is_broken() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(5000):
+        schema = {"not": schema}
+    assert validation.check_schema(schema) == "the input schema is nested too deep"
+
+
+def test_a_good_schema_has_no_fault() -> None:
+    assert (
+        validation.check_schema({"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {}}})
+        == ""
+    )
+
+
+@pytest.mark.parametrize("reference", ["#/$defs/gone", "#", "#/properties"])
+def test_a_schema_that_breaks_in_use_is_not_taken_for_wrong_arguments(reference: str) -> None:
+    schema = {"allOf": [{"$ref": reference}], "properties": []} if reference == "#/properties" else {"$ref": reference}
+    with pytest.raises(BrokenSchemaError):
+        validation.validate(schema, {"a": 1})
+
+
+def test_a_remote_reference_is_never_fetched() -> None:
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(500)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            for keyword in ("$ref", "$dynamicRef", "$schema"):
+                schema = {keyword: f"http://127.0.0.1:{server.server_port}/schema.json", "properties": {"a": {}}}
+                validation.check_schema(schema)
+                secrets.secret_paths(schema, {"a": 1})
+                if keyword != "$schema":
+                    with pytest.raises(BrokenSchemaError):
+                        validation.validate(schema, {"a": 1})
+        finally:
+            server.shutdown()
+            thread.join()
+    assert asked == []
+
+
+# Hostile schemas --------------------------------------------------------------------------------------------------
+
+EVIL = "^(a+)+$"
+EVIL_TEXT = "a" * 60 + "!"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"pattern": EVIL}}},
+        {"properties": {"a": {"propertyNames": {"pattern": EVIL}}}},
+        {"properties": {"a": {"patternProperties": {EVIL: False}}}},
+        {"properties": {"a": {"patternProperties": {EVIL: {}}, "additionalProperties": False}}},
+        {"properties": {"a": {"patternProperties": {EVIL: {}}, "unevaluatedProperties": False}}},
+        # Where a subschema names a draft, the library goes on with a class of its own.
+        {"properties": {"a": {"$schema": "https://json-schema.org/draft/2020-12/schema", "pattern": EVIL}}},
+        {"$schema": "http://json-schema.org/draft-07/schema#", "properties": {"a": {"pattern": EVIL}}},
+        {"$schema": "https://json-schema.org/draft/2019-09/schema", "properties": {"a": {"pattern": EVIL}}},
+    ],
+)
+def test_a_pattern_made_to_backtrack_for_ever_takes_no_time(schema: dict[str, Any]) -> None:
+    assert validation.check_schema(schema) == ""
+    for value in (EVIL_TEXT, {EVIL_TEXT: 1}):
+        takes_under(1, lambda value=value: misfit(schema, {"a": value}))
+        takes_under(1, lambda value=value: secrets.secret_paths(schema, {"a": value}))
+
+
+def doubling(depth: int) -> dict[str, Any]:
+    """Each definition refers twice to the next: 2 to the power of `depth` applications."""
+    definitions: dict[str, Any] = {
+        f"d{level}": {"allOf": [{"$ref": f"#/$defs/d{level + 1}"}, {"$ref": f"#/$defs/d{level + 1}"}]}
+        for level in range(depth)
+    }
+    return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{depth}": {}}}
+
+
+def test_references_that_multiply_without_end_are_given_up() -> None:
+    schema = {"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": doubling(60)["$defs"]}
+    assert validation.check_schema(schema) == ""
+    assert misfit(schema, {"a": 1}) == ("", "checking them against the tool's input schema takes too long")
+    assert takes_under(1, lambda: secrets.secret_paths(schema, {"a": 1})) == []
+    assert fits(doubling(8), {"a": 1})
+
+
+def test_unevaluated_properties_that_multiply_without_end_are_given_up() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(45):
+        schema = {"unevaluatedProperties": {}, "allOf": [schema]}
+    schema = {"properties": {"a": schema}}
+    assert takes_under(2, lambda: misfit(schema, {"a": {"b": 1}})) == (
+        "",
+        "checking them against the tool's input schema takes too long",
+    )
+
+
+def test_many_patterns_that_are_slow_each_are_given_up() -> None:
+    """What was found until then is told."""
+    slow = {"allOf": [{"pattern": f"((((a?){{10}}){{10}}){{10}})b{number}$"} for number in range(200)]}
+    place, reason = takes_under(1, lambda: misfit({"properties": {"a": slow}}, {"a": "a" * 10_000}))
+    assert (place, reason[:5]) == ("a", "'aaaa")
+    assert takes_under(1, lambda: misfit({"properties": {"a": {"not": slow}}}, {"a": "a" * 1_000_000})) == (
+        "",
+        "checking them against the tool's input schema takes too long",
+    )
+
+
+def test_a_long_list_of_mixed_values_is_checked_for_uniqueness_in_no_time() -> None:
+    mixed = [value for number in range(5000) for value in (number, str(number))]
+    schema = {"properties": {"a": {"uniqueItems": True}}}
+    assert takes_under(2, lambda: fits(schema, {"a": mixed})) is True
+    takes_under(2, lambda: validation.check_schema({"required": mixed}))
+
+
+def test_other_threads_run_on_while_a_slow_pattern_is_tried() -> None:
+    schema = {"properties": {"a": {"pattern": "((((a?){10}){10}){10})b$"}}}
+    longest = 0.0
+    checker = threading.Thread(target=misfit, args=(schema, {"a": "a" * 100_000}))
+    checker.start()
+    last = time.monotonic()
+    while checker.is_alive():
+        now = time.monotonic()
+        longest, last = max(longest, now - last), now
+    assert longest < 0.5
+
+
+# Large and honest ---------------------------------------------------------------------------------------------------
+# Without coverage: it takes several times what it measures, and the budgets are of CPU time.
+
+NUMBERS = {"type": "array", "items": {"type": "number"}}
+POINT = {"type": "object", "properties": {"x": {"type": "number"}, "name": {"type": "string"}}, "required": ["x"]}
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        (NUMBERS, [number / 2 for number in range(100_000)]),
+        ({"items": NUMBERS}, [[number / 2 for number in range(100)]] * 1000),
+        ({"items": {"anyOf": [{"type": "number"}, {"type": "null"}]}}, [1.5, None] * 20_000),
+        ({"items": {"enum": ["north", "south"]}}, ["south"] * 100_000),
+        ({"items": {"$ref": "#/$defs/point"}}, [{"x": 1.5, "name": "a"}] * 20_000),
+    ],
+)
+def test_large_honest_arguments_are_checked(schema: dict[str, Any], value: Any) -> None:
+    schema = {"properties": {"a": schema, "other": {"multipleOf": 3}}, "$defs": {"point": POINT}}
+    assert fits(schema, {"a": value, "other": 3})
+    if "x" not in str(value[0]):
+        assert misfit(schema, {"a": [*value, "x"], "other": 3})[0].startswith(f"a.{len(value)}")
+
+
+def test_thousands_of_alternatives_that_were_tried_in_vain_are_no_misfits(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of their number alone is asked.
+    monkeypatch.setattr(validation, "VALIDATION_SECONDS", 10.0)
+    monkeypatch.setattr(schema_work, "PATIENCE_SECONDS", 60.0)
+    texts = {"items": {"anyOf": [{"type": "integer", "multipleOf": 2}, {"type": "string", "pattern": "^a"}]}}
+    assert fits({"properties": {"a": texts}}, {"a": ["a"] * 5000})
+
+
+@pytest.mark.no_cover
+def test_secrets_are_found_beside_tens_of_thousands_of_numbers() -> None:
+    schema = {"properties": {"pw": PASSWORD, "a": NUMBERS}}
+    assert secrets.secret_paths(schema, {"a": [1.5] * 30_000, "pw": "x"}) == [["pw"]]
+
+
+@pytest.mark.no_cover
+def test_a_large_honest_schema_is_checked_soon() -> None:
+    one = {"type": "object", "title": "One", "x-order": 1, "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}
+    schema = {"$id": "urn:large", "properties": {f"p{number}": one for number in range(1700)}}
+    assert len(str(schema)) > 168_000
+    assert takes_under(0.3, lambda: validation.check_schema(schema)) == ""
+
+
+# Verdicts of a busy moment ------------------------------------------------------------------------------------------
+
+SLOW = {"dependencies": {"a": ["b"]}, "title": "checked by the library"}
+
+
+def test_a_verdict_of_a_busy_moment_is_kept_for_a_while_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as busy:
+        busy.setattr(validation, "CHECK_SECONDS", 0.0)
+        assert validation.check_schema(SLOW) in validation.PASSING_FAULTS
+    assert validation.check_schema(SLOW) in validation.PASSING_FAULTS
+    now = time.monotonic()
+    monkeypatch.setattr(schema_work.time, "monotonic", lambda: now + schema_work.RETRY_SECONDS + 1)
+    assert validation.check_schema(SLOW) == ""
+
+
+def test_where_everything_is_secret_one_place_says_so_however_many_arguments_there_are() -> None:
+    arguments = {f"key{number}": "hunter2" for number in range(20_000)}
+    paths = secrets.secret_paths({"writeOnly": True}, arguments)
+    assert paths == [[]]
+    assert secrets.mask(arguments, paths) == dict.fromkeys(arguments, secrets.MASK)
+    assert secrets.without(arguments, paths) == {}
+
+
+def test_of_the_text_of_a_schema_that_is_too_long_nothing_is_read_or_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = json.dumps({"properties": {"pw": PASSWORD}, "description": "x" * schema_work.MAX_SCHEMA_CHARACTERS})
+    for module in (secrets, validation):
+        monkeypatch.setattr(module, "json", None)
+    assert secrets.secret_paths(text, {"pw": "x"}) == secrets.EVERYWHERE
+    with pytest.raises(validation.BrokenSchemaError, match="longer than"):
+        validation.validate(text, {"pw": "x"})
+
+
+def test_secrets_that_were_not_found_in_a_busy_moment_are_found_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = {"properties": {"pw": PASSWORD, **{f"p{number}": {} for number in range(99)}}, "title": "busy"}
+    assert secrets.secret_paths(schema, {"pw": "x", "p1": 1}, 0.0) == secrets.EVERYWHERE
+    now = time.monotonic()
+    monkeypatch.setattr(schema_work.time, "monotonic", lambda: now + schema_work.RETRY_SECONDS + 1)
+    assert secrets.secret_paths(schema, {"pw": "x", "p1": 1}) == [["pw"]]
+
+
+def test_the_verdicts_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema_work, "MAX_SLOW", 3)
+    many = {f"p{number}": {} for number in range(99)}
+    slow = [{"properties": {"pw": PASSWORD, **many}, "title": f"verdict {number}"} for number in range(10)]
+    for schema in slow:
+        assert secrets.secret_paths(schema, {"pw": "x"}, 0.0) == secrets.EVERYWHERE
+    found = [secrets.secret_paths(schema, {"pw": "x"}) == [["pw"]] for schema in slow]
+    assert found[0]
+    assert not found[-1]
+    assert found.count(False) <= 3
+
+
+# What the guards must not change ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        ("^[a-z]+$", "abc", "abc1"),
+        ("b", "abc", "xyz"),  # found anywhere
+        (r"^\d{3}-\d{4}$", "555-1234", "555-123"),
+        (r"^\d$", "5", "\N{ARABIC-INDIC DIGIT FIVE}"),  # ECMA 262 means ASCII digits
+        ("^a$", "a", "a\n"),  # ECMA 262 has no second thoughts about a last newline
+        (r"^\p{L}+$", "\N{LATIN SMALL LETTER E WITH ACUTE}t\N{LATIN SMALL LETTER E WITH ACUTE}", "1"),
+    ],
+)
+def test_patterns_mean_what_json_schema_says(pattern: str, good: str, bad: str) -> None:
+    schema = {"properties": {"a": {"pattern": pattern}}}
+    assert fits(schema, {"a": good})
+    assert misfit(schema, {"a": bad}) == ("a", f"{bad!r} does not match {pattern!r}")
+    assert fits(schema, {"a": 5})
+
+
+@pytest.mark.parametrize("pattern", ["^(?!x).*$", r"^(.)\1$", "(", "\ud800"])
+def test_a_pattern_that_cannot_be_tried_is_left_to_the_member(pattern: str) -> None:
+    schema = {"properties": {"a": {"pattern": pattern}, "b": {"type": "integer"}}}
+    assert validation.check_schema(schema) == ""
+    assert fits(schema, {"a": "xy"})
+    assert misfit(schema, {"a": "xy", "b": "x"})[0] == "b"
+    others = {"patternProperties": {pattern: {"type": "integer"}}, "additionalProperties": False}
+    assert fits(others, {"xy": "z"})
+
+
+def test_pattern_properties_apply_to_the_keys_that_match() -> None:
+    schema = {"patternProperties": {"^n_": {"type": "integer"}}, "additionalProperties": {"type": "string"}}
+    assert fits(schema, {"n_a": 1, "b": "x"})
+    assert misfit(schema, {"n_a": "x"})[0] == "n_a"
+    assert misfit(schema, {"b": 1})[0] == "b"
+    closed = {"properties": {"a": {}}, "patternProperties": {"^n_": {}}, "additionalProperties": False}
+    assert fits(closed, {"a": 1, "n_a": 1})
+    assert misfit(closed, {"b": 1})[1] == "Additional properties are not allowed ('b' was unexpected)"
+
+
+@pytest.mark.parametrize(
+    ("items", "unique"),
+    [
+        ([1, 2, "1"], True),
+        ([1, 1.0], False),
+        ([1, True], True),
+        ([0, False], True),
+        ([{"a": 1, "b": 2}, {"b": 2.0, "a": 1}], False),
+        ([[1], [True]], True),
+        (["a", "a"], False),
+        ([], True),
+    ],
+)
+def test_items_are_unique_as_json_schema_counts(items: list[Any], unique: bool) -> None:
+    assert fits({"properties": {"a": {"uniqueItems": True}}}, {"a": items}) is unique
+    assert fits({"properties": {"a": {"uniqueItems": False}}}, {"a": items})
+
+
+def test_unevaluated_properties_are_checked() -> None:
+    schema = {"allOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False}
+    assert fits(schema, {"a": 1})
+    assert not fits(schema, {"b": 1})
+
+
+# Secrets ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments", "paths"),
+    [
+        ({"properties": {"pw": PASSWORD, "user": {}}}, {"pw": "x", "user": "u"}, [["pw"]]),
+        ({"properties": {"key": {"writeOnly": True}}}, {"key": {"deep": 1}}, [["key"]]),
+        ({"properties": {"pw": PASSWORD}}, {}, []),
+        ({"properties": {"a": {"properties": {"pw": PASSWORD}}}}, {"a": {"pw": 1}}, [["a", "pw"]]),
+        ({"properties": {"a": {"items": PASSWORD}}}, {"a": ["x", "y"]}, [["a", 0], ["a", 1]]),
+        ({"properties": {"a": {"prefixItems": [{}, PASSWORD]}}}, {"a": ["x", "y", "z"]}, [["a", 1]]),
+        ({"properties": {"a": {"items": [PASSWORD], "additionalItems": {}}}}, {"a": ["x", "y"]}, [["a", 0]]),
+        ({"properties": {"a": {"contains": PASSWORD}}}, {"a": ["x"]}, [["a", 0]]),
+        ({"additionalProperties": PASSWORD, "properties": {"a": {}}}, {"a": 1, "b": 2}, [["b"]]),
+        ({"unevaluatedProperties": PASSWORD}, {"b": 2}, [["b"]]),
+        ({"patternProperties": {"_pw$": PASSWORD}}, {"x_pw": 1, "x": 2}, [["x_pw"]]),
+        ({"patternProperties": {"(?=_pw)": PASSWORD}}, {"x": 2}, [["x"]]),  # cannot be tried: rather one too many
+        ({"allOf": [{"properties": {"pw": PASSWORD}}]}, {"pw": 1}, [["pw"]]),
+        ({"anyOf": [{}, {"properties": {"pw": PASSWORD}}]}, {"pw": 1}, [["pw"]]),
+        ({"oneOf": [{"properties": {"pw": PASSWORD}}]}, {"pw": 1}, [["pw"]]),
+        ({"if": {}, "then": {"properties": {"pw": PASSWORD}}}, {"pw": 1}, [["pw"]]),
+        ({"dependentSchemas": {"a": {"properties": {"pw": PASSWORD}}}}, {"a": 1, "pw": 1}, [["pw"]]),
+        ({"properties": {"pw": {"anyOf": [PASSWORD, {"type": "null"}]}}}, {"pw": 1}, [["pw"]]),
+        ({"properties": {"a": {"$ref": "#/$defs/x~1y"}}, "$defs": {"x/y": PASSWORD}}, {"a": 1}, [["a"]]),
+        ({"properties": {"a": {"$ref": "#/allOf/0"}}, "allOf": [PASSWORD]}, {"a": 1}, secrets.EVERYWHERE),
+        ({"properties": {"a": {"$ref": "#pw"}}, "$defs": {"x": {**PASSWORD, "$anchor": "pw"}}}, {"a": 1}, [["a"]]),
+        (
+            {"properties": {"pw": PASSWORD, "next": {"$ref": "#"}}},
+            {"next": {"next": {"pw": 1}}},
+            [["next", "next", "pw"]],
+        ),
+        ({"$ref": "#"}, {"a": 1}, []),
+    ],
+)
+def test_secrets_are_found_wherever_the_schema_marks_them(
+    schema: dict[str, Any], arguments: dict[str, Any], paths: list[list[str | int]]
+) -> None:
+    assert secrets.secret_paths(schema, arguments) == paths
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"properties": []},
+        {"allOf": 5, "items": "x", "$ref": 5, "patternProperties": [], "dependentSchemas": 1},
+        {"$ref": "#/gone"},
+        {"$ref": "http://[", "$id": 5},
+        {"$id": "http://[", "$anchor": {}, "$defs": 5, "$ref": "#x"},
+        {"$ref": "#/properties/pw/type/0"},
+    ],
+)
+def test_secrets_are_found_beside_what_is_broken(broken: dict[str, Any]) -> None:
+    schema = {"anyOf": [broken, {"properties": {"pw": PASSWORD}}], **broken}
+    assert secrets.secret_paths(schema, {"pw": "x", "list": [1]}) == [["pw"]]
+
+
+def test_a_secret_however_deep_is_found() -> None:
+    schema = {"properties": {"pw": PASSWORD, "next": {"$ref": "#"}}}
+    arguments: dict[str, Any] = {"pw": "x"}
+    for _ in range(90):
+        arguments = {"next": arguments}
+    assert secrets.secret_paths(schema, arguments) == [["next"] * 90 + ["pw"]]
+
+
+def test_mask_hides_the_places_and_leaves_the_original_alone() -> None:
+    arguments = {"pw": "x", "list": [{"key": 1, "n": 2}, 3], "n": 4}
+    masked = secrets.mask(arguments, [["pw"], ["list", 0, "key"], ["gone"], ["list", 9], ["n", "deeper"]])
+    assert masked == {"pw": MASK, "list": [{"key": MASK, "n": 2}, 3], "n": 4}
+    assert arguments == {"pw": "x", "list": [{"key": 1, "n": 2}, 3], "n": 4}
+
+
+def test_masking_twice_is_masking_once() -> None:
+    schema = {"properties": {"login": {"writeOnly": True}}}
+    arguments = {"login": {"user": "u", "pw": "x"}}
+    paths = secrets.secret_paths(schema, arguments)
+    once = secrets.mask(arguments, paths)
+    assert secrets.mask(once, paths) == once == {"login": MASK}
+
+
+# Several misfits --------------------------------------------------------------------------------------------------
+
+
+def misfits_of(schema: dict[str, Any], arguments: dict[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
+    with pytest.raises(validation.ArgumentsError) as caught:
+        validation.validate(schema, arguments)
+    return [(misfit.path, misfit.reason) for misfit in caught.value.misfits]
+
+
+def test_every_misfit_is_told_each_with_its_place() -> None:
+    item = {"type": "object", "required": ["id"], "properties": {"id": {"type": "integer"}}}
+    schema = {"properties": {"a": {"type": "string"}, "items": {"items": item}}, "required": ["a", "b.c"]}
+
+    told = misfits_of(schema, {"a": 1, "items": [{"id": 1}, {}, {"id": "x"}]})
+
+    assert {path for path, _ in told} == {("a",), ("b.c",), ("items", 1, "id"), ("items", 2, "id")}
+    assert (("b.c",), "'b.c' is a required property") in told
+
+
+def test_of_alternatives_the_nearest_one_is_told() -> None:
+    alternatives = [{"type": "string"}, {"type": "object", "properties": {"n": {"type": "integer"}}}]
+    assert [path for path, _ in misfits_of({"properties": {"a": {"anyOf": alternatives}}}, {"a": {"n": "x"}})] == [
+        ("a", "n")
+    ]
+
+
+def test_misfits_are_bounded_in_number_and_length() -> None:
+    told = misfits_of({"additionalProperties": {"type": "integer"}}, {str(n): "x" * 9999 for n in range(1000)})
+    assert len(told) == validation.MAX_MISFITS
+    assert max(len(reason) for _, reason in told) <= schema_work.MAX_REASON
+
+
+def test_without_takes_properties_away_and_keeps_the_places_of_items() -> None:
+    arguments = {"a": {"key": 1, "b": 2}, "list": [1, {"key": 2}], "c": 3}
+    paths: list[list[str | int]] = [["a", "key"], ["list", 0], ["list", 1, "key"], ["c"], ["gone", "x"], ["list", 9]]
+    assert secrets.without(arguments, paths) == {"a": {"b": 2}, "list": [None, {}]}
+    assert arguments == {"a": {"key": 1, "b": 2}, "list": [1, {"key": 2}], "c": 3}
