@@ -17,6 +17,8 @@ COPY guildhall guildhall
 COPY mcp_runtime mcp_runtime
 COPY roster roster
 COPY --chown=1000:1000 guild-members guild-members
+# Its user may not write here, and each start would compile all of it again.
+RUN python -m compileall -q guildhall mcp_runtime roster
 
 ENV PYTHONUNBUFFERED=1 GUILD_HALL_HOST=0.0.0.0 GUILD_HALL_DATA_DIR=/data
 USER 1000:1000

@@ -1,10 +1,13 @@
-# run    start the hall (installs what is missing first)      test   the tests
+# run    start the hall (installs what is missing first)
+# test   the tests that start no hall, minutes; `ARGS=tests/system` and so on for others
 # check  lint and types, reads only                           lint   the same, mending what it can
 # bench  the numbers of bench/README.md                       clean  forget the installation, keep the data
 # bench-peers  installs what `bench` measures beside the gateway (FastMCP, mcpo; with npm mcp-proxy, mcp-hub)
 # agent  install what agents' sessions need (docs/sessions.md)
 # screenshots  the README's pictures, made anew (needs Chromium)
 # attack  a real hall under attack, the honest beside it; `ARGS=--short` in 90 s    fuzz  its parsers (needs atheris)
+# storm  a hall under load while all around it is killed; 10 minutes, `ARGS="--seconds 60"` for less
+# docker  the shipped image and compose file in real containers, killed and updated (needs Docker; root has it start one)
 # conformance  what the MCP conformance suite finds in client and gateway; conformance-suite  installs it (needs npm)
 
 VENV ?= .venv
@@ -19,7 +22,7 @@ run: $(VENV)/.installed
 	@exec $(BIN)/python manage.py up
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(or $(ARGS),-q -n logical tests/unit tests/rows)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check . && $(BIN)/python -m ruff format --check . && $(BIN)/python -m mypy
@@ -39,12 +42,18 @@ conformance: $(VENV)/.installed-dev conformance-suite
 attack: $(VENV)/.installed-dev
 	@$(BIN)/python -m tests.attack $(ARGS)
 
+storm: $(VENV)/.installed-dev
+	@$(BIN)/python -m tests.storm $(ARGS)
+
+docker: $(VENV)/.installed-dev
+	@$(BIN)/python -m tests.docker $(ARGS)
+
 fuzz: $(VENV)/.installed-dev
 	$(PIP) install -r requirements-fuzz.txt
 	@$(BIN)/python -m tests.attack.fuzz $(ARGS)
 
 screenshots: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.end_to_end.browser.screenshots
+	$(BIN)/python -m tests.browser.screenshots
 
 agent: $(VENV)/.installed
 	$(PIP) install -r requirements-agent.txt
@@ -90,4 +99,4 @@ $(VENV)/.python:
 	echo "macOS: brew install python    Somewhere else: make run PYTHON=/path/to/python3"; \
 	exit 1
 
-.PHONY: run test check lint bench bench-peers attack fuzz screenshots agent conformance conformance-suite clean
+.PHONY: run test check lint bench bench-peers attack storm docker fuzz screenshots agent conformance conformance-suite clean
