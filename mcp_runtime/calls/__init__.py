@@ -1,6 +1,7 @@
 """Tool calls as rows: queued by a door, claimed, made, and written down.
 
-invocations   queue, claim, finish, cancel; the only writer of a call's status
+invocations   queue, finish, cancel; with `statements` the only writer of a call's status
+statements    the SQL that each call costs
 dispatcher    the runtime's thread that claims what is due and calls the members; its parts are
               queue_watch (when it looks), slots, patience (with members that are down), running, ends
 waiting       whoever waits for a call to end

@@ -16,15 +16,15 @@ from functools import partial
 from typing import Any
 
 from django.db import Error, connection
-from django.db.models import QuerySet
 
-from mcp_runtime.calls import invocations
+from mcp_runtime.calls import invocations, statements
 from mcp_runtime.calls.ends import BIG_ANSWER, Ends, explain
 from mcp_runtime.calls.invocations import ErrorKind, Outcome
 from mcp_runtime.calls.patience import Patience
 from mcp_runtime.calls.queue_watch import QueueWatch, cancellations
 from mcp_runtime.calls.running import RunningCalls
 from mcp_runtime.calls.slots import CallSlots, requester_of
+from mcp_runtime.calls.statements import under_way
 from mcp_runtime.client.transport import Exchange
 from mcp_runtime.members.availability import Availability
 from mcp_runtime.members.lifecycle import Lifecycle
@@ -80,7 +80,7 @@ class Dispatcher:
         )
         self._looked_for_strays_at = -math.inf
         self._strays: set[int] = set()  # rows that nobody was seen to run at the last look
-        self._calls_that_run = invocations.under_way(Status.RUNNING)
+        self._calls_that_run = under_way(Status.RUNNING)
         self._cancellations = cancellations(lease_id)
         self._loop = threading.Thread(target=self._run, name="dispatcher", daemon=True)
 
@@ -155,7 +155,7 @@ class Dispatcher:
         while self._claiming and (free := self._concurrency - len(self._running)) > 0:
             size = min(free, CLAIM_BATCH)
             known = self._waiting
-            rows = list(self._queued()[:size])
+            rows = statements.find_queued(self._slots.passed_over(self._patience.members), size)
             due = self._pick(rows)
             claimed = self._claim(due)
             for invocation, live in in_turn(claimed, lambda one: requester_of(one[0])):
@@ -170,18 +170,6 @@ class Dispatcher:
     def _waiting(self) -> int:
         """How many there are of those whose calls are passed over."""
         return self._slots.lines + len(self._patience.members)
-
-    def _queued(self) -> QuerySet[Invocation]:
-        queued = self._slots.without_waiting(invocations.under_way(Status.QUEUED))
-        return (
-            queued.exclude(member_id__in=self._patience.members)
-            .select_related("member")
-            .only(
-                *("tool_name", "arguments", "timeout", "secret_paths", "requested_by_id", "token_id"),
-                *("member__name", "member__manifest"),
-            )
-            .order_by("id")
-        )
 
     def _pick(self, rows: list[Invocation]) -> list[tuple[Invocation, LiveMember]]:
         """Those of `rows` that can run now; they have their slots. What cannot is passed over by the next look."""
@@ -206,7 +194,7 @@ class Dispatcher:
         return [(row, live) for row, live in due if row.pk in mine]
 
     def _claimed(self, ids: list[int]) -> set[int]:
-        if not ids or invocations.claim(ids, self._lease_id) == len(ids):
+        if not ids or statements.claim(ids, self._lease_id) == len(ids):
             return set(ids)
         mine = Invocation.objects.filter(pk__in=ids, status=Status.RUNNING, lease_id=self._lease_id)
         return set(mine.values_list("pk", flat=True))

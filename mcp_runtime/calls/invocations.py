@@ -1,4 +1,4 @@
-"""Tool calls as rows: queue, claim, finish, cancel. The only writer of an invocation's status.
+"""Tool calls as rows: queue, finish, cancel. With `statements`, the only writer of an invocation's status.
 
     queued -> running -> succeeded | failed | cancelled        queued -> cancelled | failed (unavailable)
 
@@ -19,13 +19,12 @@ from typing import Any
 
 from django.contrib.auth.models import User
 from django.db import IntegrityError, connection, transaction
-from django.db.models import BooleanField, Count, F, JSONField, QuerySet, TextField, Value
-from django.db.models.expressions import RawSQL
+from django.db.models import Count, F, QuerySet, Value
 from django.db.models.fields.json import KT
-from django.db.models.functions import Cast
 from django.utils import timezone
 
-from mcp_runtime.calls import statistics
+from mcp_runtime.calls import statements, statistics
+from mcp_runtime.calls.statements import HELD, QUEUED, RUNNING_ELSEWHERE, RUNNING_UNDER, under_way
 from mcp_runtime.client import quick_json
 from mcp_runtime.protocol import jsonrpc, mcp
 from mcp_runtime.protocol.errors import (
@@ -45,7 +44,6 @@ from mcp_runtime.protocol.errors import (
     UnknownToolError,
 )
 from mcp_runtime.rows.changes import CALL_ENDED, notify
-from mcp_runtime.rows.lease import held_by
 from mcp_runtime.schemas import schema_work, secrets, validation
 from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import OPERATOR, Principal
@@ -81,15 +79,6 @@ class Caller:
             return f"{getpass.getuser()} (system user)"
         except (KeyError, OSError):  # a container's user without a name
             return "system user"
-
-
-# In words, not as parameters: SQLite uses a partial index only where the query itself says its condition.
-_UNDER_WAY = RawSQL(f"{_TABLE}.status IN ('queued', 'running')", (), BooleanField())  # noqa: S611 - a constant
-
-
-def under_way(*statuses: Invocation.Status) -> QuerySet[Invocation]:
-    """The calls that wait and that run, or those of one of these statuses. Costs the same however many are over."""
-    return Invocation.objects.filter(_UNDER_WAY, status__in=statuses or Invocation.ACTIVE)
 
 
 # Queue ------------------------------------------------------------------------------------------------------------
@@ -232,13 +221,6 @@ def _check_arguments(member: GuildMember, tool: Tool, schema: str, arguments: An
 # Claim and finish: the runtime's side -----------------------------------------------------------------------------
 
 
-def claim(invocation_ids: list[int], lease_id: uuid.UUID) -> int:
-    """queued -> running for these rows; how many were still queued. The dispatcher is the only claimer of a lease."""
-    return Invocation.objects.filter(held_by(lease_id), pk__in=invocation_ids, status=Status.QUEUED).update(
-        status=Status.RUNNING, started_at=timezone.now(), lease_id=lease_id
-    )
-
-
 @dataclass(frozen=True)
 class Outcome:
     """How a call ended, as the columns that say so; `result` and `error_data` as JSON text.
@@ -304,18 +286,9 @@ def _text(value: Any) -> str:
     return quick_json.encode(value).decode("utf-8", "surrogatepass")
 
 
-def _json(text: str | None) -> Cast | None:
-    """JSON text for a JSONField, which would encode it once more."""
-    return None if text is None else Cast(Value(text, TextField()), JSONField())
-
-
 def finish(invocation: Invocation, outcome: Outcome, lease_id: uuid.UUID) -> bool:
     """running -> finished. False: it is not this runtime's to finish any more."""
-    return _finish(
-        Invocation.objects.filter(held_by(lease_id), pk=invocation.pk, status=Status.RUNNING, lease_id=lease_id),
-        invocation,
-        outcome,
-    )
+    return _finish(invocation, outcome, f"{RUNNING_UNDER} AND {HELD}", lease_id, lease_id)
 
 
 def note_progress(invocation_id: int, progress: dict[str, Any], lease_id: uuid.UUID) -> None:
@@ -326,27 +299,24 @@ def note_progress(invocation_id: int, progress: dict[str, Any], lease_id: uuid.U
 
 def refuse(invocation: Invocation, outcome: Outcome, lease_id: uuid.UUID) -> bool:
     """queued -> failed, for a call that was never claimed."""
-    return _finish(
-        Invocation.objects.filter(held_by(lease_id), pk=invocation.pk, status=Status.QUEUED), invocation, outcome
-    )
+    return _finish(invocation, outcome, f"{QUEUED} AND {HELD}", lease_id)
 
 
-def _finish(rows: Any, invocation: Invocation, outcome: Outcome) -> bool:
+def _finish(invocation: Invocation, outcome: Outcome, condition: str, *leases: uuid.UUID) -> bool:
     changes: dict[str, Any] = {
         "status": outcome.status,
         "finished_at": timezone.now(),
-        "result": _json(outcome.result),
+        "result": outcome.result,
         "error_kind": outcome.error_kind,
         "error_message": jsonrpc.storable(outcome.error_message),  # a member's own words may be in it
         "error_code": outcome.error_code,
-        "error_data": _json(outcome.error_data),
+        "error_data": outcome.error_data,
     }
     if invocation.secret_paths:
-        changes["arguments"] = secrets.mask(invocation.arguments, invocation.secret_paths)
-    # One commit: each one waits for the disk, a lone NOTIFY too. SQLite needs none, and every writer would wait for its
-    # lock while the statement is put together here.
+        changes["arguments"] = _text(secrets.mask(invocation.arguments, invocation.secret_paths))
+    # One commit: each one waits for the disk, a lone NOTIFY too. SQLite needs none.
     with transaction.atomic(savepoint=False) if connection.vendor == "postgresql" else nullcontext():
-        if not rows.update(**changes):
+        if not statements.end(invocation.pk, changes, condition, *leases):
             return False
         notify(CALL_ENDED)
     return True
@@ -354,12 +324,12 @@ def _finish(rows: Any, invocation: Invocation, outcome: Outcome) -> bool:
 
 def end_lost(lease_id: uuid.UUID, message: str) -> int:
     """running -> failed / lost for every row that another lease than `lease_id` claimed; how many."""
-    running = under_way(Status.RUNNING).filter(held_by(lease_id)).exclude(lease_id=lease_id)
+    running = under_way(Status.RUNNING).exclude(lease_id=lease_id)
     ended = 0
     for invocation in running.select_related("member"):
-        rows = running.filter(pk=invocation.pk)
         text = f"tool {invocation.tool_name!r} of member {invocation.member.name!r}: {message}"
-        ended += _finish(rows, invocation, Outcome.failed(ErrorKind.LOST, text))
+        lost = Outcome.failed(ErrorKind.LOST, text)
+        ended += _finish(invocation, lost, f"{RUNNING_ELSEWHERE} AND {HELD}", lease_id, lease_id)
     return ended
 
 
@@ -376,8 +346,7 @@ def end_own(lease_id: uuid.UUID, message: str) -> None:
 def cancel(invocation: Invocation) -> Invocation:
     """Cancel a queued call at once, ask the runtime to cancel a running one. Raises NotCancellableError at its end."""
     asked = timezone.now()
-    queued = Invocation.objects.filter(pk=invocation.pk, status=Status.QUEUED)
-    if not _finish(queued, invocation, Outcome.cancelled("cancelled before it was started")):
+    if not _finish(invocation, Outcome.cancelled("cancelled before it was started"), QUEUED):
         running = Invocation.objects.filter(pk=invocation.pk, status=Status.RUNNING)
         if not running.filter(cancel_requested_at=None).update(cancel_requested_at=asked) and not running.exists():
             invocation.refresh_from_db()
@@ -392,7 +361,7 @@ def cancel_asked_with(token_ids: Collection[int]) -> None:
     outcome = Outcome.cancelled("its token was revoked before it was started")
     with transaction.atomic():
         for invocation in queued.exclude(secret_paths=[]):  # which are to be masked
-            _finish(queued.filter(pk=invocation.pk), invocation, outcome)
+            _finish(invocation, outcome, QUEUED)
         # One statement for the others, which may be thousands.
         queued.filter(secret_paths=[]).update(
             status=outcome.status, finished_at=timezone.now(), error_message=outcome.error_message

@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from mcp_runtime.calls import invocations
 from mcp_runtime.calls.invocations import ErrorKind, Outcome
+from mcp_runtime.calls.statements import under_way
 from mcp_runtime.members.availability import Availability
 from mcp_runtime.members.lifecycle import Lifecycle
 from roster.models import GuildMember, Invocation
@@ -71,7 +72,7 @@ class Patience:
 
     def _serve_those_who_wait_for(self, member: GuildMember, known: dict[int, float]) -> bool:
         """Whether anybody waits for it. Its oldest calls only: one member's thousands must not delay the others'."""
-        waiting = invocations.under_way(Status.QUEUED).filter(member=member).order_by("id")
+        waiting = under_way(Status.QUEUED).filter(member=member).order_by("id")
         down_since = self._since.setdefault(member.pk, time.monotonic())
         rows = list(waiting[:WAITING_BATCH])
         hopeless = []

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from django.db import connection
 from django.db.models import QuerySet
 
-from mcp_runtime.calls import invocations
+from mcp_runtime.calls.statements import under_way
 from mcp_runtime.members.supervisor import unfulfilled
 from mcp_runtime.rows.changes import SqliteChanges
 from roster.models import Invocation
@@ -28,7 +28,7 @@ Status = Invocation.Status
 
 def cancellations(lease_id: uuid.UUID) -> QuerySet[Invocation]:
     """The calls of this runtime that run though somebody asked for their end."""
-    return invocations.under_way(Status.RUNNING).filter(lease_id=lease_id, cancel_requested_at__isnull=False)
+    return under_way(Status.RUNNING).filter(lease_id=lease_id, cancel_requested_at__isnull=False)
 
 
 class QueueWatch:
@@ -42,7 +42,7 @@ class QueueWatch:
         self._swept_at = 0.0
         self._worked_at = 0.0
         self._wishes = unfulfilled()
-        self._due = invocations.under_way(Status.QUEUED)
+        self._due = under_way(Status.QUEUED)
         self._cancellations = cancellations(lease_id)
         self._changes: SqliteChanges | None = None
 

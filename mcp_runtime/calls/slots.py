@@ -6,13 +6,11 @@ No thread waits for a free slot: rows that may have none stay queued, and the ne
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 
-from django.db.models import QuerySet
-
+from mcp_runtime.calls.statements import PassedOver
 from mcp_runtime.security.limits import Owner, Slots
 from roster.models import Invocation
-
-MAX_REQUESTERS = 250  # that a look at the queue passes over: SQLite takes no longer conditions
 
 # Queued calls that wait for a slot: of a member, of a requester, or (neither None) of a requester in a member.
 _Line = tuple[int | None, Owner | None]
@@ -61,18 +59,16 @@ class CallSlots:
         """Pass over those alone who could have no slot now."""
         self._full = {line: request for line, request in self._full.items() if self._in_the_way(*request) == line}
 
-    def without_waiting(self, queued: QuerySet[Invocation]) -> QuerySet[Invocation]:
-        """Those of `queued` that nobody stands in the way of, as far as is known."""
+    def passed_over(self, members: Iterable[int]) -> PassedOver:
+        """Whose rows wait for a slot, as far as is known; and those in `members`, which wait for something else."""
         waiting: dict[Owner, set[int | None]] = {}  # requesters -> in which members; None: in all
+        full = set(members)
         for member_id, requester in self._full:
             if requester is not None:
                 waiting.setdefault(requester, set()).add(member_id)
-        full = {member_id for member_id, requester in self._full if requester is None}
-        queued = queued.exclude(member_id__in=full)
-        for (user_id, token_id), members in list(waiting.items())[:MAX_REQUESTERS]:
-            of_members = {} if None in members else {"member_id__in": members}
-            queued = queued.exclude(requested_by_id=user_id, token_id=token_id, **of_members)
-        return queued
+            elif member_id is not None:
+                full.add(member_id)
+        return PassedOver(frozenset(full), frozenset((one, _members(of_one)) for one, of_one in waiting.items()))
 
     def _in_the_way(self, member_id: int, count: int, requester: Owner) -> _Line | None:
         """Whose calls must wait, if this requester's call in this member must; the member has `count` slots.
@@ -92,3 +88,7 @@ class CallSlots:
         if not member.may_take(requester) or (member.held and holds and hall.free <= kept):
             return member_id, requester
         return None
+
+
+def _members(ids: set[int | None]) -> frozenset[int] | None:
+    return None if None in ids else frozenset(one for one in ids if one is not None)

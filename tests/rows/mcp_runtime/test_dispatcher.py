@@ -20,7 +20,7 @@ from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from mcp_runtime.calls import dispatcher, ends, invocations, patience, queue_watch
+from mcp_runtime.calls import dispatcher, ends, invocations, patience, queue_watch, statements
 from mcp_runtime.calls.dispatcher import Dispatcher
 from mcp_runtime.calls.invocations import Outcome
 from mcp_runtime.calls.queue_watch import QueueWatch
@@ -585,7 +585,7 @@ def test_a_claim_that_fails_gives_its_slots_back(hall: Hall_, monkeypatch: pytes
     anna = hall.add()
     invocation = call(anna)
     with monkeypatch.context() as patch:
-        patch.setattr(invocations, "claim", failing(OperationalError("away")))
+        patch.setattr(statements, "claim", failing(OperationalError("away")))
         with pytest.raises(OperationalError):
             hall.dispatcher.drain()
     assert hall.dispatcher.calls_in(anna.pk) == 0
@@ -610,14 +610,14 @@ def test_a_long_queue_is_taken_in_batches_of_few_statements(hall: Hall_, monkeyp
 def test_a_call_that_was_cancelled_before_the_claim_is_never_made(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
     anna = hall.add()
     one, two, three = call(anna, "1"), call(anna, "2"), call(anna, "3")
-    real = invocations.claim
+    real = statements.claim
 
     def claim(ids: list[int], lease_id: uuid.UUID) -> int:
         invocations.cancel(row(two))  # somebody is quicker
         return real(ids, lease_id)
 
     with monkeypatch.context() as patch:
-        patch.setattr(invocations, "claim", claim)
+        patch.setattr(statements, "claim", claim)
         hall.turn()
     hall.turn()
     assert [tool for tool, _, _ in hall.client(anna).calls] == ["1", "3"]

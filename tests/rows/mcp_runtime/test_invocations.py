@@ -15,7 +15,7 @@ from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.utils import timezone
 
-from mcp_runtime.calls import invocations
+from mcp_runtime.calls import invocations, statements
 from mcp_runtime.calls.invocations import Caller, ErrorKind, Outcome, Status
 from mcp_runtime.protocol import errors
 from mcp_runtime.protocol.errors import (
@@ -377,7 +377,7 @@ def test_a_repeat_of_a_call_that_is_over_is_the_same_though_its_secrets_are_mask
 ) -> None:
     arguments = {"text": "a", "login": {"password": "sesame"}}
     first, _ = ask(arguments, caller=Caller(REST, bob), key="k")
-    invocations.claim([first.pk], lease_id)
+    statements.claim([first.pk], lease_id)
     invocations.finish(first, Outcome.succeeded({}), lease_id)
     assert row(first).arguments["login"]["password"] == secrets.MASK
     assert ask(arguments, caller=Caller(REST, bob), key="k") == (first, False)
@@ -412,7 +412,7 @@ def test_of_many_with_one_key_at_once_one_is_made_and_all_get_it(echo: Tool, bob
 
 def test_a_claim_takes_queued_rows_and_says_by_whom(echo: Tool, lease_id: uuid.UUID) -> None:
     one, two, other = ask()[0], ask()[0], ask()[0]
-    assert invocations.claim([one.pk, two.pk], lease_id) == 2
+    assert statements.claim([one.pk, two.pk], lease_id) == 2
     for invocation in (one, two):
         found = row(invocation)
         assert (found.status, found.lease_id) == ("running", lease_id)
@@ -423,21 +423,21 @@ def test_a_claim_takes_queued_rows_and_says_by_whom(echo: Tool, lease_id: uuid.U
 @pytest.mark.parametrize("status", [status for status in Status if status != Status.QUEUED])
 def test_what_is_not_queued_is_not_claimed(echo: Tool, lease_id: uuid.UUID, status: Status) -> None:
     invocation = queued(status=status)
-    assert invocations.claim([invocation.pk], lease_id) == 0
+    assert statements.claim([invocation.pk], lease_id) == 0
     assert row(invocation).lease_id is None
 
 
 def test_without_the_lease_nothing_is_claimed(echo: Tool, lease_id: uuid.UUID) -> None:
     invocation = queued()
     lose_the_lease()
-    assert invocations.claim([invocation.pk], lease_id) == 0
+    assert statements.claim([invocation.pk], lease_id) == 0
     assert row(invocation).status == "queued"
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_row_is_claimed_once_however_many_try(echo: Tool, lease_id: uuid.UUID) -> None:
     ids = [ask()[0].pk for _ in range(5)]
-    assert sum(at_once(*[lambda: invocations.claim(ids, lease_id)] * 6)) == 5
+    assert sum(at_once(*[lambda: statements.claim(ids, lease_id)] * 6)) == 5
 
 
 @pytest.mark.django_db(transaction=True)
@@ -445,7 +445,7 @@ def test_a_call_that_is_claimed_and_cancelled_at_once_is_one_or_the_other(echo: 
     for _ in range(5):
         invocation = queued()
         claimed, cancelled = at_once(
-            lambda pk=invocation.pk: invocations.claim([pk], lease_id),  # type: ignore[misc]
+            lambda pk=invocation.pk: statements.claim([pk], lease_id),  # type: ignore[misc]
             lambda it=invocation: invocations.cancel(it),  # type: ignore[misc]
         )
         found = row(invocation)
@@ -780,7 +780,7 @@ def test_old_status_changes_go_and_young_ones_stay(anna: GuildMember) -> None:
 def test_work_is_found_without_reading_what_is_over(echo: Tool, lease_id: uuid.UUID, statuses: list[Status]) -> None:
     finished(3)
     under_way = [queued(), running(lease_id)]
-    rows = invocations.under_way(*statuses).order_by("id")
+    rows = statements.under_way(*statuses).order_by("id")
     assert [row.pk for row in rows] == [row.pk for row in under_way if not statuses or row.status in statuses]
     if connection.vendor == "sqlite":
         # With its parameters bound, as it is asked: QuerySet.explain writes them into the text.

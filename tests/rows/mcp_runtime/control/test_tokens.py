@@ -10,7 +10,7 @@ from django.contrib.auth.models import Group, User
 from django.utils import timezone
 
 from mcp_runtime.agents import sessions
-from mcp_runtime.calls import invocations
+from mcp_runtime.calls import statements
 from mcp_runtime.calls.invocations import Caller
 from mcp_runtime.control.calls import queue_call
 from mcp_runtime.control.members import find_member, reserve_member
@@ -181,7 +181,7 @@ def test_calls_that_were_queued_with_a_token_are_cancelled_with_it(alice: User) 
         caller = Caller(Invocation.Door.REST, alice, who)
         tool, arguments = ("add", {"key": "hush"}) if token is first else ("list", {})
         rows.append(queue_call("notes", tool, arguments, caller=caller)[0])
-    assert invocations.claim([rows[0].pk], lease_id) == 1
+    assert statements.claim([rows[0].pk], lease_id) == 1
 
     revoke_token(first)
 
