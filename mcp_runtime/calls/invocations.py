@@ -14,12 +14,11 @@ from collections.abc import Collection, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
 from typing import Any
 
 from django.contrib.auth.models import User
 from django.db import IntegrityError, connection, transaction
-from django.db.models import Count, F, QuerySet, Value
+from django.db.models import Count, F, Value
 from django.db.models.fields.json import KT
 from django.utils import timezone
 
@@ -44,6 +43,7 @@ from mcp_runtime.protocol.errors import (
     UnknownToolError,
 )
 from mcp_runtime.rows.changes import CALL_ENDED, notify
+from mcp_runtime.rows.kept_queries import KeptQuery, Slot
 from mcp_runtime.schemas import schema_work, secrets, validation
 from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import OPERATOR, Principal
@@ -116,11 +116,11 @@ def queue(
         idempotency_key=idempotency_key,
     )
     if idempotency_key is None:
-        invocation.save(force_insert=True)
+        statements.insert(invocation)
         return invocation, True
     try:
         with transaction.atomic():
-            invocation.save(force_insert=True)
+            statements.insert(invocation)
     except IntegrityError:
         first = _earlier(caller, who, idempotency_key)
         if first is None:
@@ -152,14 +152,17 @@ def _same_call(first: Invocation, member_name: str, tool_name: str, arguments: A
     return first
 
 
-@cache
-def _tools() -> QuerySet[Any]:
-    """What calls need of tools. Made once: to put such a query together takes a third of the time.
-
-    The database takes it out of `definition`, which may be megabytes: reading that holds the interpreter.
-    """
-    tools = Tool.objects.annotate(schema=KT("definition__inputSchema"), task=KT("definition__execution__taskSupport"))
-    return tools.select_related("member").defer("definition")
+# The database takes out of `definition` what is needed: it may be megabytes, and to read it holds the interpreter.
+_TOOLS = KeptQuery(
+    lambda: (
+        Tool.objects.annotate(schema=KT("definition__inputSchema"), task=KT("definition__execution__taskSupport"))
+        .filter(member__name=Slot("member"), name=Slot("tool"), listed=True)
+        .order_by()
+    ),
+    columns=[field.attname for field in Tool._meta.concrete_fields if field.attname != "definition"],
+    related={"member": ()},
+    annotations=["schema", "task"],
+)
 
 
 def callable_tool(member_name: str, tool_name: str) -> tuple[Tool, str]:
@@ -167,11 +170,8 @@ def callable_tool(member_name: str, tool_name: str) -> tuple[Tool, str]:
 
     Else raises a RequestRefusedError that says what is in the way.
     """
-    try:
-        tool = _tools().get(member__name=member_name, name=tool_name, listed=True)
-        member: GuildMember | None = tool.member
-    except Tool.DoesNotExist:
-        tool, member = None, GuildMember.objects.filter(name=member_name).first()
+    tool: Any = _TOOLS.first(member=member_name, tool=tool_name)
+    member = tool.member if tool else GuildMember.objects.filter(name=member_name).first()
     if member is None or member.removed_at:
         raise UnknownMemberError(f"no member {member_name!r} is in the roster")
     if not member.enabled:

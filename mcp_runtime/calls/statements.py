@@ -1,4 +1,4 @@
-"""The three statements that every queued call costs: it is found, claimed, and ended.
+"""The statements that every queued call costs: it is inserted, found, claimed, and ended.
 
 Their SQL is kept: Django takes several times as long to put it together as the database to execute it, and the one
 thread that writes shares its interpreter with the gateway.
@@ -12,18 +12,20 @@ from functools import cache, lru_cache
 from typing import Any
 
 from django.db import connection
-from django.db.models import BooleanField, JSONField, Model, QuerySet
+from django.db.models import BooleanField, JSONField, QuerySet
 from django.db.models.expressions import RawSQL
 from django.utils import timezone
 
+from mcp_runtime.rows.kept_queries import KeptQuery
 from mcp_runtime.security.limits import Owner
-from roster.models import GuildMember, Hall, Invocation
+from roster.models import Hall, Invocation
 
 Status = Invocation.Status
 
 MAX_REQUESTERS = 250  # that are passed over at once: SQLite takes no longer conditions
 KEPT = 64  # conditions whose SQL is kept
 _TABLE = Invocation._meta.db_table
+_FIELDS = {field.attname: field for field in Invocation._meta.concrete_fields}
 # In words, not as parameters: SQLite uses a partial index only where the query itself says its condition.
 _UNDER_WAY = RawSQL(f"{_TABLE}.status IN ('queued', 'running')", (), BooleanField())  # noqa: S611 - a constant
 
@@ -39,6 +41,26 @@ def under_way(*statuses: Invocation.Status) -> QuerySet[Invocation]:
     return Invocation.objects.filter(_UNDER_WAY, status__in=statuses or Invocation.ACTIVE)
 
 
+def insert(call: Invocation) -> None:
+    """Make the row of a new call. Raises IntegrityError for an idempotency key that is taken."""
+    fields = [field for field in _FIELDS.values() if not field.primary_key]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            _insert_sql(connection.vendor),
+            [field.get_db_prep_save(getattr(call, field.attname), connection) for field in fields],
+        )
+        call.pk = cursor.fetchone()[0] if connection.vendor == "postgresql" else cursor.lastrowid
+    call._state.adding, call._state.db = False, connection.alias
+
+
+@cache
+def _insert_sql(vendor: str) -> str:
+    columns = [field.attname for field in _FIELDS.values() if not field.primary_key]
+    places = ", ".join(["%s"] * len(columns))
+    returning = " RETURNING id" if vendor == "postgresql" else ""  # SQLite before 3.35 does not know it
+    return f"INSERT INTO {_TABLE} ({', '.join(columns)}) VALUES ({places}){returning}"  # noqa: S608
+
+
 # Find -------------------------------------------------------------------------------------------------------------
 
 
@@ -51,49 +73,22 @@ class PassedOver:
     requesters: frozenset[tuple[Owner, frozenset[int] | None]] = frozenset()
 
 
-# In the order in which the models have them, which `from_db` counts on.
-_CALL_COLUMNS = ("id", "member_id", "tool_name", "arguments", "timeout", "requested_by_id", "token_id", "secret_paths")
-_MEMBER_COLUMNS = ("id", "name", "manifest")
-
-
 def find_queued(passed_over: PassedOver, limit: int) -> list[Invocation]:
     """The oldest queued calls, at most `limit`, with what the dispatcher reads of them and of their members."""
-    sql, params = _find_sql(connection.vendor, passed_over)
-    with connection.cursor() as cursor:
-        cursor.execute(f"{sql} LIMIT %s", (*params, limit))
-        return [_call_of(row) for row in cursor.fetchall()]
+    return _queued(passed_over).read(limit=limit)
 
 
 @lru_cache(KEPT)
-def _find_sql(_vendor: str, passed_over: PassedOver) -> tuple[str, tuple[Any, ...]]:
+def _queued(passed_over: PassedOver) -> KeptQuery[Invocation]:
     queued = under_way(Status.QUEUED).exclude(member_id__in=passed_over.members)
     for (user_id, token_id), members in list(passed_over.requesters)[:MAX_REQUESTERS]:
         of_members = {} if members is None else {"member_id__in": members}
         queued = queued.exclude(requested_by_id=user_id, token_id=token_id, **of_members)
-    columns = (*_CALL_COLUMNS, *(f"member__{column}" for column in _MEMBER_COLUMNS))
-    sql, params = queued.order_by("id").values_list(*columns).query.sql_with_params()
-    return sql, tuple(params)
-
-
-def _call_of(row: tuple[Any, ...]) -> Invocation:
-    values, of_member = row[: len(_CALL_COLUMNS)], row[len(_CALL_COLUMNS) :]
-    call: Invocation = Invocation.from_db(connection.alias, _CALL_COLUMNS, _read(Invocation, _CALL_COLUMNS, values))
-    call.member = GuildMember.from_db(connection.alias, _MEMBER_COLUMNS, _read(GuildMember, _MEMBER_COLUMNS, of_member))
-    return call
-
-
-def _read(model: type[Model], columns: tuple[str, ...], values: tuple[Any, ...]) -> list[Any]:
-    """What Django would have read."""
-    fields = [_field(model, column) for column in columns]
-    return [
-        field.from_db_value(value, None, connection) if hasattr(field, "from_db_value") else value
-        for field, value in zip(fields, values, strict=True)
-    ]
-
-
-@cache
-def _field(model: type[Model], column: str) -> Any:
-    return next(field for field in model._meta.concrete_fields if field.attname == column)
+    return KeptQuery(
+        lambda: queued.order_by("id"),
+        columns=("member_id", "tool_name", "arguments", "timeout", "secret_paths", "requested_by_id", "token_id"),
+        related={"member": ("name", "manifest")},
+    )
 
 
 # Claim and end ----------------------------------------------------------------------------------------------------
@@ -122,7 +117,7 @@ def _update(changes: dict[str, Any], count: int, condition: str, ids: list[int],
 
 def _written(column: str, value: Any) -> Any:
     """As this database has it in that column."""
-    field = _field(Invocation, column)
+    field = _FIELDS[column]
     return value if isinstance(field, JSONField) else field.get_db_prep_save(value, connection)
 
 
@@ -133,5 +128,5 @@ def _update_sql(vendor: str, columns: tuple[str, ...], count: int, condition: st
 
 
 def _place(vendor: str, column: str) -> str:
-    is_json = isinstance(_field(Invocation, column), JSONField)
+    is_json = isinstance(_FIELDS[column], JSONField)
     return "%s::jsonb" if is_json and vendor == "postgresql" else "%s"

@@ -1,8 +1,9 @@
 """What every thread needs that works with the hall's rows.
 
-database   a unit of work that is tried again when the database was away
-changes    has SQLite changed, asked every few milliseconds
-lease      exactly one runtime for each hall
+database      a unit of work that is tried again when the database was away
+kept_queries  querysets whose SQL is put together once
+changes       has SQLite changed, asked every few milliseconds
+lease         exactly one runtime for each hall
 
-Members, calls, agents, the gateway, control and the runtime use this room. The rows themselves are `roster.models`.
+Every room above uses this one. The rows themselves are `roster.models`.
 """

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, cast
 
 from django.contrib.auth.models import User
-from django.db.models import Q
+from django.db.models import BigIntegerField, Q
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
 from mcp_runtime.control.members import find_member, find_tool
 from mcp_runtime.protocol.errors import UnknownMemberError, UnknownToolError
+from mcp_runtime.rows.kept_queries import KeptQuery, Slot
 from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import CONTROL, Principal
-from roster.models import GuildMember, Tool
+from roster.models import GuildMember, Invocation, Tool
 
 _KEPT = "_guild_hall_principal"
 
@@ -80,15 +82,36 @@ def listed_tool(request: Request, name: str, tool: str) -> Tool:
 
 
 def readable_calls(request: Request) -> Q:
-    """The calls that may be seen: with the permission to view calls everybody's, else the own ones.
+    """The calls that may be seen."""
+    who = principal_of(request)
+    return _readable_by(who.is_narrowed, who.views_calls, who.closed_members, user=who.user_id, token=who.token_id)
+
+
+def _readable_by(is_narrowed: bool, views_calls: bool, closed_members: frozenset[str], *, user: Any, token: Any) -> Q:
+    """With the permission to view calls everybody's, else the own ones.
 
     With a token that is for a part alone: those that were made with it.
     """
+    if is_narrowed:
+        return Q(token_id=token)
+    own = Q(requested_by_id=user)
+    return own | ~Q(member__name__in=closed_members) if views_calls else own
+
+
+def readable_call(request: Request, pk: int) -> Invocation | None:
+    """The call of this id, if it may be seen, with its member's name."""
+    if pk > BigIntegerField.MAX_BIGINT:
+        return None
     who = principal_of(request)
-    if who.is_narrowed:
-        return Q(token_id=who.token_id)
-    own = Q(requested_by=who.user_id)
-    return own | ~Q(member__name__in=who.closed_members) if who.views_calls else own
+    calls = _one_readable(who.is_narrowed, who.views_calls, who.closed_members)
+    return calls.first(pk=pk, user=who.user_id, token=who.token_id)
+
+
+@lru_cache(64)
+def _one_readable(*rights: Any) -> KeptQuery[Invocation]:
+    readable = _readable_by(*rights, user=Slot("user"), token=Slot("token"))
+    calls = Invocation.objects.filter(readable, pk=Slot("pk")).order_by()
+    return KeptQuery(lambda: calls, related={"member": ["name"]})
 
 
 def readable_sessions(request: Request) -> Q:

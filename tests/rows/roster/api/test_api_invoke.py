@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.db import connection
+from django.db.models.sql.compiler import SQLCompiler, SQLInsertCompiler
 from django.http import HttpResponse
 from django.test import Client
 from django.utils import timezone
@@ -78,6 +79,20 @@ def test_a_call_costs_three_queries(
 ) -> None:
     with django_assert_num_queries(3):  # token and user, tool and member, insert; others than a superuser: two more
         invoke(as_alice)
+
+
+def test_a_call_and_a_look_at_it_put_no_sql_together(
+    as_bob: Client, example: GuildMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put_together(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a statement was put together")
+
+    as_bob.get(invoke(as_bob)["Location"])  # the first of its kind, which is kept
+    with monkeypatch.context() as patch:
+        for compiler in (SQLCompiler, SQLInsertCompiler):
+            patch.setattr(compiler, "as_sql", put_together)
+        response = invoke(as_bob)
+        assert as_bob.get(response["Location"]).json() == response.json()
 
 
 def test_a_call_wishes_its_member_running(as_bob: Client, example: GuildMember) -> None:

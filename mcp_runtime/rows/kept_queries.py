@@ -1,0 +1,113 @@
+"""Querysets whose SQL is kept, for what every call asks: Django takes longer to put it together than to execute it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+from django.db import connection
+from django.db.models import Expression, Model, QuerySet
+
+M = TypeVar("M", bound=Model)
+
+
+class Slot(Expression):
+    """The place of a value in a kept query. The value comes with each execution, as the database has it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def as_sql(self, *_: Any, **__: Any) -> Any:
+        return "%s", (self,)
+
+
+class KeptQuery(Generic[M]):
+    """The queryset `rows()`, which is asked once: its conditions are slots, or never change.
+
+    columns      those that are read; all, where none are named. The others are deferred, as by `only`
+    related      the same of the objects to which the model's foreign keys lead, by the keys' names
+    annotations  names of what the queryset adds
+
+    One for each process, and so for one database.
+    """
+
+    def __init__(
+        self,
+        rows: Callable[[], QuerySet[M]],
+        *,
+        columns: Collection[str] = (),
+        related: Mapping[str, Collection[str]] | None = None,
+        annotations: Sequence[str] = (),
+    ) -> None:
+        self._rows = rows
+        self._columns = columns
+        self._related = related or {}
+        self._annotations = annotations
+
+    def first(self, **values: Any) -> M | None:
+        found = self.read(limit=1, **values)
+        return found[0] if found else None
+
+    def read(self, *, limit: int | None = None, **values: Any) -> list[M]:
+        """At most `limit`. A value for each slot."""
+        sql, parameters, own, related = self._kept
+        given = [values[each.name] if isinstance(each, Slot) else each for each in parameters]
+        if limit is not None:
+            sql, given = f"{sql} LIMIT %s", [*given, limit]
+        with connection.cursor() as cursor:
+            cursor.execute(sql, given)
+            rows = cursor.fetchall()
+        return [self._instance(own, related, iter(row)) for row in rows]
+
+    @cached_property
+    def _kept(self) -> tuple[str, Sequence[Any], _Columns, dict[str, _Columns]]:
+        rows = self._rows()
+        own = _Columns(rows.model, self._columns)
+        related = {
+            name: _Columns(rows.model._meta.get_field(name).related_model, columns)
+            for name, columns in self._related.items()
+        }
+        names = [*own.names, *(f"{key}__{name}" for key, of_key in related.items() for name in of_key.names)]
+        sql, parameters = rows.values_list(*names, *self._annotations).query.sql_with_params()
+        return sql, parameters, own, related
+
+    def _instance(self, own: _Columns, related: dict[str, _Columns], values: Iterator[Any]) -> M:
+        found: M = own.instance(values)
+        for key, columns in related.items():
+            setattr(found, key, columns.instance(values))
+        for name in self._annotations:
+            setattr(found, name, next(values))
+        return found
+
+
+class _Columns:
+    """The columns of one object in a row."""
+
+    def __init__(self, model: Any, names: Collection[str]) -> None:
+        self._model = model
+        # In the order in which the model has them, which `from_db` counts on.
+        fields = [field for field in model._meta.concrete_fields if not names or field.attname in {"id", *names}]
+        self.names = [field.attname for field in fields]
+        self._readers = [_reader(field.get_col(model._meta.db_table)) for field in fields]
+
+    def instance(self, values: Iterator[Any]) -> Any:
+        """Made of the next ones of `values`."""
+        return self._model.from_db(connection.alias, self.names, [read(next(values)) for read in self._readers])
+
+
+def _reader(column: Any) -> Callable[[Any], Any]:
+    """From what the database's driver gives to what Django would have made of it."""
+    converters = [*connection.ops.get_db_converters(column), *column.get_db_converters(connection)]
+
+    def read(value: Any) -> Any:
+        for convert in converters:
+            value = convert(value, column, connection)
+        return value
+
+    return read if converters else _as_it_is
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
