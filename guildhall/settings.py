@@ -170,7 +170,7 @@ GUILD_HALL_AGENT_TIMEOUT = env_int("GUILD_HALL_AGENT_TIMEOUT", 600, 10, 86_400)
 GUILD_HALL_PID_NAMESPACE = env_int("GUILD_HALL_PID_NAMESPACE", 0, 0, 1)
 # The web: so many processes of so many threads each.
 GUILD_HALL_WEB_WORKERS = env_int("GUILD_HALL_WEB_WORKERS", 1, 1, 64)
-GUILD_HALL_WEB_THREADS = env_int("GUILD_HALL_WEB_THREADS", 32, 2, 256)
+GUILD_HALL_WEB_THREADS = env_int("GUILD_HALL_WEB_THREADS", 64, 2, 256)
 REDIS_URL = env_url("REDIS_URL", "", ("redis", "rediss", "unix"))
 
 # Django -----------------------------------------------------------------------------------------------------------
