@@ -30,6 +30,8 @@ PLACES = 16  # of a member: how many calls may be in it
 OF_ONE_TOKEN = 12  # of those
 OURS, OURS_LEAN = "gateway", "gateway, lean client and member"
 MEMBER_PATH = "gateway, a member's own path"
+QUEUED_CALLS = "REST, queued and waited for"
+HUB, FASTMCP = "mcp-hub REST, HTTP behind", "FastMCP proxy, shared client"
 
 
 def gateway(rounds: int) -> list[Figure]:
@@ -72,6 +74,7 @@ def _side_by_side(rounds: int) -> list[Figure]:
             Contestant(OURS, partial(_through, hall, "/mcp", "echo__echo")),
             Contestant(MEMBER_PATH, partial(_through, hall, "/mcp/echo", "echo")),
             Contestant(OURS_LEAN, partial(_through, hall, "/mcp", "lean__echo"), lean=True),
+            Contestant(QUEUED_CALLS, partial(_through, hall, "/api/members/echo/tools/echo/invoke/", "echo", "queued")),
             *_rivals(direct[False].url),
         ]
         probes: dict[bool, list[Load]] = {False: [], True: []}
@@ -110,14 +113,14 @@ def _hall() -> AbstractContextManager[BenchHall]:
 
 
 @contextlib.contextmanager
-def _through(hall: BenchHall, path: str, tool: str) -> Iterator[Door]:
+def _through(hall: BenchHall, path: str, tool: str, style: str = "mcp") -> Iterator[Door]:
     """Runtime and web started, every member connected; both ended."""
     try:
         roots = (hall.start_runtime(), hall.start_web())
         token = hall.token()
         hall.wait_connected(token)
-        door = _door(hall, path, tool, token, roots)
-        wait_open(door, "the gateway")
+        door = _door(hall, path, tool, token, roots, style)
+        wait_open(door, "the hall")
         yield door
     finally:
         hall.stop()
@@ -126,7 +129,8 @@ def _through(hall: BenchHall, path: str, tool: str) -> Iterator[Door]:
 def _door(
     hall: BenchHall, path: str, tool: str, token: str, roots: tuple[psutil.Process, ...] = (), style: str = "mcp"
 ) -> Door:
-    return Door(f"http://127.0.0.1:{hall.gateway_port}{path}", tool, style, token, roots)
+    port = hall.port if style == "queued" else hall.gateway_port
+    return Door(f"http://127.0.0.1:{port}{path}", tool, style, token, roots)
 
 
 def _print_table(found: dict[str, list[Round]], probes: dict[bool, list[Load]]) -> None:
@@ -162,6 +166,14 @@ def _bounds(found: dict[str, list[Round]], contestants: list[Contestant]) -> lis
         Figure("  the stretch", ours, "x", 0.3, at_least=True),
         Figure("  CPU of the whole hall a call", _cpu(found[OURS]), "ms", 0.45),
     ]
+    if QUEUED_CALLS in of_direct and HUB in of_direct:
+        ratio = of_direct[QUEUED_CALLS] / of_direct[HUB]
+        figures += [
+            Figure("REST, queued / mcp-hub's REST over HTTP, which keeps nothing", ratio, "x", 0.6, at_least=True)
+        ]
+    if QUEUED_CALLS in of_direct and FASTMCP in of_direct:
+        ratio = _cpu(found[QUEUED_CALLS]) / _cpu(found[FASTMCP])
+        figures += [Figure("  CPU of a call / that of FastMCP's proxy", ratio, "x", 0.5)]
     rivals = {rival.name: rival.serves_mcp for rival in peers.RIVALS if rival.name in of_direct}
     for text, names, bound in (
         ("the fastest rival that serves MCP over HTTP", [name for name, serves in rivals.items() if serves], 2.0),

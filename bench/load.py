@@ -5,7 +5,7 @@ client has had one right answer, begins when a line comes in, and prints calls, 
 
 The clients are aiohttp's, as real ones are; with --lean a few lines by hand that cost a third of it. Styles: `mcp`
 calls the tool, `list` lists tools until TOOL is among them, `hang` makes one call of many minutes a client; `rest`
-posts arguments to the URL (mcpo), `hub` posts what mcp-hub wants.
+posts arguments to the URL (mcpo), `hub` posts what mcp-hub wants, `queued` what the hall's REST wants, and waits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ parser.add_argument("tool")
 parser.add_argument("--clients", type=int, default=16)
 parser.add_argument("--seconds", type=float, default=5.0)
 parser.add_argument("--token", default="")
-parser.add_argument("--style", choices=["mcp", "list", "hang", "rest", "hub"], default="mcp")
+parser.add_argument("--style", choices=["mcp", "list", "hang", "rest", "hub", "queued"], default="mcp")
 parser.add_argument("--lean", action="store_true")
 OPTIONS = parser.parse_args()
 SPEAKS_MCP = OPTIONS.style in ("mcp", "list", "hang")
@@ -92,6 +92,8 @@ class Client:
         self.connection = LeanConnection() if OPTIONS.lean else AiohttpConnection()
         self.calls = 0
         self.headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+        if OPTIONS.style == "queued":
+            self.headers["Prefer"] = "wait=30"
         if OPTIONS.token:
             self.headers["Authorization"] = f"Bearer {OPTIONS.token}"
 
@@ -119,6 +121,8 @@ class Client:
         arguments: dict[str, Any] = {"seconds": 900} if OPTIONS.style == "hang" else {"text": text}
         if OPTIONS.style == "rest":
             return arguments, text.encode()
+        if OPTIONS.style == "queued":
+            return {"arguments": arguments}, f'"result":{{"content":[{{"type":"text","text":"{text}"'.encode()
         if OPTIONS.style == "hub":
             return {"server_name": "echo", "tool": OPTIONS.tool, "arguments": arguments}, text.encode()
         if OPTIONS.style == "list":
