@@ -280,6 +280,8 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
         "timeout": 30,
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
     }
+    # REST framework imports it where it can, and it imports psycopg: 11 MB that nobody uses.
+    sys.modules.setdefault("django.contrib.postgres", None)  # type: ignore[arg-type]
     # A file for tests too: an in-memory database cannot be shared by threads and processes.
     DATABASES["default"]["TEST"] = {"NAME": str(GUILD_HALL_DATA_DIR / "test.sqlite3")}
 else:

@@ -12,7 +12,6 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from dataclasses import dataclass
 
-import redis
 from django.conf import settings
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, InterfaceError, connections
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -21,8 +20,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 from rest_framework.request import Request
 
 from mcp_runtime.control.calls import call_counts, queue_depth
@@ -114,6 +111,10 @@ def _database_and_runtime() -> dict[str, bool]:
 
 
 def _broker() -> dict[str, bool]:
+    import redis  # 6 MB that a hall without a broker does not need
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
     # Without retries: a mute broker is found out within the timeouts.
     client = redis.Redis.from_url(
         settings.REDIS_URL,
