@@ -11,6 +11,8 @@ WITHOUT_WEB = ("mcp_stdio",)
 
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "guildhall.settings")
+    if sys.argv[1:2] == ["up"]:
+        gc.disable()  # until all is imported, of which nothing is garbage
     try:
         import guildhall  # noqa: F401, I001 - before all that takes long: it has process 1 obey a stop
 

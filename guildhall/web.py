@@ -26,8 +26,8 @@ from mcp_runtime.http1.listeners import BACKLOG
 from mcp_runtime.http1.server import HttpServer
 from mcp_runtime.protocol.errors import describe_exit
 from mcp_runtime.rows.database import give_connection_back
+from mcp_runtime.runtime.processes import Signals
 from mcp_runtime.system.parent import signal_when_parent_dies
-from roster.management.commands.up import Signals
 
 logger = logging.getLogger("guildhall.web")
 

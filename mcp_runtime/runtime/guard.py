@@ -21,6 +21,7 @@ from types import FrameType
 
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_PDEATHSIG = 1
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WORKER = [sys.executable, "-m", "mcp_runtime.runtime.worker"]
 SWEEP_INTERVAL = 0.005
 SWEEP_SECONDS = 5.0  # at most; a process in the kernel's hands may not end even then
@@ -43,8 +44,14 @@ def end_with_parent() -> int:
         return 0
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
+        end_descendants()  # a forked worker
         sys.exit(1)
     return parent
+
+
+def forked_worker() -> int:
+    """The pid of a worker that became our child before we were this program (see `warm`); 0: there is none."""
+    return int(os.environ.pop("GUILD_HALL_WORKER_PID", "0"))
 
 
 def handed_down() -> list[int]:
@@ -55,22 +62,30 @@ def handed_down() -> list[int]:
 class Guard:
     """Runs `argv` as its one child. `run()` returns the exit code when the child and all it left are gone.
 
-    It does not outlive `parent`, a pid, by more than ORPHANED_SECONDS.
+    It does not outlive `parent`, a pid, by more than ORPHANED_SECONDS. `forked`: the pid of a worker that runs already.
     """
 
-    def __init__(self, argv: list[str], parent: int = 0) -> None:
+    def __init__(self, argv: list[str], parent: int = 0, forked: int = 0) -> None:
         self._argv = argv
         self._parent = parent
         self._signals_seen = 0
-        self._worker_pid = 0
+        self._worker_pid = forked
 
     def run(self) -> int:
         become_subreaper()
-        strangers = set(children())  # of the script that became us, a `tee` for its output perhaps
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # Of the script that became us, a `tee` for its output perhaps.
+        strangers = set(children()) - {self._worker_pid}
+        for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # see `become` in roster/management/commands/up.py
         signal.signal(signal.SIGALRM, lambda *_: self._tell_worker(signal.SIGKILL))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked by who became us
+        if not self._worker_pid:
+            self._start_worker()
+        status = self._reap_until_worker_ends(strangers)
+        end_descendants(spare=strangers)
+        return status
+
+    def _start_worker(self) -> None:
         environment = {**os.environ, "GUILD_HALL_GUARD_PID": str(os.getpid())}
         # A session of its own: the terminal's Ctrl-C reaches us alone, and we pass on one SIGTERM.
         worker = subprocess.Popen(self._argv, env=environment, start_new_session=True, pass_fds=handed_down())
@@ -79,9 +94,6 @@ class Guard:
             os.close(descriptor)  # clients wait there as long as the worker accepts, or up will start another
         if self._signals_seen:  # one that came before there was anybody to tell
             self._pass_on()
-        status = self._reap_until_worker_ends(strangers)
-        end_descendants(spare=strangers)
-        return status
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP and self._signals_seen:
@@ -156,7 +168,7 @@ def children() -> list[int]:
 
 
 def main() -> int:
-    code = Guard(WORKER, end_with_parent()).run()
+    code = Guard(WORKER, end_with_parent(), forked_worker()).run()
     # 128 + n, as shells say it: a process cannot end with a negative code.
     return code if code >= 0 else 128 - code
 

@@ -99,10 +99,13 @@ def take_the_hall(stop_asked: threading.Event) -> tuple[uuid.UUID, list[socket.s
 
 def set_up_django() -> None:
     """Without what only the web needs: the imports take a third less CPU, and agents wait for them."""
+    from django.apps import apps
     from django.conf import settings
 
     # `manage.py` ran the checks; here they would import every view.
     os.environ["CELERY_SKIP_CHECKS"] = "1"
+    if apps.ready:  # in `manage.py up`, whose fork we are
+        return
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app not in settings.APPS_OF_THE_WEB]
     django.setup()
 

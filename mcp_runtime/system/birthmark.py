@@ -30,6 +30,13 @@ def number_of(mark: str) -> int:
     return FLAG | _hash(_runtime_of(mark), 24) << MEMBER_BITS | _hash(mark, MEMBER_BITS)
 
 
+def take(mark: str) -> None:
+    """From now on this process has the birthmark for `mark`, and so has what it starts."""
+    if sys.platform == "linux":
+        with contextlib.suppress(ValueError, OSError):  # as below
+            resource.setrlimit(LIMIT, (number_of(mark), resource.getrlimit(LIMIT)[1]))
+
+
 @contextlib.contextmanager
 def handed_on(mark: str) -> Iterator[None]:
     """Within, what this process starts is born with the birthmark for `mark`."""

@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Iterator
 from io import TextIOBase
 from typing import IO
+from weakref import WeakSet
 
 WIDTH = 14
 WAITING = 2000  # texts that wait for the console at most
@@ -31,6 +32,9 @@ _CONTROL = re.compile(f"[{CONTROLS}]")
 _OF_THE_TRACEBACK_ITSELF = re.compile(
     r"[\s|+-]*(File \"|(Exception Group )?Traceback |The above exception was |During handling of the above )"
 )
+
+
+_writers: WeakSet[Writer] = WeakSet()
 
 
 def line(speaker: str, text: str, moment: float | None = None) -> str:
@@ -70,12 +74,18 @@ def traceback_lines(error: BaseException) -> Iterator[str]:
         yield from part.strip("\n").split("\n") if is_own else [part.removesuffix("\n")]
 
 
+def unwritten() -> list[tuple[int, str]]:
+    """What was said and no console took yet, each with the descriptor: for a program that this process becomes."""
+    return [(writer.descriptor, text) for writer in _writers for text in writer.unwritten()]
+
+
 class Writer:
     """Writes to `stream` from a thread of its own; who speaks never waits."""
 
     def __init__(self, stream: IO[str] | TextIOBase) -> None:
         self._stream = stream
         self._begin_anew()
+        _writers.add(self)
         os.register_at_fork(after_in_child=self._begin_anew)
 
     def _begin_anew(self) -> None:
@@ -84,6 +94,15 @@ class Writer:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._dropped = 0
+        self._under_way: str | None = None
+
+    @property
+    def descriptor(self) -> int:
+        return self._stream.fileno()
+
+    def unwritten(self) -> list[str]:
+        """Whole texts: up to PIPE_BUF a pipe takes all of one or nothing."""
+        return [text for text in (self._under_way, *self._texts.queue) if text is not None]
 
     def write(self, text: str) -> None:
         """`text`, a line or more, is written soon; dropped when WAITING others wait."""
@@ -114,7 +133,9 @@ class Writer:
 
     def _write_on(self, texts: queue.Queue[str]) -> None:
         while True:
-            self._put(texts.get())
+            self._under_way = texts.get()
+            self._put(self._under_way)
+            self._under_way = None
             if texts.empty():
                 self._say_dropped()
             texts.task_done()

@@ -217,7 +217,7 @@ def lives(process: psutil.Process) -> bool:
 def command_of(process: psutil.Process) -> str:
     """The end of its command line; empty once it ended, as it may between any two looks."""
     try:
-        return " ".join(process.cmdline()[-3:])
+        return " ".join(list(filter(None, process.cmdline()))[-3:])  # a title has empty words behind it
     except psutil.Error:
         return ""
 

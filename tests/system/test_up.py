@@ -17,7 +17,7 @@ import pytest
 import requests
 
 from mcp_runtime.rows import lease
-from roster.management.commands.up import Part
+from mcp_runtime.runtime.processes import Part
 from roster.models import GuildMember, PortAllocation
 from tests.conftest import ROOT, eventually
 from tests.support.agents import Agent, make_token
@@ -26,6 +26,7 @@ from tests.support.hall import (
     Hall,
     all_gone,
     bring_up,
+    command_of,
     family,
     member,
     roster,
@@ -216,6 +217,30 @@ def test_make_run_ends_without_a_complaint(hall: Hall) -> None:
     assert "***" not in hall.output()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no part is a fork")
+def test_parts_are_forks_that_share_memory_hear_signals_and_keep_nothing_of_others(hall: Hall) -> None:
+    hall.add("one")
+    up = bring_up(hall, "one")
+    waiting, *rest = family(up)
+    parts = {command_of(part): part for part in rest}
+    worker, web = parts["mcp_runtime.runtime.worker"], parts["guildhall.web"]
+    assert (worker.ppid(), web.ppid()) == (parts[next(name for name in parts if "guard" in name)].pid, waiting.pid)
+    for process in (waiting, *rest):
+        blocked = re.search(r"SigBlk:\s+0*(\w+)", Path(f"/proc/{process.pid}/status").read_text())
+        assert blocked
+        assert int(blocked[1], 16) == 0, process
+    listeners = [
+        process
+        for process in (waiting, *rest)
+        if any(one.laddr.port == hall.gateway_port and one.status == "LISTEN" for one in process.net_connections())
+    ]
+    assert listeners == [waiting, worker]
+    shared = re.search(r"Shared_Dirty:\s+(\d+)", Path(f"/proc/{web.pid}/smaps_rollup").read_text())
+    assert shared
+    assert int(shared[1]) > 20_000
+    assert waiting.memory_info().rss < 30_000_000
+
+
 # A part that dies -------------------------------------------------------------------------------------------------
 
 
@@ -257,7 +282,7 @@ def run_parts(**commands: list[str]) -> subprocess.CompletedProcess[str]:
     """`up` with other parts and no patience."""
     script = (
         "import sys, django; django.setup()\n"
-        "from roster.management.commands import up\n"
+        "from mcp_runtime.runtime import processes as up\n"
         f"up.COMMANDS = {commands!r}\n"
         "up.RESTART_DELAYS = (0.05, 0.05)\n"
         "sys.exit(up.Processes(print).run())"

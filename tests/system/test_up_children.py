@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 PARTS = """
 import os, subprocess, sys, django
 django.setup()
-from roster.management.commands import up
+from mcp_runtime.runtime import processes as up
 {before}
 up.COMMANDS = {{"runtime": [sys.executable, "-c", {runtime!r}], "web": ["sleep", "600"]}}
 sys.exit(up.Processes({say}).run())

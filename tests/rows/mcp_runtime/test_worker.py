@@ -19,10 +19,9 @@ from mcp_runtime.calls import dispatcher
 from mcp_runtime.control.notify import queue_name
 from mcp_runtime.http1 import listeners
 from mcp_runtime.rows import database, lease
-from mcp_runtime.runtime import bootstep, stopping, worker
+from mcp_runtime.runtime import bootstep, processes, stopping, worker
 from mcp_runtime.runtime import runtime as runtime_module
 from mcp_runtime.runtime.runtime import Runtime
-from roster.management.commands import up
 from tests.conftest import ROOT, eventually
 
 pytestmark = pytest.mark.django_db
@@ -85,7 +84,7 @@ def test_a_stop_that_ends_in_time_is_left_alone(runtime: Runtime, ends: Ends) ->
 def test_a_stop_has_more_time_the_more_members_there_are_and_less_than_the_patience_of_up() -> None:
     bound = stopping.stop_bound
     assert bound(0) == stopping.STOP_BOUND < bound(20) < bound(80) < 7.0
-    assert bound(100_000) < up.PATIENCE_SECONDS
+    assert bound(100_000) < processes.PATIENCE_SECONDS
 
 
 def test_without_its_guard_a_stop_has_less_time_also_when_the_guard_goes_later(

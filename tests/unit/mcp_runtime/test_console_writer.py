@@ -110,6 +110,24 @@ def test_a_fork_speaks_with_a_thread_of_its_own(tmp_path: Path) -> None:
     assert sorted(done.stdout.split()) == ["before", "child", "parent"]
 
 
+def test_what_a_full_console_did_not_take_is_there_for_the_program_that_this_one_becomes(pipe: Pipe) -> None:
+    os.set_blocking(pipe.stream.fileno(), False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(pipe.stream.fileno(), b"x")
+    os.set_blocking(pipe.stream.fileno(), True)
+    writer = console.Writer(pipe.stream)
+    for text in ("one", "two", "three"):
+        writer.write(text)
+    descriptor = pipe.stream.fileno()
+    unwritten = [text for number, text in console.unwritten() if number == descriptor]
+    assert unwritten == ["one", "two", "three"]
+
+    pipe.read()
+    writer.flush(10)
+    assert writer.unwritten() == []
+
+
 def test_where_no_thread_can_be_had_it_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: object) -> None:
         raise RuntimeError("can't start new thread")

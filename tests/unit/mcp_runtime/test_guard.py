@@ -29,6 +29,19 @@ from mcp_runtime.runtime import guard
 guard.WORKER = [sys.executable, "-c", sys.argv[1]]
 sys.exit(guard.main())
 """
+# The worker is there before the guard is, and signals are held back, as `warm` has it.
+RUN_FORKED = """
+import os, signal, sys
+from mcp_runtime.runtime import guard
+signal.pthread_sigmask(signal.SIG_BLOCK, guard.STOP_SIGNALS)
+worker = os.fork()
+if not worker:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, guard.STOP_SIGNALS)
+    os.setsid()
+    os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
+os.environ["GUILD_HALL_WORKER_PID"] = str(worker)
+sys.exit(guard.main())
+"""
 # A worker that writes down each SIGTERM and goes on. A handler of Python's runs after a `sleep` that begins just as the
 # signal comes, so sleeps are short.
 STUBBORN = """
@@ -113,9 +126,19 @@ def run(tmp_path: Path) -> Iterator[Guards]:
 # Exit codes -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("program", [RUN, RUN_FORKED], ids=["started", "forked"])
 @pytest.mark.parametrize("code", [0, 3, 75])
-def test_the_guard_ends_with_the_workers_exit_code(run: Guards, code: int) -> None:
-    assert run(f"raise SystemExit({code})").end() == code
+def test_the_guard_ends_with_the_workers_exit_code(run: Guards, code: int, program: str) -> None:
+    assert run(f"raise SystemExit({code})", program).end() == code
+
+
+def test_a_worker_that_was_there_before_the_guard_is_asked_and_what_it_leaves_is_ended(run: Guards) -> None:
+    left = "import subprocess; subprocess.Popen(['setsid', 'sleep', '600'])\n"
+    guarded = run(left + textwrap.dedent(POLITE), RUN_FORKED)
+    guarded.wait_for("up")
+    guarded.process.send_signal(signal.SIGTERM)
+    assert guarded.end() == 7
+    assert guarded.lines.count("asked") == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])

@@ -54,6 +54,8 @@ DJANGO_FREE = {
         "mcp_runtime.agents.setup",
         "mcp_runtime.runtime.guard",
         "mcp_runtime.runtime.pid_namespace",
+        "mcp_runtime.runtime.processes",
+        "mcp_runtime.runtime.warm",
     ),
 }
 STANDARD_LIBRARY_ONLY = {
@@ -64,6 +66,7 @@ STANDARD_LIBRARY_ONLY = {
         "mcp_runtime.system.console",
         "mcp_runtime.system.loops",
         "mcp_runtime.system.parent",
+        "mcp_runtime.system.title",
         "mcp_runtime.client.remote",
     ),
     *(
@@ -71,6 +74,8 @@ STANDARD_LIBRARY_ONLY = {
         "mcp_runtime.members.silence",
         "mcp_runtime.agents.setup",
         "mcp_runtime.runtime.guard",
+        "mcp_runtime.runtime.processes",
+        "mcp_runtime.runtime.warm",
     ),
     "mcp_runtime.runtime.pid_namespace",
 }
@@ -89,7 +94,8 @@ OPEN_TO_INTERFACES = {
     "mcp_runtime.rows.database.give_connection_back",
     "mcp_runtime.rows.kept_queries",
     "mcp_runtime.protocol.errors",
-    "mcp_runtime.runtime.guard",
+    "mcp_runtime.runtime.processes",
+    "mcp_runtime.runtime.warm",
     "mcp_runtime.calls.invocations.Caller",
     "mcp_runtime.protocol.jsonrpc",
     "mcp_runtime.protocol.mcp",
@@ -295,9 +301,9 @@ def test_the_lower_layers_load_without_django() -> None:
     assert not {module for module in modules if module.split(".")[0] in ("django", "celery", "roster")}
 
 
-def test_the_guard_loads_nothing_but_the_standard_library() -> None:
-    plain, guard = loaded(""), loaded("import mcp_runtime.runtime.guard")
-    added = {module.split(".")[0] for module in guard - plain}
+@pytest.mark.parametrize("program", ["guard", "processes"])
+def test_what_only_waits_loads_nothing_but_the_standard_library(program: str) -> None:
+    added = {module.split(".")[0] for module in loaded(f"import mcp_runtime.runtime.{program}") - loaded("")}
     assert added <= set(sys.stdlib_module_names) | {"mcp_runtime"}
 
 
