@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import fcntl
 import os
 import signal
@@ -15,8 +16,11 @@ import django
 import pytest
 from django.conf import settings
 from django.test.utils import setup_databases, teardown_databases
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 from pytest_django import DjangoDbBlocker
 
+from tests.support import machine
 from tests.support.machine import Stopwatch
 
 # Ignored where a shell runs us in the background; what we start would inherit that, and be deaf to Ctrl-C.
@@ -34,6 +38,13 @@ os.environ["DJANGO_SETTINGS_MODULE"] = "guildhall.settings"
 django.setup()  # conftests below import models
 # Tests end connections by force, and wait for nothing but what they test: each thread has its own.
 settings.DATABASES["default"].get("OPTIONS", {}).pop("pool", None)
+
+# The same examples in each run, for what nobody changed should not fail; `--hypothesis-profile=default` tries new ones.
+# However long one takes on a busy machine.
+hypothesis_settings.register_profile(
+    "steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("steady")
 
 ROOT = Path(__file__).resolve().parent.parent
 # Known to all xdist workers of one run, for they inherit it.
@@ -90,6 +101,50 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
 
 
+# Seconds for the teardown of a test, or for one that its own timeout did not end.
+HANGS = 240.0
+STACKS = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[STACKS] = os.dup(2)  # which tests capture from here on
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    with _ended_when_it_hangs(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    with _ended_when_it_hangs(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    with _ended_when_it_hangs(item):
+        return (yield)
+
+
+@contextlib.contextmanager
+def _ended_when_it_hangs(item: pytest.Item) -> Iterator[None]:
+    """Ends this process, with the stacks of all threads; xdist then names the test, and goes on in another process.
+
+    pytest-timeout does not: it takes its alarm back when a test fails, so the teardown may take for ever, and the error
+    that it raises can be caught, or come a moment before a call of the system that nothing interrupts.
+    """
+    marker = item.get_closest_marker("timeout")
+    faulthandler.dump_traceback_later(
+        HANGS + (marker.args[0] if marker else 0), exit=True, file=item.config.stash[STACKS]
+    )
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
 @contextlib.contextmanager
 def _turn(*, alone: bool) -> Iterator[None]:
     """A test marked `alone` waits until no other xdist worker runs one, and holds back the next ones.
@@ -103,6 +158,7 @@ def _turn(*, alone: bool) -> Iterator[None]:
     ):
         fcntl.flock(gate, fcntl.LOCK_EX)
         fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        patch.setattr(machine, "is_ours", alone)
         if alone:
             patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
         else:
@@ -119,10 +175,13 @@ def needs_service(variable: str) -> str:
 
 
 def eventually(condition: Callable[[], object], *, within: float = 10.0, what: str = "") -> object:
-    """Wait for `condition` to be true, looking often; fail after `within` seconds of ours."""
-    watch = Stopwatch()
+    """Wait for `condition` to be true, looking often; fail after `within` seconds of ours.
+
+    A test that is not marked `alone` promises no seconds, and waits longer on a machine that others use.
+    """
+    watch, bound = Stopwatch(), machine.patience(within)
     while not (value := condition()):
-        if watch.elapsed > within and watch.seconds > within:
+        if watch.elapsed > bound and watch.seconds > within:
             pytest.fail(f"not within {within} s: {what or condition}")
         time.sleep(0.01)
     return value

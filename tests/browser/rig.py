@@ -34,6 +34,7 @@ from playwright.sync_api import (
 )
 
 from tests.conftest import ROOT, eventually
+from tests.support import machine
 from tests.support.hall import Hall
 
 STAGE = ROOT / "tests" / "support" / "servers" / "stage.py"
@@ -184,7 +185,7 @@ class Faults:
 
 def until(page: Page, condition: Callable[[], object], *, within: float = PATIENCE_SECONDS, what: str = "") -> None:
     """Wait for what the page itself does not show; unlike with `eventually`, its events keep coming in."""
-    deadline = time.monotonic() + within
+    deadline = time.monotonic() + machine.patience(within)
     while not condition():
         if time.monotonic() > deadline:
             pytest.fail(f"not within {within} s: {what or condition}")

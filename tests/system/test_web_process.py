@@ -71,13 +71,17 @@ def test_every_address_of_the_machine_is_both_kinds(hall: Hall) -> None:
 def test_a_child_of_somebody_else_does_not_end_the_web(hall: Hall) -> None:
     """In a container the web may be process 1, which inherits whatever lost its parent."""
     (hall.data_dir / "static").mkdir(parents=True, exist_ok=True)
-    inherit = "import ctypes, os, runpy; ctypes.CDLL(None).prctl(36, 1)\n"  # PR_SET_CHILD_SUBREAPER
-    inherit += "if os.fork() == 0:\n    os.fork() or __import__('time').sleep(2)\n    os._exit(0)\nos.wait()\n"
+    inherit = "import ctypes, os, runpy, time; ctypes.CDLL(None).prctl(36, 1)\n"  # PR_SET_CHILD_SUBREAPER
+    may_end = hall.data_dir / "may-end"
+    wait = f"while not os.path.exists({str(may_end)!r}): time.sleep(0.05)"
+    inherit += f"if os.fork() == 0:\n    if os.fork() == 0:\n        {wait}\n    os._exit(0)\nos.wait()\n"
     parent = hall.popen(
         [sys.executable, "-c", f"{inherit}runpy.run_module('guildhall.web', run_name='__main__')"],
         GUILD_HALL_WEB_WORKERS="2",
     )
     wait_for_web(hall)
+    eventually(lambda: len(psutil.Process(parent.pid).children()) == 3, what="both workers and the stranger")
+    may_end.touch()
     eventually(lambda: len(psutil.Process(parent.pid).children()) == 2, what="the stranger is reaped")
     assert parent.poll() is None
     assert requests.get(f"{hall.url}/healthz", timeout=PATIENCE).ok

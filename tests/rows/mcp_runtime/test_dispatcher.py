@@ -481,7 +481,7 @@ def test_a_place_that_becomes_free_is_taken_at_once(
     anna = hall.add(manifest={"max_concurrency": 1})
     client = hall.client(anna)
     calls = [call(anna) for _ in range(5)]
-    monkeypatch.setattr(queue_watch, "SWEEP_SECONDS", 30.0)
+    monkeypatch.setattr(queue_watch, "SWEEP_SECONDS", 3600.0)
     hall.turn()
     for done in range(1, 6):
         hall.watch.wait(lambda: False)  # until it is notified, for no sweep is due
@@ -890,7 +890,7 @@ def test_calls_that_are_claimed_together_are_made_in_turn_for_each_user(hall: Ha
 
 
 def test_ends_that_are_left_for_the_next_turn_ring_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_watch, "SWEEP_SECONDS", 30.0)
+    monkeypatch.setattr(queue_watch, "SWEEP_SECONDS", 3600.0)
     hall = Hall_(inline, has_broker=True)
     hall.turn()
     anna = hall.add(manifest={"max_concurrency": 200})
@@ -1226,9 +1226,9 @@ def start_and_sweep(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_bell_is_heard_at_once(make_hall: Callable[..., Hall_], monkeypatch: pytest.MonkeyPatch) -> None:
     hall = make_hall(has_broker=True)
     anna = hall.add()
-    monkeypatch.setattr(queue_watch, "LOOKS", [(math.inf, 30.0)])
+    monkeypatch.setattr(queue_watch, "LOOKS", [(math.inf, 3600.0)])
     for name in ("QUERY_LOOK", "SWEEP_SECONDS"):
-        monkeypatch.setattr(queue_watch, name, 30.0)
+        monkeypatch.setattr(queue_watch, name, 3600.0)
     start_and_sweep(hall, monkeypatch)
     invocation = call(anna)
     hall.dispatcher.ring()
@@ -1252,7 +1252,7 @@ def test_without_a_bell_the_queue_is_looked_at_within_a_second_or_so(
 def test_a_commit_to_sqlite_is_a_bell_for_calls_wishes_and_cancellations(
     make_hall: Callable[..., Hall_], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_watch, "SWEEP_SECONDS", 30.0)
+    monkeypatch.setattr(queue_watch, "SWEEP_SECONDS", 3600.0)
     hall = make_hall()
     anna = hall.add()
     hall.client(anna).go_on.clear()
@@ -1378,7 +1378,7 @@ def test_many_calls_from_many_threads_each_run_once(make_hall: Callable[..., Hal
 
 
 def test_the_brokers_message_rings_and_with_wishes_looks_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_watch, "SWEEP_SECONDS", 30.0)
+    monkeypatch.setattr(queue_watch, "SWEEP_SECONDS", 3600.0)
     hall = Hall_(inline, has_broker=True)
     hall.dispatcher.turn()
     assert not hall.is_notified()

@@ -740,9 +740,9 @@ def test_a_call_may_take_longer_than_the_one_before_it_on_the_same_connection(pe
         request.result({})
 
     server, caller = peers({"tools/call": late})
-    caller.invoke_tool("echo", {}, timeout=0.3)
-    time.sleep(0.4)  # the first call's deadline passes while the connection idles
-    assert caller.invoke_tool("echo", {"seconds": 0.5}, timeout=5) == {}
+    caller.invoke_tool("echo", {}, timeout=0.9)
+    time.sleep(0.9)  # the first call's deadline passes while the connection idles
+    assert caller.invoke_tool("echo", {"seconds": 1.0}, timeout=20) == {}
     assert {request.connection for request in server.requests} == {1}
 
 
@@ -788,7 +788,7 @@ def test_an_error_says_whether_the_server_may_have_the_request(peers: Peers) -> 
     with full_backlog() as port, pytest.raises(ConnectError) as not_accepted:
         peers.client(f"http://127.0.0.1:{port}/mcp").invoke_tool("echo", {}, timeout=0.2)
     with pytest.raises(RequestTimeoutError) as late:
-        peers.calling(lambda request: request.hang()).invoke_tool("echo", {}, timeout=0.2)
+        peers.calling(lambda request: request.hang()).invoke_tool("echo", {}, timeout=1.0)
     with pytest.raises(ConnectError) as reset:
         peers.calling(lambda request: request.reset()).invoke_tool("echo", {})
     ends = (refused, not_accepted, late, reset)
@@ -992,7 +992,7 @@ def test_nothing_is_left_of_a_call_but_a_connection_that_can_serve_the_next(
     before = client_threads()
     for _ in range(3):
         with contextlib.suppress(ClientError):
-            caller.invoke_tool("echo", {}, timeout=0.3)
+            caller.invoke_tool("echo", {}, timeout=10.0 if kept else 0.3)
     assert client_threads() == before
     eventually(lambda: len(connections_to(server.port)) == kept)
     caller.close()
@@ -1324,7 +1324,7 @@ def test_questions_without_end_are_a_protocol_error(peers: Peers) -> None:
 # Streams that end early -------------------------------------------------------------------------------------------
 
 
-def test_a_stream_that_ends_early_is_gone_on_with_where_it_ended(peers: Peers) -> None:
+def test_a_stream_that_ends_early_is_gone_on_with_where_it_ended(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Request] = []
 
     def begin(request: Request) -> None:
@@ -1341,6 +1341,7 @@ def test_a_stream_that_ends_early_is_gone_on_with_where_it_ended(peers: Peers) -
         request.stream(b"id: e-3\n" + asked[0].answer_event(text("late")))
         request.hang_up()
 
+    monkeypatch.setattr(streams, "RETRY_SECONDS", 20.0)
     seen: list[tuple[str, float]] = []
     _, caller = peers({"tools/call": begin, "GET": go_on})
     began = time.monotonic()

@@ -141,6 +141,7 @@ def test_five_floods_together_cost_little(yard: Yard, flood: str) -> None:
     assert (time.process_time() - cpu) / (time.monotonic() - began) < SHARE_OF_A_CORE
 
 
+@pytest.mark.alone
 def test_one_that_writes_little_is_read_soon_while_others_flood(yard: Yard) -> None:
     for number in range(5):
         yard.run(f"flood-{number}", FLOODS["ordinary lines"])
@@ -152,7 +153,7 @@ def test_one_that_writes_little_is_read_soon_while_others_flood(yard: Yard) -> N
         last = quiet.last_line()
         eventually(lambda last=last: quiet.last_line() != last)  # type: ignore[misc]
         delays.append(time.monotonic() - float(quiet.last_line()))
-    assert sorted(delays)[5] < 0.5
+    assert sorted(delays)[5] < 1
 
 
 def test_the_last_words_after_a_flood_are_not_held_back(yard: Yard) -> None:

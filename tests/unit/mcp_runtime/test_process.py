@@ -198,15 +198,25 @@ def test_the_last_words_are_there_when_the_exit_is_told(yard: Yard) -> None:
 def test_what_is_left_of_the_group_is_dead_when_the_exit_is_told(yard: Yard) -> None:
     left: list[list[psutil.Process]] = []
     code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {DEAF!r}]); sys.stdin.read()"
-    member = yard.python(code, on_exit=lambda m: left.append(yard.alive()))
+    member = yard.python(code, on_exit=lambda m: left.append([p for p in yard.alive() if not is_killed(p)]))
     assert ended(member) == 0
     eventually(lambda: left)
-    assert [p for p in left[0] if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
+    assert left == [[]]
+
+
+def is_killed(process: psutil.Process) -> bool:
+    """It is dead, or has no more to do than to die, once it gets a processor."""
+    try:
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    except OSError:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    status = dict(line.split(":\t", 1) for line in lines)
+    return status["State"][0] in "ZX" or bool(int(status["SigPnd"], 16) & 1 << signal.SIGKILL - 1)
 
 
 def test_nothing_is_left_of_a_member_that_ended(yard: Yard) -> None:
-    before = threads()
-    descriptors = psutil.Process().num_fds()
+    yard.python("pass").exited.wait(10)  # what all members share is there from now on
+    before, descriptors = threads(), psutil.Process().num_fds()
     for _ in range(5):
         assert ended(yard.python("print('hello')")) == 0
     eventually(lambda: threads() <= before, what="no thread is left")
@@ -288,7 +298,7 @@ def test_stop_kills_what_does_not_listen_after_its_patience(yard: Yard) -> None:
     wait_for_line(member, "deaf")
     began = time.monotonic()
     member.stop(0.3)
-    assert 0.3 <= time.monotonic() - began < 2
+    assert 0.3 <= time.monotonic() - began < 10
     assert member.exit_code == -signal.SIGKILL
     assert yard.alive() == []
 

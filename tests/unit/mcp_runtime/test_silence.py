@@ -9,12 +9,14 @@ import pytest
 from mcp_runtime.members.silence import Silence
 
 
-def test_it_began_when_the_first_call_was_sent_that_nobody_answered() -> None:
+def test_it_began_when_the_first_call_was_sent_that_nobody_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     silence = Silence()
     silence.timed_out(30)
     silence.timed_out(2)
     assert silence.timeouts == 2
-    assert silence.began == pytest.approx(time.monotonic() - 30, abs=0.1)
+    assert silence.began == pytest.approx(now - 30)
 
 
 def test_an_answer_ends_it() -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 from mcp_runtime.client.transport import Exchange
@@ -42,6 +43,12 @@ def limits(elapsed: float = 0.0, **options: Any) -> StartLimits:
     return StartLimits.of(os.getpid(), time.monotonic() - elapsed, **values)
 
 
+@pytest.fixture
+def _the_clock_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+
 def waited(monkeypatch: pytest.MonkeyPatch, seconds: float | None) -> None:
     told = None if seconds is None else CpuTime(1.0, seconds)
     monkeypatch.setattr(start_limits, "cpu_time", lambda pid: told)
@@ -55,19 +62,22 @@ def test_who_shares_a_cpu_waits_for_it_and_who_sleeps_does_not(processes: list[s
     sleeping = started(processes, ONE_CPU + SLEEP)
 
     def all_waited() -> bool:
-        return all((cpu := cpu_time(pid)) and cpu.waited > 0.5 < cpu.used for pid in sharing)
+        return all((cpu := cpu_time(pid)) and cpu.waited > 0.3 < cpu.used for pid in sharing)
 
     eventually(all_waited, within=20)
     asleep = cpu_time(sleeping)
     assert asleep is not None
-    assert asleep.used < 0.5
+    assert asleep.used < 0.3
 
 
 def test_descendants_count(processes: list[subprocess.Popen[bytes]]) -> None:
-    child = "import time\nwhile time.process_time() < 2: pass\ntime.sleep(2)"
+    child = f"import time\n{BURN}"
     parent = started(processes, f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])")
-    eventually(lambda: (cpu := cpu_time(parent)) and cpu.used > 1.5, within=20)
-    processes[-1].wait()  # nobody else ends what it started
+    try:
+        eventually(lambda: (cpu := cpu_time(parent)) and cpu.used > 0.7, within=20)
+    finally:
+        for burning in psutil.Process(parent).children():  # nobody else ends what it started
+            burning.kill()
 
 
 def test_of_a_process_that_is_gone_nothing_is_known(processes: list[subprocess.Popen[bytes]]) -> None:
@@ -103,26 +113,29 @@ def test_a_start_that_computes_is_told_from_one_that_hangs(processes: list[subpr
         ({"start_timeout": 90.0, "fetches": True, "is_first": False}, 0.0, 90),
     ],
 )
+@pytest.mark.usefixtures("_the_clock_stands_still")
 def test_until_the_port_accepts_there_are_five_seconds_without_those_spent_waiting_for_a_cpu(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], seconds_waited: float | None, budget: float
 ) -> None:
     waited(monkeypatch, seconds_waited)
-    assert limits(elapsed=budget - 0.1, **options).left() == pytest.approx(0.1, abs=0.05)
+    assert limits(elapsed=budget - 0.1, **options).left() == pytest.approx(0.1)
     assert limits(elapsed=budget + 0.1, **options).left() < 0
 
 
+@pytest.mark.usefixtures("_the_clock_stands_still")
 def test_a_budget_that_is_not_over_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start_limits, "cpu_time", pytest.fail)
-    assert limits(elapsed=4).left() == pytest.approx(1, abs=0.05)
+    assert limits(elapsed=4).left() == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
     ("options", "handshake"),
     [({}, 5), ({"is_first": False}, 5), ({"fetches": True}, 5), ({"start_timeout": 9.0}, 7), ({"has_port": False}, 28)],
 )
+@pytest.mark.usefixtures("_the_clock_stands_still")
 def test_then_the_handshake_has_five_seconds_or_what_is_left(options: dict[str, Any], handshake: float) -> None:
     found = limits(elapsed=2, **options).handshake_deadline() - time.monotonic()
-    assert found == pytest.approx(handshake, abs=0.05)
+    assert found == pytest.approx(handshake)
 
 
 # A stdio server: the budget is for both ---------------------------------------------------------------------------
@@ -134,7 +147,7 @@ def test_a_handshake_is_ended_when_the_budget_is_over(monkeypatch: pytest.Monkey
     with pytest.raises(RequestTimeoutError, match=r"within 5\.2 s"), found.enforced(exchange):  # noqa: PT012
         eventually(lambda: exchange.aborted)
         raise RequestCancelledError
-    assert time.monotonic() - found.spawned_at == pytest.approx(5.2, abs=0.15)
+    assert time.monotonic() - found.spawned_at > 5.15
 
 
 def test_a_handshake_that_is_done_in_time_leaves_no_thread() -> None:

@@ -682,7 +682,7 @@ def test_the_time_that_a_busy_hall_names_is_waited_for_and_one_that_is_too_long_
     gateway.on("tools/call", lambda asked: Reply(error(-32603, "too many streams"), 503, {"retry-after": "10"}))
     began = time.monotonic()
     assert "too many streams" in peer.ask("tools/call", name="x")["error"]["message"]
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 9
 
 
 def test_the_rest_of_a_stream_that_never_comes_is_asked_for_a_few_times(

@@ -207,11 +207,11 @@ def test_a_call_that_is_cancelled_ends_with_the_members_last_word_or_soon_withou
 
 
 def test_a_call_that_takes_too_long_ends_in_the_era_it_came_in(world: World) -> None:
-    world.member(behaviours={"tools/call": lambda asked: asked.hang()}, timeout=0.2)
+    world.member(behaviours={"tools/call": lambda asked: asked.hang()}, timeout=1.0)
     old = world.agent().begin().ask("tools/call", name="notes__echo", arguments={})
     new = world.agent().modern("tools/call", name="notes__echo", arguments={})
     for told in (old["error"], new.json()["error"]):
-        assert told["message"] == "tool 'echo' of member 'notes': no complete answer within 0.2 s; it may have run"
+        assert told["message"] == "tool 'echo' of member 'notes': no complete answer within 1 s; it may have run"
         assert told["data"] == {"kind": "timeout", "member": "notes"}
 
 
@@ -220,7 +220,7 @@ def test_a_call_that_takes_too_long_on_its_stream_ends_there(world: World) -> No
         asked.stream(event(notification("notifications/progress", progressToken=1, progress=1)))
         asked.hang()
 
-    world.member(behaviours={"tools/call": call}, timeout=0.2)
+    world.member(behaviours={"tools/call": call}, timeout=1.0)
     agent = world.agent().begin()
     with agent.streaming(request(9, "tools/call", name="notes__echo", arguments={})) as heard:
         assert heard.next()["method"] == "notifications/progress"

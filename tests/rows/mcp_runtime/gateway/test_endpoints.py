@@ -221,7 +221,7 @@ def test_what_is_not_found_is_named(world: World, notes: Member) -> None:
 
 
 def test_a_cancellation_of_true_does_not_cancel_request_one(world: World) -> None:
-    member = world.member(behaviours={"tools/call": lambda asked: asked.hang()}, timeout=0.6)
+    member = world.member(behaviours={"tools/call": lambda asked: asked.hang()}, timeout=2.0)
     agent, other = world.agent().begin(), world.agent()
     other.http.headers.update(agent.http.headers)
     with in_background(lambda: agent.post(request(1, "tools/call", name="notes__echo")).json()["error"]) as ended:

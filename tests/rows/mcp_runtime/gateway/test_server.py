@@ -263,10 +263,10 @@ def test_a_call_that_is_cancelled_while_it_waits_for_a_slot_is_not_sent_any_more
 
 
 def test_a_call_whose_session_with_the_member_does_not_begin_was_not_sent(world: World) -> None:
-    member = world.member(timeout=0.3)
+    member = world.member(timeout=1.5)
     agent = world.agent().begin()
     member.behaviours["initialize"] = lambda asked: asked.hang()
-    assert "began no session, within 0.3 s; the call was not sent" in failed(world, agent, "notes__echo")
+    assert "began no session, within 1.5 s; the call was not sent" in failed(world, agent, "notes__echo")
     member.behaviours["initialize"] = lambda asked: asked.error(-32000, "too many sessions")
     Invocation.objects.all().delete()
     assert "too many sessions" in failed(world, world.agent().begin(), "notes__echo")

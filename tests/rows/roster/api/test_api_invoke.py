@@ -347,6 +347,7 @@ def test_who_waits_as_often_as_it_can_leaves_a_seat_to_another(
     as_alice: Client, as_bob: Client, alice: User, example: GuildMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = []
+    monkeypatch.setattr(requests, "seats", SharedSlots(8))
 
     def wait_for(invocation_id: int, timeout: float) -> bool:
         """Bob waits once more while he waits, as long as he may."""
