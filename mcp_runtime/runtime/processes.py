@@ -14,10 +14,8 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -37,39 +35,46 @@ KILL_SECONDS = 1.0  # from a second SIGTERM to SIGKILL, for a part that is froze
 MARKS = (b"GUILD_HALL_MEMBER=", b"GUILD_HALL_GUARD_PID=", b"GUILD_HALL_END_WITH_PARENT=")
 BASE_DIR = Path(__file__).resolve().parents[2]
 
+PIPE_BYTES = 16_384  # that the smallest pipe takes while nobody reads
+
 COMMANDS = {
     "runtime": [sys.executable, "-m", "mcp_runtime.runtime.guard"],
     "web": [sys.executable, "-m", "guildhall.web"],
 }
 
 
-@dataclass
 class State:
-    """What `manage.py up` leaves to the program that it becomes."""
+    """What `manage.py up` leaves to the program that it becomes. No dataclass: that takes a megabyte to import."""
 
-    pids: dict[str, int] = field(default_factory=dict)  # of the parts that run already
-    sockets: list[int] = field(default_factory=list)  # the gateway's, as descriptors
-    unwritten: list[tuple[int, str]] = field(default_factory=list)  # what no console took yet, by descriptor
+    def __init__(
+        self, pids: Mapping[str, int], sockets: Sequence[int], unwritten: Sequence[tuple[int, str]] = ()
+    ) -> None:
+        self.pids = pids  # of the parts that run already
+        self.sockets = sockets  # the gateway's, as descriptors
+        self.unwritten = unwritten  # what no console took yet, by descriptor
 
 
 def command_line(state: State) -> list[str]:
     """What to execute in the place of `manage.py up`, for whose sake its last words are there."""
-    file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by who reads it
-    file.write(json.dumps(asdict(state)).encode())
-    file.flush()
-    for descriptor in (number := os.dup(file.fileno()), *state.sockets):
+    reader, writer = os.pipe()
+    unwritten = list(state.unwritten)
+    # `up` itself has said a few lines, and what is too much was the last to be said.
+    while len(text := json.dumps([state.pids, state.sockets, unwritten]).encode()) > PIPE_BYTES:
+        unwritten.pop()
+    os.write(writer, text)
+    os.close(writer)
+    for descriptor in (reader, *state.sockets):
         os.set_inheritable(descriptor, True)
-    os.environ["GUILD_HALL_UP_STATE"] = str(number)
+    os.environ["GUILD_HALL_UP_STATE"] = str(reader)
     return [sys.executable, "-m", "mcp_runtime.runtime.processes", "manage.py", "up"]
 
 
 def taken_over() -> State:
     number = os.environ.pop("GUILD_HALL_UP_STATE", "")  # the descriptor of the file
     if not number:
-        return State()
+        return State({}, [])
     with open(int(number), "rb") as file:
-        file.seek(0)
-        state = State(**json.load(file))
+        state = State(*json.load(file))
     for descriptor in state.sockets:
         os.set_inheritable(descriptor, False)  # each part is handed its own
     return state

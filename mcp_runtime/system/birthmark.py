@@ -8,7 +8,6 @@ alone; where the limit may not be set so high, and elsewhere, nobody has a birth
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import resource
 import sys
 import threading
@@ -84,4 +83,6 @@ def _runtime_of(mark: str) -> str:
 
 
 def _hash(text: str, bits: int) -> int:
+    import hashlib  # `manage.py up`, which is to be small, has no need of it
+
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 64 - bits
