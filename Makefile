@@ -1,6 +1,6 @@
 # run    start the hall (installs what is missing first)
 # test   the tests that start no hall, minutes; `ARGS=tests/system` and so on for others
-# check  lint and types, reads only                           lint   the same, mending what it can
+# check  lint, types and missing migrations, reads only         lint   the first two, mending what it can
 # bench  the numbers of bench/README.md                       clean  forget the installation, keep the data
 # bench-peers  installs what `bench` measures beside the gateway (FastMCP, mcpo; with npm mcp-proxy, mcp-hub)
 # agent  install what agents' sessions need (docs/sessions.md)
@@ -26,6 +26,8 @@ test: $(VENV)/.installed-dev
 
 check: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check . && $(BIN)/python -m ruff format --check . && $(BIN)/python -m mypy
+	@data=$$(mktemp -d) && GUILD_HALL_DATA_DIR=$$data DATABASE_URL= $(BIN)/python manage.py makemigrations --check --dry-run; \
+	  code=$$?; rm -rf $$data; exit $$code
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check --fix . && $(BIN)/python -m ruff format . && $(BIN)/python -m mypy
