@@ -120,6 +120,7 @@ class ManifestSerializer(serializers.Serializer[dict[str, Any]]):
     restart = serializers.ChoiceField(choices=["on-failure", "never"])
     unresponsive = serializers.ChoiceField(choices=["show", "restart"], default="show")
     max_concurrency = serializers.IntegerField(help_text="Calls that run in it at the same time.")
+    protocol_version = serializers.CharField(default="", help_text="Of a server that knows no handshake.")
 
     def get_env(self, manifest: dict[str, Any]) -> list[str]:
         return sorted(manifest.get("env", {}))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ from pytest_django import DjangoAssertNumQueries
 
 from mcp_runtime.control.members import MEMBER_VERBS
 from mcp_runtime.members import logs
+from mcp_runtime.members.manifest.declaration import Manifest
 from roster.api.members import MAX_LINES, RosterMemberSerializer, RosterToolSerializer
 from roster.models import GuildMember, PortAllocation, StatusChange, Tool
 from tests.support.api import MANIFEST, add_member, add_tool, client_of
@@ -167,6 +169,15 @@ def test_member_tells_what_an_operator_needs(as_bob: Client, example: GuildMembe
     assert shown["manifest"]["tool_timeouts"] == {"slow": 99.0}
     for link in ("url", "tools_url", "logs_url", "status_changes_url"):
         assert as_bob.get(shown[link]).status_code == 200
+
+
+def test_every_key_of_the_manifest_is_shown(as_bob: Client) -> None:
+    add_member("modern", manifest={**MANIFEST, "protocol_version": "2026-07-28"})
+    shown = as_bob.get("/api/members/modern/").json()
+    assert shown["manifest"]["protocol_version"] == "2026-07-28"
+    of_the_member_itself = {"name", "version", "display_name", "description"}
+    keys = {field.name for field in dataclasses.fields(Manifest)}
+    assert keys - of_the_member_itself == set(shown["manifest"])
 
 
 def test_values_of_a_members_environment_are_never_shown(as_alice: Client, example: GuildMember) -> None:
