@@ -20,7 +20,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
-from mcp_runtime.control.tokens import revoke_token
+from mcp_runtime.control.tokens import NewToken, make_token, revoke_token
 from roster.admin import live, present
 from roster.admin.rows import NarrowedAdmin, principal_of
 from roster.admin.tokens import page
@@ -131,14 +131,16 @@ class ApiTokenAdmin(NarrowedAdmin):
 
     def save_model(self, request: HttpRequest, obj: ApiToken, form: Any, change: bool) -> None:
         # Members and tools are linked by save_related, to the row whose key `obj` has now.
-        made, token = ApiToken.make(
-            user=obj.user,
+        chosen = form.cleaned_data
+        wish = NewToken(
             name=obj.name,
+            members=[member.name for member in chosen["members"]],
+            tools=[(tool.member.name, tool.name) for tool in chosen["tools"]],
             expires_at=obj.expires_at,
-            scope=Scope(obj.scope),
             calls_per_minute=obj.calls_per_minute,
             max_in_flight=obj.max_in_flight,
         )
+        made, token = make_token(obj.user, wish, maker=principal_of(request))
         obj.pk, obj.digest, obj.hint = made.pk, made.digest, made.hint
         messages.warning(
             request, format_html('Copy the token now, it is not shown again: <code class="token">{}</code>', token)
