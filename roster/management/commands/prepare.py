@@ -15,6 +15,7 @@ from django.db import OperationalError
 from mcp_runtime.protocol.errors import TokenError
 from mcp_runtime.security import principals
 from mcp_runtime.system import console
+from roster import first_schema
 from roster.database import unpooled
 from roster.models import ApiToken
 
@@ -28,6 +29,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         self._say: Callable[[str], None] = options.get("say", self._write)
         require_database()
+        first_schema.load()
         call_command("migrate", verbosity=0, interactive=False)
         call_command("collectstatic", verbosity=0, interactive=False)
         self._make_first_account()

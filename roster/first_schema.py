@@ -1,0 +1,61 @@
+"""All tables of an empty SQLite database at once: what the migrations come to, in a file. A first start need not wait.
+
+`migrate` runs all the same, and makes content types and permissions. When migrations were added, make the file again:
+
+    export GUILD_HALL_DATA_DIR=$(mktemp -d) && python manage.py migrate -v0 &&
+      python manage.py shell -v0 -c "from roster import first_schema; first_schema.write()"
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from django.db import OperationalError, connection
+from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.recorder import MigrationRecorder
+
+FILE = Path(__file__).with_name("first_schema.sql")
+_LEADS_A_MIGRATION = "-- has: "
+
+
+def load() -> bool:
+    """Whether the tables were made. Not where there are some, nor from a file that is not of these very migrations."""
+    if connection.vendor != "sqlite" or connection.introspection.table_names():
+        return False
+    script = FILE.read_text()
+    if migrations_of(script) != set(MigrationLoader(None).disk_migrations):
+        return False
+    connection.ensure_connection()
+    made: sqlite3.Connection = connection.connection
+    try:
+        made.executescript(f"BEGIN IMMEDIATE;\n{script}\nCOMMIT;")
+    except sqlite3.Error as error:  # another first start came first, or the disk is full: `migrate` finds out
+        if made.in_transaction:
+            made.rollback()
+        if not isinstance(error, sqlite3.OperationalError):
+            raise OperationalError(str(error)) from error
+        return False
+    return True
+
+
+def migrations_of(script: str) -> set[tuple[str, str]]:
+    """App and name of each migration that the script stands for."""
+    lines = [line for line in script.splitlines() if line.startswith(_LEADS_A_MIGRATION)]
+    return {(app, name) for app, name in (line.removeprefix(_LEADS_A_MIGRATION).split() for line in lines)}
+
+
+def write() -> None:
+    """The file, of a database that has just been migrated."""
+    applied = sorted(MigrationRecorder(connection).applied_migrations())
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
+        )
+        statements = [f"{row[0]};" for row in cursor.fetchall()]
+    notes = [f"{_LEADS_A_MIGRATION}{app} {name}" for app, name in applied]
+    rows = [
+        f"INSERT INTO django_migrations (app, name, applied) VALUES ('{app}', '{name}', datetime('now'));"  # noqa: S608
+        for app, name in applied
+    ]
+    FILE.write_text("\n".join([*notes, *statements, *rows, ""]))

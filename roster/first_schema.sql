@@ -1,0 +1,126 @@
+-- has: admin 0001_initial
+-- has: admin 0002_logentry_remove_auto_add
+-- has: admin 0003_logentry_add_action_flag_choices
+-- has: auth 0001_initial
+-- has: auth 0002_alter_permission_name_max_length
+-- has: auth 0003_alter_user_email_max_length
+-- has: auth 0004_alter_user_username_opts
+-- has: auth 0005_alter_user_last_login_null
+-- has: auth 0006_require_contenttypes_0002
+-- has: auth 0007_alter_validators_add_error_messages
+-- has: auth 0008_alter_user_username_max_length
+-- has: auth 0009_alter_user_last_name_max_length
+-- has: auth 0010_alter_group_name_max_length
+-- has: auth 0011_update_proxy_permissions
+-- has: auth 0012_alter_user_first_name_max_length
+-- has: contenttypes 0001_initial
+-- has: contenttypes 0002_remove_content_type_name
+-- has: roster 0001_initial
+-- has: roster 0002_what_belongs_to_a_token
+-- has: roster 0003_who_made_old_sessions
+-- has: roster 0004_which_process_holds_the_lease
+-- has: roster 0005_no_answer_since
+-- has: sessions 0001_initial
+CREATE TABLE "django_migrations" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "app" varchar(255) NOT NULL, "name" varchar(255) NOT NULL, "applied" datetime NOT NULL);
+CREATE TABLE "auth_group_permissions" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "group_id" integer NOT NULL REFERENCES "auth_group" ("id") DEFERRABLE INITIALLY DEFERRED, "permission_id" integer NOT NULL REFERENCES "auth_permission" ("id") DEFERRABLE INITIALLY DEFERRED);
+CREATE TABLE "auth_user_groups" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "user_id" integer NOT NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "group_id" integer NOT NULL REFERENCES "auth_group" ("id") DEFERRABLE INITIALLY DEFERRED);
+CREATE TABLE "auth_user_user_permissions" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "user_id" integer NOT NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "permission_id" integer NOT NULL REFERENCES "auth_permission" ("id") DEFERRABLE INITIALLY DEFERRED);
+CREATE UNIQUE INDEX "auth_group_permissions_group_id_permission_id_0cd325b0_uniq" ON "auth_group_permissions" ("group_id", "permission_id");
+CREATE INDEX "auth_group_permissions_group_id_b120cbf9" ON "auth_group_permissions" ("group_id");
+CREATE INDEX "auth_group_permissions_permission_id_84c5c92e" ON "auth_group_permissions" ("permission_id");
+CREATE UNIQUE INDEX "auth_user_groups_user_id_group_id_94350c0c_uniq" ON "auth_user_groups" ("user_id", "group_id");
+CREATE INDEX "auth_user_groups_user_id_6a12ed8b" ON "auth_user_groups" ("user_id");
+CREATE INDEX "auth_user_groups_group_id_97559544" ON "auth_user_groups" ("group_id");
+CREATE UNIQUE INDEX "auth_user_user_permissions_user_id_permission_id_14a6b632_uniq" ON "auth_user_user_permissions" ("user_id", "permission_id");
+CREATE INDEX "auth_user_user_permissions_user_id_a95ead1b" ON "auth_user_user_permissions" ("user_id");
+CREATE INDEX "auth_user_user_permissions_permission_id_1fbb5f2c" ON "auth_user_user_permissions" ("permission_id");
+CREATE TABLE "django_admin_log" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "object_id" text NULL, "object_repr" varchar(200) NOT NULL, "action_flag" smallint unsigned NOT NULL CHECK ("action_flag" >= 0), "change_message" text NOT NULL, "content_type_id" integer NULL REFERENCES "django_content_type" ("id") DEFERRABLE INITIALLY DEFERRED, "user_id" integer NOT NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "action_time" datetime NOT NULL);
+CREATE INDEX "django_admin_log_content_type_id_c4bce8eb" ON "django_admin_log" ("content_type_id");
+CREATE INDEX "django_admin_log_user_id_c564eba6" ON "django_admin_log" ("user_id");
+CREATE TABLE "django_content_type" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "app_label" varchar(100) NOT NULL, "model" varchar(100) NOT NULL);
+CREATE UNIQUE INDEX "django_content_type_app_label_model_76bd3d3b_uniq" ON "django_content_type" ("app_label", "model");
+CREATE TABLE "auth_permission" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "content_type_id" integer NOT NULL REFERENCES "django_content_type" ("id") DEFERRABLE INITIALLY DEFERRED, "codename" varchar(100) NOT NULL, "name" varchar(255) NOT NULL);
+CREATE UNIQUE INDEX "auth_permission_content_type_id_codename_01ab375a_uniq" ON "auth_permission" ("content_type_id", "codename");
+CREATE INDEX "auth_permission_content_type_id_2f476e4b" ON "auth_permission" ("content_type_id");
+CREATE TABLE "auth_group" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(150) NOT NULL UNIQUE);
+CREATE TABLE "auth_user" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "password" varchar(128) NOT NULL, "last_login" datetime NULL, "is_superuser" bool NOT NULL, "username" varchar(150) NOT NULL UNIQUE, "last_name" varchar(150) NOT NULL, "email" varchar(254) NOT NULL, "is_staff" bool NOT NULL, "is_active" bool NOT NULL, "date_joined" datetime NOT NULL, "first_name" varchar(150) NOT NULL);
+CREATE TABLE "roster_agentsession" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL UNIQUE, "direct" bool NOT NULL, "model" varchar(100) NOT NULL, "creator" varchar(200) NOT NULL, "created_at" datetime NOT NULL, "sdk_session_id" varchar(100) NOT NULL, "created_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "made_with_id" bigint NULL);
+CREATE TABLE "roster_agentsession_members" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "agentsession_id" bigint NOT NULL REFERENCES "roster_agentsession" ("id") DEFERRABLE INITIALLY DEFERRED, "guildmember_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED);
+CREATE TABLE "roster_apitoken_members" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "apitoken_id" bigint NOT NULL REFERENCES "roster_apitoken" ("id") DEFERRABLE INITIALLY DEFERRED, "guildmember_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED);
+CREATE TABLE "roster_agentmessage" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "prompt" text NOT NULL, "timeout" real NOT NULL, "door" varchar(10) NOT NULL, "requester" varchar(200) NOT NULL, "status" varchar(20) NOT NULL, "queued_at" datetime NOT NULL, "started_at" datetime NULL, "finished_at" datetime NULL, "cancel_requested_at" datetime NULL, "lease_id" char(32) NULL, "result" text NOT NULL, "usage" text NOT NULL CHECK ((JSON_VALID("usage") OR "usage" IS NULL)), "error_kind" varchar(20) NOT NULL, "error_message" text NOT NULL, "requested_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "session_id" bigint NOT NULL REFERENCES "roster_agentsession" ("id") DEFERRABLE INITIALLY DEFERRED, "asked_with_id" bigint NULL, "token_id" bigint NULL REFERENCES "roster_apitoken" ("id") DEFERRABLE INITIALLY DEFERRED);
+CREATE TABLE "roster_invocation" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "tool_name" varchar(255) NOT NULL, "arguments" text NOT NULL CHECK ((JSON_VALID("arguments") OR "arguments" IS NULL)), "timeout" real NOT NULL, "door" varchar(10) NOT NULL, "requester" varchar(400) NOT NULL, "idempotency_key" varchar(255) NULL, "secret_paths" text NOT NULL CHECK ((JSON_VALID("secret_paths") OR "secret_paths" IS NULL)), "status" varchar(20) NOT NULL, "queued_at" datetime NOT NULL, "started_at" datetime NULL, "finished_at" datetime NULL, "cancel_requested_at" datetime NULL, "lease_id" char(32) NULL, "progress" text NULL CHECK ((JSON_VALID("progress") OR "progress" IS NULL)), "result" text NULL CHECK ((JSON_VALID("result") OR "result" IS NULL)), "error_kind" varchar(20) NOT NULL, "error_message" text NOT NULL, "error_code" integer NULL, "error_data" text NULL CHECK ((JSON_VALID("error_data") OR "error_data" IS NULL)), "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, "requested_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "token_id" bigint NULL REFERENCES "roster_apitoken" ("id") DEFERRABLE INITIALLY DEFERRED);
+CREATE INDEX "roster_agentsession_created_by_id_3c7dfef2" ON "roster_agentsession" ("created_by_id");
+CREATE UNIQUE INDEX "roster_agentsession_members_agentsession_id_guildmember_id_c07b7b42_uniq" ON "roster_agentsession_members" ("agentsession_id", "guildmember_id");
+CREATE INDEX "roster_agentsession_members_agentsession_id_2a1d201e" ON "roster_agentsession_members" ("agentsession_id");
+CREATE INDEX "roster_agentsession_members_guildmember_id_3b1ee815" ON "roster_agentsession_members" ("guildmember_id");
+CREATE UNIQUE INDEX "roster_apitoken_members_apitoken_id_guildmember_id_20f0d1c2_uniq" ON "roster_apitoken_members" ("apitoken_id", "guildmember_id");
+CREATE INDEX "roster_apitoken_members_apitoken_id_7319d73b" ON "roster_apitoken_members" ("apitoken_id");
+CREATE INDEX "roster_apitoken_members_guildmember_id_fe5e5c1f" ON "roster_apitoken_members" ("guildmember_id");
+CREATE INDEX "roster_agentmessage_requested_by_id_077fc5b2" ON "roster_agentmessage" ("requested_by_id");
+CREATE INDEX "roster_agentmessage_session_id_8c65623f" ON "roster_agentmessage" ("session_id");
+CREATE INDEX "roster_agentmessage_asked_with_id_05511e2d" ON "roster_agentmessage" ("asked_with_id");
+CREATE INDEX "roster_agentmessage_token_id_3f142215" ON "roster_agentmessage" ("token_id");
+CREATE INDEX "roster_invocation_member_id_bc831274" ON "roster_invocation" ("member_id");
+CREATE INDEX "roster_invocation_requested_by_id_671a69f1" ON "roster_invocation" ("requested_by_id");
+CREATE TABLE "roster_statuschange" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "old" varchar(20) NOT NULL, "new" varchar(20) NOT NULL, "cause" varchar(40) NOT NULL, "message" text NOT NULL, "exit_code" integer NULL, "log_tail" text NOT NULL, "created_at" datetime NOT NULL, "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED);
+CREATE TABLE "roster_apitoken_tools" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "apitoken_id" bigint NOT NULL REFERENCES "roster_apitoken" ("id") DEFERRABLE INITIALLY DEFERRED, "tool_id" bigint NOT NULL REFERENCES "roster_tool" ("id") DEFERRABLE INITIALLY DEFERRED);
+CREATE TABLE "roster_agentevent" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "kind" varchar(20) NOT NULL, "data" text NOT NULL CHECK ((JSON_VALID("data") OR "data" IS NULL)), "created_at" datetime NOT NULL, "message_id" bigint NOT NULL REFERENCES "roster_agentmessage" ("id") DEFERRABLE INITIALLY DEFERRED);
+CREATE INDEX "agent_active" ON "roster_agentmessage" ("status", "id") WHERE "status" IN ('queued', 'running');
+CREATE UNIQUE INDEX "one_message_of_a_session_runs" ON "roster_agentmessage" ("session_id") WHERE "status" = 'running';
+CREATE TABLE "roster_calltotal" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "outcome" varchar(20) NOT NULL, "count" bigint unsigned NOT NULL CHECK ("count" >= 0), "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "one_total_per_outcome" UNIQUE ("member_id", "outcome"));
+CREATE INDEX "roster_statuschange_member_id_4b9ae6ee" ON "roster_statuschange" ("member_id");
+CREATE UNIQUE INDEX "roster_apitoken_tools_apitoken_id_tool_id_dc867bd0_uniq" ON "roster_apitoken_tools" ("apitoken_id", "tool_id");
+CREATE INDEX "roster_apitoken_tools_apitoken_id_c577ffb7" ON "roster_apitoken_tools" ("apitoken_id");
+CREATE INDEX "roster_apitoken_tools_tool_id_e0c0b94f" ON "roster_apitoken_tools" ("tool_id");
+CREATE INDEX "roster_agentevent_message_id_bc6e98e6" ON "roster_agentevent" ("message_id");
+CREATE INDEX "agent_event_by_message" ON "roster_agentevent" ("message_id", "id");
+CREATE INDEX "roster_calltotal_member_id_c8b60afd" ON "roster_calltotal" ("member_id");
+CREATE TABLE "roster_callsum" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "tool_name" varchar(255) NOT NULL, "seconds" integer unsigned NOT NULL CHECK ("seconds" >= 0), "begins" bigint unsigned NOT NULL CHECK ("begins" >= 0), "calls" bigint unsigned NOT NULL CHECK ("calls" >= 0), "failed" bigint unsigned NOT NULL CHECK ("failed" >= 0), "took" real NOT NULL, "slots" text NOT NULL CHECK ((JSON_VALID("slots") OR "slots" IS NULL)), "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "one_sum_per_time_and_tool" UNIQUE ("seconds", "begins", "tool_name", "member_id"));
+CREATE INDEX "invocation_active" ON "roster_invocation" ("status", "id") WHERE "status" IN ('queued', 'running');
+CREATE INDEX "invocation_by_member" ON "roster_invocation" ("member_id", "id" DESC);
+CREATE INDEX "invocation_by_end" ON "roster_invocation" ("finished_at");
+CREATE INDEX "invocation_by_token" ON "roster_invocation" ("token_id", "id" DESC) WHERE "token_id" IS NOT NULL;
+CREATE TABLE "roster_membergroup" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "group_id" integer NOT NULL REFERENCES "auth_group" ("id") DEFERRABLE INITIALLY DEFERRED, "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "group_is_unique_in_its_member" UNIQUE ("member_id", "group_id"));
+CREATE INDEX "roster_membergroup_group_id_c61f8fa1" ON "roster_membergroup" ("group_id");
+CREATE INDEX "roster_membergroup_member_id_52edb673" ON "roster_membergroup" ("member_id");
+CREATE TABLE "roster_guildmember" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(64) NOT NULL UNIQUE, "directory" varchar(1000) NOT NULL, "manifest" text NOT NULL CHECK ((JSON_VALID("manifest") OR "manifest" IS NULL)), "manifest_error" text NOT NULL, "manifest_warnings" text NOT NULL CHECK ((JSON_VALID("manifest_warnings") OR "manifest_warnings" IS NULL)), "display_name" varchar(200) NOT NULL, "version" varchar(100) NOT NULL, "description" text NOT NULL, "server_url" varchar(2048) NOT NULL, "removed_at" datetime NULL, "enabled" bool NOT NULL, "wanted" varchar(10) NOT NULL, "restart_requested_at" datetime NULL, "refresh_requested_at" datetime NULL, "status" varchar(20) NOT NULL, "status_changed_at" datetime NOT NULL, "last_error" text NOT NULL, "progress" varchar(200) NOT NULL, "warnings" text NOT NULL CHECK ((JSON_VALID("warnings") OR "warnings" IS NULL)), "pid" integer unsigned NULL CHECK ("pid" >= 0), "last_port" integer unsigned NULL CHECK ("last_port" >= 0), "exit_code" integer NULL, "started_at" datetime NULL, "protocol_version" varchar(20) NOT NULL, "server_info" text NOT NULL CHECK ((JSON_VALID("server_info") OR "server_info" IS NULL)), "capabilities" text NOT NULL CHECK ((JSON_VALID("capabilities") OR "capabilities" IS NULL)), "instructions" text NOT NULL, "restarts" integer unsigned NOT NULL CHECK ("restarts" >= 0), "restarts_total" integer unsigned NOT NULL CHECK ("restarts_total" >= 0), "next_restart_at" datetime NULL, "no_answer_since" datetime NULL, CONSTRAINT "member_status_is_known" CHECK ("status" IN ('disconnected', 'starting', 'connected', 'stopping', 'error')));
+CREATE TABLE "roster_portallocation" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "port" integer unsigned NOT NULL UNIQUE CHECK ("port" >= 0), "allocated_at" datetime NOT NULL, "member_id" bigint NOT NULL UNIQUE REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "port_is_in_the_managed_range" CHECK (("port" >= 20000 AND "port" <= 30000)));
+CREATE INDEX "status_change_by_member" ON "roster_statuschange" ("member_id", "id" DESC);
+CREATE TABLE "roster_tokenclient" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL, "version" varchar(50) NOT NULL, "first_seen_at" datetime NOT NULL, "last_seen_at" datetime NOT NULL, "calls" bigint unsigned NOT NULL CHECK ("calls" >= 0), "token_id" bigint NOT NULL REFERENCES "roster_apitoken" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "client_is_unique_of_its_token" UNIQUE ("token_id", "name", "version"));
+CREATE INDEX "roster_tokenclient_token_id_253e19fd" ON "roster_tokenclient" ("token_id");
+CREATE TABLE "roster_tool" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(255) NOT NULL, "position" integer unsigned NOT NULL CHECK ("position" >= 0), "definition" text NOT NULL CHECK ((JSON_VALID("definition") OR "definition" IS NULL)), "schema_error" text NOT NULL, "listed" bool NOT NULL, "enabled" bool NOT NULL, "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "tool_name_is_unique_in_its_member" UNIQUE ("member_id", "name"));
+CREATE INDEX "roster_tool_member_id_1900ab9c" ON "roster_tool" ("member_id");
+CREATE TABLE "roster_argumentset" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL, "arguments" text NOT NULL CHECK ((JSON_VALID("arguments") OR "arguments" IS NULL)), "left_out" text NOT NULL CHECK ((JSON_VALID("left_out") OR "left_out" IS NULL)), "updated_at" datetime NOT NULL, "user_id" integer NOT NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "tool_id" bigint NOT NULL REFERENCES "roster_tool" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "set_name_is_unique_for_user_and_tool" UNIQUE ("tool_id", "user_id", "name"));
+CREATE INDEX "roster_argumentset_user_id_fb3e310e" ON "roster_argumentset" ("user_id");
+CREATE TABLE "roster_apitoken" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL, "digest" varchar(64) NOT NULL UNIQUE, "hint" varchar(12) NOT NULL, "created_at" datetime NOT NULL, "expires_at" datetime NULL, "revoked_at" datetime NULL, "last_used_at" datetime NULL, "scope" varchar(10) NOT NULL, "calls_per_minute" integer unsigned NULL CHECK ("calls_per_minute" >= 0), "max_in_flight" integer unsigned NULL CHECK ("max_in_flight" >= 0), "user_id" integer NOT NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "made_with_id" bigint NULL REFERENCES "roster_apitoken" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "token_scope_is_known" CHECK ("scope" IN ('all', 'members', 'tools')));
+CREATE INDEX "roster_apitoken_user_id_75285d04" ON "roster_apitoken" ("user_id");
+CREATE INDEX "roster_apitoken_made_with_id_543d0ce7" ON "roster_apitoken" ("made_with_id");
+CREATE UNIQUE INDEX "idempotency_key_is_unique_per_token" ON "roster_invocation" ("token_id", "idempotency_key") WHERE ("idempotency_key" IS NOT NULL AND "token_id" IS NOT NULL);
+CREATE UNIQUE INDEX "idempotency_key_is_unique_without_token" ON "roster_invocation" ("requested_by_id", "idempotency_key") WHERE ("idempotency_key" IS NOT NULL AND "token_id" IS NULL);
+CREATE INDEX "roster_agentsession_made_with_id_ccb8a14a" ON "roster_agentsession" ("made_with_id");
+CREATE TABLE "roster_hall" ("id" smallint unsigned NOT NULL PRIMARY KEY CHECK ("id" >= 0), "hall_id" char(32) NOT NULL, "lease_id" char(32) NULL, "lease_host" varchar(255) NOT NULL, "lease_pid" integer unsigned NULL CHECK ("lease_pid" >= 0), "lease_taken_at" datetime NULL, "heartbeat_at" datetime NULL, "access_version" bigint NOT NULL, "agent_problem" text NOT NULL, "summed_until" datetime NULL, "lease_runtime" varchar(100) NOT NULL, CONSTRAINT "one_hall_per_database" CHECK ("id" = 1));
+CREATE TABLE "django_session" ("session_key" varchar(40) NOT NULL PRIMARY KEY, "session_data" text NOT NULL, "expire_date" datetime NOT NULL);
+CREATE INDEX "django_session_expire_date_a5c62663" ON "django_session" ("expire_date");
+INSERT INTO django_migrations (app, name, applied) VALUES ('admin', '0001_initial', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('admin', '0002_logentry_remove_auto_add', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('admin', '0003_logentry_add_action_flag_choices', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('auth', '0001_initial', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('auth', '0002_alter_permission_name_max_length', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('auth', '0003_alter_user_email_max_length', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('auth', '0004_alter_user_username_opts', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('auth', '0005_alter_user_last_login_null', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('auth', '0006_require_contenttypes_0002', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('auth', '0007_alter_validators_add_error_messages', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('auth', '0008_alter_user_username_max_length', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('auth', '0009_alter_user_last_name_max_length', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('auth', '0010_alter_group_name_max_length', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('auth', '0011_update_proxy_permissions', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('auth', '0012_alter_user_first_name_max_length', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('contenttypes', '0001_initial', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('contenttypes', '0002_remove_content_type_name', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0001_initial', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0002_what_belongs_to_a_token', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0003_who_made_old_sessions', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0004_which_process_holds_the_lease', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0005_no_answer_since', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('sessions', '0001_initial', datetime('now'));
