@@ -16,6 +16,7 @@ import requests
 
 from tests.conftest import eventually
 from tests.support.hall import Hall, wait_for_web
+from tests.support.machine import Stopwatch
 
 HEAD = b"POST /admin/login/ HTTP/1.1\r\nHost: localhost\r\n"
 FORM = HEAD + b"Content-Type: application/x-www-form-urlencoded\r\nCookie: %s=%s\r\n"
@@ -75,9 +76,9 @@ def form(hall: Hall) -> bytes:
 def an_honest_client_is_served(hall: Hall, times: int = 10) -> None:
     took = []
     for _ in range(times):
-        began = time.monotonic()
+        watch = Stopwatch()
         answer = requests.get(f"{hall.url}/admin/login/", timeout=20)
-        took.append(time.monotonic() - began)
+        took.append(watch.seconds)
         assert answer.status_code == 200
     assert statistics.median(took) < PROMPT, took
 
