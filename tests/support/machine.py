@@ -20,6 +20,7 @@ def patience(seconds: float) -> float:
 
 class Stopwatch:
     """Seconds since it was made, without those in which the machine was not ours: a promise of seconds is ours to keep.
+    That something takes at least so long is asked of `elapsed`, which is all of them.
 
     Not ours is what the host took from a processor, and what everybody waited for the disk. Beside other tests it is
     also the time in which somebody waited for a processor. Linux tells all three (proc(5), PSI); elsewhere every second

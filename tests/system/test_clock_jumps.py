@@ -69,7 +69,8 @@ def test_a_restart_that_is_due_comes_in_time_and_calls_wait_for_it_though_the_cl
     watch = Stopwatch()
     answered = call("one", "echo", {"text": "hi"})
     assert (answered.status, answered.error_message) == ("succeeded", "")
-    assert 1 < watch.seconds < 8
+    assert watch.elapsed > 1
+    assert watch.seconds < 8
 
 
 @pytest.mark.parametrize("seconds", [-600, 600])
@@ -97,9 +98,10 @@ def test_a_call_waits_as_long_as_it_may_though_the_clock_is_set(
     Tool.objects.create(member=member("one"), name="echo", definition={"name": "echo", "inputSchema": {}})
     watch = Stopwatch()
     waiting = queue("one", "echo")
-    eventually(lambda: watch.seconds > 2)
+    eventually(lambda: watch.elapsed > 2)
     set_clock(seconds)
     wait_for_call(waiting.pk, 15)
     waiting.refresh_from_db()
     assert (waiting.error_kind, "not connected within 4 s" in waiting.error_message) == ("unavailable", True)
-    assert 4 <= watch.seconds < 8
+    assert watch.elapsed >= 4
+    assert watch.seconds < 8
