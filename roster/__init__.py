@@ -4,7 +4,7 @@ models, migrations     the rows; imported everywhere, and they import nothing of
 api                    REST                    admin, admin_site, templates, static   the screens
 management             commands                stdio                the relay of `manage.py mcp_stdio`
 monitoring             /healthz, /readyz, /metrics
-tokens, calls, argument_sets, agent_config, diagnosis, snippets   what several of these doors share
+tokens, calls, presets, agent_config, diagnosis, snippets   what several of these share
 access_signals, checks, middleware, database, json_field          parts of Django that are ours
 
 `mcp_runtime` imports `roster.models` and nothing else. What the runtime is asked to do goes through

@@ -1,6 +1,6 @@
 """Whatever decides access bumps `Hall.access_version`, whichever screen, command or script changed it.
 
-QuerySet.update sends no signals: who uses it on such rows calls `Hall.access_changed()` beside it.
+QuerySet.update sends no signals: who uses it on such rows calls `Hall.note_access_change()` beside it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ LINKS = (
 @receiver([post_save, post_delete], sender=MemberGroup)
 @receiver([post_delete], sender=User)
 @receiver([post_delete], sender=Group)
-@receiver([pre_delete], sender=GuildMember)  # before it: see Hall.access_changed
-def _row_changed(**_: Any) -> None:
-    Hall.access_changed()
+@receiver([pre_delete], sender=GuildMember)  # before it: see Hall.note_access_change
+def _note_row_change(**_: Any) -> None:
+    Hall.note_access_change()
 
 
 @receiver(pre_delete, sender=ApiToken)
@@ -41,15 +41,15 @@ def _keys_end_with_their_token(instance: ApiToken, **_: Any) -> None:
 
 
 @receiver(post_save, sender=User)
-def _user_saved(update_fields: frozenset[str] | None = None, **_: Any) -> None:
+def _note_user_change(update_fields: frozenset[str] | None = None, **_: Any) -> None:
     if update_fields is None or USER_FIELDS & update_fields:
-        Hall.access_changed()
+        Hall.note_access_change()
 
 
-def _link_changed(action: str, **_: Any) -> None:
+def _note_link_change(action: str, **_: Any) -> None:
     if action.startswith("post_"):
-        Hall.access_changed()
+        Hall.note_access_change()
 
 
 for _through in LINKS:
-    m2m_changed.connect(_link_changed, sender=_through, dispatch_uid=f"access_version:{_through.__name__}")
+    m2m_changed.connect(_note_link_change, sender=_through, dispatch_uid=f"access_version:{_through.__name__}")

@@ -26,7 +26,7 @@ SERVER_NAME = "guild-hall"
 PLACEHOLDER = "gh_PUT_A_TOKEN_HERE"
 # Tokenizers differ, and none is public for every model: JSON comes to about four characters a token.
 CHARACTERS_PER_TOKEN = 4
-MAX_KNOWN = 20_000  # lengths of definitions
+MAX_COUNTS = 20_000  # lengths of definitions
 HOW_ESTIMATED = f"characters of the definitions as JSON, divided by {CHARACTERS_PER_TOKEN}"
 
 
@@ -100,20 +100,20 @@ class Cost:
         return Cost(self.tools + other.tools, self.characters + other.characters)
 
 
-def chosen_members(who: Principal, names: Iterable[str]) -> list[GuildMember]:
+def select_members(who: Principal, names: Iterable[str]) -> list[GuildMember]:
     """The members of these names, of no names all that `who` may call. Raises UnknownMemberError."""
-    wanted = list(dict.fromkeys(names))
+    unique = list(dict.fromkeys(names))
     rows = {row.name: row for row in members_of_roster().select_related("port_allocation") if who.may_see(row.name)}
-    for name in wanted:
+    for name in unique:
         if name not in rows:
             raise UnknownMemberError(f"no member {name!r} is in the roster, or you may not call it")
-    return [rows[name] for name in wanted] if wanted else list(rows.values())
+    return [rows[name] for name in unique] if unique else list(rows.values())
 
 
 def gateway_entries(names: Sequence[str], token: str) -> list[Entry]:
     """One entry for the whole roster, or for these members of it."""
-    narrowed = f"?members={','.join(quote(name) for name in names)}" if names else ""
-    return [Entry(SERVER_NAME, f"http://localhost:{settings.GUILD_HALL_GATEWAY_PORT}/mcp{narrowed}", token)]
+    query = f"?members={','.join(quote(name) for name in names)}" if names else ""
+    return [Entry(SERVER_NAME, f"http://localhost:{settings.GUILD_HALL_GATEWAY_PORT}/mcp{query}", token)]
 
 
 def direct_entries(members: Iterable[GuildMember], *, all_of_them: bool) -> list[Entry]:
@@ -134,34 +134,34 @@ def direct_entries(members: Iterable[GuildMember], *, all_of_them: bool) -> list
 
 def costs(who: Principal, members: Sequence[GuildMember], *, direct: bool) -> dict[str, Cost]:
     """What the definitions of the tools cost that `who` may call, by member: the gateway's names are longer."""
-    found = {row.name: Cost() for row in members if row.enabled}
-    tools = Tool.objects.filter(visible_tools(), member__name__in=found).select_related("member")
+    by_member = {row.name: Cost() for row in members if row.enabled}
+    tools = Tool.objects.filter(visible_tools(), member__name__in=by_member).select_related("member")
     for tool in with_text(tools):
         name = tool.member.name
         if who.may_invoke(name, tool.name):
-            found[name] += Cost(1, _characters(tool, direct=direct))
-    return found
+            by_member[name] += Cost(1, _characters(tool, direct=direct))
+    return by_member
 
 
 # By a digest of all that they are counted of.
-_known_characters: dict[bytes, int] = {}
+_character_counts: dict[bytes, int] = {}
 
 
 def _characters(tool: Tool, *, direct: bool) -> int:
     """Of the definition as clients get it."""
-    told = f"{direct}\0{tool.member.name}\0{tool.name}\0{bool(tool.schema_error)}\0{tool.text}"
-    digest = hashlib.sha256(told.encode()).digest()
-    if (known := _known_characters.get(digest)) is not None:
-        return known
+    key = f"{direct}\0{tool.member.name}\0{tool.name}\0{bool(tool.schema_error)}\0{tool.text}"
+    digest = hashlib.sha256(key.encode()).digest()
+    if (count := _character_counts.get(digest)) is not None:
+        return count
     tool.definition = json.loads(tool.text)
-    characters = len(json.dumps(tool.definition if direct else _offered(tool), ensure_ascii=False))
-    if len(_known_characters) >= MAX_KNOWN:
-        _known_characters.clear()
-    _known_characters[digest] = characters
+    characters = len(json.dumps(tool.definition if direct else _gateway_definition(tool), ensure_ascii=False))
+    if len(_character_counts) >= MAX_COUNTS:
+        _character_counts.clear()
+    _character_counts[digest] = characters
     return characters
 
 
-def _offered(tool: Tool) -> dict[str, Any]:
+def _gateway_definition(tool: Tool) -> dict[str, Any]:
     """Its definition as the gateway gives it."""
     name = mcp.qualified_name(tool.member.name, tool.name)
     return mcp.offered_definition(tool.definition, name, has_schema=not tool.schema_error)

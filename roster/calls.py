@@ -35,28 +35,28 @@ def skeleton_of(schema: dict[str, Any]) -> dict[str, Any]:
 class _Skeleton:
     def __init__(self, root: dict[str, Any]) -> None:
         self._root = root
-        self._left = MAX_VALUES
+        self._budget = MAX_VALUES
 
     def of_object(self, schema: dict[str, Any], depth: int) -> dict[str, Any]:
         properties, required = schema.get("properties"), schema.get("required")
         if not isinstance(properties, dict):
             return {}
         names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
-        wanted = [
+        chosen_names = [
             name for name, part in properties.items() if name in names or (isinstance(part, dict) and "default" in part)
         ]
-        return {name: self._value(properties[name], depth + 1) for name in wanted[:MAX_PROPERTIES]}
+        return {name: self._value(properties[name], depth + 1) for name in chosen_names[:MAX_PROPERTIES]}
 
     def _value(self, schema: Any, depth: int) -> Any:
-        self._left -= 1
-        if not isinstance(schema, dict) or depth > MAX_DEPTH or self._left < 0:
+        self._budget -= 1
+        if not isinstance(schema, dict) or depth > MAX_DEPTH or self._budget < 0:
             return None
         for keyword in ("default", "const"):
             if keyword in schema:
-                return self._given(schema[keyword])
+                return self._own_value(schema[keyword])
         for keyword in ("examples", "enum"):
             if isinstance(schema.get(keyword), list) and schema[keyword]:
-                return self._given(schema[keyword][0])
+                return self._own_value(schema[keyword][0])
         if isinstance(schema.get("$ref"), str):
             return self._value(_resolve(schema["$ref"], self._root), depth + 1)
         for keyword in ("anyOf", "oneOf", "allOf"):
@@ -70,9 +70,9 @@ class _Skeleton:
             return schema["minimum"]
         return EMPTY_VALUES.get(kind) if isinstance(kind, str) else None
 
-    def _given(self, value: Any) -> Any:
+    def _own_value(self, value: Any) -> Any:
         """A value of the schema's own counts by its length: a thousand places may refer to one."""
-        self._left -= len(json.dumps(value)) // 100
+        self._budget -= len(json.dumps(value)) // 100
         return value
 
 
@@ -96,5 +96,5 @@ def progress_text(progress: dict[str, Any] | None) -> str:
     if not progress:
         return ""
     total = progress.get("total")
-    done = f"{progress['progress']:g}" + (f" of {total:g}" if total is not None else "")
-    return f"{done}: {progress['message']}" if progress.get("message") else done
+    text = f"{progress['progress']:g}" + (f" of {total:g}" if total is not None else "")
+    return f"{text}: {progress['message']}" if progress.get("message") else text

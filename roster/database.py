@@ -28,7 +28,7 @@ def unpooled(timeout: float | None = None) -> BaseDatabaseWrapper:
 
 def hang_up(own: BaseDatabaseWrapper) -> None:
     """From another thread: end the wait for an answer of a PostgreSQL that says nothing."""
-    opened = own.connection
-    if own.vendor == "postgresql" and opened is not None:
-        with contextlib.suppress(Exception), socket.socket(fileno=os.dup(opened.fileno())) as line:
+    server_connection = own.connection
+    if own.vendor == "postgresql" and server_connection is not None:
+        with contextlib.suppress(Exception), socket.socket(fileno=os.dup(server_connection.fileno())) as line:
             line.shutdown(socket.SHUT_RDWR)

@@ -16,7 +16,7 @@ from roster.models import GuildMember
 
 TAIL_MARK = GuildMember.TAIL_MARK
 MAX_LINE = 300
-MENDED = "The hall reads the file again by itself, within a second"
+READ_AGAIN = "The hall reads the file again automatically, within a second"
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Facts:
     directory: str
     status: str  # as it is shown: `connected`, `error`...
     enabled: bool = True
-    is_wanted: bool = True
+    should_run: bool = True
     runtime_is_alive: bool = True
     manifest_error: str = ""
     last_error: str = ""
@@ -58,7 +58,7 @@ def diagnose(facts: Facts) -> Diagnosis | None:
         return None  # the banner says so, once for all of them
     if facts.status == "error":
         return _of_error(facts)
-    if facts.status == "disconnected" and not facts.is_wanted:
+    if facts.status == "disconnected" and not facts.should_run:
         return Diagnosis("Stopped, as somebody asked.", "Start it, or call one of its tools: that starts it too.")
     return None
 
@@ -70,7 +70,7 @@ def _of_manifest(facts: Facts) -> Diagnosis:
     where = f"{key} in {facts.file}" if is_key else facts.file
     cause = f"{FILE_NAME}: {key} {fault[len(key) + 2 :]}" if is_key else f"{FILE_NAME}: {fault}"
     runs_on = " Until then it runs on as it was." if facts.status in ("connected", "starting") else ""
-    return Diagnosis(_ended(_line(cause)), _line(f"Mend {where}. {MENDED}.{runs_on}"))
+    return Diagnosis(_with_full_stop(_line(cause)), _line(f"Fix {where}. {READ_AGAIN}.{runs_on}"))
 
 
 def _of_error(facts: Facts) -> Diagnosis:
@@ -91,7 +91,7 @@ _ADVICE = [
     (r"command not found: '(?P<command>[^']*)'", "Install {command}, or give its full path as command in {file}."),
     (r"permission denied: '(?P<command>[^']*)'", "Make it executable: chmod +x {command}"),
     (r"its folder .* is gone", "Put the folder {directory} back."),
-    (r"no free port", "Stop some members, or widen GUILD_HALL_PORT_RANGE and start the runtime anew."),
+    (r"no free port", "Stop some members, or widen GUILD_HALL_PORT_RANGE and start the runtime again."),
     (
         r"nothing listened on its port",
         "It must listen on 127.0.0.1 at the port that ${{PORT}} in args or env of {file} tells it. "
@@ -101,13 +101,13 @@ _ADVICE = [
         r"did not complete",
         "It listens, but does not answer initialize. If it only needs longer, set start_timeout in {file}.",
     ),
-    (r"tools/list failed", "It shakes hands but cannot list its tools: mend its tools/list, then restart it."),
+    (r"tools/list failed", "It shakes hands but cannot list its tools: fix its tools/list, then restart it."),
     (r"headers\.[^:]+: ", "Put the secret where headers in {file} say it is, for the runtime to see."),
     (r"HTTP status 40[13]", "The server refuses what the hall sends: look at headers in {file} and their secrets."),
     (r"HTTP status 404", "Nothing is served at that path: look at url in {file}, or serve /mcp."),
     (r"could not be reached|does not answer at http", "Look at url in {file}, and whether the server there runs."),
     (r"signal SIGKILL", "It was killed from outside: by somebody, or by the system for want of memory."),
-    (r"exit code 0\b", "It ended by itself, but a server runs until it is stopped. Read its log."),
+    (r"exit code 0\b", "It ended, but a server runs until it is stopped. Read its log."),
     (r"its process is gone", "Restart it. Should it happen again, read the runtime's log."),
     (r"does not answer on port", "It runs, but takes no connections any more: read its log, then restart it."),
 ]
@@ -126,14 +126,14 @@ _ADVICE_BY_TAIL = [
         "It listens on a port that another program has: it must take the one it is given, ${{PORT}} in args or env.",
     ),
     (r"can't open file '(?P<path>[^'\n]{1,200})'", "Look at args in {file}: there is no {path}."),
-    (r"SyntaxError|IndentationError", "Mend the line that its log names, then restart it."),
+    (r"SyntaxError|IndentationError", "Fix the line that its log names, then restart it."),
 ]
 
 
 def _remedy(facts: Facts, sentence: str, tail: str) -> str:
-    found = _first(_ADVICE_BY_TAIL, tail, facts) or _first(_ADVICE, sentence, facts)
-    advice = found or ("Read its log, mend it, then restart it." if tail else "Restart it.")
-    return _line(advice + ("" if facts.next_restart_at else " It is not tried again by itself."))
+    match = _first(_ADVICE_BY_TAIL, tail, facts) or _first(_ADVICE, sentence, facts)
+    advice = match or ("Read its log, fix it, then restart it." if tail else "Restart it.")
+    return _line(advice + ("" if facts.next_restart_at else " It is not tried again automatically."))
 
 
 def _first(advice: list[tuple[str, str]], text: str, facts: Facts) -> str:
@@ -149,9 +149,9 @@ def _line(text: str) -> str:
 
 
 def _sentence(text: str) -> str:
-    line = _ended(_line(text))
+    line = _with_full_stop(_line(text))
     return line[:1].upper() + line[1:]
 
 
-def _ended(line: str) -> str:
+def _with_full_stop(line: str) -> str:
     return line if not line or line[-1] in ".…" else f"{line}."

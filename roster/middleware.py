@@ -53,8 +53,8 @@ class DatabaseTroubleMiddleware:
         return self.get_response(request)
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
-        if said := damage(error):
-            logger.error("%s", said)
+        if sentence := damage(error):
+            logger.error("%s", sentence)
             return HttpResponse(f"{DAMAGED}\n", status=503, content_type="text/plain")
         if isinstance(error, OperationalError | InterfaceError):
             logger.error("the database did not answer: %s", error)

@@ -45,7 +45,7 @@ def curl(url: str, arguments: dict[str, Any]) -> str:
 
 
 def python(url: str, arguments: dict[str, Any]) -> str:
-    written = pprint.pformat(arguments, indent=4, width=100, sort_dicts=False)
+    literal = pprint.pformat(arguments, indent=4, width=100, sort_dicts=False)
     lines = [
         "import os",
         "",
@@ -57,7 +57,7 @@ def python(url: str, arguments: dict[str, Any]) -> str:
         f'        "Authorization": "Bearer " + os.environ["{TOKEN_VARIABLE}"],',
         f'        "Prefer": "wait={WAIT_SECONDS}",',
         "    },",
-        f'    json={{"arguments": {_without_surprises(written)}}},',
+        f'    json={{"arguments": {_without_surprises(literal)}}},',
         f"    timeout={2 * WAIT_SECONDS},",
         ")",
         "answer.raise_for_status()",
@@ -75,7 +75,7 @@ def command_line(member_name: str, tool_name: str, arguments: dict[str, Any]) ->
     words = [member_name, tool_name, json.dumps(arguments)]
     # After `--` nothing is taken for an option, whatever it begins with.
     dashes = "-- " if any(word.startswith("-") for word in words) else ""
-    return f"python manage.py invoke {dashes}{' '.join(shell_word(word) for word in words)}"
+    return f".venv/bin/python manage.py invoke {dashes}{' '.join(shell_word(word) for word in words)}"
 
 
 def shell_word(text: str) -> str:

@@ -2,11 +2,11 @@
 
 members, calls, tools, tokens, agents   the screens of one noun each; `screens` holds the class that Django registers
 rows                            what these classes share: rows that people look at and do not edit
-present, live                   how things are shown, and parts of pages that stay true by themselves
+present, live                   how things are shown, and parts of pages that update automatically
 plots, statistics               figures of calls as pictures
 
-Django imports this package when it starts the web: importing it registers every screen. Of the rest of `roster` only
-template tags use it (`present`, `plots`, `statistics`).
+The addresses of the web have Django import this package: importing it registers every screen. Of the rest of `roster`
+only template tags use it (`present`, `plots`, `statistics`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parts of pages that stay true by themselves: the server's side of static/roster/live.js and posts.js."""
+"""Parts of pages that update automatically: the server's side of static/roster/live.js and posts.js."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpRespons
 from django.template.loader import render_to_string
 from django.utils.http import parse_etags
 
-# Masked anew whenever it is written, so it must not count as a change.
+# Masked again whenever it is written, so it must not count as a change.
 _CSRF_FIELD = re.compile(r'(name="csrfmiddlewaretoken" value=")[^"]*')
 
 
@@ -30,12 +30,12 @@ def part(
     context: Callable[[], Mapping[str, Any]],
     *,
     tag: str = "",
-    done: bool = False,
+    is_final: bool = False,
 ) -> HttpResponse:
-    """The part as HTML, or 304 when the page has it already. `done`: it will not change any more, ask no more.
+    """The part as HTML, or 304 when the page has it already. With `is_final` the page stops asking.
 
     With `tag`, of a version that is cheap to know (see `etag`), nothing is looked up or rendered for a 304. It must
-    be asked before `context` is called. Without, what was rendered is compared.
+    be made before `context` is called. Without it the rendered part is compared.
     """
     if not tag or not _has(request, tag):
         html = render_to_string(template, dict(context()), request)
@@ -44,25 +44,25 @@ def part(
     if _has(request, tag):
         response = HttpResponseNotModified()
     response.headers["ETag"] = tag
-    response.headers["X-Live"] = "done" if done else "part"
+    response.headers["X-Live"] = "done" if is_final else "part"
     return response
 
 
-def done(request: HttpRequest, page: HttpResponseBase) -> HttpResponseBase:
-    """What a button's view answers: its messages to a `data-live-form`, else `page`, mostly a redirect."""
+def form_response(request: HttpRequest, page: HttpResponseBase) -> HttpResponseBase:
+    """The answer of a button's view. It is the messages for a `data-live-form`, else `page`, mostly a redirect."""
     if request.headers.get("X-Live") != "form":
         return page
-    said = [{"level": message.level_tag, "text": str(message)} for message in messages.get_messages(request)]
-    return JsonResponse({"messages": said})
+    texts = [{"level": message.level_tag, "text": str(message)} for message in messages.get_messages(request)]
+    return JsonResponse({"messages": texts})
 
 
 def _has(request: HttpRequest, tag: str) -> bool:
-    held = parse_etags(request.headers.get("If-None-Match", ""))
-    return tag in (one.removeprefix("W/") for one in held)
+    etags = parse_etags(request.headers.get("If-None-Match", ""))
+    return tag in (one.removeprefix("W/") for one in etags)
 
 
 @cache
 def _code_version() -> str:
-    """Another text when templates changed: what a browser holds of the version before is not up to date."""
+    """Changes with the templates, because a part of the version before is not up to date."""
     templates = sorted((Path(__file__).resolve().parent.parent / "templates").rglob("*.html"))
     return str([(path.name, path.stat().st_mtime_ns) for path in templates])

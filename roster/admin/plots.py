@@ -51,14 +51,14 @@ class Row:
 
 def spark(points: Sequence[tuple[int, int]] | None) -> SafeString:
     """The last hour as small bars: (calls, failed) of five minutes each, oldest first; None: no calls."""
-    found = points or [(0, 0)] * SPARK_POINTS
-    calls, failed = sum(point[0] for point in found), sum(point[1] for point in found)
-    top = max(1, *(point[0] for point in found))
+    bars = points or [(0, 0)] * SPARK_POINTS
+    calls, failed = sum(point[0] for point in bars), sum(point[1] for point in bars)
+    top = max(1, *(point[0] for point in bars))
     context = {
-        "said": f"Last hour: {_count(calls, 'call')}, {failed:,} failed" if calls else "Last hour: no calls",
-        "width": len(found),
-        "calls": _bars((count for count, _ in found), top),
-        "failed": _bars((count for _, count in found), top),
+        "summary": f"Last hour: {_count(calls, 'call')}, {failed:,} failed" if calls else "Last hour: no calls",
+        "width": len(bars),
+        "calls": _bars((count for count, _ in bars), top),
+        "failed": _bars((count for _, count in bars), top),
     }
     return SafeString(render_to_string("roster/spark.html", context))
 
@@ -74,8 +74,8 @@ def plot(series: Series) -> dict[str, object]:
         "span_name": _SPAN_NAMES[series.span.name],
         "step": _STEPS[series.span.name],
         "total": total,
-        "calls_said": f"{total.calls:,}",
-        "failed_said": f"{total.failed:,}",
+        "calls_text": f"{total.calls:,}",
+        "failed_text": f"{total.failed:,}",
         "failed_part": _part(total.failed, total.calls),
         "p50": present.seconds(total.p50),
         "p95": present.seconds(total.p95),

@@ -98,15 +98,15 @@ def seconds(length: timedelta | float | None) -> str:
     return f"{length:.1f} s" if length < 99.95 else f"{length / 60:.0f} min"
 
 
-def report(request: HttpRequest, done: str, names: Iterable[str], refusals: Iterable[str]) -> None:
-    """What an action did and what it left alone, each with its count."""
-    did, refused = list(names), list(refusals)
-    if did:
-        messages.success(request, f"{done} ({len(did)}): {_named(did, ', ')}.")
-    if refused:
-        messages.warning(request, f"Left alone ({len(refused)}): {_named(refused, '; ')}.")
+def report(request: HttpRequest, title: str, names: Iterable[str], refusals: Iterable[str]) -> None:
+    """Tell the user what an action did and what it refused, each with its count."""
+    changes, rejections = list(names), list(refusals)
+    if changes:
+        messages.success(request, f"{title} ({len(changes)}): {_join(changes, ', ')}.")
+    if rejections:
+        messages.warning(request, f"Left alone ({len(rejections)}): {_join(rejections, '; ')}.")
 
 
-def _named(names: list[str], separator: str) -> str:
+def _join(names: list[str], separator: str) -> str:
     more = len(names) - MAX_NAMED
     return separator.join(names[:MAX_NAMED]) + (f"{separator}and {more} more" if more > 0 else "")

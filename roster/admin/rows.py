@@ -15,17 +15,17 @@ from django.utils.text import capfirst
 from mcp_runtime.security import principals
 from mcp_runtime.security.access import Principal
 
-_KEPT = "_guild_hall_principal"
+_PRINCIPAL = "_guild_hall_principal"
 
 
 def principal_of(request: HttpRequest) -> Principal:
     """Who asks; looked up once per request."""
-    if not hasattr(request, _KEPT):
-        setattr(request, _KEPT, principals.principal_of_user(cast(User, request.user)))
-    return cast(Principal, getattr(request, _KEPT))
+    if not hasattr(request, _PRINCIPAL):
+        setattr(request, _PRINCIPAL, principals.principal_of_user(cast(User, request.user)))
+    return cast(Principal, getattr(request, _PRINCIPAL))
 
 
-class ReachedMembers(admin.RelatedFieldListFilter):
+class ReachableMembersFilter(admin.RelatedFieldListFilter):
     """A filter by member that does not name those which are reserved for groups of others."""
 
     def field_choices(self, field: Any, request: HttpRequest, model_admin: Any) -> Any:
@@ -65,7 +65,7 @@ class FolderFilter(admin.SimpleListFilter):
                 return queryset.filter(**{self.removed_at: None})
 
 
-class NamedList(ChangeList):
+class TitledChangeList(ChangeList):
     """Its heading is what it lists. Django's "Select tool to view" is kept for popups, where one does select."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -74,35 +74,35 @@ class NamedList(ChangeList):
             self.title = capfirst(str(self.opts.verbose_name_plural))
 
 
-class NarrowedAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's class cannot be subscripted at run time
+class SafeFilterAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's class cannot be subscripted at run time
     """Its list is narrowed by its own filters alone.
 
     Django takes any column in the address: with `manifest__env__KEY__startswith` what pages mask could be guessed.
     """
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
-        return any(lookup in _lookups_of(asked) for asked in self.list_filter)
+        return any(lookup in _lookups_of(list_filter) for list_filter in self.list_filter)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        return NamedList
+        return TitledChangeList
 
 
-def _lookups_of(asked: Any) -> set[str]:
+def _lookups_of(list_filter: Any) -> set[str]:
     """What the filter puts into an address."""
-    if isinstance(asked, type):
-        return {asked.parameter_name}  # type: ignore[attr-defined]  # of SimpleListFilter
-    field = asked if isinstance(asked, str) else asked[0]
+    if isinstance(list_filter, type):
+        return {list_filter.parameter_name}  # type: ignore[attr-defined]  # of SimpleListFilter
+    field = list_filter if isinstance(list_filter, str) else list_filter[0]
     return {f"{field}__{kind}" for kind in ("exact", "isnull", "gte", "lt", "id__exact")}
 
 
-class _List(NamedList):
+class RuntimeRowList(TitledChangeList):
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
         if not self.query and not self.has_active_filters:
             self.full_result_count = self.result_count  # else Django offers to "show all" of what shows all
 
 
-class RuntimeRowAdmin(NarrowedAdmin):
+class RuntimeRowAdmin(SafeFilterAdmin):
     """Read-only for everybody. What an operator may do is an action that goes through `mcp_runtime.control`."""
 
     show_full_result_count = False
@@ -112,11 +112,11 @@ class RuntimeRowAdmin(NarrowedAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Without the members that are reserved for groups of others, and without what is about them."""
         rows: QuerySet[Any] = super().get_queryset(request)
-        closed = principal_of(request).closed_members
-        return rows.exclude(**{f"{self.member_name}__in": closed}) if closed else rows
+        closed_names = principal_of(request).closed_members
+        return rows.exclude(**{f"{self.member_name}__in": closed_names}) if closed_names else rows
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        return _List
+        return RuntimeRowList
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

@@ -21,11 +21,11 @@ PART = "roster/statistics_part.html"
 
 def section(request: HttpRequest, member: GuildMember | None, tool_name: str = "") -> dict[str, Any]:
     """The context of roster/statistics.html, which holds the plots of that span that the page's address names."""
-    asked = request.GET.get("span", "")
-    span = asked if asked in SPANS else SPANS[0]
+    name = request.GET.get("span", "")
+    span = name if name in SPANS else SPANS[0]
     tool_name = tool_name if member else ""
-    drawn = render_to_string(PART, _context(request, member, tool_name, span), request)
-    return {"address": _address(member, tool_name, span), "drawn": SafeString(drawn), "etag": live.etag(drawn)}
+    html = render_to_string(PART, _context(request, member, tool_name, span), request)
+    return {"address": _address(member, tool_name, span), "plots": SafeString(html), "etag": live.etag(html)}
 
 
 def fragment(request: HttpRequest) -> HttpResponse:
@@ -42,18 +42,18 @@ def fragment(request: HttpRequest) -> HttpResponse:
     return live.part(request, PART, lambda: _context(request, member, tool_name, span))
 
 
-def member_of(request: HttpRequest, asked: str) -> GuildMember | None:
+def member_of(request: HttpRequest, text: str) -> GuildMember | None:
     """The member of that id, if one is asked for. Raises Http404 where there is none for who asks."""
-    if not asked:
+    if not text:
         return None
-    found = (
-        GuildMember.objects.filter(pk=int(asked)).first()
-        if asked.isascii() and asked.isdecimal() and len(asked) < 18
+    member = (
+        GuildMember.objects.filter(pk=int(text)).first()
+        if text.isascii() and text.isdecimal() and len(text) < 18
         else None
     )
-    if found is None or not principal_of(request).reaches(found.name):
-        raise Http404(f"no member {asked[:20]}")
-    return found
+    if member is None or not principal_of(request).reaches(member.name):
+        raise Http404(f"no member {text[:20]}")
+    return member
 
 
 def _context(request: HttpRequest, member: GuildMember | None, tool_name: str, span: str) -> dict[str, Any]:
@@ -66,5 +66,5 @@ def _context(request: HttpRequest, member: GuildMember | None, tool_name: str, s
 
 
 def _address(member: GuildMember | None, tool_name: str, span: str) -> str:
-    asked = {"member": member.pk if member else "", "tool": tool_name, "span": span}
-    return f"{reverse('admin:roster_statistics')}?{urlencode({key: value for key, value in asked.items() if value})}"
+    params = {"member": member.pk if member else "", "tool": tool_name, "span": span}
+    return f"{reverse('admin:roster_statistics')}?{urlencode({key: value for key, value in params.items() if value})}"

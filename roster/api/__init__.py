@@ -8,5 +8,6 @@ errors                     what went wrong, as HTTP
 urls                       which address leads where
 
 The admin uses `requests`, and `roster.monitoring` is a view like those here. Nobody else imports this package. A new
-field of a member, a call or a token goes into the serializer in the module of that noun.
+field of a member, a call or a token goes into the serializer in the module of that noun; a limit of tokens goes into
+`ApiToken.LIMITS`, and is in REST by that.
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, cast
 
 from django.contrib.auth.models import User
-from drf_spectacular.utils import extend_schema
 from rest_framework import serializers, status
 from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
@@ -14,6 +13,7 @@ from rest_framework.response import Response
 from mcp_runtime.control.tokens import NewToken, make_token
 from roster import agent_config
 from roster.api.base import REFUSED, HallView, Strict, body_of, query_of
+from roster.api.described import extend_schema
 from roster.api.permissions import MayMakeTokens, principal_of
 from roster.api.tokens import TokenSerializer
 from roster.models import ApiToken
@@ -32,7 +32,7 @@ class AgentConfigFilters(serializers.Serializer[Any]):
         return [name.strip() for name in text.split(",") if name.strip()]
 
 
-class AgentConfigWish(Strict):
+class AgentConfigRequest(Strict):
     """The body that makes a token and the configuration with it."""
 
     members = serializers.ListField(child=serializers.CharField(), required=False, default=list)
@@ -72,28 +72,28 @@ class AgentConfigView(HallView):
         return Response(self._config(request, query_of(AgentConfigFilters, request), None, agent_config.PLACEHOLDER))
 
     @extend_schema(
-        request=AgentConfigWish,
+        request=AgentConfigRequest,
         responses={201: AgentConfigSerializer, 400: REFUSED, 403: REFUSED, 404: REFUSED, 409: REFUSED},
     )
     def post(self, request: Request) -> Response:
         """Make a token for that client and these members, and give the configuration with it. `direct` needs none."""
-        wanted, who = body_of(AgentConfigWish, request.data), principal_of(request)
-        agent_config.chosen_members(who, wanted["members"])
+        values, who = body_of(AgentConfigRequest, request.data), principal_of(request)
+        agent_config.select_members(who, values["members"])
         row, token = None, ""
-        if not wanted["direct"]:
-            wish = NewToken(wanted["for"], wanted["members"], expires_at=wanted["expires_at"])
-            row, token = make_token(cast(User, request.user), wish, maker=who)
-        return Response(self._config(request, wanted, row, token), status=status.HTTP_201_CREATED)
+        if not values["direct"]:
+            new = NewToken(values["for"], values["members"], expires_at=values["expires_at"])
+            row, token = make_token(cast(User, request.user), new, maker=who)
+        return Response(self._config(request, values, row, token), status=status.HTTP_201_CREATED)
 
     @staticmethod
-    def _config(request: Request, wanted: dict[str, Any], row: ApiToken | None, token: str) -> dict[str, Any]:
-        who, names, direct = principal_of(request), wanted["members"], wanted["direct"]
-        members = agent_config.chosen_members(who, names)
+    def _config(request: Request, values: dict[str, Any], row: ApiToken | None, token: str) -> dict[str, Any]:
+        who, names, direct = principal_of(request), values["members"], values["direct"]
+        members = agent_config.select_members(who, names)
         if direct:
             entries = agent_config.direct_entries(members, all_of_them=bool(names))
         else:
             entries = agent_config.gateway_entries(names, token)
-        client = agent_config.FORMATS[wanted["for"]]
+        client = agent_config.FORMATS[values["for"]]
         costs = agent_config.costs(who, members, direct=direct)
         return {
             "place": client.place,

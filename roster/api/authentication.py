@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.contrib.auth.models import User
-from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from rest_framework.authentication import BaseAuthentication, get_authorization_header
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
@@ -35,13 +32,3 @@ class ApiTokenAuthentication(BaseAuthentication):
     def authenticate_header(self, request: Request) -> str:
         """WWW-Authenticate; without it REST framework would answer 403 where 401 is meant."""
         return 'Bearer realm="Guild Hall", Token realm="Guild Hall"'
-
-
-class ApiTokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
-    """What the OpenAPI document says about it. drf-spectacular finds the class by its existence."""
-
-    target_class = "roster.api.authentication.ApiTokenAuthentication"
-    name = "token"
-
-    def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
-        return {"type": "http", "scheme": "bearer", "description": "A token of `manage.py create_token`, gh_..."}

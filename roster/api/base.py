@@ -102,14 +102,14 @@ def query_of(serializer: type[serializers.Serializer[Any]], request: Request) ->
 
 
 class Strict(serializers.Serializer[Any]):
-    """Refuses a misspelt key: passed over, it would do something else than was meant."""
+    """Refuses a misspelt key, because to ignore it would do something else than the client means."""
 
     def validate(self, values: dict[str, Any]) -> dict[str, Any]:
-        if unknown := set(self.initial_data) - set(self.fields):
-            known = ", ".join(self.fields)
+        if extra_keys := set(self.initial_data) - set(self.fields):
+            field_names = ", ".join(self.fields)
             # By `repr`: a key may hold what no answer can (a lone surrogate).
             raise serializers.ValidationError(
-                {repr(name): [f"This key is unknown; there are {known}."] for name in unknown}
+                {repr(name): [f"This key is unknown; there are {field_names}."] for name in extra_keys}
             )
         return values
 

@@ -74,16 +74,16 @@ def exception_handler(error: Exception, context: dict[str, Any]) -> Response | N
         return response
     if isinstance(error, RequestDataTooBig):
         return _answer(status.HTTP_413_REQUEST_ENTITY_TOO_LARGE, "too_large", "The body of the request is too large.")
-    if said := damage(error):
-        logger.error("%s", said)
+    if sentence := damage(error):
+        logger.error("%s", sentence)
         return _answer(status.HTTP_503_SERVICE_UNAVAILABLE, "database_damaged", DAMAGED)
     if isinstance(error, OperationalError | InterfaceError):
         logger.error("the database did not answer: %s", error)
         return _answer(status.HTTP_503_SERVICE_UNAVAILABLE, "database_unavailable", AWAY)
-    refused = rest_framework_handler(error, context)
-    if refused is not None:
-        refused.data = _body(error, refused.data)
-    return refused
+    answer = rest_framework_handler(error, context)
+    if answer is not None:
+        answer.data = _body(error, answer.data)
+    return answer
 
 
 def answer_to(error: McpRuntimeError) -> tuple[int, str]:

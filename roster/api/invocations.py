@@ -9,7 +9,7 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import User
 from django.db.models import QuerySet
 from django.urls import reverse
-from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema, extend_schema_field
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema_field
 from rest_framework import serializers, status
 from rest_framework.exceptions import NotFound
 from rest_framework.generics import ListAPIView
@@ -17,12 +17,13 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from mcp_runtime.calls.invocations import Caller
-from mcp_runtime.control.calls import cancel_call, queue_call, shown_arguments
+from mcp_runtime.control.calls import cancel_call, masked_arguments, queue_call
 from mcp_runtime.security import access
 from mcp_runtime.security.access import Principal
 from mcp_runtime.security.limits import Limiter
 from roster.api import requests
 from roster.api.base import PAGING, REFUSED, HallView, NewestFirst, query_of
+from roster.api.described import extend_schema
 from roster.api.permissions import principal_of, readable_call, readable_calls
 from roster.api.tools import ToolVerbView
 from roster.models import Invocation
@@ -58,7 +59,7 @@ class InvocationSummarySerializer(serializers.Serializer[Invocation]):
     member = serializers.CharField(source="member.name")
     tool = serializers.CharField(source="tool_name")
     status = serializers.ChoiceField(choices=Invocation.Status.choices)
-    door = serializers.ChoiceField(choices=Invocation.Door.choices)
+    source = serializers.ChoiceField(choices=Invocation.Source.choices)  # type: ignore[assignment]
     requester = serializers.CharField(help_text="Who asked, in words, as of then.")
     token = serializers.IntegerField(source="token_id", allow_null=True, help_text="Made with the token of this id.")
     queued_at = serializers.DateTimeField()
@@ -91,7 +92,7 @@ class InvocationSerializer(InvocationSummarySerializer):
     result = serializers.DictField(allow_null=True, help_text="The tool's result as MCP gives it, isError included.")
 
     def get_arguments(self, invocation: Invocation) -> dict[str, Any]:
-        return shown_arguments(invocation)
+        return masked_arguments(invocation)
 
     @extend_schema_field(InvocationErrorSerializer(allow_null=True))
     def get_error(self, invocation: Invocation) -> dict[str, Any] | None:
@@ -105,18 +106,18 @@ class InvocationFilters(serializers.Serializer[Any]):
     status = serializers.MultipleChoiceField(choices=Invocation.Status.choices, required=False)
     member = serializers.CharField(required=False)
     tool = serializers.CharField(required=False)
-    door = serializers.MultipleChoiceField(choices=Invocation.Door.choices, required=False)
+    source = serializers.MultipleChoiceField(choices=Invocation.Source.choices, required=False)  # type: ignore[assignment]
     error_kind = serializers.MultipleChoiceField(choices=Invocation.ErrorKind.choices, required=False)
     requested_by = serializers.CharField(required=False, help_text="A user's name.")
     since = serializers.DateTimeField(required=False, help_text="Queued then or later.")
     until = serializers.DateTimeField(required=False, help_text="Queued before then.")
 
     def validate(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Refuses a misspelt filter: passed over, it would widen the list unseen."""
-        if unknown := set(self.initial_data) - set(self.fields) - PAGING:
-            known = ", ".join(self.fields)
+        """Refuses a misspelt filter, because to ignore it would widen the list silently."""
+        if extra_keys := set(self.initial_data) - set(self.fields) - PAGING:
+            field_names = ", ".join(self.fields)
             raise serializers.ValidationError(
-                {name: [f"No filter has this name; there are {known}."] for name in unknown}
+                {name: [f"No filter has this name; there are {field_names}."] for name in extra_keys}
             )
         return values
 
@@ -127,14 +128,14 @@ _SERIALIZER = InvocationSerializer()
 
 
 def _invocation(request: Request, pk: int) -> Invocation:
-    found = readable_call(request, pk)
-    if found is None:
+    invocation = readable_call(request, pk)
+    if invocation is None:
         raise NotFound(f"There is no invocation {pk}.")
-    return found
+    return invocation
 
 
-def _awaited(request: Request, invocation: Invocation) -> Response:
-    """The call, waited for as the client prefers."""
+def _response_after_wait(request: Request, invocation: Invocation) -> Response:
+    """The call, after the wait that the client prefers."""
     seconds = 0 if invocation.is_finished else requests.preferred_wait(request)
     if not seconds or not requests.wait_for_end(request, invocation, seconds):
         return Response(_SERIALIZER.to_representation(invocation))
@@ -142,9 +143,9 @@ def _awaited(request: Request, invocation: Invocation) -> Response:
     return Response(now, headers={"Preference-Applied": f"wait={seconds}"})
 
 
-def _accepted(request: Request, invocation: Invocation) -> Response:
-    """200 when the call is over, if need be after waiting; else 202 and where to look for it."""
-    response = _awaited(request, invocation)
+def _queue_response(request: Request, invocation: Invocation) -> Response:
+    """200 when the call is over, perhaps after a wait, else 202 with its address."""
+    response = _response_after_wait(request, invocation)
     if response.data["status"] not in Invocation.FINISHED:
         response.status_code = status.HTTP_202_ACCEPTED
         response["Location"] = response.data["url"]
@@ -152,7 +153,7 @@ def _accepted(request: Request, invocation: Invocation) -> Response:
 
 
 class InvocationsView(HallView, ListAPIView[Invocation]):
-    """Calls through every door, newest first, without arguments and results: `url` of each has them.
+    """Calls of every source, newest first, without arguments and results: `url` of each has them.
 
     Without the permission to view calls, a user's own.
     """
@@ -165,7 +166,7 @@ class InvocationsView(HallView, ListAPIView[Invocation]):
         "status": "status__in",
         "member": "member__name",
         "tool": "tool_name",
-        "door": "door__in",
+        "source": "source__in",
         "error_kind": "error_kind__in",
         "requested_by": f"requested_by__{get_user_model().USERNAME_FIELD}",
         "since": "queued_at__gte",
@@ -177,9 +178,9 @@ class InvocationsView(HallView, ListAPIView[Invocation]):
         return super().get(request, *args, **kwargs)
 
     def get_queryset(self) -> QuerySet[Invocation]:
-        wanted = query_of(InvocationFilters, self.request)
+        values = query_of(InvocationFilters, self.request)
         # A filter by several words is an empty set where none was given.
-        filters = {self.LOOKUPS[name]: value for name, value in wanted.items() if value}
+        filters = {self.LOOKUPS[name]: value for name, value in values.items() if value}
         # Of the member its name alone: the manifest need not be decoded for every call.
         rows = Invocation.objects.select_related("member").only(*_COLUMNS, "member__name")
         rows = rows.defer("arguments", "result", "error_data")
@@ -190,7 +191,7 @@ class InvocationView(HallView):
     @extend_schema(parameters=[PREFER], responses={200: InvocationSerializer, 404: REFUSED})
     def get(self, request: Request, pk: int) -> Response:
         """One call with its arguments (secrets masked) and its result."""
-        return _awaited(request, _invocation(request, pk))
+        return _response_after_wait(request, _invocation(request, pk))
 
 
 class InvocationCancelView(HallView):
@@ -206,7 +207,7 @@ class InvocationCancelView(HallView):
         """
         call = _invocation(request, pk)
         access.require_cancel(principal_of(request), call.member.name, call.requested_by_id)
-        return _accepted(request, cancel_call(call))
+        return _queue_response(request, cancel_call(call))
 
 
 # A new one --------------------------------------------------------------------------------------------------------
@@ -218,7 +219,7 @@ def _within_limits(who: Principal) -> AbstractContextManager[None]:
     """Around a call. A browser's session has no limits of its own. Raises TooManyCallsError."""
     if who.token_id is None:
         return nullcontext()
-    return limiter.call(who.token_id, calls_per_minute=who.calls_per_minute, max_in_flight=who.max_in_flight)
+    return limiter.call(who.token_id, who.limits)
 
 
 class CallSerializer(serializers.Serializer[Any]):
@@ -255,10 +256,10 @@ class InvokeView(ToolVerbView):
             name,
             tool,
             requests.call_arguments(request),
-            caller=Caller(Invocation.Door.REST, cast(User, request.user), principal_of(request)),
+            caller=Caller(Invocation.Source.REST, cast(User, request.user), principal_of(request)),
             idempotency_key=requests.idempotency_key(request),
         )
-        response = _accepted(request, invocation)
+        response = _queue_response(request, invocation)
         if not is_new:
             response["Idempotent-Replayed"] = "true"
         return response

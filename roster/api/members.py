@@ -1,7 +1,7 @@
-"""Members over REST: the roster, one member, what may be wished of it, its log and its changes.
+"""Members over REST: the roster, one member, what may be done with it, its log and its changes.
 
-Secrets and the environment of a member never leave. Rows go through `as_shown` first: what a dead runtime left on one
-is not true any more.
+Secrets and the environment of a member never leave. Rows go through `visible_row` first: what a dead runtime left in
+one is not true any more.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from django.db.models import QuerySet
 from django.db.models.fields.json import KT
 from django.urls import reverse
-from drf_spectacular.utils import extend_schema, extend_schema_field
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers, status
 from rest_framework.generics import ListAPIView
 from rest_framework.permissions import IsAuthenticated
@@ -31,7 +31,8 @@ from mcp_runtime.control.members import (
 from mcp_runtime.security import access
 from mcp_runtime.security.access import Principal
 from roster.api.base import REFUSED, HallView, NewestFirst, query_of
-from roster.api.permissions import MayControl, controlled_member, principal_of, reached_member
+from roster.api.described import extend_schema
+from roster.api.permissions import MayControl, controlled_member, principal_of, reachable_member
 from roster.models import GuildMember, StatusChange, Tool
 
 MAX_LINES = 5000
@@ -45,7 +46,7 @@ class RuntimeSerializer(serializers.Serializer[Any]):
     holder = serializers.CharField(allow_null=True, help_text="Which process on which host.")
 
 
-def as_shown(row: GuildMember, who: Principal, *, runtime_is_alive: bool) -> GuildMember:
+def visible_row(row: GuildMember, who: Principal, *, runtime_is_alive: bool) -> GuildMember:
     """The row as `who` may see it; never to be saved."""
     if not who.may_read_log(row.name):
         row.last_error, row.progress = row.last_reason, ""
@@ -68,7 +69,7 @@ class MemberSerializer(serializers.ModelSerializer[GuildMember]):
     )
     warnings = serializers.ListField(child=serializers.CharField(), source="all_warnings")
     port = serializers.SerializerMethodField()
-    endpoint = serializers.SerializerMethodField(help_text="The member's own MCP endpoint, here or elsewhere.")
+    endpoint = serializers.SerializerMethodField(help_text="The member's own MCP endpoint, of a remote server too.")
     url = serializers.SerializerMethodField()
 
     class Meta:
@@ -79,7 +80,7 @@ class MemberSerializer(serializers.ModelSerializer[GuildMember]):
             "version",
             "description",
             "enabled",
-            "wanted",
+            "desired_state",
             "status",
             "status_changed_at",
             "error",
@@ -106,7 +107,7 @@ class ManifestSerializer(serializers.Serializer[dict[str, Any]]):
     """guild-member.json as it was last read without a fault. Of the environment only the names: values may be keys."""
 
     transport = serializers.CharField(default="http", help_text="How the server speaks MCP.")
-    command = serializers.CharField(help_text="Empty for a server that runs elsewhere: that has a url.")
+    command = serializers.CharField(help_text="Empty for a remote server: that has a url.")
     args = serializers.ListField(child=serializers.CharField())
     env = serializers.SerializerMethodField(help_text="Names only.")
     url = serializers.CharField(default="")
@@ -127,7 +128,7 @@ class ManifestSerializer(serializers.Serializer[dict[str, Any]]):
 
 
 class MemberDetailSerializer(MemberSerializer):
-    """Everything an operator needs: what the folder says, what is wished, what is seen."""
+    """Everything an operator needs: what the folder says, the desired state, the status."""
 
     manifest = serializers.SerializerMethodField()
     tools_url = serializers.SerializerMethodField()
@@ -187,12 +188,12 @@ def _members(who: Principal, *, runtime_is_alive: bool) -> list[GuildMember]:
     rows = members_of_roster().select_related("port_allocation")
     # What lists do not show: decoding it for hundreds of members takes longer than all the rest.
     rows = rows.defer("manifest", "server_info", "capabilities", "instructions")
-    return [as_shown(row, who, runtime_is_alive=runtime_is_alive) for row in rows if who.reaches(row.name)]
+    return [visible_row(row, who, runtime_is_alive=runtime_is_alive) for row in rows if who.reaches(row.name)]
 
 
 def _member_detail(row: GuildMember, who: Principal) -> dict[str, Any]:
     alive = live_runtime() is not None
-    return dict(MemberDetailSerializer(as_shown(row, who, runtime_is_alive=alive)).data)
+    return dict(MemberDetailSerializer(visible_row(row, who, runtime_is_alive=alive)).data)
 
 
 class MembersView(HallView):
@@ -207,8 +208,8 @@ class MembersView(HallView):
 class MemberView(HallView):
     @extend_schema(responses={200: MemberDetailSerializer, 404: REFUSED})
     def get(self, request: Request, name: str) -> Response:
-        """Everything the hall knows of one member: its manifest, what is wished, what is seen."""
-        return Response(_member_detail(reached_member(request, name), principal_of(request)))
+        """Everything the hall knows of one member: its manifest, its desired state, its status."""
+        return Response(_member_detail(reachable_member(request, name), principal_of(request)))
 
 
 class VerbOptions(serializers.Serializer[Any]):
@@ -218,7 +219,7 @@ class VerbOptions(serializers.Serializer[Any]):
 
 
 class MemberVerbView(HallView):
-    """One of control.MEMBER_VERBS. It writes a wish: the runtime acts on it, and the status follows."""
+    """One of control.MEMBER_VERBS. It changes the desired state: the runtime acts on it, and the status follows."""
 
     verb = ""
     permission_classes = (IsAuthenticated, MayControl)
@@ -291,8 +292,8 @@ class RosterView(HallView):
             if member_id in names and who.may_list(names[member_id], columns[0]):
                 tools[member_id].append(roster_tool(*columns))
         members = [
-            {**shown, "tools": tools[row.pk]}
-            for row, shown in zip(rows, MemberSerializer(rows, many=True).data, strict=True)
+            {**values, "tools": tools[row.pk]}
+            for row, values in zip(rows, MemberSerializer(rows, many=True).data, strict=True)
         ]
         return Response({"runtime": runtime, "members": members})
 
@@ -315,7 +316,7 @@ class MemberLogsView(HallView):
 
         It needs the permission roster.view_guildmember, and a token that is not for single tools.
         """
-        row = reached_member(request, name)
+        row = reachable_member(request, name)
         access.require_log(principal_of(request), name)
         return Response({"lines": log_tail(row, query_of(LogFilters, request)["lines"])})
 
@@ -338,6 +339,6 @@ class MemberStatusChangesView(HallView, ListAPIView[StatusChange]):
     queryset = StatusChange.objects.none()
 
     def get_queryset(self) -> QuerySet[StatusChange]:
-        row = reached_member(self.request, self.kwargs["name"])
+        row = reachable_member(self.request, self.kwargs["name"])
         access.require_log(principal_of(self.request), row.name)
         return StatusChange.objects.filter(member=row)

@@ -1,21 +1,19 @@
-"""The API about itself: its index, its OpenAPI schema and pages, and what is said where nothing is."""
+"""The API about itself: its index, where its OpenAPI document and pages are, and what is said where nothing is."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from django.contrib.auth.views import redirect_to_login
-from django.http import HttpResponseBase
+from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import redirect
 from django.urls import resolve, reverse
-from drf_spectacular.utils import extend_schema
-from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
-from rest_framework.exceptions import NotAuthenticated, NotFound
-from rest_framework.permissions import IsAuthenticated
+from django.views.decorators.csrf import csrf_exempt
+from rest_framework.exceptions import NotFound
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from roster.api.base import HallView
+from roster.api.described import extend_schema
 
 INDEX = ("roster", "members", "invocations", "tokens", "sessions", "docs", "schema")
 
@@ -26,36 +24,22 @@ class IndexView(HallView):
         return Response({name: reverse(name) for name in INDEX})
 
 
-class SchemaView(SpectacularAPIView):
-    permission_classes = (IsAuthenticated,)
-    # Two choices are called `status`: without names of ours the generated ones change with every word added.
-    custom_settings = {
-        "ENUM_NAME_OVERRIDES": {
-            "MemberStatus": "roster.models.GuildMember.Status",
-            "InvocationStatus": "roster.models.Invocation.Status",
-            "TokenScope": "roster.models.ApiToken.Scope",
-            "SessionStatus": "roster.models.AgentSession.Status",
-            "ErrorKind": "roster.models.Invocation.ErrorKind",
-            "SessionErrorKind": "roster.models.AgentMessage.ErrorKind",
-            "EventKind": "roster.models.AgentEvent.Kind",
-        }
-    }
+@csrf_exempt  # as all views of REST framework, which checks it alone
+def schema_view(request: HttpRequest) -> HttpResponseBase:
+    from roster.api.document import SchemaView
+
+    return SchemaView.as_view()(request)
 
 
-class DocsView(SpectacularSwaggerView):
-    permission_classes = (IsAuthenticated,)
-    # Its template cannot show what REST framework answers to OPTIONS.
-    http_method_names = ("get", "head")
+@csrf_exempt
+def docs_view(request: HttpRequest) -> HttpResponseBase:
+    from roster.api.document import DocsView
 
-    def handle_exception(self, exc: Exception) -> Any:
-        """A browser without a session is shown the way in."""
-        if isinstance(exc, NotAuthenticated):
-            return redirect_to_login(self.request.get_full_path())
-        return super().handle_exception(exc)
+    return DocsView.as_view()(request)
 
 
 class NowhereView(HallView):
-    """An address that is none, said in JSON; a forgotten slash at its end is mended where that is safe."""
+    """An address that is none, said in JSON; a forgotten slash at its end is added where that is safe."""
 
     schema = None
 

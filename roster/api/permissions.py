@@ -1,4 +1,4 @@
-"""What a request may do here. `mcp_runtime.security.access` decides, as at every other door."""
+"""What a request may do here. `mcp_runtime.security.access` decides, as it does for admin, gateway and commands."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import CONTROL, Principal
 from roster.models import GuildMember, Invocation, Tool
 
-_KEPT = "_guild_hall_principal"
+_PRINCIPAL = "_guild_hall_principal"
 
 
 def principal_of(request: Request) -> Principal:
     """Who asks: with a token, or by a browser's session."""
     if isinstance(request.auth, Principal):
         return request.auth
-    if not hasattr(request, _KEPT):
-        setattr(request, _KEPT, principals.principal_of_user(cast(User, request.user)))
-    return cast(Principal, getattr(request, _KEPT))
+    if not hasattr(request, _PRINCIPAL):
+        setattr(request, _PRINCIPAL, principals.principal_of_user(cast(User, request.user)))
+    return cast(Principal, getattr(request, _PRINCIPAL))
 
 
 class MayControl(BasePermission):
@@ -56,10 +56,10 @@ class MayMakeTokens(BasePermission):
         return request.method in ("GET", "HEAD", "OPTIONS") or request.user.has_perm("roster.add_apitoken")
 
 
-# Rows that are there for who asks: others are not found, as if there were none -------------------------------------
+# Rows that the principal may see; others are not found, as if there were none -------------------------------------
 
 
-def reached_member(request: Request, name: str) -> GuildMember:
+def reachable_member(request: Request, name: str) -> GuildMember:
     """Raises UnknownMemberError."""
     if not principal_of(request).reaches(name):
         raise UnknownMemberError(f"no member {name!r} is in the roster")
@@ -67,15 +67,15 @@ def reached_member(request: Request, name: str) -> GuildMember:
 
 
 def controlled_member(request: Request, name: str) -> GuildMember:
-    """Raises UnknownMemberError, and NotAllowedError for one that may only be looked at."""
-    row = reached_member(request, name)
+    """Raises UnknownMemberError, and NotAllowedError for one that may only be viewed."""
+    row = reachable_member(request, name)
     access.require_control(principal_of(request), name)
     return row
 
 
-def listed_tool(request: Request, name: str, tool: str) -> Tool:
+def listable_tool(request: Request, name: str, tool: str) -> Tool:
     """Raises UnknownMemberError, UnknownToolError."""
-    reached_member(request, name)
+    reachable_member(request, name)
     if not principal_of(request).may_list(name, tool):
         raise UnknownToolError(f"member {name!r} lists no tool {tool!r}")
     return find_tool(name, tool)
@@ -88,9 +88,9 @@ def readable_calls(request: Request) -> Q:
 
 
 def _readable_by(is_narrowed: bool, views_calls: bool, closed_members: frozenset[str], *, user: Any, token: Any) -> Q:
-    """With the permission to view calls everybody's, else the own ones.
+    """The calls of everybody with the permission to view calls, else the user's own.
 
-    With a token that is for a part alone: those that were made with it.
+    With a narrowed token only those that were made with it.
     """
     if is_narrowed:
         return Q(token_id=token)
@@ -115,17 +115,17 @@ def _one_readable(*rights: Any) -> KeptQuery[Invocation]:
 
 
 def readable_sessions(request: Request) -> Q:
-    """The agents' sessions that may be seen: the own ones, with VIEW_SESSIONS everybody's, but those with members that
-    are reserved for others.
+    """The agents' sessions that may be seen: the user's own. With VIEW_SESSIONS also those of others, except those with
+    members that are reserved for others.
 
-    With a token that is for a part alone: those that were made with it, and have no member that it does not open.
+    With a narrowed token only those that were made with it, and have no member outside its scope.
     """
     who = principal_of(request)
     if who.tools is not None:
         return Q(pk__in=[])
-    seen = Q(created_by=who.user_id)
+    condition = Q(created_by=who.user_id)
     if who.members is not None:
-        return seen & Q(made_with=who.token_id) & ~Q(members__in=GuildMember.objects.exclude(name__in=who.members))
+        return condition & Q(made_with=who.token_id) & ~Q(members__in=GuildMember.objects.exclude(name__in=who.members))
     if request.user.has_perm(access.VIEW_SESSIONS):
-        seen |= ~Q(members__in=GuildMember.objects.filter(name__in=who.closed_members))
-    return seen
+        condition |= ~Q(members__in=GuildMember.objects.filter(name__in=who.closed_members))
+    return condition

@@ -16,7 +16,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db.models import QuerySet
 from django.http import HttpResponseBase, StreamingHttpResponse
 from django.urls import reverse
-from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema, extend_schema_field
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema_field
 from rest_framework import serializers, status
 from rest_framework.exceptions import NotFound, PermissionDenied
 from rest_framework.generics import ListAPIView
@@ -30,6 +30,7 @@ from mcp_runtime.control.sessions import create_session, is_under_way, queue_mes
 from mcp_runtime.rows.database import give_connection_back
 from roster.api import requests
 from roster.api.base import REFUSED, HallView, NewestFirst, Strict, body_of
+from roster.api.described import extend_schema
 from roster.api.permissions import MayInvoke, principal_of, readable_sessions
 from roster.models import AgentEvent, AgentMessage, AgentSession, Invocation
 
@@ -77,7 +78,7 @@ class MessageSerializer(serializers.Serializer[AgentMessage]):
     id = serializers.IntegerField(source="pk")
     prompt = serializers.CharField()
     status = serializers.ChoiceField(choices=AgentMessage.Status.choices)
-    door = serializers.ChoiceField(choices=Invocation.Door.choices)
+    source = serializers.ChoiceField(choices=Invocation.Source.choices)  # type: ignore[assignment]
     requester = serializers.CharField(help_text="Who asked, in words, as of then.")
     queued_at = serializers.DateTimeField()
     started_at = serializers.DateTimeField(allow_null=True)
@@ -144,22 +145,22 @@ def _sessions(request: Request) -> QuerySet[AgentSession]:
 
 
 def _session(request: Request, pk: int) -> AgentSession:
-    found = _sessions(request).filter(pk=pk).first()
-    if found is None:
+    session = _sessions(request).filter(pk=pk).first()
+    if session is None:
         raise NotFound(f"There is no session {pk}.")
-    return found
+    return session
 
 
 def _own_session(request: Request, pk: int) -> AgentSession:
     """One that the user may speak in: its agent has the rights of whoever made it."""
-    found = _session(request, pk)
-    if found.created_by_id != request.user.pk and not request.user.is_superuser:
+    session = _session(request, pk)
+    if session.created_by_id != request.user.pk and not request.user.is_superuser:
         raise PermissionDenied("This session is somebody else's: its agent has their rights.")
-    return found
+    return session
 
 
 def _caller(request: Request) -> Caller:
-    return Caller(Invocation.Door.REST, cast(User, request.user), principal_of(request))
+    return Caller(Invocation.Source.REST, cast(User, request.user), principal_of(request))
 
 
 def _wants_stream(request: Request) -> bool:
@@ -225,8 +226,8 @@ class SessionMessagesView(HallView):
         session = _own_session(request, pk)
         values = body_of(NewMessageSerializer, request.data)
         message = queue_message(session, values["prompt"], caller=_caller(request), timeout=values.get("timeout"))
-        if _wants_stream(request) and (streamed := stream(request, session, 0, message)):
-            return streamed
+        if _wants_stream(request) and (response := stream(request, session, 0, message)):
+            return response
         return Response(MessageSerializer(message).data, status=status.HTTP_202_ACCEPTED)
 
 
@@ -246,12 +247,12 @@ class SessionEventsView(HallView):
         With `Accept: text/event-stream` it comes as it grows, until nothing is under way.
         """
         session = _session(request, pk)
-        given = dict(request.query_params.items())
+        params = dict(request.query_params.items())
         if last := request.headers.get("Last-Event-ID"):
-            given["after"] = last
-        after = body_of(EventFilters, given).get("after", 0)
-        if _wants_stream(request) and (streamed := stream(request, session, after)):
-            return streamed
+            params["after"] = last
+        after = body_of(EventFilters, params).get("after", 0)
+        if _wants_stream(request) and (response := stream(request, session, after)):
+            return response
         more = is_under_way(session)
         behind = transcript(session, after)
         more = more or behind[MAX_EVENTS:].exists()
@@ -276,8 +277,8 @@ def stream(
 ) -> StreamingHttpResponse | None:
     """The transcript behind the event `after`, of one message or all of them, until nothing is under way.
 
-    None when there is no seat for this principal. Each event carries its id, for Last-Event-ID; the last one is `end`.
-    Without that one it is the web that ended.
+    None when there is no seat for this principal. Each event carries its id, for Last-Event-ID. The last one is `end`.
+    A stream without `end` was cut off by the end of the web.
     """
     seat = ExitStack()
     if not seat.enter_context(requests.seat(principal_of(request).owner, request.META)):
@@ -296,19 +297,19 @@ def _events(
 ) -> Iterator[str]:
     if message is not None:
         yield _event("message", MessageSerializer(message).data)
-    said_at = time.monotonic()
+    last_sent_at = time.monotonic()
     while True:
         more = is_under_way(session, message=message)
         batch = list(transcript(session, after, message=message)[:BATCH])
         for row in batch:
-            after, said_at = row.pk, time.monotonic()
+            after, last_sent_at = row.pk, time.monotonic()
             yield _event(row.kind, EventSerializer(row).data, row.pk)
         if len(batch) == BATCH:
             continue
         if not more:
             break
-        if time.monotonic() > said_at + COMMENT_SECONDS:
-            said_at = time.monotonic()
+        if time.monotonic() > last_sent_at + COMMENT_SECONDS:
+            last_sent_at = time.monotonic()
             yield ":\n\n"
         give_connection_back()
         waits()

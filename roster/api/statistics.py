@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
@@ -12,7 +11,8 @@ from rest_framework.response import Response
 from mcp_runtime.control.calls import SPANS, call_series
 from mcp_runtime.security import access
 from roster.api.base import REFUSED, HallView, query_of
-from roster.api.permissions import principal_of, reached_member
+from roster.api.described import extend_schema
+from roster.api.permissions import principal_of, reachable_member
 
 
 class StatisticsFilters(serializers.Serializer[Any]):
@@ -47,18 +47,18 @@ class StatisticsSerializer(serializers.Serializer[Any]):
 class MemberStatisticsView(HallView):
     @extend_schema(parameters=[StatisticsFilters], responses={200: StatisticsSerializer, 403: REFUSED, 404: REFUSED})
     def get(self, request: Request, name: str) -> Response:
-        """How many calls of the member ended and failed, through every door, and how long they took.
+        """How many calls of the member ended and failed, from every source, and how long they took.
 
         It needs a permission to view members or calls; of a single tool, to view tools or calls.
         """
-        row, who = reached_member(request, name), principal_of(request)
-        wanted = query_of(StatisticsFilters, request)
-        access.require_figures(who, name, wanted["tool"])
-        series = call_series(wanted["span"], member=row, tool_name=wanted["tool"])
-        found = {
+        row, who = reachable_member(request, name), principal_of(request)
+        values = query_of(StatisticsFilters, request)
+        access.require_figures(who, name, values["tool"])
+        series = call_series(values["span"], member=row, tool_name=values["tool"])
+        values = {
             "span": series.span.name,
             "seconds": series.span.seconds,
             "total": series.total,
             "points": series.points,
         }
-        return Response(StatisticsSerializer(found).data)
+        return Response(StatisticsSerializer(values).data)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 from django.contrib.auth.models import User
 from django.db.models import QuerySet
 from django.urls import reverse
-from drf_spectacular.utils import extend_schema
 from rest_framework import serializers, status
 from rest_framework.exceptions import NotFound
 from rest_framework.generics import ListAPIView
@@ -17,9 +16,21 @@ from rest_framework.response import Response
 
 from mcp_runtime.control.tokens import MAX_TOKEN_NAME, NewToken, make_token, revoke_token
 from roster.api.base import REFUSED, HallView, NewestFirst, Strict, body_of
+from roster.api.described import extend_schema
 from roster.api.permissions import MayMakeTokens, principal_of
-from roster.models import ApiToken
+from roster.models import ApiToken, TokenLimit
 from roster.tokens import parse_tool
+
+
+def _limit_field(limit: TokenLimit) -> serializers.IntegerField:
+    return serializers.IntegerField(
+        required=False,
+        allow_null=True,
+        default=None,
+        min_value=limit.least,
+        max_value=limit.most,
+        help_text=limit.zero and f"{limit.zero}.",
+    )
 
 
 class NewTokenSerializer(Strict):
@@ -31,12 +42,9 @@ class NewTokenSerializer(Strict):
         child=serializers.CharField(), required=False, default=list, help_text="Each as MEMBER/TOOL."
     )
     expires_at = serializers.DateTimeField(required=False, allow_null=True, default=None, help_text="null: never.")
-    calls_per_minute = serializers.IntegerField(
-        required=False, allow_null=True, default=None, min_value=0, max_value=1_000_000, help_text="0: no limit."
-    )
-    max_in_flight = serializers.IntegerField(
-        required=False, allow_null=True, default=None, min_value=1, max_value=100_000
-    )
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        return super().get_fields() | {limit.name: _limit_field(limit) for limit in ApiToken.LIMITS}
 
     def validate_tools(self, texts: list[str]) -> list[tuple[str, str]]:
         try:
@@ -67,8 +75,7 @@ class TokenSerializer(serializers.ModelSerializer[ApiToken]):
             "scope",
             "members",
             "tools",
-            "calls_per_minute",
-            "max_in_flight",
+            *(limit.name for limit in ApiToken.LIMITS),
             "url",
         ]
 
@@ -97,10 +104,10 @@ def _tokens(request: Request) -> QuerySet[ApiToken]:
 
 
 def _own_token(request: Request, pk: int) -> ApiToken:
-    found = _tokens(request).filter(pk=pk).first()
-    if found is None:
+    token = _tokens(request).filter(pk=pk).first()
+    if token is None:
         raise NotFound(f"You have no token {pk}.")
-    return found
+    return token
 
 
 class TokensView(HallView, ListAPIView[ApiToken]):
@@ -123,8 +130,10 @@ class TokensView(HallView, ListAPIView[ApiToken]):
         With a token it cannot open more, live longer or do more than that token, whose scope, end and limits it has
         where nothing else is asked for.
         """
-        wish = NewToken(**body_of(NewTokenSerializer, request.data))
-        row, token = make_token(cast(User, request.user), wish, maker=principal_of(request))
+        body = body_of(NewTokenSerializer, request.data)
+        limits = {limit.name: body.pop(limit.name) for limit in ApiToken.LIMITS}
+        new = NewToken(**body, limits=limits)
+        row, token = make_token(cast(User, request.user), new, maker=principal_of(request))
         return Response({**TokenSerializer(row).data, "token": token}, status=status.HTTP_201_CREATED)
 
 

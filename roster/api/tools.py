@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 from django.db.models import Q
 from django.urls import reverse
-from drf_spectacular.utils import extend_schema
 from msgspec import Raw
 from rest_framework import serializers
 from rest_framework.permissions import IsAuthenticated
@@ -16,7 +15,8 @@ from rest_framework.response import Response
 
 from mcp_runtime.control.members import find_tool, switch_tool, visible_tools, with_text
 from roster.api.base import REFUSED, HallView, query_of
-from roster.api.permissions import MayControl, controlled_member, listed_tool, principal_of, reached_member
+from roster.api.described import extend_schema
+from roster.api.permissions import MayControl, controlled_member, listable_tool, principal_of, reachable_member
 from roster.models import Tool
 
 
@@ -108,7 +108,7 @@ class ToolsView(HallView):
     )
     def get(self, request: Request, name: str) -> Response:
         """The tools of the member that you may call (or switch), in its own order."""
-        row, who = reached_member(request, name), principal_of(request)
+        row, who = reachable_member(request, name), principal_of(request)
         shown = Q(listed=True) if query_of(ToolFilters, request)["switched_off"] else visible_tools()
         rows = with_text(row.tools.filter(shown)).order_by("position")
         tools = [tool for tool in rows if who.may_list(name, tool.name)]
@@ -118,7 +118,7 @@ class ToolsView(HallView):
 class ToolView(HallView):
     @extend_schema(responses={200: ToolDetailSerializer, 404: REFUSED})
     def get(self, request: Request, name: str, tool: str) -> Response:
-        return Response(ToolDetailSerializer(listed_tool(request, name, tool)).data)
+        return Response(ToolDetailSerializer(listable_tool(request, name, tool)).data)
 
 
 class ToolVerbView(HallView):
@@ -128,7 +128,7 @@ class ToolVerbView(HallView):
 
     @extend_schema(exclude=True)
     def get(self, request: Request, name: str, tool: str) -> Response:
-        return Response(ToolDetailSerializer(listed_tool(request, name, f"{tool}/{self.verb}")).data)
+        return Response(ToolDetailSerializer(listable_tool(request, name, f"{tool}/{self.verb}")).data)
 
 
 class ToolSwitchView(ToolVerbView):

@@ -52,7 +52,7 @@ urlpatterns = [
     path("sessions/<int:pk>/messages/", sessions.SessionMessagesView.as_view(), name="session-messages"),
     path("sessions/<int:pk>/events/", sessions.SessionEventsView.as_view(), name="session-events"),
     path("sessions/<int:pk>/stop/", sessions.SessionStopView.as_view(), name="session-stop"),
-    path("schema/", meta.SchemaView.as_view(), name="schema"),
-    path("docs/", meta.DocsView.as_view(), name="docs"),
+    path("schema/", meta.schema_view, name="schema"),
+    path("docs/", meta.docs_view, name="docs"),
     re_path("", meta.NowhereView.as_view(), name="api-nowhere"),
 ]

@@ -14,7 +14,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from mcp_runtime.calls.invocations import Caller
 from mcp_runtime.system import console
 from roster import tokens
-from roster.management.users import user_named
+from roster.management.users import find_user
 from roster.models import Invocation
 
 NO_RUNTIME = "No runtime is alive; start one with: manage.py up (or runtime)."
@@ -46,9 +46,9 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 # Who ---------------------------------------------------------------------------------------------------------------
 
 
-def caller(door: Invocation.Door, user: str | None) -> Caller:
+def caller(source: Invocation.Source, user: str | None) -> Caller:
     """That user, or without one the operator, who may do everything. Raises CommandError."""
-    return Caller(door, None if user is None else user_named(user))
+    return Caller(source, None if user is None else find_user(user))
 
 
 # Types of options -------------------------------------------------------------------------------------------------
@@ -62,10 +62,10 @@ def count(text: str) -> int:
 
 def names(text: str) -> list[str]:
     """`a,b`."""
-    found = [part.strip() for part in text.split(",") if part.strip()]
-    if not found:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
         raise ArgumentTypeError("give one or more names, separated by commas")
-    return found
+    return parts
 
 
 def tool_names(text: str) -> list[tuple[str, str]]:

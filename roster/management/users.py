@@ -6,7 +6,7 @@ from django.contrib.auth.models import User
 from django.core.management.base import CommandError
 
 
-def user_named(name: str) -> User:
+def find_user(name: str) -> User:
     """Raises CommandError for nobody, and for who is not active."""
     user = User.objects.filter(username=name).first()
     if user is None:
@@ -19,7 +19,7 @@ def user_named(name: str) -> User:
 def user_for_token(name: str | None) -> User:
     """Who a token is to be of: that user, or without a name the first superuser. Raises CommandError."""
     if name is not None:
-        return user_named(name)
+        return find_user(name)
     first = User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
     if first is None:
         raise CommandError("there is no superuser whose token it could be; say --user")

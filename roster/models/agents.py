@@ -8,12 +8,12 @@ from django.db.models import Q
 from django.utils import timezone
 
 from roster.json_field import JsonField
-from roster.models.calls import Invocation, Queued
+from roster.models.calls import Invocation, QueuedWork
 from roster.models.members import GuildMember
 
 
 class AgentSession(models.Model):
-    """A conversation of an agent with some members. Its status is that of its messages: there is no other truth."""
+    """An agent that works with some members on request. Its status is that of its messages, and no column keeps it."""
 
     class Status(models.TextChoices):
         IDLE = "idle", "Idle"  # nothing is under way; the next message goes on from here
@@ -58,19 +58,19 @@ class AgentSession(models.Model):
         return self.Status.QUEUED.value if under_way else self.Status.IDLE.value
 
 
-class AgentMessage(Queued):
+class AgentMessage(QueuedWork):
     """One prompt to an agent and how it went."""
 
     class ErrorKind(models.TextChoices):
         AGENT = "agent", "Agent"  # the agent or its model ended with an error
         TIMEOUT = "timeout", "Timeout"  # the total deadline passed
         UNAVAILABLE = "unavailable", "Unavailable"  # a member would not start, or the SDK or its key is missing
-        LOST = "lost", "Lost"  # the runtime ended while it ran; never run again by itself
+        LOST = "lost", "Lost"  # the runtime ended while it ran; never run again automatically
 
     session = models.ForeignKey(AgentSession, on_delete=models.CASCADE, related_name="messages")
     prompt = models.TextField()
     timeout = models.FloatField(help_text="Seconds the run may take in total.")
-    door = models.CharField(max_length=10, choices=Invocation.Door.choices)
+    source = models.CharField(max_length=10, choices=Invocation.Source.choices)
     requested_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True)
     requester = models.CharField(max_length=200, blank=True, help_text="Who asked, in words, as of then.")
     # Its id stays when the token is deleted: what was asked with one never has more rights than that had.
@@ -99,7 +99,7 @@ class AgentMessage(Queued):
     class Meta:
         ordering = ["id"]
         constraints = [
-            # The second holder of a conversation would write over what the first one said.
+            # Two runs of one session would overwrite what the agent keeps of it.
             models.UniqueConstraint(
                 fields=["session"], condition=Q(status="running"), name="one_message_of_a_session_runs"
             )

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import TypeAlias
 
 from django.conf import settings
 from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
+from mcp_runtime.protocol import errors
 from roster.json_field import JsonField
 from roster.models.members import GuildMember, Tool
 
 
-class Queued(models.Model):
+class QueuedWork(models.Model):
     """What a row of work is while it waits, runs and ends: `queued -> running -> succeeded | failed | cancelled`.
 
     The row is the queue.
@@ -50,18 +52,12 @@ class Queued(models.Model):
         return self.finished_at - self.started_at if self.finished_at and self.started_at else None
 
 
-class Invocation(Queued):
+class Invocation(QueuedWork):
     """One tool call."""
 
-    class ErrorKind(models.TextChoices):
-        TOOL = "tool", "Tool"  # a result with isError; the member is well
-        PROTOCOL = "protocol", "Protocol"  # a JSON-RPC error object, or an answer that is not MCP
-        TRANSPORT = "transport", "Transport"  # sent, then the connection failed or the member exited; may have run
-        TIMEOUT = "timeout", "Timeout"  # sent, then the total deadline passed; may have run
-        UNAVAILABLE = "unavailable", "Unavailable"  # never sent: the member did not start, or took no connection
-        LOST = "lost", "Lost"  # the runtime ended while it ran; never run again by itself
+    ErrorKind: TypeAlias = errors.ErrorKind
 
-    class Door(models.TextChoices):
+    class Source(models.TextChoices):
         REST = "rest", "REST"
         ADMIN = "admin", "Admin"
         COMMAND = "command", "Command line"
@@ -72,7 +68,7 @@ class Invocation(Queued):
     arguments = JsonField(default=dict)
     timeout = models.FloatField(help_text="Seconds the call may take in total.")
 
-    door = models.CharField(max_length=10, choices=Door.choices)
+    source = models.CharField(max_length=10, choices=Source.choices)
     requested_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True, related_name="invocations"
     )
@@ -132,7 +128,7 @@ class CallTotal(models.Model):
         return f"{self.outcome}: {self.count}"
 
 
-class CallSum(models.Model):
+class CallRollup(models.Model):
     """Calls of a tool, or of a member, that ended within so many seconds. Written by `mcp_runtime.calls.statistics`."""
 
     member = models.ForeignKey(GuildMember, on_delete=models.CASCADE, db_index=False)
@@ -146,9 +142,9 @@ class CallSum(models.Model):
 
     class Meta:
         constraints = [
-            # In this order it is the one index that readers and the deletion of old sums need.
+            # In this order it is the one index that readers and the deletion of old rollups need.
             models.UniqueConstraint(
-                fields=["seconds", "begins", "tool_name", "member"], name="one_sum_per_time_and_tool"
+                fields=["seconds", "begins", "tool_name", "member"], name="one_rollup_per_time_and_tool"
             )
         ]
 
@@ -156,13 +152,13 @@ class CallSum(models.Model):
         return f"{self.calls} calls of {self.tool_name or 'all tools'}"
 
 
-class ArgumentSet(models.Model):
-    """Arguments that a user keeps to call a tool with again. Written by roster.argument_sets, without secrets."""
+class Preset(models.Model):
+    """Arguments that a user keeps to call a tool with again. Written by roster.presets, without secrets."""
 
     MAX_NAME = 100
 
-    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="argument_sets")
-    tool = models.ForeignKey(Tool, on_delete=models.CASCADE, related_name="argument_sets", db_index=False)
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="presets")
+    tool = models.ForeignKey(Tool, on_delete=models.CASCADE, related_name="presets", db_index=False)
     name = models.CharField(max_length=MAX_NAME)
     arguments = JsonField(default=dict)
     left_out = JsonField(default=list, help_text="Where secrets were that it does not hold, in words.")
@@ -171,7 +167,7 @@ class ArgumentSet(models.Model):
     class Meta:
         ordering = ["name"]
         constraints = [
-            models.UniqueConstraint(fields=["tool", "user", "name"], name="set_name_is_unique_for_user_and_tool")
+            models.UniqueConstraint(fields=["tool", "user", "name"], name="preset_name_is_unique_for_user_and_tool")
         ]
 
     def __str__(self) -> str:

@@ -32,7 +32,9 @@ class Hall(models.Model):
     agent_problem = models.TextField(
         blank=True, help_text="What the runtime lacks to run agents, if it lacks anything."
     )
-    summed_until = models.DateTimeField(null=True, help_text="Calls that ended before are in the sums (CallSum).")
+    rolled_up_until = models.DateTimeField(
+        null=True, help_text="Calls that ended before are in the rollups (CallRollup)."
+    )
 
     class Meta:
         constraints = [models.CheckConstraint(condition=Q(id=1), name="one_hall_per_database")]
@@ -41,8 +43,8 @@ class Hall(models.Model):
         return f"hall {self.hall_id}"
 
     @classmethod
-    def access_changed(cls) -> None:
-        """Whoever keeps in memory who may do what must look anew. In the transaction of the change itself.
+    def note_access_change(cls) -> None:
+        """Whoever keeps in memory who may do what must look again. In the transaction of the change itself.
 
         Before it changes rows of members: a sync holds this row first and those second, and two orders can deadlock.
         """

@@ -14,7 +14,7 @@ from roster.json_field import JsonField
 
 
 class GuildMember(models.Model):
-    """One installed plugin: what its folder says, what is wished, what is seen."""
+    """One installed plugin: what its folder says, the desired state, the status."""
 
     class Status(models.TextChoices):
         DISCONNECTED = "disconnected", "Disconnected"  # no process, and none is due
@@ -23,7 +23,7 @@ class GuildMember(models.Model):
         STOPPING = "stopping", "Stopping"  # asked to end, not gone yet
         ERROR = "error", "Error"  # ended, or never came up, without being asked; `last_error` says why
 
-    class Wanted(models.TextChoices):
+    class DesiredState(models.TextChoices):
         RUNNING = "running", "Running"
         STOPPED = "stopped", "Stopped"
 
@@ -37,12 +37,12 @@ class GuildMember(models.Model):
     display_name = models.CharField(max_length=200, blank=True)
     version = models.CharField(max_length=100, blank=True)
     description = models.TextField(blank=True)
-    server_url = models.CharField(max_length=2048, blank=True, help_text="Of a server that runs elsewhere.")
+    server_url = models.CharField(max_length=2048, blank=True, help_text="Of a remote server.")
     removed_at = models.DateTimeField(null=True, blank=True, help_text="When its folder was found to be gone.")
 
-    # What is wished. Written through mcp_runtime.control.
+    # The desired state. Written through mcp_runtime.control.
     enabled = models.BooleanField(default=True, help_text="May run at all; calls to a disabled member are refused.")
-    wanted = models.CharField(max_length=10, choices=Wanted.choices, default=Wanted.RUNNING)
+    desired_state = models.CharField(max_length=10, choices=DesiredState.choices, default=DesiredState.RUNNING)
     restart_requested_at = models.DateTimeField(null=True, blank=True)
     refresh_requested_at = models.DateTimeField(null=True, blank=True)
     groups = models.ManyToManyField(
@@ -116,18 +116,18 @@ class GuildMember(models.Model):
     @property
     def port(self) -> int | None:
         """The port of its process, if it has one."""
-        held = getattr(self, "port_allocation", None)  # a reverse one-to-one raises when there is none
-        return held.port if held else None
+        allocation = getattr(self, "port_allocation", None)  # a reverse one-to-one raises when there is none
+        return allocation.port if allocation else None
 
     @property
     def endpoint(self) -> str | None:
-        """Where agents reach it, while it is up: by its port, or elsewhere (but for the query, which is the hall's)."""
+        """Where agents reach it while it is up: by its port, or at its url without the query, which is the hall's."""
         if self.status in (self.Status.DISCONNECTED, self.Status.ERROR):
             return None
         if self.server_url:
             return self.server_url.partition("?")[0]
-        held = getattr(self, "port_allocation", None)
-        return held.endpoint if held else None
+        allocation = getattr(self, "port_allocation", None)
+        return allocation.endpoint if allocation else None
 
     @property
     def silence(self) -> str:
@@ -264,5 +264,5 @@ class Tool(models.Model):
     @property
     def text(self) -> str:
         """The definition as JSON. Of those that `control.members.with_text` found it is what the database holds."""
-        held = vars(self).get("definition_text")
-        return json.dumps(self.definition) if held is None else str(held)
+        definition = vars(self).get("definition_text")
+        return json.dumps(self.definition) if definition is None else str(definition)

@@ -1,10 +1,11 @@
-"""API tokens, and the programs that came with one."""
+"""Tokens, and the programs that came with one."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +16,58 @@ from django.db.models import Q
 from django.utils import timezone
 
 from roster.models.members import GuildMember, Tool
+
+
+@dataclass(frozen=True)
+class TokenLimit:
+    """A limit of a token: its column, and all that REST, the admin and commands need to ask for it and to show it.
+
+    It has one name: that of the column, the key in REST, the option of create_token, and what `security.limits`
+    counts. 0 as `least`: there 0 is no limit.
+    """
+
+    name: str
+    words: str  # as in "it has 5 WORDS"
+    setting: str  # the limit of tokens that have none of their own
+    least: int
+    most: int  # in REST
+    help_text: str
+
+    def column(self) -> models.PositiveIntegerField[int | None, int | None]:
+        validators = [MinValueValidator(self.least)] if self.least else []
+        return models.PositiveIntegerField(null=True, blank=True, validators=validators, help_text=self.help_text)
+
+    @property
+    def zero(self) -> str:
+        """What 0 means, where it may be asked for."""
+        return "" if self.least else "0 is no limit"
+
+    @property
+    def default(self) -> int:
+        return int(getattr(settings, self.setting))
+
+    def of(self, token: ApiToken) -> int:
+        """What holds for the token."""
+        own: int | None = getattr(token, self.name)
+        return self.default if own is None else own
+
+
+CALLS_PER_MINUTE = TokenLimit(
+    name="calls_per_minute",
+    words="calls a minute",
+    setting="GUILD_HALL_CALLS_PER_MINUTE",
+    least=0,
+    most=1_000_000,
+    help_text="0 is no limit; empty is that of GUILD_HALL_CALLS_PER_MINUTE.",
+)
+MAX_IN_FLIGHT = TokenLimit(
+    name="max_in_flight",
+    words="calls at the same time",
+    setting="GUILD_HALL_MAX_IN_FLIGHT",
+    least=1,
+    most=100_000,
+    help_text="Calls that may be under way at the same time; empty is GUILD_HALL_MAX_IN_FLIGHT.",
+)
 
 
 class ApiToken(models.Model):
@@ -29,6 +82,7 @@ class ApiToken(models.Model):
         MEMBERS = "members", "Some members"  # `members` says which
         TOOLS = "tools", "Some tools"  # `tools` says which; nothing else of their members
 
+    LIMITS = (CALLS_PER_MINUTE, MAX_IN_FLIGHT)
     PREFIX = "gh_"
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="api_tokens")
@@ -51,19 +105,12 @@ class ApiToken(models.Model):
     scope = models.CharField(max_length=10, choices=Scope.choices, default=Scope.ALL)
     members = models.ManyToManyField(GuildMember, blank=True, related_name="api_tokens")
     tools = models.ManyToManyField(Tool, blank=True, related_name="api_tokens")
-    calls_per_minute = models.PositiveIntegerField(
-        null=True, blank=True, help_text="0 is no limit; empty is that of GUILD_HALL_CALLS_PER_MINUTE."
-    )
-    max_in_flight = models.PositiveIntegerField(
-        null=True,
-        blank=True,
-        validators=[MinValueValidator(1)],
-        help_text="Calls that may be under way at the same time; empty is GUILD_HALL_MAX_IN_FLIGHT.",
-    )
+    calls_per_minute = CALLS_PER_MINUTE.column()
+    max_in_flight = MAX_IN_FLIGHT.column()
 
     class Meta:
         ordering = ["-id"]
-        verbose_name = "API token"
+        verbose_name = "token"
         constraints = [
             models.CheckConstraint(condition=Q(scope__in=["all", "members", "tools"]), name="token_scope_is_known")
         ]
@@ -77,6 +124,11 @@ class ApiToken(models.Model):
         if self.revoked_at is not None:
             return "revoked"
         return "expired" if self.expires_at is not None and self.expires_at <= timezone.now() else "good"
+
+    @property
+    def own_limits(self) -> dict[str, int | None]:
+        """By name; None: that of all tokens."""
+        return {limit.name: getattr(self, limit.name) for limit in self.LIMITS}
 
     @staticmethod
     def digest_of(token: str) -> str:
@@ -92,11 +144,10 @@ class ApiToken(models.Model):
         scope: Scope = Scope.ALL,
         members: Iterable[GuildMember] = (),
         tools: Iterable[Tool] = (),
-        calls_per_minute: int | None = None,
-        max_in_flight: int | None = None,
         made_with_id: int | None = None,
+        **limits: int | None,
     ) -> tuple[ApiToken, str]:
-        """A new row and the token itself, which is not kept anywhere: show it once."""
+        """A new row and the token itself, which is not kept anywhere: show it once. `limits` by the names in LIMITS."""
         token = cls.PREFIX + secrets.token_urlsafe(32)
         with transaction.atomic():
             row = cls.objects.create(
@@ -106,9 +157,8 @@ class ApiToken(models.Model):
                 hint=token[:8],
                 expires_at=expires_at,
                 scope=scope,
-                calls_per_minute=calls_per_minute,
-                max_in_flight=max_in_flight,
                 made_with_id=made_with_id,
+                **limits,
             )
             row.members.set(members)
             row.tools.set(tools)
@@ -120,13 +170,13 @@ class ApiToken(models.Model):
         The rows stay, for the calls that were made with them.
         """
         self.revoked_at = self.revoked_at or timezone.now()
-        ended, next_ones = [self.pk], [self.pk]
+        token_ids, children = [self.pk], [self.pk]
         with transaction.atomic():
             self.save(update_fields=["revoked_at"])
-            while next_ones := list(ApiToken.objects.filter(made_with__in=next_ones).values_list("pk", flat=True)):
-                ApiToken.objects.filter(pk__in=next_ones, revoked_at=None).update(revoked_at=self.revoked_at)
-                ended += next_ones
-        return ended
+            while children := list(ApiToken.objects.filter(made_with__in=children).values_list("pk", flat=True)):
+                ApiToken.objects.filter(pk__in=children, revoked_at=None).update(revoked_at=self.revoked_at)
+                token_ids += children
+        return token_ids
 
 
 class TokenClient(models.Model):

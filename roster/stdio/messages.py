@@ -16,7 +16,7 @@ from http.client import HTTPResponse
 from typing import Any, TypeVar
 
 from mcp_runtime.protocol import jsonrpc, mcp
-from mcp_runtime.protocol.errors import MethodError
+from mcp_runtime.protocol.errors import ErrorKind, MethodError
 from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR
 from mcp_runtime.protocol.mcp import EventStream
 from roster.stdio.upstream import (
@@ -88,7 +88,7 @@ class Post:
 
     @property
     def is_notice(self) -> bool:
-        """Nobody is told what becomes of it."""
+        """Whether it has no answer."""
         return "method" not in self.message or "id" not in self.message
 
     @property
@@ -101,7 +101,7 @@ class Post:
 
 
 def modern_version(message: Mapping[str, Any]) -> Any:
-    """What the message says of itself; None for one that belongs to a session."""
+    """The version that a modern message names. None for a message of a session."""
     params = message.get("params")
     meta = params.get("_meta") if isinstance(params, dict) else None
     return meta.get(f"{mcp.META}protocolVersion") if isinstance(meta, dict) else None
@@ -126,12 +126,12 @@ class Messages:
     # To the gateway -----------------------------------------------------------------------------------------------
 
     def send(self, post: Post, session: Session | None, read: Callable[[HTTPResponse], Read], seconds: float) -> Read:
-        """What `read` makes of the reply. Sent once more where the gateway has not taken it, or that does no harm.
+        """What `read` makes of the reply. It is sent again if the gateway refused it for now, or if that is harmless.
 
         Raises MethodError, AbortedError and SessionOverError.
         """
         while True:
-            began = time.monotonic()
+            began_at = time.monotonic()
             try:
                 return self.send_once(post, session, read, seconds)
             except AwayError as error:
@@ -139,7 +139,7 @@ class Messages:
                     raise MethodError(INTERNAL_ERROR, str(error), _fate(post)) from error
             except BrokenError as error:
                 post.may_have_run = True
-                if post.is_acknowledged and time.monotonic() - began > PATIENCE_SECONDS:
+                if post.is_acknowledged and time.monotonic() - began_at > PATIENCE_SECONDS:
                     post.patience = Patience()  # a subscription that was good for a while
                 pause = post.patience.repeat() if post.is_repeatable else None
                 if pause is None or not self._upstream.wait(post.switch, post.patience, pause):
@@ -192,20 +192,20 @@ class Messages:
         return one_line(body)
 
     def _answer_of_stream(self, post: Post, response: HTTPResponse) -> bytes:
-        """A stream that ends before the answer, and says where, is gone on with."""
+        """Resume a stream that ends before the answer, if it has event ids."""
         events = EventStream()
-        answer = self.passed_on(post, events, response)
-        in_vain = 0
+        answer = self.forward_events(post, events, response)
+        failures = 0
         while answer is None:
-            session, had = self._current(), events.last_event_id
-            if post.is_modern or session is None or not had or in_vain > REPEATS:
+            session, last_id = self._current(), events.last_event_id
+            if post.is_modern or session is None or not last_id or failures > REPEATS:
                 raise BrokenError("the hall ended the stream before the answer")
-            given = RETRY_SECONDS if events.retry_ms is None else events.retry_ms / 1000
-            post.switch.pause(max(min(given, LONGEST_RETRY), SHORTEST_RETRY))
-            began = time.monotonic()
+            seconds = RETRY_SECONDS if events.retry_ms is None else events.retry_ms / 1000
+            post.switch.pause(max(min(seconds, LONGEST_RETRY), SHORTEST_RETRY))
+            began_at = time.monotonic()
             answer = self._rest(post, session, events)
-            is_progress = events.last_event_id != had or time.monotonic() - began > PATIENCE_SECONDS
-            in_vain = 0 if is_progress else in_vain + 1
+            is_progress = events.last_event_id != last_id or time.monotonic() - began_at > PATIENCE_SECONDS
+            failures = 0 if is_progress else failures + 1
         return answer
 
     def _rest(self, post: Post, session: Session, events: EventStream) -> bytes | None:
@@ -215,40 +215,40 @@ class Messages:
                 if response.status != 200:
                     raise _refusal(response.status, whole(response, MAX_ANSWER))
                 events.go_on()
-                return self.passed_on(post, events, response)
+                return self.forward_events(post, events, response)
         except AwayError as error:  # of the rest alone: the request itself was sent
             raise BrokenError(str(error)) from error
 
-    def passed_on(self, post: Post | None, events: EventStream, response: HTTPResponse) -> bytes | None:
-        """What the stream says, as lines for the agent; its last word, where it answers a request."""
+    def forward_events(self, post: Post | None, events: EventStream, response: HTTPResponse) -> bytes | None:
+        """Forward the messages of the stream to the agent. Returns the answer, if the stream is that of a request."""
         while chunk := response.read1(READ_BYTES):
             for data in events.feed(chunk):
                 self._upstream.is_back()
-                said = _read(data)
-                if post is not None and "method" not in said:
+                message = _read(data)
+                if post is not None and "method" not in message:
                     return one_line(data)
-                if post is None or not self._is_acknowledged_again(post, said):
+                if post is None or not self._is_acknowledged_again(post, message):
                     self._write(one_line(data))
             if events.held > MAX_ANSWER:
                 raise MethodError(INTERNAL_ERROR, TOO_LARGE)
         return None
 
-    def _is_acknowledged_again(self, post: Post, said: dict[str, Any]) -> bool:
-        """Whether a subscription was opened once more: the agent is told that it may have missed something."""
-        if said.get("method") != ACKNOWLEDGED or not post.is_acknowledged:
-            post.is_acknowledged = post.is_acknowledged or said.get("method") == ACKNOWLEDGED
+    def _is_acknowledged_again(self, post: Post, message: dict[str, Any]) -> bool:
+        """Whether a subscription was opened again. If so, announce that lists may have changed."""
+        if message.get("method") != ACKNOWLEDGED or not post.is_acknowledged:
+            post.is_acknowledged = post.is_acknowledged or message.get("method") == ACKNOWLEDGED
             return False
-        params = said.get("params", {})
-        kept = {"_meta": params["_meta"]} if "_meta" in params else {}
+        params = message.get("params", {})
+        meta = {"_meta": params["_meta"]} if "_meta" in params else {}
         for kind in KINDS:
             if params.get("notifications", {}).get(f"{kind}ListChanged"):
-                self._write(jsonrpc.encode(jsonrpc.notification(f"notifications/{kind}/list_changed", kept)))
+                self._write(jsonrpc.encode(jsonrpc.notification(f"notifications/{kind}/list_changed", meta)))
         return True
 
     # Headers that repeat arguments --------------------------------------------------------------------------------
 
     def learns_headers(self, post: Post) -> bool:
-        """Whether the called tool wants arguments in headers too that were not sent: its definition says which."""
+        """Whether the tool's definition names arguments for headers that were not sent."""
         params = post.message["params"]
         name = params.get("name")
         if post.method != "tools/call" or not isinstance(name, str):
@@ -262,44 +262,44 @@ class Messages:
         return True
 
     def _places_of(self, name: str, meta: Mapping[str, Any]) -> dict[mcp.Place, str]:
-        """By the list of tools, as the agent itself would get it. Empty for a tool that is not there."""
+        """The places by the list of tools, as the agent itself would get it. Empty for an unknown tool."""
         own = {key: value for key, value in meta.items() if key.startswith(mcp.META)}
         cursor: dict[str, Any] = {}
         for _ in range(MAX_PAGES):
             message = jsonrpc.request(name, "tools/list", {**cursor, "_meta": own})
             post = Post(message, jsonrpc.encode(message))
             answer = self.send(post, None, partial(self.answer, post), ANSWER_SECONDS)
-            listed = json.loads(answer or b"{}").get("result", {})
-            for tool in listed.get("tools", []):
+            tool_list = json.loads(answer or b"{}").get("result", {})
+            for tool in tool_list.get("tools", []):
                 if tool["name"] == name:
                     with contextlib.suppress(ValueError):  # nobody may use such a tool
                         return mcp.parameter_headers(tool["inputSchema"])
-            if "nextCursor" not in listed:
+            if "nextCursor" not in tool_list:
                 break
-            cursor = {"cursor": listed["nextCursor"]}
+            cursor = {"cursor": tool_list["nextCursor"]}
         return {}
 
 
-def taken(response: HTTPResponse) -> None:
-    """Raises MethodError, with the status, for a notification or an answer that was refused."""
+def require_acceptance(response: HTTPResponse) -> None:
+    """Raises MethodError, with the status, if a notification or an answer was refused."""
     body = whole(response, MAX_ANSWER)
     if response.status not in (200, 202, 204):
         raise MethodError(INTERNAL_ERROR, f"HTTP status {response.status}: {_refusal(response.status, body)}")
 
 
 def _retry_after(response: HTTPResponse) -> float:
-    """Seconds; a date is none of the gateway's."""
-    given = response.getheader("retry-after") or ""
-    return float(given) if given.isascii() and given.isdigit() else 0.0
+    """Seconds. The gateway sends no dates here."""
+    text = response.getheader("retry-after") or ""
+    return float(text) if text.isascii() and text.isdigit() else 0.0
 
 
 def _fate(post: Post) -> dict[str, Any]:
-    """What is said of a request that has failed."""
-    return {"kind": "transport"} if post.may_have_run else {"kind": "unavailable", "sent": False}
+    """The error data of a request that has failed."""
+    return (ErrorKind.TRANSPORT if post.may_have_run else ErrorKind.UNAVAILABLE).data()
 
 
 def _read(data: bytes) -> dict[str, Any]:
-    """A message of the gateway. What is nested too deep to be read is a result: nothing else is so deep."""
+    """A message of the gateway. What is nested too deep to be read is a result, for nothing else is so deep."""
     try:
         message = json.loads(data)
     except (ValueError, RecursionError):
@@ -308,7 +308,7 @@ def _read(data: bytes) -> dict[str, Any]:
 
 
 def _refusal(status: int, body: bytes) -> MethodError:
-    """What the gateway answers instead of a result, as it is."""
+    """The error that the gateway answers, unchanged."""
     error = _read(body).get("error")
     if not isinstance(error, dict):
         return MethodError(INTERNAL_ERROR, f"the hall answered with HTTP status {status}")

@@ -48,24 +48,24 @@ class Room:
 
     def __init__(self, messages: int, size: int) -> None:
         self._messages, self._size = messages, size
-        self._changed = threading.Condition()  # may be taken twice by one thread
+        self._condition = threading.Condition()  # may be taken twice by one thread
 
     def take(self, messages: int, size: int) -> bool:
-        with self._changed:
+        with self._condition:
             if not self._has(messages, size):
                 return False
             self._messages, self._size = self._messages - messages, self._size - size
             return True
 
     def wait_and_take(self, messages: int, size: int) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._has(messages, size))
+        with self._condition:
+            self._condition.wait_for(lambda: self._has(messages, size))
             self.take(messages, size)
 
     def give_back(self, messages: int, size: int) -> None:
-        with self._changed:
+        with self._condition:
             self._messages, self._size = self._messages + messages, self._size + size
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def _has(self, messages: int, size: int) -> bool:
         return messages <= self._messages and size <= self._size
@@ -82,7 +82,7 @@ class Relay:
         self._over = threading.Event()
         self.is_ending = False
         self._posts: dict[Any, Post] = {}  # the agent's id -> what is under way, or waits
-        self._waiting: dict[int, Post] = {}  # by the message itself: what was taken in and is not begun
+        self._waiting: dict[int, Post] = {}  # by id() of the message: posts that are not begun
         self._waiting_lock = threading.Lock()
         self._ready = threading.Event()  # no `initialize` is under way
         self._ready.set()
@@ -95,15 +95,15 @@ class Relay:
             {
                 "initialize": self._initialize,
                 "ping": self._ping,
-                "notifications/cancelled": self._cancelled,
+                "notifications/cancelled": self._forward_cancellation,
             },
             default=self._forward,
-            on_response=self._answered,
+            on_response=self._forward_response,
             max_bytes=MAX_LINE,
         )
 
     def serve(self) -> None:
-        """Until the agent closes its end, or StopError, which is raised no more once `is_ending`."""
+        """Serve until the agent closes its end, or until StopError, which nobody raises once `is_ending`."""
         threading.Thread(target=self._keep_token, name="token", daemon=True).start()
         try:
             for line in self._lines():
@@ -129,30 +129,30 @@ class Relay:
         incoming = self._dispatcher.read(line)
         for part in incoming.parts:
             if isinstance(part, Request) and part.method == "notifications/cancelled":
-                self._mark_cancelled(part)
-        asked = [request for request in incoming.requests if _is_asked(request)]
-        if self._is_taken(asked, len(line)):
-            self._begin(incoming, asked, line)
+                self._cancel_post(part)
+        requests = [request for request in incoming.requests if _needs_answer(request)]
+        if self._take_room(requests, len(line)):
+            self._begin(incoming, requests, line)
         elif incoming.is_batch or not incoming.requests:
             self._notice_room.wait_and_take(1, len(line))
             self._notices.submit(self._serve, incoming, map, partial(self._notice_room.give_back, 1, len(line)))
         else:  # a ping, or what is refused
             self._write_answer(self._dispatcher.answer(incoming))
 
-    def _is_taken(self, asked: list[Request], size: int) -> bool:
-        """False also where nothing is asked of the gateway."""
-        is_new = bool(asked) and not any(request.id in self._posts for request in asked)
-        return is_new and self._request_room.take(len(asked), size)
+    def _take_room(self, requests: list[Request], size: int) -> bool:
+        """Take room for new requests. Returns False if there is none, or nothing for the gateway."""
+        is_new = bool(requests) and not any(request.id in self._posts for request in requests)
+        return is_new and self._request_room.take(len(requests), size)
 
-    def _begin(self, incoming: Incoming, asked: list[Request], line: bytes) -> None:
-        """From now on it can be cancelled. Streams that stay open, and batches, have threads of their own."""
-        for request in asked:
+    def _begin(self, incoming: Incoming, requests: list[Request], line: bytes) -> None:
+        """Serve the requests, which can be cancelled from now on. Open streams and batches have their own threads."""
+        for request in requests:
             body = jsonrpc.encode(request.message) if incoming.is_batch else line
             self._posts[request.id] = self._waiting[id(request.message)] = Post(request.message, body)
             if request.method == "initialize":
                 self._ready.clear()
-        work = (incoming, self._each, partial(self._request_room.give_back, len(asked), len(line)))
-        if incoming.is_batch or asked[0].method == LISTEN:
+        work = (incoming, self._each, partial(self._request_room.give_back, len(requests), len(line)))
+        if incoming.is_batch or requests[0].method == LISTEN:
             threading.Thread(target=self._serve, args=work, daemon=True).start()
         else:
             self._requests.submit(self._serve, *work)
@@ -164,8 +164,8 @@ class Relay:
             give_back()
 
     def _each(self, serve: Callable[[Any], bytes | None], parts: list[Any]) -> list[bytes | None]:
-        """The parts of a batch at once. Behind requests nothing waits that they may wait for."""
-        works = [(self._requests if _is_asked(part) else self._notices).submit(serve, part) for part in parts]
+        """Serve the parts of a batch at once. Notifications have their own threads, for requests wait for some."""
+        works = [(self._requests if _needs_answer(part) else self._notices).submit(serve, part) for part in parts]
         return [work.result() for work in works]
 
     def _write_answer(self, answer: bytes | None) -> None:
@@ -183,34 +183,34 @@ class Relay:
     # Methods ------------------------------------------------------------------------------------------------------
 
     def _initialize(self, request: Request) -> Encoded:
-        self._require_taken(request)
+        self._require_place(request)
         try:
-            return self._relayed(request, self._gateway.initialize)
+            return self._relay(request, self._gateway.initialize)
         finally:
             self._ready.set()
 
     def _ping(self, request: Request) -> Any:
-        """Is this program there? Of the hall each request tells."""
+        """Answer for this program. Other requests show whether the hall answers."""
         return {} if _is_ping(request) else self._forward(request)
 
     def _forward(self, request: Request) -> Any:
         if not request.is_notification:
-            self._require_taken(request)
+            self._require_place(request)
         self._ready.wait(READY_SECONDS)
         if request.is_notification:
             self._gateway.notify(request.message)
             return None
-        return self._relayed(request, self._gateway.request)
+        return self._relay(request, self._gateway.request)
 
-    def _require_taken(self, request: Request) -> None:
+    def _require_place(self, request: Request) -> None:
         if id(request.message) not in self._waiting:
             text = (
                 f"its id is in use, or more than {MAX_POSTS:,} requests, or {MAX_BYTES:,} bytes of them, are under way"
             )
             raise MethodError(INTERNAL_ERROR, text)
 
-    def _relayed(self, request: Request, ask: Callable[[Post], bytes | None]) -> Encoded:
-        """What the gateway answers; nothing to what was cancelled, for nobody waits for it (basic/utilities)."""
+    def _relay(self, request: Request, ask: Callable[[Post], bytes | None]) -> Encoded:
+        """The gateway's answer. Empty for a cancelled request, because nobody waits for it (basic/utilities)."""
         with self._waiting_lock:
             post = self._waiting.pop(id(request.message))
         answer = None
@@ -226,19 +226,19 @@ class Relay:
             self._forget(request.id, post)
         return Encoded(None if post.is_cancelled else answer)
 
-    def _forget(self, asked_id: Any, post: Post) -> None:
-        if self._posts.get(asked_id) is post:
-            del self._posts[asked_id]
+    def _forget(self, request_id: Any, post: Post) -> None:
+        if self._posts.get(request_id) is post:
+            del self._posts[request_id]
 
-    def _answered(self, response: Response) -> None:
+    def _forward_response(self, response: Response) -> None:
         self._ready.wait(READY_SECONDS)
         self._gateway.notify(response.message)
 
     # Cancellation -------------------------------------------------------------------------------------------------
 
-    def _mark_cancelled(self, request: Request) -> None:
-        """At once. What was not begun is no more; of a request that stands for itself the connection ends."""
-        post = self._named_by(request)
+    def _cancel_post(self, request: Request) -> None:
+        """Cancel at once: a post that is not begun is dropped, and the connection of a modern request ends."""
+        post = self._post_to_cancel(request)
         if post is None or post.method == "initialize":
             return
         with self._waiting_lock:
@@ -249,8 +249,8 @@ class Relay:
         elif post.is_modern:
             post.switch.abort()
 
-    def _cancelled(self, request: Request) -> None:
-        post = self._named_by(request)
+    def _forward_cancellation(self, request: Request) -> None:
+        post = self._post_to_cancel(request)
         if post is not None and post.is_cancelled and not post.is_modern:
             self._gateway.notify(request.message)
             # The gateway may have had the cancellation before the request, and answers then.
@@ -258,24 +258,24 @@ class Relay:
             timer.daemon = True
             timer.start()
 
-    def _named_by(self, request: Request) -> Post | None:
-        named = request.params.get("requestId") if isinstance(request.params, dict) else None
-        return self._posts.get(named) if isinstance(named, (str, int, float)) else None
+    def _post_to_cancel(self, request: Request) -> Post | None:
+        request_id = request.params.get("requestId") if isinstance(request.params, dict) else None
+        return self._posts.get(request_id) if isinstance(request_id, (str, int, float)) else None
 
     # The end ------------------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
-        """Nobody wants what is under way any more."""
-        for asked_id, post in list(self._posts.items()):
+        """Cancel all that is under way, and end the session."""
+        for request_id, post in list(self._posts.items()):
             with self._waiting_lock:
                 post.is_cancelled = True
                 is_begun = id(post.message) not in self._waiting
             if is_begun:
-                params = {"requestId": asked_id, "reason": "the agent went away"}
+                params = {"requestId": request_id, "reason": "the agent went away"}
                 notice = jsonrpc.notification("notifications/cancelled", params)
                 self._notices.submit(self._gateway.notify_once, notice, CANCEL_SECONDS)
             else:
-                self._forget(asked_id, post)
+                self._forget(request_id, post)
         self._wait_for_posts(CANCEL_SECONDS)
         for post in list(self._posts.values()):
             post.switch.abort()
@@ -294,8 +294,8 @@ class Relay:
                 self._key.renew()
 
 
-def _is_asked(part: Any) -> bool:
-    """Whether the gateway is to answer it."""
+def _needs_answer(part: Any) -> bool:
+    """Whether the gateway must answer it."""
     return isinstance(part, Request) and not part.is_notification and not _is_ping(part)
 
 

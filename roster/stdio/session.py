@@ -21,7 +21,7 @@ from mcp_runtime.protocol import jsonrpc, mcp
 from mcp_runtime.protocol.errors import MethodError
 from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR
 from mcp_runtime.protocol.mcp import EventStream
-from roster.stdio.messages import KINDS, LISTEN, Messages, Post, Session, SessionOverError, taken
+from roster.stdio.messages import KINDS, LISTEN, Messages, Post, Session, SessionOverError, require_acceptance
 from roster.stdio.upstream import ANSWER_SECONDS, AbortedError, AbortSwitch, AwayError, BrokenError, Upstream
 
 logger = logging.getLogger("guildhall.stdio")
@@ -39,28 +39,28 @@ Read = TypeVar("Read")
 
 
 class GatewaySession:
-    """The agent's conversation with the gateway. `write(line)` gives the agent a message. From many threads at once."""
+    """The agent's session with the gateway. `write(line)` gives the agent a message. From many threads at once."""
 
     def __init__(self, upstream: Upstream, write: Callable[[bytes], None]) -> None:
         self._upstream = upstream
         self._write = write
         self._messages = Messages(upstream, write, lambda: self._session)
         self._session: Session | None = None
-        self._begun: Post | None = None  # the agent's `initialize`
+        self._initialize: Post | None = None  # the agent's `initialize`
         self._lock = threading.Lock()  # of what is above and below, never held while anybody waits
         self._stream = AbortSwitch()
         self._beginnings = ThreadPoolExecutor(1, "begin")
-        self._again: Future[None] | None = None  # the last of them
-        # What only the session knows: the agent said it once.
-        self._remembered: dict[tuple[str, str], Post] = {}
+        self._new_beginning: Future[None] | None = None  # the last of them
+        # Requests that set something in the session; a new session needs them again.
+        self._settings: dict[tuple[str, str], Post] = {}
 
     # Begin and end ------------------------------------------------------------------------------------------------
 
     def initialize(self, post: Post) -> bytes | None:
-        """The agent begins; what it said before is forgotten, and its session ends. Raises MethodError."""
+        """Begin a session for the agent, and end its earlier one. Raises MethodError."""
         with self._lock:
-            old, self._session, self._begun = self._session, None, post
-        self._remembered.clear()
+            old, self._session, self._initialize = self._session, None, post
+        self._settings.clear()
         if old is not None:
             self._leave(old)
         answer, session = self._begin(post)
@@ -77,38 +77,38 @@ class GatewaySession:
 
         return self._send(post, None, read, BEGIN_SECONDS)
 
-    def _go_on_in(self, session: Session, begun: Post, *, was_away: bool) -> None:
-        """With a stream of its own, unless the agent has begun anew meanwhile."""
+    def _go_on_in(self, session: Session, initialize: Post, *, was_away: bool) -> None:
+        """Go on in the session, with its own stream, unless the agent has sent `initialize` again meanwhile."""
         with self._lock:
-            is_wanted = self._begun is begun
-            if is_wanted:
+            is_current = self._initialize is initialize
+            if is_current:
                 self._stream.abort()
                 self._session, self._stream = session, AbortSwitch()
                 listening = (self._stream, session, was_away)
                 threading.Thread(target=self._listen, args=listening, name="stream", daemon=True).start()
-        if not is_wanted:
+        if not is_current:
             self._leave(session)
 
-    def _begin_again(self, lost: Session, switch: AbortSwitch) -> None:
-        """In the place of a session that is over. All who wait share its failure: MethodError, beside AbortedError."""
+    def _begin_again(self, old_session: Session, switch: AbortSwitch) -> None:
+        """Begin a session in place of one that is over. All that wait share its MethodError. Raises AbortedError."""
         with self._lock:
-            if self._session is not lost or self._begun is None:
+            if self._session is not old_session or self._initialize is None:
                 return
-            if self._again is None or self._again.done():
-                self._again = self._beginnings.submit(self._anew, self._begun)
-            again = self._again
-        while not futures.wait([again], LOOK_SECONDS).done:
+            if self._new_beginning is None or self._new_beginning.done():
+                self._new_beginning = self._beginnings.submit(self._start_again, self._initialize)
+            new_beginning = self._new_beginning
+        while not futures.wait([new_beginning], LOOK_SECONDS).done:
             switch.pause(0)
-        again.result()
+        new_beginning.result()
 
-    def _anew(self, begun: Post) -> None:
-        """With one deadline for all of it. Raises MethodError."""
+    def _start_again(self, initialize: Post) -> None:
+        """Begin a session and repeat the agent's settings, with one deadline for all of it. Raises MethodError."""
         logger.info("the hall does not know this session any more; it is begun again")
         switch = AbortSwitch()
         timer = threading.Timer(BEGIN_SECONDS, switch.abort)
         timer.start()
         try:
-            _, session = self._begin(Post(begun.message, begun.body, switch))
+            _, session = self._begin(Post(initialize.message, initialize.body, switch))
         except AbortedError as error:
             text = f"the hall did not begin a session within {BEGIN_SECONDS:g} s"
             raise MethodError(INTERNAL_ERROR, text) from error
@@ -116,16 +116,16 @@ class GatewaySession:
             if session is None:
                 raise MethodError(INTERNAL_ERROR, SESSION_OVER)
             notice = jsonrpc.notification("notifications/initialized")
-            for said in [Post(notice, jsonrpc.encode(notice)), *self._remembered.values()]:
-                self._tell(self._messages.send_once, session, Post(said.message, said.body, switch))
-            self._go_on_in(session, begun, was_away=True)
+            for post in [Post(notice, jsonrpc.encode(notice)), *self._settings.values()]:
+                self._tell(self._messages.send_once, session, Post(post.message, post.body, switch))
+            self._go_on_in(session, initialize, was_away=True)
         finally:
             timer.cancel()
 
     def end(self) -> None:
         """The gateway may forget the session."""
         with self._lock:
-            session, self._session, self._begun = self._session, None, None
+            session, self._session, self._initialize = self._session, None, None
             self._stream.abort()
         if session is not None:
             self._leave(session)
@@ -151,7 +151,7 @@ class GatewaySession:
     @staticmethod
     def _tell(send: Callable[..., None], session: Session, post: Post, seconds: float = NOTICE_SECONDS) -> None:
         try:
-            send(post, session, taken, seconds)
+            send(post, session, require_acceptance, seconds)
         except (MethodError, AwayError, BrokenError, AbortedError, SessionOverError) as error:
             logger.warning("%s was not taken: %s", post.method, error)
 
@@ -184,14 +184,14 @@ class GatewaySession:
         params = post.message.get("params")
         uri = str(params.get("uri")) if isinstance(params, dict) else ""
         if post.method == "resources/unsubscribe":
-            self._remembered.pop(("resources/subscribe", uri), None)
-        elif post.method in ("logging/setLevel", "resources/subscribe") and len(self._remembered) < MAX_REMEMBERED:
-            self._remembered[post.method, uri] = post
+            self._settings.pop(("resources/subscribe", uri), None)
+        elif post.method in ("logging/setLevel", "resources/subscribe") and len(self._settings) < MAX_REMEMBERED:
+            self._settings[post.method, uri] = post
 
-    # The stream of what is said unasked ---------------------------------------------------------------------------
+    # The stream of announcements ----------------------------------------------------------------------------------
 
     def _listen(self, stream: AbortSwitch, session: Session, was_away: bool) -> None:
-        """Until the session ends. After a gap the agent is told that lists may have changed: nobody else says so."""
+        """Listen to its end. After a gap, announce that lists may have changed, because nobody else does."""
         with contextlib.suppress(AbortedError):
             while True:
                 try:
@@ -202,26 +202,26 @@ class GatewaySession:
                 stream.pause(AGAIN_SECONDS)
 
     def _hear(self, stream: AbortSwitch, session: Session, was_away: bool) -> bool:
-        """One stream to its end; whether something may have been missed by then."""
+        """Forward one stream to its end. Returns whether some events may be lost by then."""
         headers = self._messages.headers({}, session)
         with self._upstream.open(stream, "GET", headers, timeout=SILENCE_SECONDS) as response:
             status = response.status
             if was_away and status in (200, 405):  # 405: there is none, and never will be
-                self._say_changed(session)
+                self._announce_changes(session)
             if status == 200:
-                self._messages.passed_on(None, EventStream(), response)
+                self._messages.forward_events(None, EventStream(), response)
         if status == 404:
             stream.pause(AGAIN_SECONDS)  # the next session's stream is opened at once, and may be unknown as well
             self._begin_again(session, stream)
         return status != 405
 
-    def _say_changed(self, session: Session) -> None:
+    def _announce_changes(self, session: Session) -> None:
         for kind in session.changing:
             self._write(jsonrpc.encode(jsonrpc.notification(f"notifications/{kind}/list_changed")))
 
 
 def _session_of(session_id: str, answer: dict[str, Any]) -> Session:
     result = answer.get("result", {})
-    offered = result.get("capabilities", {})
-    changing = tuple(kind for kind in KINDS if offered.get(kind, {}).get("listChanged") is True)
+    capabilities = result.get("capabilities", {})
+    changing = tuple(kind for kind in KINDS if capabilities.get(kind, {}).get("listChanged") is True)
     return Session(session_id, str(result.get("protocolVersion")), changing)

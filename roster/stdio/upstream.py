@@ -148,8 +148,8 @@ class Upstream:
                 raise AwayError(f"the hall is not running: {reason}. {START}") from error
             connection.sock.settimeout(timeout)
             with switch.using(connection.sock):
-                sent = {**headers, "Authorization": f"Bearer {self._key.text}"}
-                connection.request(verb, self._target, body, sent)
+                all_headers = {**headers, "Authorization": f"Bearer {self._key.text}"}
+                connection.request(verb, self._target, body, all_headers)
                 yield connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             if switch.is_aborted:

@@ -91,18 +91,18 @@ def places(context: Context) -> list[Place]:
 
 @register.simple_tag(takes_context=True)
 def more_places(context: Context) -> list[Place]:
-    """What is wanted less often."""
+    """What is needed less often."""
     return _open_to(context["request"], _MORE)
 
 
 def _open_to(request: HttpRequest, places: list[tuple[str, str, type[Model] | None, tuple[str, ...]]]) -> list[Place]:
     index = reverse("admin:index")
-    found = []
+    links = []
     for label, name, model, pages in places:
         if model is not None and not admin.site.get_model_admin(model).has_view_or_change_permission(request):
             continue
         address = reverse(name)
         within = (*([address] if address != index else []), *(f"{index}{page}" for page in pages))
         current = "page" if request.path == address else "true" if request.path.startswith(within) else ""
-        found.append(Place(label, address, current))
-    return found
+        links.append(Place(label, address, current))
+    return links

@@ -73,25 +73,25 @@ class AgentSessionAdmin(RuntimeRowAdmin):
     made = present.moment_column("created_at")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[AgentSession]:
-        """The own ones; with the permission everybody's, but for those with a member that is reserved for others."""
+        """The user's own sessions. With the permission also those of others, except of reserved members."""
         who = principal_of(request)
         rows = AgentSession.objects.prefetch_related("members", "messages")
         own = Q(created_by=request.user.pk)
         if not request.user.has_perm(access.VIEW_SESSIONS):
             rows = rows.filter(own)
         elif who.closed_members:
-            closed = GuildMember.objects.filter(name__in=who.closed_members, agent_sessions=OuterRef("pk"))
-            rows = rows.filter(own | ~Exists(closed))
+            closed_members = GuildMember.objects.filter(name__in=who.closed_members, agent_sessions=OuterRef("pk"))
+            rows = rows.filter(own | ~Exists(closed_members))
         return rows.annotate(message_total=Count("messages", distinct=True))
 
     def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        """Whoever made a session may see it; who may make one sees the list."""
+        """The creator of a session may see it. Whoever may create one sees the list."""
         if isinstance(obj, AgentSession) and obj.created_by_id and obj.created_by_id == request.user.pk:
             return True
         return super().has_view_permission(request, obj) or (obj is None and self.has_invoke_permission(request))
 
     def may_speak(self, request: HttpRequest, session: AgentSession) -> bool:
-        """The agent has the rights of whoever made its session, so nobody else speaks in it."""
+        """The agent has the rights of the session's creator, so only the creator can send messages."""
         is_own = session.created_by_id is not None and session.created_by_id == request.user.pk
         return self.has_invoke_permission(request) and (is_own or bool(getattr(request.user, "is_superuser", False)))
 
@@ -121,7 +121,7 @@ class AgentSessionAdmin(RuntimeRowAdmin):
         return super().change_view(request, object_id, form_url, context)
 
     def part_view(self, request: HttpRequest, session_id: int, part: str) -> HttpResponse:
-        """One of the parts of its page that stay true by themselves."""
+        """One of the parts of its page that update automatically."""
         session: AgentSession = self.existing(request, str(session_id))
         if not self.has_view_permission(request, session):
             raise PermissionDenied
@@ -156,7 +156,7 @@ class AgentSessionAdmin(RuntimeRowAdmin):
     def new_view(self, request: HttpRequest) -> HttpResponse:
         if not self.has_invoke_permission(request):
             raise PermissionDenied
-        form = SessionForm(self._offered(request), request.POST or None)
+        form = SessionForm(self._callable_members(request), request.POST or None)
         if request.method == "POST" and form.is_valid() and (session := self._make(request, form)):
             return self.page_of(session)
         context = {
@@ -169,51 +169,51 @@ class AgentSessionAdmin(RuntimeRowAdmin):
         return TemplateResponse(request, "admin/roster/agentsession/new.html", context)
 
     @staticmethod
-    def _offered(request: HttpRequest) -> QuerySet[GuildMember]:
-        """Members whose tools who asks may call."""
+    def _callable_members(request: HttpRequest) -> QuerySet[GuildMember]:
+        """Members whose tools the user may call."""
         closed = principal_of(request).closed_members
         return members_of_roster().filter(enabled=True).exclude(name__in=closed)
 
     def _make(self, request: HttpRequest, form: SessionForm) -> AgentSession | None:
-        """The session, its first message sent if there is one; None when it was refused, and the form says why."""
-        wish = form.cleaned_data
-        caller = Caller(Invocation.Door.ADMIN, cast(User, request.user))
-        names = [member.name for member in wish["members"]]
+        """The session, with its first message queued if there is one. None after a refusal, which the form shows."""
+        data = form.cleaned_data
+        caller = Caller(Invocation.Source.ADMIN, cast(User, request.user))
+        names = [member.name for member in data["members"]]
         try:
             session = create_session(
-                names, caller=caller, name=wish["name"], direct=wish["way"] == "direct", model=wish["model"]
+                names, caller=caller, name=data["name"], direct=data["way"] == "direct", model=data["model"]
             )
         except (AccessError, RequestRefusedError) as refusal:
             form.add_error(None, str(refusal))
             return None
-        if wish["prompt"].strip():
-            self._send(request, session, wish["prompt"])
+        if data["prompt"].strip():
+            self._send(request, session, data["prompt"])
         return session
 
     @staticmethod
     def _send(request: HttpRequest, session: AgentSession, prompt: str) -> None:
         try:
-            queue_message(session, prompt, caller=Caller(Invocation.Door.ADMIN, cast(User, request.user)))
+            queue_message(session, prompt, caller=Caller(Invocation.Source.ADMIN, cast(User, request.user)))
         except (AccessError, RequestRefusedError) as refusal:
             messages.error(request, f"Not sent: {refusal}.")
 
     @method_decorator(require_POST)
     def send_view(self, request: HttpRequest, session_id: int) -> HttpResponseBase:
-        session = self._spoken_in(request, session_id)
+        session = self._own_session(request, session_id)
         self._send(request, session, request.POST.get("prompt", ""))
-        return live.done(request, self.page_of(session))
+        return live.form_response(request, self.page_of(session))
 
     @method_decorator(require_POST)
     def stop_view(self, request: HttpRequest, session_id: int) -> HttpResponseBase:
-        session = self._spoken_in(request, session_id)
+        session = self._own_session(request, session_id)
         try:
             stop_session(session)
             messages.success(request, "Asked to stop.")
         except RequestRefusedError as refusal:
             messages.warning(request, f"Left alone: {refusal}.")
-        return live.done(request, self.page_of(session))
+        return live.form_response(request, self.page_of(session))
 
-    def _spoken_in(self, request: HttpRequest, session_id: int) -> AgentSession:
+    def _own_session(self, request: HttpRequest, session_id: int) -> AgentSession:
         session: AgentSession = self.existing(request, str(session_id))
         if not (self.has_view_permission(request, session) and self.may_speak(request, session)):
             raise PermissionDenied

@@ -72,26 +72,28 @@ def tag(session: AgentSession) -> str:
 def turns(session: AgentSession) -> tuple[list[Turn], bool]:
     """The last turns, oldest first, and whether something earlier was left out."""
     messages = list(session.messages.all())
-    shown = messages[-SHOWN_MESSAGES:]
+    visible = messages[-SHOWN_MESSAGES:]
     events, is_cut = _newest_events(session)
     of_message: dict[int, list[AgentEvent]] = {}
     for event in events:
         of_message.setdefault(event.message_id, []).append(event)
     if is_cut and events:  # what is older than the first event that is left was said in messages that are left out
-        shown = [message for message in shown if message.pk >= events[0].message_id]
-    return [_turn(message, of_message.get(message.pk, [])) for message in shown], is_cut or len(messages) > len(shown)
+        visible = [message for message in visible if message.pk >= events[0].message_id]
+    return [_turn(message, of_message.get(message.pk, [])) for message in visible], is_cut or len(messages) > len(
+        visible
+    )
 
 
 def _newest_events(session: AgentSession) -> tuple[list[AgentEvent], bool]:
     rows = list(transcript(session).reverse()[: SHOWN_EVENTS + 1])
-    kept: list[AgentEvent] = []
+    events: list[AgentEvent] = []
     characters = 0
     for row in rows[:SHOWN_EVENTS]:
         characters += len(json.dumps(row.data))
-        if characters > SHOWN_CHARACTERS and kept:
+        if characters > SHOWN_CHARACTERS and events:
             break
-        kept.append(row)
-    return kept[::-1], len(kept) < len(rows)
+        events.append(row)
+    return events[::-1], len(events) < len(rows)
 
 
 def _turn(message: AgentMessage, events: Iterable[AgentEvent]) -> Turn:
@@ -105,19 +107,19 @@ def _turn(message: AgentMessage, events: Iterable[AgentEvent]) -> Turn:
                 step = calls[str(event.data["id"])] = _call(event)
                 steps.append(step)
             case Kind.TOOL_RESULT:
-                called = calls.get(str(event.data["id"]))
-                if called is None:  # its call is among what was left out
-                    called = Step(event.pk, Kind.TOOL_CALL.value, tool="an earlier call")
-                    steps.append(called)
-                _answer(called, event.data)
+                call = calls.get(str(event.data["id"]))
+                if call is None:  # its call is among what was left out
+                    call = Step(event.pk, Kind.TOOL_CALL.value, tool="an earlier call")
+                    steps.append(call)
+                _answer(call, event.data)
             case _:
-                steps.append(_said(event))
-    failed = message.status == AgentMessage.Status.FAILED
+                steps.append(_text_step(event))
+    is_failed = message.status == AgentMessage.Status.FAILED
     return Turn(
         message,
         steps,
         error=present.bounded(message.error_message, SHOWN_TEXT),
-        hint=HINTS.get(message.error_kind, "") if failed else "",
+        hint=HINTS.get(message.error_kind, "") if is_failed else "",
         took=present.seconds(message.duration),
         usage=_usage(message.usage),
     )
@@ -143,7 +145,7 @@ def _answer(call: Step, data: dict[str, Any]) -> None:
     call.gist = present.one_line(" ".join(texts_of(data))[:1000], 100) or call.gist
 
 
-def _said(event: AgentEvent) -> Step:
+def _text_step(event: AgentEvent) -> Step:
     data = event.data
     if event.kind == Kind.SERVERS:
         lines = [f"{server['name']} is {server['status']}: {server['error']}" for server in data["servers"]]

@@ -11,7 +11,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 
-from mcp_runtime.control.calls import shown_arguments
+from mcp_runtime.control.calls import masked_arguments
 from roster.models import Invocation
 
 # Of each side. Comparing takes the product of both sides' lines at worst, and results are what members make of them.
@@ -48,10 +48,10 @@ def previous_of(calls: QuerySet[Invocation], call: Invocation) -> int | None:
     return earlier.order_by("-id").values_list("pk", flat=True).first()
 
 
-def compared(left: Invocation, right: Invocation) -> list[Part]:
+def compare(left: Invocation, right: Invocation) -> list[Part]:
     """Arguments, and result or error."""
     return [
-        part("Arguments", _json(shown_arguments(left)), _json(shown_arguments(right))),
+        part("Arguments", _json(masked_arguments(left)), _json(masked_arguments(right))),
         part("Result", _outcome(left), _outcome(right)),
     ]
 
@@ -62,14 +62,14 @@ def part(title: str, left: str, right: str) -> Part:
         len(text) > MAX_CHARACTERS or text.count("\n") >= MAX_LINES or any(len(line) > MAX_LINE for line in lines)
         for text, lines in ((left, left.splitlines()[:MAX_LINES]), (right, right.splitlines()[:MAX_LINES]))
     )
-    return Part(title, list(_marked(ours, theirs)), ours == theirs, is_cut)
+    return Part(title, list(_differences(ours, theirs)), ours == theirs, is_cut)
 
 
 def _lines(text: str) -> list[str]:
     return [line[:MAX_LINE] for line in text[:MAX_CHARACTERS].splitlines()[:MAX_LINES]]
 
 
-def _marked(left: list[str], right: list[str]) -> Iterator[Line]:
+def _differences(left: list[str], right: list[str]) -> Iterator[Line]:
     often = Counter(right)
     matcher = SequenceMatcher(lambda line: often[line] > COMMON, left, right, autojunk=False)
     for tag, i, i_end, j, j_end in matcher.get_opcodes():
@@ -100,10 +100,10 @@ def _outcome(call: Invocation) -> str:
     if call.result is None:
         data = "" if call.error_data is None else f"\n{_json(call.error_data)}"
         return f"{call.error_kind or call.status}\n{call.error_message}{data}"
-    return _json(_opened(call.result))
+    return _json(_with_text_lines(call.result))
 
 
-def _opened(result: Any) -> Any:
+def _with_text_lines(result: Any) -> Any:
     """Texts line by line, so that differences show inside them."""
     if not isinstance(result, dict) or not isinstance(result.get("content"), list):
         return result

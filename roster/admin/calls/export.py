@@ -12,7 +12,7 @@ from django.db.models import QuerySet, TextField, Value
 from django.db.models.functions import Cast, Length
 from django.http import StreamingHttpResponse
 
-from mcp_runtime.control.calls import shown_arguments
+from mcp_runtime.control.calls import masked_arguments
 from mcp_runtime.rows.database import give_connection_back
 from mcp_runtime.security.limits import Owner, SharedSlots
 from roster.api.requests import Seated
@@ -29,7 +29,7 @@ exports = SharedSlots(8)
 UNREAD = ("result", "error_data")
 FORMATS = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"}
 COLUMNS = (
-    *("id", "member", "tool", "status", "error_kind", "error_code", "error_message", "door", "requester"),
+    *("id", "member", "tool", "status", "error_kind", "error_code", "error_message", "source", "requester"),
     *("queued_at", "started_at", "finished_at", "seconds"),
 )
 # A spreadsheet takes text that begins like this for a formula, and members and callers choose the text.
@@ -65,7 +65,7 @@ def _csv(calls: QuerySet[Invocation]) -> Iterator[str]:
 def _json_lines(calls: QuerySet[Invocation]) -> Iterator[str]:
     """With the arguments, secrets masked. Results are left to the API: one may be megabytes."""
     for call in _newest(calls.defer(*UNREAD), with_arguments=True):
-        facts = {**_facts(call), "arguments": shown_arguments(call)}
+        facts = {**_facts(call), "arguments": masked_arguments(call)}
         yield json.dumps(facts, ensure_ascii=False) + "\n"
 
 
@@ -77,30 +77,30 @@ def _newest(calls: QuerySet[Invocation], *, with_arguments: bool = False) -> Ite
     rows = calls.order_by("-id")
     ids = Invocation.objects.values_list("id", flat=True)
     newest, oldest = ids.order_by("-id").first() or 0, ids.order_by("id").first() or 1
-    left = MAX_EXPORTED
+    remaining = MAX_EXPORTED
     size = Length(Cast("arguments", TextField())) if with_arguments else Value(0)
     for highest in range(newest, oldest - 1, -BATCH):
-        found = list(rows.filter(pk__lte=highest, pk__gt=highest - BATCH).values_list("pk", size)[:left])
-        for part in _parts(found, BATCH_WITH_ARGUMENTS if with_arguments else BATCH):
+        ids_and_sizes = list(rows.filter(pk__lte=highest, pk__gt=highest - BATCH).values_list("pk", size)[:remaining])
+        for part in _parts(ids_and_sizes, BATCH_WITH_ARGUMENTS if with_arguments else BATCH):
             batch = list(rows.filter(pk__in=part))
             give_connection_back()
             yield from batch
             del batch  # the next one comes in its place, not beside it
-        left -= len(found)
-        if not left:
+        remaining -= len(ids_and_sizes)
+        if not remaining:
             return
 
 
-def _parts(found: list[tuple[int, int]], held: int) -> Iterator[list[int]]:
-    """The ids, with the characters of each, in parts of at most `held`, and of BATCH_CHARACTERS or a single one."""
+def _parts(ids_and_sizes: list[tuple[int, int]], most_ids: int) -> Iterator[list[int]]:
+    """The ids, with the characters of each, in parts of at most `most_ids`, and of BATCH_CHARACTERS or a single one."""
     part: list[int] = []
-    taken = 0
-    for pk, size in found:
-        if part and (len(part) == held or taken + size > BATCH_CHARACTERS):
+    characters = 0
+    for pk, size in ids_and_sizes:
+        if part and (len(part) == most_ids or characters + size > BATCH_CHARACTERS):
             yield part
-            part, taken = [], 0
+            part, characters = [], 0
         part.append(pk)
-        taken += size
+        characters += size
     if part:
         yield part
 
@@ -116,7 +116,7 @@ def _facts(call: Invocation) -> dict[str, Any]:
         "error_kind": call.error_kind,
         "error_code": call.error_code,
         "error_message": call.error_message,
-        "door": call.door,
+        "source": call.source,
         "requester": call.requester,
         **{name: moment and moment.isoformat() for name, moment in moments.items()},
         "seconds": None if duration is None else duration.total_seconds(),

@@ -35,7 +35,7 @@ LONGEST_CALL = timedelta(hours=1)
 UNINDEXED = (
     "status__exact",
     "error_kind__exact",
-    "door__exact",
+    "source__exact",
     "tool_name",
     "within",
     "queued_at__gte",
@@ -59,30 +59,30 @@ class TypedFilter(admin.SimpleListFilter):
 
     def queryset(self, request: HttpRequest, rows: QuerySet[Any]) -> QuerySet[Any]:
         value = (self.value() or "").strip().replace("\0", "")
-        return self.narrowed(rows, value) if value else rows
+        return self.narrow(rows, value) if value else rows
 
-    def narrowed(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         raise NotImplementedError
 
 
 class ByTool(TypedFilter):
     title = parameter_name = "tool_name"
 
-    def narrowed(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         return rows.filter(tool_name=value)
 
 
 class ByToken(TypedFilter):
     title = parameter_name = "token"
 
-    def narrowed(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         return rows.filter(token_id=number_in(value))
 
 
 class Within(TypedFilter):
     title = parameter_name = "within"
 
-    def narrowed(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         if value not in WITHIN:
             raise IncorrectLookupParameters
         return _since(rows, timezone.now() - timedelta(seconds=int(value)))
@@ -91,14 +91,14 @@ class Within(TypedFilter):
 class Since(TypedFilter):
     title = parameter_name = "queued_at__gte"
 
-    def narrowed(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         return _since(rows, moment_in(value))
 
 
 class Until(TypedFilter):
     title = parameter_name = "queued_at__lt"
 
-    def narrowed(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         moment = moment_in(value)
         return rows.filter(queued_at__lt=moment, pk__lt=first_id_at(moment + LONGEST_CALL))
 
@@ -108,7 +108,7 @@ class Before(TypedFilter):
 
     title = parameter_name = "before"
 
-    def narrowed(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+    def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         return rows.filter(pk__lt=number_in(value))
 
 
@@ -122,11 +122,11 @@ def first_id_at(moment: datetime) -> int:
     low, high = ids.first() or 0, (ids.last() or 0) + 1
     while low < high:
         middle = (low + high) // 2
-        found = Invocation.objects.filter(pk__gte=middle).order_by("id").values_list("id", "queued_at").first()
-        if found is None or found[1] >= moment:
+        first = Invocation.objects.filter(pk__gte=middle).order_by("id").values_list("id", "queued_at").first()
+        if first is None or first[1] >= moment:
             high = middle
         else:
-            low = found[0] + 1
+            low = first[0] + 1
     return low
 
 
@@ -169,14 +169,14 @@ class CallPaginator(Paginator):  # type: ignore[type-arg]  # Django's class cann
 
     def page(self, number: int | str) -> Page[Any]:
         valid = self.validate_number(number)
-        shown = self.ids[: self.count][(valid - 1) * self.per_page : valid * self.per_page]
-        return Page(self.object_list.filter(pk__in=shown), valid, self)
+        ids = self.ids[: self.count][(valid - 1) * self.per_page : valid * self.per_page]
+        return Page(self.object_list.filter(pk__in=ids), valid, self)
 
 
 class CallList(ChangeList):
-    """Never loads what only a page shows: a result may be megabytes. What is older than `looked_back_to` was left."""
+    """Never loads what only a page shows, because a result may be megabytes. A search stops at `oldest_id`."""
 
-    looked_back_to = 0
+    oldest_id = 0
     unbounded: QuerySet[Any]  # all that the filters leave, however old
 
     def get_queryset(self, *args: Any, **kwargs: Any) -> QuerySet[Any]:
@@ -185,23 +185,23 @@ class CallList(ChangeList):
         if not self._is_searched:
             return rows
         newest = rows.model.objects.order_by("-id")
-        if before := self.asked("before"):
+        if before := self.filter_value("before"):
             newest = newest.filter(pk__lt=number_in(before))
-        if until := self.asked("queued_at__lt"):
+        if until := self.filter_value("queued_at__lt"):
             newest = newest.filter(pk__lt=first_id_at(moment_in(until) + LONGEST_CALL))
         latest = newest.values_list("id", flat=True).first() or 0
-        self.looked_back_to = max(0, latest - SCANNED)
-        return rows.filter(pk__gt=self.looked_back_to)
+        self.oldest_id = max(0, latest - SCANNED)
+        return rows.filter(pk__gt=self.oldest_id)
 
-    def asked(self, name: str) -> str:
-        """What the address says of this filter."""
+    def filter_value(self, name: str) -> str:
+        """The value of this filter in the address."""
         return str(self.params.get(name, "")).strip()
 
     def get_filters_params(self, params: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Without what the address says to the plots of the page."""
-        found: dict[str, Any] = super().get_filters_params(params)
-        found.pop("span", None)
-        return found
+        """The filters of the address, without the span of the page's plots."""
+        filters: dict[str, Any] = super().get_filters_params(params)
+        filters.pop("span", None)
+        return filters
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
@@ -211,8 +211,8 @@ class CallList(ChangeList):
 
     @property
     def _is_searched(self) -> bool:
-        """Whether more is asked for than indexes can tell."""
-        return bool(self.query) or any(self.asked(name) for name in UNINDEXED)
+        """Whether the filters need more than indexes."""
+        return bool(self.query) or any(self.filter_value(name) for name in UNINDEXED)
 
     @property
     def newer(self) -> str:
@@ -231,12 +231,12 @@ class CallList(ChangeList):
 
     @cached_property
     def further_back(self) -> str:
-        """The query of the same search among calls older than those that were looked through; empty at the end."""
-        if not self.looked_back_to or self.older:
+        """The query of the same search among calls older than those of this one. Empty at the end."""
+        if not self.oldest_id or self.older:
             return ""
-        if not Invocation.objects.filter(pk__lte=self.looked_back_to).exists():
+        if not Invocation.objects.filter(pk__lte=self.oldest_id).exists():
             return ""  # they were pruned
-        return self.get_query_string({"before": self.looked_back_to + 1}, ["p"])
+        return self.get_query_string({"before": self.oldest_id + 1}, ["p"])
 
 
 def search(rows: QuerySet[Any], text: str) -> QuerySet[Any]:
@@ -244,14 +244,14 @@ def search(rows: QuerySet[Any], text: str) -> QuerySet[Any]:
     words = text.strip()[:200].replace("\0", "")
     if not words:
         return rows
-    found = Q(tool_name__icontains=words) | Q(requester__icontains=words) | Q(error_message__icontains=words)
+    matches = Q(tool_name__icontains=words) | Q(requester__icontains=words) | Q(error_message__icontains=words)
     members = list(GuildMember.objects.filter(name__icontains=words).values_list("pk", flat=True)[:1000])
     if members:
-        found |= Q(member_id__in=members)
+        matches |= Q(member_id__in=members)
     number = words.removeprefix("#")
     if number.isascii() and number.isdigit() and len(number) <= 18:
-        found |= Q(pk=int(number))
-    return rows.filter(found)
+        matches |= Q(pk=int(number))
+    return rows.filter(matches)
 
 
 # The form of the filters ------------------------------------------------------------------------------------------
@@ -259,27 +259,27 @@ def search(rows: QuerySet[Any], text: str) -> QuerySet[Any]:
 
 def form_of(request: HttpRequest, calls: CallList) -> dict[str, Any]:
     """What the filters' form offers, and what of it is chosen."""
-    closed = principal_of(request).closed_members
-    members = members_of_roster().exclude(name__in=closed).order_by("name").values_list("pk", "name")
-    used = ApiToken.objects.exclude(last_used_at=None).select_related("user").order_by("-last_used_at")
+    closed_names = principal_of(request).closed_members
+    members = members_of_roster().exclude(name__in=closed_names).order_by("name").values_list("pk", "name")
+    tokens = ApiToken.objects.exclude(last_used_at=None).select_related("user").order_by("-last_used_at")
     if not getattr(request.user, "is_superuser", False):  # others see no tokens but their own
-        used = used.filter(user=request.user.pk)
+        tokens = tokens.filter(user=request.user.pk)
     choices = [
         _select("status__exact", "Status", Invocation.Status.choices, calls),
         _select("error_kind__exact", "Error", Invocation.ErrorKind.choices, calls),
         _select("member__id__exact", "Member", [(str(pk), name) for pk, name in members], calls),
-        _select("door__exact", "Door", Invocation.Door.choices, calls),
-        _select("token", "Token", [(str(token.pk), _said(token)) for token in used[:MAX_TOKENS]], calls),
+        _select("source__exact", "Source", Invocation.Source.choices, calls),
+        _select("token", "Token", [(str(token.pk), _token_label(token)) for token in tokens[:MAX_TOKENS]], calls),
         _select("within", "When", list(WITHIN.items()), calls),
     ]
-    typed = {name: calls.asked(name) for name in ("tool_name", "queued_at__gte", "queued_at__lt")}
-    chosen = sum(1 for choice in choices if choice["value"]) + sum(1 for value in typed.values() if value)
-    return {"choices": choices, "typed": typed, "chosen": chosen, "query": calls.query}
+    texts = {name: calls.filter_value(name) for name in ("tool_name", "queued_at__gte", "queued_at__lt")}
+    active_filters = sum(1 for choice in choices if choice["value"]) + sum(1 for value in texts.values() if value)
+    return {"choices": choices, "texts": texts, "active_filters": active_filters, "query": calls.query}
 
 
-def _said(token: ApiToken) -> str:
+def _token_label(token: ApiToken) -> str:
     return f"{token.user} {token.name or token.hint}"
 
 
 def _select(name: str, label: str, options: list[tuple[str, str]], calls: CallList) -> dict[str, Any]:
-    return {"name": name, "label": label, "options": options, "value": calls.asked(name)}
+    return {"name": name, "label": label, "options": options, "value": calls.filter_value(name)}

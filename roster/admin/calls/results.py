@@ -1,11 +1,11 @@
-"""What came of a call, shown for what it is: text, Markdown, JSON, pictures, sound, links, an error and what to do.
+"""How a call ended, shown for what it is: text, Markdown, JSON, pictures, sound, links, an error and what to do.
 
 All of it is what a member said, so nothing here trusts it: text is escaped, Markdown is made of tokens (HTML in it
 stays text) and cleaned once more, links lead to http and https alone, pictures and sounds are of few types, and every
 size has a bound.
 
-    shown = results.shown(invocation, output_schema)      in a view
-    {% include "admin/roster/result.html" %}              in its template, with `shown`; style: roster/result.css
+    view = results.result_view(invocation, output_schema)      in a view
+    {% include "admin/roster/result.html" %}                   in its template, with `view` and roster/result.css
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString, mark_safe
 
-from mcp_runtime.control.calls import output_misfit
+from mcp_runtime.control.calls import output_validation_error
 from roster.admin import present
 from roster.models import Invocation
 
@@ -50,17 +50,8 @@ AUDIO_TYPES = frozenset(
     for name in ("wav", "x-wav", "wave", "mpeg", "mp3", "ogg", "webm", "flac", "aac", "mp4", "x-m4a", "opus")
 )
 
-# What to do, for each kind of error there is.
-HINTS: Mapping[str, str] = {
-    "tool": "The tool ran and says it failed. Its message tells what it missed: change the arguments and call again.",
-    "protocol": "The member answered, but not with a result. Its log tells more; its author has to look at it.",
-    "transport": "The connection broke, or the member ended during the call, which may have run. See the member's "
-    "status and its log before you call again.",
-    "timeout": "No answer in time; the tool may have done its work all the same. Ask for less, or raise "
-    '"timeout" in the member\'s manifest.',
-    "unavailable": "The call was never sent, so it is safe to repeat. The member's page says why it took no call.",
-    "lost": "The runtime ended while this call ran. Nobody knows how far it came: look before you call again.",
-}
+
+HINTS: Mapping[str, str] = {str(kind): kind.hint for kind in Invocation.ErrorKind}
 
 
 @dataclass(frozen=True)
@@ -88,13 +79,13 @@ class Structured:
 
     html: SafeString
     source: str
-    is_promised: bool
-    misfit: str
+    has_schema: bool
+    validation_error: str
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What `admin/roster/result.html` draws."""
+class ResultView:
+    """What `admin/roster/result.html` shows."""
 
     failure: Failure | None
     items: list[Item]
@@ -105,18 +96,18 @@ class Shown:
     whole: SafeString | str
 
 
-def shown(invocation: Invocation, output_schema: dict[str, Any] | None = None) -> Shown | None:
-    """How the call ended, ready to be drawn; None while it is not over."""
+def result_view(invocation: Invocation, output_schema: dict[str, Any] | None = None) -> ResultView | None:
+    """How the call ended, ready for the template. None while it is not over."""
     if not invocation.is_finished:
         return None
     result = invocation.result if isinstance(invocation.result, dict) else {}
     content = _list(result.get("content"))
     structured = _structured(result, output_schema)
-    repeated = structured.source if structured else ""
-    drawn = _Drawing()
-    items = [drawn.item(part) for part in content[:MAX_ITEMS] if not _repeats(part, result, repeated)]
+    structured_text = structured.source if structured else ""
+    drawing = _Drawing()
+    items = [drawing.item(part) for part in content[:MAX_ITEMS] if not _repeats(part, result, structured_text)]
     extras = {key: value for key, value in result.items() if key not in ("content", "structuredContent", "isError")}
-    return Shown(
+    return ResultView(
         failure=_failure(invocation),
         items=items,
         left_out=max(0, len(content) - MAX_ITEMS),
@@ -143,32 +134,34 @@ def _structured(result: dict[str, Any], output_schema: dict[str, Any] | None) ->
     if "structuredContent" not in result:
         return None
     value = result["structuredContent"]
-    misfit = "" if output_schema is None else output_misfit(output_schema, value)
-    return Structured(json_tree(value), _json(value), output_schema is not None, misfit)
+    validation_error = "" if output_schema is None else output_validation_error(output_schema, value)
+    return Structured(json_tree(value), _json(value), output_schema is not None, validation_error)
 
 
 def _repeats(part: Any, result: dict[str, Any], structured: str) -> bool:
-    """Whether a text says the structured content once more: MCP asks for that, for clients of old."""
+    """Whether a text repeats the structured content, as MCP asks for older clients."""
     if not structured or not isinstance(part, dict) or part.get("type") != "text":
         return False
     text = part.get("text")
-    return isinstance(text, str) and len(text) <= 2 * len(structured) and _parsed(text) == result["structuredContent"]
+    return (
+        isinstance(text, str) and len(text) <= 2 * len(structured) and _json_value(text) == result["structuredContent"]
+    )
 
 
 def items_of(content: Sequence[Any]) -> list[Item]:
-    """The things of a result's content, as `shown` has them."""
-    drawn = _Drawing()
-    return [drawn.item(part) for part in content[:MAX_ITEMS]]
+    """The items of a result's content, as `result_view` has them."""
+    drawing = _Drawing()
+    return [drawing.item(part) for part in content[:MAX_ITEMS]]
 
 
-# Things of a result -----------------------------------------------------------------------------------------------
+# Items of a result ------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class _Drawing:
-    """Draws one result's things; what pictures and sounds may cost is counted over all of them."""
+    """Draws the items of one result, with one budget for all pictures and sounds."""
 
-    media_left: int = field(default=MAX_MEDIA_CHARACTERS)
+    media_budget: int = field(default=MAX_MEDIA_CHARACTERS)
 
     def item(self, part: Any) -> Item:
         if not isinstance(part, dict):
@@ -185,13 +178,13 @@ class _Drawing:
         return Item("JSON", json_tree(part), source=_json(part))
 
     def _media(self, data: str, media_type: str) -> Item:
-        self.media_left -= len(data)
-        if self.media_left < 0:
-            return _told(media_type, f"too large to be shown here ({len(data):,} characters of base64)")
+        self.media_budget -= len(data)
+        if self.media_budget < 0:
+            return _note(media_type, f"too large to be shown here ({len(data):,} characters of base64)")
         try:
             content = base64.b64decode(data, validate=True)
         except (binascii.Error, ValueError):
-            return _told(media_type, "its data is not base64")
+            return _note(media_type, "its data is not base64")
         if media_type == "image/svg+xml":
             return text_item(content.decode("utf-8", "replace"), note="SVG, shown as its source")
         if any(content.startswith(signature) for signature in IMAGE_TYPES.get(media_type, ())):
@@ -204,7 +197,7 @@ class _Drawing:
                 '<audio controls preload="metadata" src="{}" aria-label="{}"></audio>', *_url_of(media_type, content)
             )
             return Item("audio", sound, note=f"{media_type}, {len(content):,} bytes")
-        return _told(media_type, f"{len(content):,} bytes, of a type that is not shown here")
+        return _note(media_type, f"{len(content):,} bytes, of a type that is not shown here")
 
     def _resource(self, resource: dict[str, Any]) -> Item:
         place = present.one_line(str(resource.get("uri") or ""), MAX_NAME)
@@ -220,11 +213,11 @@ class _Drawing:
 
 
 def _url_of(media_type: str, content: bytes) -> tuple[str, str]:
-    """The data: URL, written anew from what was decoded, and a word for who cannot see or hear it."""
+    """The data: URL, written from the decoded content, and a text for those who cannot see or hear it."""
     return f"data:{media_type};base64,{base64.b64encode(content).decode()}", f"{media_type} from the member"
 
 
-def _told(media_type: str, why: str) -> Item:
+def _note(media_type: str, why: str) -> Item:
     return Item(media_type or "data", format_html('<p class="result-told">{}</p>', f"{media_type or 'data'}: {why}."))
 
 
@@ -269,7 +262,7 @@ def leads_to_the_web(address: str) -> bool:
 def text_item(text: str, *, media_type: str = "", note: str = "") -> Item:
     """A text as what it looks like: JSON as a tree, Markdown laid out, all else as it is."""
     source = _bounded(text, MAX_TEXT)
-    value = _parsed(text) if text[:1000].lstrip()[:1] in ("{", "[") else None
+    value = _json_value(text) if text[:1000].lstrip()[:1] in ("{", "[") else None
     if isinstance(value, (dict, list)) and value:
         return Item("JSON", json_tree(value), note=note, source=source)
     is_markdown = media_type == "text/markdown" or looks_like_markdown(text)
@@ -315,18 +308,18 @@ def json_tree(value: Any) -> SafeString:
 
 @dataclass
 class _Tree:
-    nodes_left: int = field(default=MAX_TREE_NODES)
+    node_budget: int = field(default=MAX_TREE_NODES)
 
     def lines(self, value: Any, label: str = "", depth: int = 0) -> Iterator[str]:
-        self.nodes_left -= 1
+        self.node_budget -= 1
         if not isinstance(value, (dict, list)) or not value:
             yield f'<div class="json-leaf">{label}{_leaf(value)}</div>'
             return
         count = f"{len(value):,} {'key' if isinstance(value, dict) else 'item'}{'' if len(value) == 1 else 's'}"
         brackets = "{}" if isinstance(value, dict) else "[]"
         if depth >= MAX_TREE_DEPTH:
-            told = f'<span class="json-more">{brackets} {count}, nested too deep to be shown</span>'
-            yield f'<div class="json-leaf">{label}{told}</div>'
+            note = f'<span class="json-more">{brackets} {count}, nested too deep to be shown</span>'
+            yield f'<div class="json-leaf">{label}{note}</div>'
             return
         is_open = " open" if depth < 2 or (depth < 4 and len(value) <= 5) else ""
         summary = f'{label}<span class="json-count">{brackets[0]} {count} {brackets[1]}</span>'
@@ -337,7 +330,7 @@ class _Tree:
     def _children(self, value: dict[str, Any] | list[Any], depth: int) -> Iterator[str]:
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
         for number, (key, item) in enumerate(pairs):
-            if self.nodes_left <= 0:
+            if self.node_budget <= 0:
                 yield f'<div class="json-leaf json-more">… and {len(value) - number:,} more</div>'
                 return
             name = _bounded(str(key), 200)
@@ -357,8 +350,8 @@ def _json(value: Any) -> str:
     return _bounded(json.dumps(value, indent=2, ensure_ascii=False), MAX_TEXT)
 
 
-def _parsed(text: str) -> Any:
-    """The JSON value of `text`; None when it is none, or too much of it."""
+def _json_value(text: str) -> Any:
+    """The JSON value of `text`. None when it is not JSON, or too long."""
     if len(text) > present.MAX_SHOWN:
         return None
     try:

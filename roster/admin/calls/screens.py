@@ -23,12 +23,12 @@ from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
 from mcp_runtime.calls.invocations import Caller
-from mcp_runtime.control.calls import SPANS, calls_version, cancel_call, queue_call, shown_arguments, why_not_again
+from mcp_runtime.control.calls import SPANS, calls_version, cancel_call, masked_arguments, queue_call, why_not_again
 from mcp_runtime.protocol.errors import AccessError, NotCancellableError, RequestRefusedError
 from roster.admin import live, present, statistics
 from roster.admin.calls import comparison, export, listing, results
 from roster.admin.calls.listing import CallList, CallPaginator
-from roster.admin.rows import ReachedMembers, RuntimeRowAdmin, principal_of
+from roster.admin.rows import ReachableMembersFilter, RuntimeRowAdmin, principal_of
 from roster.admin.tools import runner
 from roster.models import Invocation, Tool
 
@@ -55,10 +55,10 @@ class Row:
 class InvocationAdmin(RuntimeRowAdmin):
     list_display = ["number"]
     list_filter = [
-        *("status", "error_kind", "door", ("member", ReachedMembers)),
+        *("status", "error_kind", "source", ("member", ReachableMembersFilter)),
         *(listing.ByTool, listing.ByToken, listing.Within, listing.Since, listing.Until, listing.Before),
     ]
-    search_fields = ["tool_name"]  # what is searched is said by listing.search
+    search_fields = ["tool_name"]  # listing.search decides what is searched
     sortable_by = ()
     list_per_page = list_max_show_all = listing.PER_PAGE
     paginator = CallPaginator
@@ -153,14 +153,16 @@ class InvocationAdmin(RuntimeRowAdmin):
         }
 
     def _frame_context(self, request: HttpRequest, calls: CallList) -> dict[str, Any]:
-        member_id = calls.asked("member__id__exact")
+        member_id = calls.filter_value("member__id__exact")
         return {
             "form": listing.form_of(request, calls),
             "filter_query": calls.get_query_string(remove=["p", "span", "e"]),
             "has_plots": "span" in request.GET,
             "plots_query": calls.get_query_string({"span": SPANS[0]}, ["p", "e"]),
-            "follows": calls.page_num == 1 and not calls.asked("before") and not calls.asked("queued_at__lt"),
-            "plotted": statistics.member_of(request, member_id),
+            "follows": calls.page_num == 1
+            and not calls.filter_value("before")
+            and not calls.filter_value("queued_at__lt"),
+            "plot_member": statistics.member_of(request, member_id),
             "may_cancel": self.has_cancel_permission(request),
         }
 
@@ -196,7 +198,7 @@ class InvocationAdmin(RuntimeRowAdmin):
             PART,
             lambda: self._page_context(request, invocation),
             tag=self._etag(invocation),
-            done=invocation.is_finished,
+            is_final=invocation.is_finished,
         )
 
     @staticmethod
@@ -219,8 +221,8 @@ class InvocationAdmin(RuntimeRowAdmin):
             "fault": why_not_again(invocation),
             "call_key": uuid.uuid4(),
             "progress": runner.progress_of(invocation),
-            "shown": results.shown(invocation, tool.output_schema if tool else None),
-            "arguments": present.json_block(shown_arguments(invocation)),
+            "view": results.result_view(invocation, tool.output_schema if tool else None),
+            "arguments": present.json_block(masked_arguments(invocation)),
             "took": present.seconds(invocation.duration),
             "token": _token(invocation),
         }
@@ -228,8 +230,8 @@ class InvocationAdmin(RuntimeRowAdmin):
     # Cancel
 
     @admin.action(description="Cancel selected calls", permissions=["cancel"])
-    def cancel(self, request: HttpRequest, selected: QuerySet[Invocation]) -> None:
-        self._cancel(request, list(selected))
+    def cancel(self, request: HttpRequest, queryset: QuerySet[Invocation]) -> None:
+        self._cancel(request, list(queryset))
 
     @method_decorator(require_POST)
     def cancel_view(self, request: HttpRequest, invocation_id: int) -> HttpResponseBase:
@@ -237,7 +239,7 @@ class InvocationAdmin(RuntimeRowAdmin):
         if not self.has_view_permission(request, invocation) or not self._may_cancel(request, invocation):
             raise PermissionDenied
         self._cancel(request, [invocation])
-        return live.done(request, self.page_of(invocation))
+        return live.form_response(request, self.page_of(invocation))
 
     def has_cancel_permission(self, request: HttpRequest) -> bool:
         """For the action. Which calls: `_may_cancel`."""
@@ -248,23 +250,23 @@ class InvocationAdmin(RuntimeRowAdmin):
     def _may_cancel(request: HttpRequest, invocation: Invocation) -> bool:
         return principal_of(request).may_cancel(invocation.member.name, invocation.requested_by_id)
 
-    def _cancel(self, request: HttpRequest, selected: list[Invocation]) -> None:
+    def _cancel(self, request: HttpRequest, invocations: list[Invocation]) -> None:
         cancelled: list[str] = []
-        asked: list[str] = []
+        pending: list[str] = []
         refusals: list[str] = []
-        for invocation in selected:
+        for invocation in invocations:
             if not self._may_cancel(request, invocation):
                 refusals.append(f"{invocation} is somebody else's, and you may not stop {invocation.member.name}")
                 continue
             try:
-                ended = cancel_call(invocation).is_finished
+                is_over = cancel_call(invocation).is_finished
             except NotCancellableError as refusal:
                 refusals.append(str(refusal))
             else:
-                (cancelled if ended else asked).append(str(invocation))
-                self.log_change(request, invocation, "Cancelled." if ended else "Asked to cancel.")
+                (cancelled if is_over else pending).append(str(invocation))
+                self.log_change(request, invocation, "Cancelled." if is_over else "Asked to cancel.")
         present.report(request, "Cancelled", cancelled, [])
-        present.report(request, "Running, asked to cancel", asked, refusals)
+        present.report(request, "Running, asked to cancel", pending, refusals)
 
     # Again
 
@@ -282,7 +284,7 @@ class InvocationAdmin(RuntimeRowAdmin):
                 invocation.member.name,
                 invocation.tool_name,
                 invocation.arguments,
-                caller=Caller(Invocation.Door.ADMIN, cast(User, request.user)),
+                caller=Caller(Invocation.Source.ADMIN, cast(User, request.user)),
                 idempotency_key=request.POST.get("call_key", "")[:255] or None,
             )
         except (AccessError, RequestRefusedError) as refusal:
@@ -295,8 +297,8 @@ class InvocationAdmin(RuntimeRowAdmin):
     # Side by side
 
     @admin.action(description="Compare two calls")
-    def compare(self, request: HttpRequest, selected: QuerySet[Invocation]) -> HttpResponse | None:
-        ids = sorted(selected.values_list("pk", flat=True)[:3])
+    def compare(self, request: HttpRequest, queryset: QuerySet[Invocation]) -> HttpResponse | None:
+        ids = sorted(queryset.values_list("pk", flat=True)[:3])
         if len(ids) != 2:
             messages.warning(request, "Choose two calls to compare.")
             return None
@@ -322,7 +324,7 @@ class InvocationAdmin(RuntimeRowAdmin):
             "opts": self.opts,
             "calls": [left, right],
             "facts": list(zip(_FACTS, _facts(left), _facts(right), strict=True)),
-            "parts": comparison.compared(left, right),
+            "parts": comparison.compare(left, right),
             "max_lines": f"{comparison.MAX_LINES:,}",
             "max_characters": f"{comparison.MAX_CHARACTERS:,}",
         }
@@ -340,9 +342,9 @@ _FACTS = ("Member", "Tool", "Status", "Took", "Asked by", "Through", "Queued (UT
 
 def _facts(call: Invocation) -> tuple[str, ...]:
     status = f"{call.status} ({call.error_kind})" if call.error_kind else call.status
-    took, asked = present.seconds(call.duration), call.requester or present.NOTHING
-    door = Invocation.Door(call.door).label
-    return call.member.name, call.tool_name, status, took, asked, str(door), present.when(call.queued_at)
+    took, requester = present.seconds(call.duration), call.requester or present.NOTHING
+    source = Invocation.Source(call.source).label
+    return call.member.name, call.tool_name, status, took, requester, str(source), present.when(call.queued_at)
 
 
 def _row(call: Invocation) -> Row:
@@ -365,6 +367,6 @@ def _comparison(left: int, right: int) -> str:
     return f"{reverse('admin:roster_invocation_compare')}?{urlencode({'left': left, 'right': right})}"
 
 
-def _without_empty(asked: QueryDict) -> str:
-    kept = urlencode([(name, value) for name, value in asked.items() if value])
-    return f"?{kept}" if kept else ""
+def _without_empty(params: QueryDict) -> str:
+    query = urlencode([(name, value) for name, value in params.items() if value])
+    return f"?{query}" if query else ""

@@ -8,7 +8,7 @@ from django.utils.safestring import SafeString
 
 from mcp_runtime.protocol.errors import describe_exit
 from roster.admin import present
-from roster.admin.rows import ReachedMembers, RuntimeRowAdmin
+from roster.admin.rows import ReachableMembersFilter, RuntimeRowAdmin
 from roster.models import PortAllocation, StatusChange
 
 
@@ -16,7 +16,7 @@ from roster.models import PortAllocation, StatusChange
 class StatusChangeAdmin(RuntimeRowAdmin):
     list_display = ["happened", "of_member", "change", "cause", "exit", "short_message"]
     list_select_related = ["member"]
-    list_filter = ["new", "created_at", ("member", ReachedMembers)]
+    list_filter = ["new", "created_at", ("member", ReachableMembersFilter)]
     search_fields = ["member__name", "cause", "message"]
     fields = ["happened", "of_member", "change", "cause", "exit", "full_message", "log"]
 

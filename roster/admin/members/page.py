@@ -17,7 +17,7 @@ from mcp_runtime.protocol.errors import describe_exit
 from mcp_runtime.rows.database import give_connection_back
 from mcp_runtime.schemas.secrets import mask
 from roster.admin import live, present
-from roster.admin.members.verbs import diagnosis_of, shown_since
+from roster.admin.members.verbs import diagnosis_of, visible_since
 from roster.admin.rows import principal_of
 from roster.models import GuildMember, Invocation, StatusChange, Tool
 
@@ -48,11 +48,11 @@ def fault_of(member: Any, status: str) -> Fault | None:
     """None when nothing is wrong. A manifest that cannot be used may be one of a member that still runs."""
     if not member.manifest_error and status != Status.ERROR:
         return None
-    found = diagnosis_of(member)
-    remedy = found.remedy if found else ""
+    diagnosis = diagnosis_of(member)
+    remedy = diagnosis.remedy if diagnosis else ""
     change = None if member.manifest_error else changes_of(member).filter(new=Status.ERROR).first()
     if change is not None:
-        return Fault(change.said, change.last_lines, remedy)
+        return Fault(change.short_text, change.last_lines, remedy)
     return Fault(present.bounded(member.manifest_error or member.last_error, SHOWN_MESSAGE), "", remedy)
 
 
@@ -65,7 +65,7 @@ def head(member: Any, status: str, progress: str, verbs: list[Any]) -> dict[str,
     return {
         "member": member,
         "status": status,
-        "since": shown_since(member),
+        "since": visible_since(member),
         "fault": fault_of(member, status),
         "progress": progress,
         "verbs": verbs,
@@ -114,7 +114,7 @@ def activity(request: HttpRequest, member: Any) -> dict[str, Any]:
     calls = Invocation.objects.filter(member=member).defer("arguments", "result", "error_data")
     if not views_calls:
         calls = calls.filter(requested_by=request.user.pk)
-    rows = calls.annotate(said=Left("error_message", SHOWN_MESSAGE)).defer("error_message")
+    rows = calls.annotate(short_text=Left("error_message", SHOWN_MESSAGE)).defer("error_message")
     return {
         "member": member,
         "calls": [_with(call, took=present.seconds(call.duration)) for call in rows[:SHOWN_CALLS]],
@@ -135,9 +135,9 @@ def _with(row: Any, **words: str) -> Any:
 
 
 def changes_of(member: Any) -> QuerySet[Any]:
-    """Newest first, with as much of the texts as is shown: `said` and `last_lines`."""
+    """Newest first, with as much of the texts as is shown: `short_text` and `last_lines`."""
     changes = StatusChange.objects.filter(member=member).defer("message", "log_tail")
-    return changes.annotate(said=Left("message", SHOWN_MESSAGE), last_lines=Right("log_tail", SHOWN_LAST_LINES))
+    return changes.annotate(short_text=Left("message", SHOWN_MESSAGE), last_lines=Right("log_tail", SHOWN_LAST_LINES))
 
 
 def still(member: Any) -> dict[str, Any]:

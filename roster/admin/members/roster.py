@@ -1,4 +1,4 @@
-"""The roster: the hall's first page. A card per member, what is broken first, true by itself."""
+"""The roster: the hall's first page. A card per member, broken members first, updated automatically."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from django.urls import URLPattern, path, reverse
 from mcp_runtime.control.calls import calls_of_last_hour
 from mcp_runtime.control.members import visible_tools
 from roster.admin import live, present
-from roster.admin.members.verbs import Verb, diagnosis_of, shown_since, shown_status, verbs_now
+from roster.admin.members.verbs import Verb, diagnosis_of, verbs_now, visible_since, visible_status
 from roster.admin.rows import RuntimeRowAdmin, principal_of
 from roster.diagnosis import Diagnosis
 from roster.models import GuildMember, Tool
@@ -35,8 +35,8 @@ MAX_TOOLS_FOUND = 6
 # All that a card is made from, so all that makes it another one.
 COLUMNS = (
     *("id", "name", "directory", "removed_at", "display_name", "description", "server_url", "manifest_error"),
-    *("manifest_warnings", "enabled", "wanted", "restart_requested_at", "status", "status_changed_at", "last_error"),
-    *("progress", "no_answer_since", "warnings", "started_at", "protocol_version", "next_restart_at"),
+    *("manifest_warnings", "enabled", "desired_state", "restart_requested_at", "status", "status_changed_at"),
+    *("last_error", "progress", "no_answer_since", "warnings", "started_at", "protocol_version", "next_restart_at"),
 )
 
 
@@ -48,7 +48,7 @@ class Card:
     status: str
     diagnosis: Diagnosis | None
     verbs: list[Verb]
-    tools_found: list[Tool]
+    matching_tools: list[Tool]
     last_hour: list[tuple[int, int]]  # (calls, failed), as `control.calls.calls_of_last_hour`
 
     @property
@@ -61,7 +61,7 @@ class Card:
 
     @property
     def host(self) -> str:
-        """Of a server elsewhere."""
+        """Of a remote server."""
         return urlsplit(self.member.server_url).netloc.rpartition("@")[2]
 
     @property
@@ -71,7 +71,7 @@ class Card:
 
     @property
     def since(self) -> datetime | None:
-        return shown_since(self.member)
+        return visible_since(self.member)
 
     @property
     def progress(self) -> str:
@@ -88,7 +88,7 @@ class Card:
         return self.member.next_restart_at if self.status == Status.ERROR and self.is_alive else None
 
     @property
-    def restart_is_asked(self) -> bool:
+    def has_pending_restart(self) -> bool:
         return self.is_alive and self.member.enabled and self.member.restart_requested_at is not None
 
 
@@ -100,7 +100,7 @@ class Chip:
     label: str
     count: int
     address: str
-    is_chosen: bool
+    is_active: bool
 
 
 class RosterScreen(RuntimeRowAdmin):
@@ -111,7 +111,7 @@ class RosterScreen(RuntimeRowAdmin):
         return [path("cards/", cards, name="roster_cards"), *super().get_urls()]
 
     def roster_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> TemplateResponse:
-        """The page; staff without the permission to view members are told so."""
+        """The page; staff without the permission to view members see that they lack it."""
         context = {**self.admin_site.each_context(request), "title": "Roster", **(extra_context or {})}
         if self.has_view_permission(request):
             search = Search.of(request)
@@ -128,31 +128,31 @@ class RosterScreen(RuntimeRowAdmin):
         tag = self._tag(request, search)
         return live.part(request, "roster/cards.html", lambda: self._cards(request, search), tag=tag)
 
-    def _found(self, request: HttpRequest, search: Search) -> QuerySet[Any]:
-        """All that the query finds, whatever their status."""
+    def _search_results(self, request: HttpRequest, search: Search) -> QuerySet[Any]:
+        """All members that the query finds, whatever their status."""
         members = self.get_queryset(request).filter(removed_at=None)
-        return search.narrowed(members, with_tools=_may_see_tools(request))
+        return search.filter_members(members, with_tools=_may_see_tools(request))
 
     def _tag(self, request: HttpRequest, search: Search) -> str:
         """Of all that the cards show, without making them: values cost a third of what rows cost."""
         hour, who = last_hour.figures(), principal_of(request)
         may = who.controls, who.invokes, who.views_calls, request.user.has_perm(VIEW_TOOLS)
         columns = (*COLUMNS, "port_allocation__port", "tool_count")
-        rows = [(*row, hour.get(row[0])) for row in self._found(request, search).values_list(*columns)]
+        rows = [(*row, hour.get(row[0])) for row in self._search_results(request, search).values_list(*columns)]
         return live.etag(search, may, present.runtime_is_alive(request), rows)
 
     def _cards(self, request: HttpRequest, search: Search) -> dict[str, Any]:
-        """What roster/cards.html shows: what is broken first, then by name."""
-        found = list(self._found(request, search).only(*COLUMNS, "port_allocation__port"))
-        members = sorted(found, key=_order)
-        counts = Counter(shown_status(member) for member in members)
-        chosen = [member for member in members if not search.status or shown_status(member) == search.status]
-        shown = chosen[:MAX_CARDS]
-        tools = _tools_found(search, shown) if _may_see_tools(request) else {}
+        """The context of roster/cards.html: broken members first, then by name."""
+        unsorted = list(self._search_results(request, search).only(*COLUMNS, "port_allocation__port"))
+        members = sorted(unsorted, key=_order)
+        counts = Counter(visible_status(member) for member in members)
+        matches = [member for member in members if not search.status or visible_status(member) == search.status]
+        visible = matches[:MAX_CARDS]
+        tools = _matching_tools(search, visible) if _may_see_tools(request) else {}
         who = principal_of(request)
         return {
-            "cards": [_card(request, member, tools.get(member.pk, [])) for member in shown],
-            "left_out": len(chosen) - len(shown),
+            "cards": [_card(request, member, tools.get(member.pk, [])) for member in visible],
+            "left_out": len(matches) - len(visible),
             "chips": _chips(search, counts),
             "search": search,
             "may_invoke": who.invokes,
@@ -169,19 +169,19 @@ class LastHour:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counted_at = -self.SECONDS
+        self._updated_at = -self.SECONDS
         self._figures: dict[int, list[tuple[int, int]]] = {}
 
     def figures(self) -> dict[int, list[tuple[int, int]]]:
         with self._lock:
-            if time.monotonic() >= self._counted_at + self.SECONDS:
+            if time.monotonic() >= self._updated_at + self.SECONDS:
                 self._figures = calls_of_last_hour()
-                self._counted_at = time.monotonic()
+                self._updated_at = time.monotonic()
             return self._figures
 
     def forget(self) -> None:
-        """Count anew when somebody asks next."""
-        self._counted_at = -self.SECONDS
+        """Count again for the next request."""
+        self._updated_at = -self.SECONDS
 
 
 last_hour = LastHour()
@@ -206,14 +206,14 @@ class Search:
     def as_query(self) -> str:
         return urlencode({key: value for key, value in (("q", self.query), ("status", self.status)) if value})
 
-    def narrowed(self, members: QuerySet[Any], *, with_tools: bool) -> QuerySet[Any]:
-        """Those in which each word is in a text of the member, or in the name or title of one of its tools."""
+    def filter_members(self, members: QuerySet[Any], *, with_tools: bool) -> QuerySet[Any]:
+        """The members of which a text, or the name or title of a tool, contains each word."""
         for word in self.words:
-            said = Q(name__icontains=word) | Q(display_name__icontains=word) | Q(description__icontains=word)
+            condition = Q(name__icontains=word) | Q(display_name__icontains=word) | Q(description__icontains=word)
             if with_tools:
                 tools = Tool.objects.filter(_says(word), visible_tools(), member=OuterRef("pk"))
-                said |= Q(Exists(tools))
-            members = members.filter(said)
+                condition |= Q(Exists(tools))
+            members = members.filter(condition)
         return members
 
 
@@ -223,35 +223,35 @@ def _says(word: str) -> Q:
 
 
 def _may_see_tools(request: HttpRequest) -> bool:
-    """Whether names of tools are told: to who may list them, and to who may call or switch them."""
+    """Whether the user sees names of tools: who may list, call or switch them does."""
     who = principal_of(request)
     return who.invokes or who.controls or request.user.has_perm(VIEW_TOOLS)
 
 
 def _order(member: Member) -> tuple[bool, str, str]:
-    return shown_status(member) != Status.ERROR, member.title.casefold(), member.name
+    return visible_status(member) != Status.ERROR, member.title.casefold(), member.name
 
 
-def _card(request: HttpRequest, member: Member, tools_found: list[Tool]) -> Card:
+def _card(request: HttpRequest, member: Member, matching_tools: list[Tool]) -> Card:
     verbs = verbs_now(member) if principal_of(request).may_control(member.name) else []
     figures = last_hour.figures().get(member.pk, [])
-    return Card(member, shown_status(member), diagnosis_of(member), verbs, tools_found, figures)
+    return Card(member, visible_status(member), diagnosis_of(member), verbs, matching_tools, figures)
 
 
-def _tools_found(search: Search, members: list[Any]) -> dict[int, list[Tool]]:
+def _matching_tools(search: Search, members: list[Any]) -> dict[int, list[Tool]]:
     """Of each member the first tools that the query names."""
-    found: dict[int, list[Tool]] = {}
+    by_member: dict[int, list[Tool]] = {}
     if not search.words or not members:
-        return found
-    says = Q()
+        return by_member
+    condition = Q()
     for word in search.words:
-        says |= _says(word)
-    rows = Tool.objects.filter(says, visible_tools(), member__in=[member.pk for member in members])
+        condition |= _says(word)
+    rows = Tool.objects.filter(condition, visible_tools(), member__in=[member.pk for member in members])
     for tool in rows.only("name", "member_id").order_by("member_id", "position")[: MAX_CARDS * MAX_TOOLS_FOUND]:
-        tools = found.setdefault(tool.member_id, [])
+        tools = by_member.setdefault(tool.member_id, [])
         if len(tools) < MAX_TOOLS_FOUND:
             tools.append(tool)
-    return found
+    return by_member
 
 
 def _chips(search: Search, counts: Counter[str]) -> list[Chip]:

@@ -1,4 +1,4 @@
-"""Members: what is wished, what is seen and why, and the buttons that wish."""
+"""Members: desired state, status and reason, and the buttons that change the desired state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mcp_runtime.protocol.errors import RequestRefusedError
 from roster.admin import live, present
 from roster.admin.members import page
 from roster.admin.members.roster import RosterScreen
-from roster.admin.members.verbs import VERBS, Verb, obstacle, shown_error, shown_progress, shown_status
+from roster.admin.members.verbs import VERBS, Verb, obstacle, visible_error, visible_progress, visible_status
 from roster.admin.rows import FolderFilter
 from roster.models import GuildMember, Tool
 
@@ -38,8 +38,8 @@ NOBODY = "none, so it is open to everybody who may call tools"
 
 def _action(verb: Verb) -> Callable[..., None]:
     @admin.action(description=f"{verb.label} selected members", permissions=["control"])
-    def act(members: MemberAdmin, request: HttpRequest, selected: QuerySet[GuildMember]) -> None:
-        members.wish(request, verb, list(selected))
+    def act(member_admin: MemberAdmin, request: HttpRequest, queryset: QuerySet[GuildMember]) -> None:
+        member_admin.apply(request, verb, list(queryset))
 
     act.__name__ = f"{verb.name}_members"
     return act
@@ -86,8 +86,8 @@ def _names_of(member: Any) -> str:
 @admin.register(GuildMember)
 class MemberAdmin(RosterScreen):
     member_name = "name"
-    list_display = ["name", "title", "status_word", "endpoint", "tool_count", "enabled", "wanted", "short_error"]
-    list_filter = [ShownStatusFilter, "enabled", "wanted", FolderFilter]
+    list_display = ["name", "title", "status_word", "endpoint", "tool_count", "enabled", "desired_state", "short_error"]
+    list_filter = [ShownStatusFilter, "enabled", "desired_state", FolderFilter]
     search_fields = ["name", "display_name", "description"]
     actions = [*(_action(verb) for verb in VERBS), "delete_selected"]
     change_list_template = "admin/roster/guildmember/change_list.html"
@@ -99,8 +99,8 @@ class MemberAdmin(RosterScreen):
         count = Subquery(tools.annotate(count=Count("pk")).values("count"), output_field=IntegerField())
         alive = Value(present.runtime_is_alive(request), output_field=BooleanField())
         members: QuerySet[Any] = super().get_queryset(request).select_related("port_allocation")
-        seen: QuerySet[Any] = members.annotate(tool_count=Coalesce(count, 0), runtime_is_alive=alive)
-        return seen
+        annotated: QuerySet[Any] = members.annotate(tool_count=Coalesce(count, 0), runtime_is_alive=alive)
+        return annotated
 
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view
@@ -108,7 +108,7 @@ class MemberAdmin(RosterScreen):
             path("runtime/", view(self.runtime_view), name="roster_runtime"),
             path("sync/", view(self.sync_view), name="roster_guildmember_sync"),
             path("<int:member_id>/groups/", view(self.groups_view), name="roster_guildmember_groups"),
-            path("<int:member_id>/wish/<slug:verb>/", view(self.wish_view), name="roster_guildmember_wish"),
+            path("<int:member_id>/do/<slug:verb>/", view(self.verb_view), name="roster_guildmember_verb"),
             path("<int:member_id>/parts/<slug:part>/", view(self.part_view), name="roster_guildmember_part"),
             path("<int:member_id>/log/", view(self.log_view), name="roster_guildmember_log"),
             path("<int:member_id>/log/file/", view(self.log_file_view), name="roster_guildmember_log_file"),
@@ -121,11 +121,11 @@ class MemberAdmin(RosterScreen):
         context = {"alive": present.runtime_is_alive(request)}
         return live.part(request, "roster/runtime.html", lambda: context, tag=present.runtime_etag(request))
 
-    # Wishes
+    # Verbs
 
-    def wish(self, request: HttpRequest, verb: Verb, members: list[Any]) -> None:
-        """Wish it for each member it applies to, and say what was done and what was left alone."""
-        done, refusals = [], []
+    def apply(self, request: HttpRequest, verb: Verb, members: list[Any]) -> None:
+        """Do it for each member that it applies to, and tell the user about all members."""
+        names, refusals = [], []
         for member in members:
             if reason := obstacle(verb.name, member):
                 refusals.append(f"{member.name}: {reason}")
@@ -135,20 +135,20 @@ class MemberAdmin(RosterScreen):
             except RequestRefusedError as refusal:
                 refusals.append(str(refusal))
             else:
-                done.append(member.name)
-                self.log_change(request, member, f"{verb.done}.")
-        present.report(request, verb.done, done, refusals)
+                names.append(member.name)
+                self.log_change(request, member, f"{verb.past_tense}.")
+        present.report(request, verb.past_tense, names, refusals)
 
     @method_decorator(require_POST)
-    def wish_view(self, request: HttpRequest, member_id: int, verb: str) -> HttpResponseBase:
+    def verb_view(self, request: HttpRequest, member_id: int, verb: str) -> HttpResponseBase:
         if not self.has_control_permission(request):
             raise PermissionDenied
         member = self.existing(request, str(member_id))
-        known = next((known for known in VERBS if known.name == verb), None)
-        if known is None:
+        member_verb = next((member_verb for member_verb in VERBS if member_verb.name == verb), None)
+        if member_verb is None:
             raise Http404(f"members know no {verb!r}")
-        self.wish(request, known, [member])
-        return live.done(request, self.page_of(member))
+        self.apply(request, member_verb, [member])
+        return live.form_response(request, self.page_of(member))
 
     @method_decorator(require_POST)
     def sync_view(self, request: HttpRequest) -> HttpResponse:
@@ -172,9 +172,9 @@ class MemberAdmin(RosterScreen):
             form = GroupsForm(request.POST)
             if form.is_valid():
                 reserve_member(member, form.cleaned_data["groups"])
-                said = f"Reserved for: {_names_of(member)}."
-                self.log_change(request, member, said)
-                self.message_user(request, f"{member.name}. {said}")
+                text = f"Reserved for: {_names_of(member)}."
+                self.log_change(request, member, text)
+                self.message_user(request, f"{member.name}. {text}")
                 return self.page_of(member)
         context = {
             **self.admin_site.each_context(request),
@@ -198,7 +198,7 @@ class MemberAdmin(RosterScreen):
     # Its page
 
     def _page(self, request: HttpRequest, object_id: str) -> dict[str, Any]:
-        """What the member's page shows: parts that stay true by themselves, and the rest as it is now."""
+        """What the member's page shows: parts that update automatically, and the rest as it is now."""
         member = self.get_object(request, object_id)
         if member is None or not self.has_view_permission(request, member):
             return {}
@@ -215,11 +215,11 @@ class MemberAdmin(RosterScreen):
     def _head(self, request: HttpRequest, member: Any) -> dict[str, Any]:
         may_control = self.has_control_permission(request)
         verbs = [verb for verb in VERBS if may_control and not obstacle(verb.name, member)]
-        return page.head(member, shown_status(member), shown_progress(member), verbs)
+        return page.head(member, visible_status(member), visible_progress(member), verbs)
 
     def part_view(self, request: HttpRequest, member_id: int, part: str) -> HttpResponse:
-        """One of the parts of its page that stay true by themselves."""
-        member = self._shown(request, member_id)
+        """One of the parts of its page that update automatically."""
+        member = self._viewable_member(request, member_id)
         match part:
             case "head":
                 return live.part(request, "roster/member/head.html", lambda: self._head(request, member))
@@ -233,41 +233,43 @@ class MemberAdmin(RosterScreen):
 
     def log_view(self, request: HttpRequest, member_id: int) -> HttpResponse:
         """The lines behind `after`, the cursor of the answer before, as JSON."""
-        return page.log_answer(self._shown(request, member_id), request.GET.get("after", ""))
+        return page.log_answer(self._viewable_member(request, member_id), request.GET.get("after", ""))
 
     def log_file_view(self, request: HttpRequest, member_id: int) -> HttpResponseBase:
-        return page.log_file(self._shown(request, member_id))
+        return page.log_file(self._viewable_member(request, member_id))
 
-    def _shown(self, request: HttpRequest, member_id: int) -> Any:
+    def _viewable_member(self, request: HttpRequest, member_id: int) -> Any:
         """The member whose page this is part of."""
         member = self.existing(request, str(member_id))
         if not self.has_view_permission(request, member):
             raise PermissionDenied
         return member
 
-    # Deleting: only what is gone from disk and has no process
+    # Only a member that is gone from disk and has no process can be deleted
 
     def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        allowed = admin.ModelAdmin.has_delete_permission(self, request, obj)
-        return allowed and (obj is None or not self._why_kept(obj))
+        has_permission = admin.ModelAdmin.has_delete_permission(self, request, obj)
+        return has_permission and (obj is None or not self._deletion_obstacle(obj))
 
     @staticmethod
-    def _why_kept(member: Any) -> str:
+    def _deletion_obstacle(member: Any) -> str:
         if member.removed_at is None:
             return "its folder is still there"
-        return "" if shown_status(member) in (Status.DISCONNECTED, Status.ERROR) else "its process has not ended yet"
+        return "" if visible_status(member) in (Status.DISCONNECTED, Status.ERROR) else "its process has not ended yet"
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        # Its tools, calls and changes go with it, though none of them can be deleted by itself.
+        # Its tools, calls and changes go with it, though none of them can be deleted alone.
         deleted, counts, _, protected = super().get_deleted_objects(objs, request)
         return deleted, counts, set(), protected
 
     @admin.action(description="Delete selected members whose folder is gone", permissions=["delete"])
-    def delete_selected(self, request: HttpRequest, selected: QuerySet[Any]) -> HttpResponseBase | None:
-        kept = {member.pk: f"{member.name}: {reason}" for member in selected if (reason := self._why_kept(member))}
-        present.report(request, "", [], kept.values())
-        gone = selected.exclude(pk__in=kept)
-        return delete_selected(self, request, gone) if gone.exists() else None
+    def delete_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponseBase | None:
+        refusals = {
+            member.pk: f"{member.name}: {reason}" for member in queryset if (reason := self._deletion_obstacle(member))
+        }
+        present.report(request, "", [], refusals.values())
+        deletable = queryset.exclude(pk__in=refusals)
+        return delete_selected(self, request, deletable) if deletable.exists() else None
 
     # Columns
 
@@ -277,11 +279,11 @@ class MemberAdmin(RosterScreen):
 
     @admin.display(description="status", ordering="status")
     def status_word(self, member: Member) -> SafeString:
-        return present.badge(shown_status(member))
+        return present.badge(visible_status(member))
 
     @admin.display(description="error or progress")
     def short_error(self, member: Member) -> str:
-        return present.one_line(shown_error(member) or shown_progress(member), 80) or present.NOTHING
+        return present.one_line(visible_error(member) or visible_progress(member), 80) or present.NOTHING
 
     @admin.display(description="endpoint", ordering="port_allocation__port")
     def endpoint(self, member: Member) -> str:

@@ -1,4 +1,4 @@
-"""What may be wished of a member, as buttons and actions, and the facts about it that decide which of them apply."""
+"""What may be done with a member, as buttons and actions, and the facts about it that decide which of them apply."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from roster.models import GuildMember
 if TYPE_CHECKING:
     from django_stubs_ext import WithAnnotations
 
-    class _Seen(TypedDict):
+    class _Annotations(TypedDict):
         runtime_is_alive: bool
         tool_count: int
 
-    Member = WithAnnotations[GuildMember, _Seen]
+    Member = WithAnnotations[GuildMember, _Annotations]
 
 Status = GuildMember.Status
 
@@ -28,45 +28,45 @@ class Verb:
 
     name: str
     label: str
-    done: str
+    past_tense: str
 
 
 VERBS = [
     Verb("start", "Start", "Asked to start"),
     Verb("stop", "Stop", "Asked to stop"),
     Verb("restart", "Restart", "Asked to restart"),
-    Verb("refresh", "Refresh tools", "Asked to list the tools anew"),
+    Verb("refresh", "Refresh tools", "Asked to list the tools again"),
     Verb("enable", "Enable", "Enabled"),
     Verb("disable", "Disable", "Disabled"),
 ]
 
 
 # Of a member in one of these a start is a restart.
-BEGUN = (Status.STARTING, Status.CONNECTED, Status.ERROR)
+ACTIVE = (Status.STARTING, Status.CONNECTED, Status.ERROR)
 
 
-def shown_status(member: Member) -> str:
+def visible_status(member: Member) -> str:
     return true_status(member, runtime_is_alive=member.runtime_is_alive)
 
 
-def shown_since(member: Member) -> datetime | None:
+def visible_since(member: Member) -> datetime | None:
     """When its shown status became that, if it is known: a faulty manifest is an error of no certain age."""
-    is_its_own = member.runtime_is_alive and shown_status(member) == member.status
+    is_its_own = member.runtime_is_alive and visible_status(member) == member.status
     return member.status_changed_at if is_its_own else None
 
 
-def shown_error(member: Member) -> str:
+def visible_error(member: Member) -> str:
     # What a dead runtime left on the row explains nothing that is true now; a faulty folder still is one.
     return member.error if member.runtime_is_alive else member.manifest_error
 
 
-def shown_progress(member: Member) -> str:
+def visible_progress(member: Member) -> str:
     return member.start_progress if member.runtime_is_alive else ""
 
 
 def obstacle(verb: str, member: Member) -> str:
     """Why the verb does not apply to this member now; empty when it does."""
-    status = shown_status(member)
+    status = visible_status(member)
     if member.removed_at:
         return "its folder is gone"
     if verb == "enable":
@@ -75,10 +75,10 @@ def obstacle(verb: str, member: Member) -> str:
         return "it is disabled"
     if verb in ("start", "restart") and member.manifest_error:
         return "its guild-member.json cannot be used"
-    is_wanted = member.wanted == GuildMember.Wanted.RUNNING
-    if verb == "start" and is_wanted and status in (Status.STARTING, Status.CONNECTED):
+    should_run = member.desired_state == GuildMember.DesiredState.RUNNING
+    if verb == "start" and should_run and status in (Status.STARTING, Status.CONNECTED):
         return f"it is {status} already"
-    if verb == "stop" and not is_wanted and status == Status.DISCONNECTED:
+    if verb == "stop" and not should_run and status == Status.DISCONNECTED:
         return "it is stopped already"
     if verb == "refresh" and status != Status.CONNECTED:
         return f"it is {status}"
@@ -87,9 +87,9 @@ def obstacle(verb: str, member: Member) -> str:
 
 def verbs_now(member: Member) -> list[Verb]:
     """The few that a card has buttons for: what makes sense now, a start or a restart, never both."""
-    names = {"stop", "restart" if shown_status(member) in BEGUN else "start"} if member.enabled else {"enable"}
-    if not member.runtime_is_alive and member.wanted == GuildMember.Wanted.RUNNING:
-        names -= {"start"}  # it is wished already, and nobody is there to do it
+    names = {"stop", "restart" if visible_status(member) in ACTIVE else "start"} if member.enabled else {"enable"}
+    if not member.runtime_is_alive and member.desired_state == GuildMember.DesiredState.RUNNING:
+        names -= {"start"}  # it should run already, and nobody is there to do it
     if member.manifest_error and member.status == Status.DISCONNECTED:
         names = set()  # nothing runs, and nothing can be started
     return [verb for verb in VERBS if verb.name in names and not obstacle(verb.name, member)]
@@ -100,9 +100,9 @@ def diagnosis_of(member: Member) -> Diagnosis | None:
     facts = Facts(
         name=member.name,
         directory=member.directory,
-        status=shown_status(member),
+        status=visible_status(member),
         enabled=member.enabled,
-        is_wanted=member.wanted == GuildMember.Wanted.RUNNING,
+        should_run=member.desired_state == GuildMember.DesiredState.RUNNING,
         runtime_is_alive=member.runtime_is_alive,
         manifest_error=member.manifest_error,
         last_error=member.last_error,

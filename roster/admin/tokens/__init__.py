@@ -1,4 +1,4 @@
-"""API tokens in the admin.
+"""Tokens in the admin.
 
 screens      the list, the form that makes one, its revocation
 page         what a token's page shows: configuration for clients, who came with it, what was called

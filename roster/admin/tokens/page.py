@@ -1,4 +1,4 @@
-"""What a token's page shows: what each client wants written down to use it, who came with it, and what was called."""
+"""What a token's page shows: the configuration of each client, the programs that used it, and the tools it called."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLIENT_NAMES = {
 
 
 @dataclass(frozen=True)
-class Written:
+class ClientConfiguration:
     """The configuration of one client."""
 
     key: str
@@ -39,51 +39,53 @@ class Written:
 
 
 def configuration(request: HttpRequest, token: ApiToken) -> dict[str, Any]:
-    """The choice that the address makes (`?members=a&members=b&way=direct`), and what it comes to for each client."""
+    """The choice in the address (`?members=a&members=b&way=direct`), and the configuration of each client for it."""
     try:
         who = principals.principal_of_row(token)
     except TokenError as error:
         return {"token": token, "refusal": str(error)}
-    offered = agent_config.chosen_members(who, [])[:MAX_MEMBERS]
-    asked = set(request.GET.getlist("members"))
-    chosen = [member for member in offered if member.name in asked]
+    choices = agent_config.select_members(who, [])[:MAX_MEMBERS]
+    names = set(request.GET.getlist("members"))
+    selection = [member for member in choices if member.name in names]
     direct = request.GET.get("way") == "direct"
     context = {
         "token": token,
-        "offered": offered,
-        "chosen": {member.name for member in chosen},
+        "choices": choices,
+        "selected_names": {member.name for member in selection},
         "direct": direct,
         "how_estimated": agent_config.HOW_ESTIMATED,
     }
-    members = chosen or offered
+    members = selection or choices
     try:
-        entries = _entries(chosen, members, direct=direct)
+        entries = _entries(selection, members, direct=direct)
     except RequestRefusedError as refusal:
         return {**context, "refusal": f"{str(refusal)[0].upper()}{str(refusal)[1:]}."}
     return {**context, "clients": _clients(entries), **_costs(who, members, direct=direct)}
 
 
-def _entries(chosen: list[GuildMember], members: list[GuildMember], *, direct: bool) -> list[Entry]:
+def _entries(selection: list[GuildMember], members: list[GuildMember], *, direct: bool) -> list[Entry]:
     if direct:
-        return agent_config.direct_entries(members, all_of_them=bool(chosen))
-    return agent_config.gateway_entries([member.name for member in chosen], PLACEHOLDER)
+        return agent_config.direct_entries(members, all_of_them=bool(selection))
+    return agent_config.gateway_entries([member.name for member in selection], PLACEHOLDER)
 
 
-def _clients(entries: list[Entry]) -> list[Written]:
-    return [Written(key, CLIENT_NAMES[key], form.place, form.write(entries)) for key, form in FORMATS.items()]
+def _clients(entries: list[Entry]) -> list[ClientConfiguration]:
+    return [
+        ClientConfiguration(key, CLIENT_NAMES[key], form.place, form.write(entries)) for key, form in FORMATS.items()
+    ]
 
 
 def _costs(who: Principal, members: list[GuildMember], *, direct: bool) -> dict[str, Any]:
-    found = agent_config.costs(who, members, direct=direct)
-    rows = [{"name": name, "tools": cost.tools, "tokens": cost.tokens} for name, cost in found.items() if cost.tools]
-    whole = sum(found.values(), Cost())
-    return {"costs": rows, "tools_in_all": whole.tools, "tokens_in_all": whole.tokens}
+    costs = agent_config.costs(who, members, direct=direct)
+    rows = [{"name": name, "tools": cost.tools, "tokens": cost.tokens} for name, cost in costs.items() if cost.tools]
+    total = sum(costs.values(), Cost())
+    return {"costs": rows, "tools_in_all": total.tools, "tokens_in_all": total.tokens}
 
 
 def use(request: HttpRequest, token: ApiToken) -> dict[str, Any]:
-    """Who came with it, and what was called: of the last calls, for counting all of them may take long."""
+    """The programs that used the token, and the tools of its last calls. To count all calls may take long."""
     last = Invocation.objects.filter(token=token).order_by("-id").values("pk")[:COUNTED_CALLS]
-    called = (
+    tools = (
         Invocation.objects.filter(pk__in=last)
         .order_by()
         .values("member_id", "member__name", "tool_name")
@@ -94,8 +96,8 @@ def use(request: HttpRequest, token: ApiToken) -> dict[str, Any]:
     )
     return {
         "token": token,
-        "clients_seen": list(token.clients.all()),
-        "called": list(called[:SHOWN_TOOLS]),
+        "token_clients": list(token.clients.all()),
+        "called_tools": list(tools[:SHOWN_TOOLS]),
         "counted_calls": COUNTED_CALLS,
         "may_list_calls": request.user.has_perm("roster.view_invocation"),
     }

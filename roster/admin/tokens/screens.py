@@ -1,4 +1,4 @@
-"""API tokens: made here, over REST or with `manage.py create_token`; shown once, then only by how they begin."""
+"""Tokens: made here, over REST or with `manage.py create_token`; shown once, then only by how they begin."""
 
 from __future__ import annotations
 
@@ -22,12 +22,20 @@ from django.views.decorators.http import require_POST
 
 from mcp_runtime.control.tokens import NewToken, make_token, revoke_token
 from roster.admin import live, present
-from roster.admin.rows import NarrowedAdmin, principal_of
+from roster.admin.rows import SafeFilterAdmin, principal_of
 from roster.admin.tokens import page
 from roster.models import ApiToken, GuildMember, TokenClient, Tool
 
-ASKED = ["user", "name", "expires_at", "scope", "members", "tools", "calls_per_minute", "max_in_flight"]
-SHOWN = ["beginning"]  # the rest is FACTS, in the way of its page
+NEW_TOKEN_FIELDS = [
+    "user",
+    "name",
+    "expires_at",
+    "scope",
+    "members",
+    "tools",
+    *(limit.name for limit in ApiToken.LIMITS),
+]
+TOKEN_FIELDS = ["beginning"]  # the rest is FACTS, in the way of its page
 Scope = ApiToken.Scope
 
 
@@ -50,7 +58,7 @@ class NamedDateTime(AdminSplitDateTime):
 class TokenForm(forms.ModelForm):  # type: ignore[type-arg]  # as for ModelAdmin
     class Meta:
         model = ApiToken
-        fields = ASKED
+        fields = NEW_TOKEN_FIELDS
 
     def clean_expires_at(self) -> Any:
         end = self.cleaned_data["expires_at"]
@@ -63,16 +71,16 @@ class TokenForm(forms.ModelForm):  # type: ignore[type-arg]  # as for ModelAdmin
         cleaned = super().clean()
         scope = self.cleaned_data.get("scope")
         for field in ("members", "tools"):
-            chosen = bool(self.cleaned_data.get(field))
-            if scope == field and not chosen:
+            is_filled = bool(self.cleaned_data.get(field))
+            if scope == field and not is_filled:
                 self.add_error(field, f"Choose some, for the scope says: {Scope(scope).label.lower()}.")
-            if scope and scope != field and chosen:
+            if scope and scope != field and is_filled:
                 self.add_error("scope", f"{field.capitalize()} were chosen, which this scope does not look at.")
         return cleaned
 
 
 @admin.register(ApiToken)
-class ApiTokenAdmin(NarrowedAdmin):
+class ApiTokenAdmin(SafeFilterAdmin):
     """Who may see everybody's tokens is the superuser; others see, make and revoke their own."""
 
     form = TokenForm
@@ -91,16 +99,16 @@ class ApiTokenAdmin(NarrowedAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ApiToken]:
         tokens: QuerySet[ApiToken] = super().get_queryset(request).prefetch_related("members", "tools__member")
-        named = TokenClient.objects.filter(token=OuterRef("pk")).order_by("-last_seen_at", "-pk")
-        client = Subquery(named.values(words=Concat("name", Value(" "), "version"))[:1])
+        clients = TokenClient.objects.filter(token=OuterRef("pk")).order_by("-last_seen_at", "-pk")
+        client = Subquery(clients.values(words=Concat("name", Value(" "), "version"))[:1])
         tokens = tokens.select_related("user", "made_with__user").annotate(client=client)
         return tokens if request.user.is_superuser else tokens.filter(user=request.user.pk)
 
     def get_fields(self, request: HttpRequest, obj: Model | None = None) -> Any:
-        return ASKED if obj is None else SHOWN
+        return NEW_TOKEN_FIELDS if obj is None else TOKEN_FIELDS
 
     def get_readonly_fields(self, request: HttpRequest, obj: Model | None = None) -> Any:
-        return [] if obj is None else SHOWN
+        return [] if obj is None else TOKEN_FIELDS
 
     def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
         return False
@@ -120,28 +128,27 @@ class ApiTokenAdmin(NarrowedAdmin):
 
     def formfield_for_manytomany(self, db_field: ManyToManyField[Any, Any], request: HttpRequest, **kwargs: Any) -> Any:
         """What is reserved for groups of others is not offered, nor what left the roster."""
-        closed = principal_of(request).closed_members
+        closed_names = principal_of(request).closed_members
         if db_field.name == "members":
-            kwargs["queryset"] = GuildMember.objects.filter(removed_at=None).exclude(name__in=closed)
+            kwargs["queryset"] = GuildMember.objects.filter(removed_at=None).exclude(name__in=closed_names)
         else:
-            tools = Tool.objects.filter(listed=True, member__removed_at=None).exclude(member__name__in=closed)
+            tools = Tool.objects.filter(listed=True, member__removed_at=None).exclude(member__name__in=closed_names)
             kwargs["queryset"] = tools.select_related("member").order_by("member__name", "position").defer("definition")
             kwargs["form_class"] = ToolChoice
         return super().formfield_for_manytomany(db_field, request, **kwargs)
 
     def save_model(self, request: HttpRequest, obj: ApiToken, form: Any, change: bool) -> None:
         # Members and tools are linked by save_related, to the row whose key `obj` has now.
-        chosen = form.cleaned_data
-        wish = NewToken(
+        data = form.cleaned_data
+        new = NewToken(
             name=obj.name,
-            members=[member.name for member in chosen["members"]],
-            tools=[(tool.member.name, tool.name) for tool in chosen["tools"]],
+            members=[member.name for member in data["members"]],
+            tools=[(tool.member.name, tool.name) for tool in data["tools"]],
             expires_at=obj.expires_at,
-            calls_per_minute=obj.calls_per_minute,
-            max_in_flight=obj.max_in_flight,
+            limits=obj.own_limits,
         )
-        made, token = make_token(obj.user, wish, maker=principal_of(request))
-        obj.pk, obj.digest, obj.hint = made.pk, made.digest, made.hint
+        row, token = make_token(obj.user, new, maker=principal_of(request))
+        obj.pk, obj.digest, obj.hint = row.pk, row.digest, row.hint
         messages.warning(
             request, format_html('Copy the token now, it is not shown again: <code class="token">{}</code>', token)
         )
@@ -163,8 +170,8 @@ class ApiTokenAdmin(NarrowedAdmin):
         ]
 
     @admin.action(description="Revoke selected tokens", permissions=["revoke"])
-    def revoke(self, request: HttpRequest, selected: QuerySet[ApiToken]) -> None:
-        self._revoke(request, list(selected))
+    def revoke(self, request: HttpRequest, queryset: QuerySet[ApiToken]) -> None:
+        self._revoke(request, list(queryset))
 
     @method_decorator(require_POST)
     def revoke_view(self, request: HttpRequest, token_id: int) -> HttpResponse:
@@ -175,12 +182,12 @@ class ApiTokenAdmin(NarrowedAdmin):
         return redirect("admin:roster_apitoken_change", token_id)
 
     def _revoke(self, request: HttpRequest, tokens: list[ApiToken]) -> None:
-        good = [token for token in tokens if token.revoked_at is None]
-        for token in good:
+        active = [token for token in tokens if token.revoked_at is None]
+        for token in active:
             revoke_token(token)
             self.log_change(request, token, "Revoked.")
-        left = [f"{token}: it was revoked already" for token in tokens if token not in good]
-        present.report(request, "Revoked", [str(token) for token in good], left)
+        refusals = [f"{token}: it was revoked already" for token in tokens if token not in active]
+        present.report(request, "Revoked", [str(token) for token in active], refusals)
 
     def delete_model(self, request: HttpRequest, obj: ApiToken) -> None:
         revoke_token(obj)  # else what was asked with it would go on, as nobody's
@@ -202,7 +209,7 @@ class ApiTokenAdmin(NarrowedAdmin):
         return super().change_view(request, object_id, form_url, context)
 
     def part_view(self, request: HttpRequest, token_id: int, part: str) -> HttpResponse:
-        """One of the parts of its page that stay true by themselves."""
+        """One of the parts of its page that update automatically."""
         token = self.get_object(request, str(token_id))
         if token is None or not self.has_view_permission(request, token):
             raise PermissionDenied
@@ -212,7 +219,7 @@ class ApiTokenAdmin(NarrowedAdmin):
                     request,
                     "roster/token/configuration.html",
                     lambda: page.configuration(request, token),
-                    done=True,
+                    is_final=True,
                 )
             case "use":
                 return live.part(request, "roster/token/use.html", lambda: page.use(request, token))
@@ -244,9 +251,9 @@ class ApiTokenAdmin(NarrowedAdmin):
 
     @admin.display(description="limits")
     def limits(self, token: ApiToken) -> str:
-        rate, flight = token.calls_per_minute, token.max_in_flight
-        a_minute = "as set for all" if rate is None else "no limit" if rate == 0 else str(rate)
-        return f"calls a minute: {a_minute}; at the same time: {'as set for all' if flight is None else flight}"
+        own = token.own_limits
+        texts = {name: "as set for all" if own[name] is None else str(own[name] or "no limit") for name in own}
+        return "; ".join(f"{limit.words}: {texts[limit.name]}" for limit in ApiToken.LIMITS)
 
 
 # What the page of a token says of it.

@@ -1,4 +1,4 @@
-"""The tool runner: a form and JSON beside each other, the call's end on the same page, sets to use again.
+"""The tool runner: a form and JSON beside each other, the call's end on the same page, presets to use again.
 
 Without a script it is a text area with JSON and a button; static/roster/runner.js makes the rest of the same page.
 """
@@ -30,7 +30,7 @@ from mcp_runtime.control.calls import (
     queue_call,
     unmasked_arguments,
     wait_for_call,
-    why_not_known,
+    why_arguments_unknown,
     without_secrets,
 )
 from mcp_runtime.protocol.errors import (
@@ -39,14 +39,14 @@ from mcp_runtime.protocol.errors import (
     InvalidArgumentsError,
     RequestRefusedError,
 )
-from roster import argument_sets, calls, snippets
+from roster import calls, presets, snippets
 from roster.admin import live, present
 from roster.admin.calls import results
 from roster.admin.rows import RuntimeRowAdmin
 from roster.api import requests
-from roster.models import ArgumentSet, Invocation, Tool
+from roster.models import Invocation, Preset, Tool
 
-SENT_BEFORE = "This form was sent before, and this is its call. Open the form anew for another."
+SENT_BEFORE = "This form was sent before, and this is its call. Open the form again for another call."
 # Its answer was lost on the way, and the arguments were changed since.
 SENT_OTHERWISE = (
     "This form was sent before, with other arguments: see the calls. Call once more to call with these too."
@@ -56,7 +56,7 @@ PATIENCE_SECONDS = 0.4
 # A schema of more characters is not drawn as a form.
 MAX_FORM_SCHEMA = 200_000
 OUTCOME = "admin/roster/tool/outcome.html"
-SETS = "admin/roster/tool/sets_part.html"
+PRESETS = "admin/roster/tool/presets_part.html"
 
 Path = tuple[str | int, ...]
 
@@ -73,14 +73,14 @@ class CallForm(forms.Form):
     def __init__(self, *args: Any, must_confirm: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.must_confirm = must_confirm
-        self.misfits: list[tuple[Path, str]] = []
-        self.is_spent = False
+        self.argument_errors: list[tuple[Path, str]] = []
+        self.is_key_used = False
 
     def clean_arguments(self) -> Any:
         try:
             return calls.parse_arguments(self.cleaned_data["arguments"])
         except ValueError as error:
-            self.misfits = [((), str(error))]
+            self.argument_errors = [((), str(error))]
             raise forms.ValidationError(str(error)) from error
 
     def clean_confirmed(self) -> bool:
@@ -89,21 +89,21 @@ class CallForm(forms.Form):
             raise forms.ValidationError("This tool may destroy or overwrite something: say that you mean it.")
         return confirmed
 
-    def refuse(self, misfits: tuple[tuple[Path, str], ...]) -> None:
-        self.misfits = list(misfits)
-        for place, reason in misfits:
+    def refuse(self, errors: tuple[tuple[Path, str], ...]) -> None:
+        self.argument_errors = list(errors)
+        for place, reason in errors:
             self.add_error("arguments", f"{_dotted(place)}: {reason}" if place else reason)
 
     def refuse_key(self) -> None:
         """Its key is that of another call; the next press needs a new one."""
-        self.is_spent = True
+        self.is_key_used = True
         self.add_error(None, SENT_OTHERWISE)
 
     def complaints(self) -> list[dict[str, Any]]:
         """Every error, with the place in the arguments that it is about."""
         elsewhere = [word for name, words in self.errors.items() if name != "arguments" for word in words]
         return [
-            *({"path": list(place), "reason": reason} for place, reason in self.misfits),
+            *({"path": list(place), "reason": reason} for place, reason in self.argument_errors),
             *({"path": [], "reason": str(word)} for word in elsewhere),
         ]
 
@@ -119,7 +119,7 @@ class Beginning:
     arguments: dict[str, Any]
     notes: list[str] = field(default_factory=list)
 
-    def tell_left_out(self, places: list[str]) -> None:
+    def note_missing_secrets(self, places: list[str]) -> None:
         if places:
             self.notes.append(f"Secrets are not kept; fill in again: {', '.join(places)}.")
 
@@ -133,8 +133,12 @@ class ToolRunner(RuntimeRowAdmin):
             path("<int:tool_id>/call/", view(self.call_view), name="roster_tool_call"),
             path("<int:tool_id>/call/<int:invocation_id>/", view(self.outcome_view), name="roster_tool_outcome"),
             path("<int:tool_id>/snippets/", view(self.snippets_view), name="roster_tool_snippets"),
-            path("<int:tool_id>/sets/", view(self.sets_view), name="roster_tool_sets"),
-            path("<int:tool_id>/sets/<int:set_id>/delete/", view(self.delete_set_view), name="roster_tool_set_delete"),
+            path("<int:tool_id>/presets/", view(self.presets_view), name="roster_tool_presets"),
+            path(
+                "<int:tool_id>/presets/<int:preset_id>/delete/",
+                view(self.delete_preset_view),
+                name="roster_tool_preset_delete",
+            ),
         ]
 
     def _tool(self, request: HttpRequest, tool_id: int) -> Tool:
@@ -167,7 +171,7 @@ class ToolRunner(RuntimeRowAdmin):
             "form": form,
             "notes": beginning.notes,
             "schema": schema if len(schema) <= MAX_FORM_SCHEMA else "",
-            "sets": _sets(request, tool),
+            "presets": _presets(request, tool),
             "snippets": snippets.of_call(tool, masked_secrets(tool, beginning.arguments), _home(request)),
             "token_variable": snippets.TOKEN_VARIABLE,
             "call_key": uuid.uuid4(),
@@ -175,37 +179,37 @@ class ToolRunner(RuntimeRowAdmin):
         return TemplateResponse(request, "admin/roster/tool/call.html", context)
 
     def _beginning(self, request: HttpRequest, tool: Tool) -> Beginning:
-        if number := _number(request.GET.get("set", "")):
-            return self._of_set(request, tool, number)
+        if number := _number(request.GET.get("preset", "")):
+            return self._of_preset(request, tool, number)
         if number := _number(request.GET.get("from", "")):
             return self._of_call(request, tool, number)
         return Beginning(calls.skeleton_of(tool.input_schema))
 
     @staticmethod
-    def _of_set(request: HttpRequest, tool: Tool, set_id: int) -> Beginning:
-        row = argument_sets.of(cast(User, request.user), tool).filter(pk=set_id).first()
+    def _of_preset(request: HttpRequest, tool: Tool, preset_id: int) -> Beginning:
+        row = presets.of(cast(User, request.user), tool).filter(pk=preset_id).first()
         if row is None:
-            return Beginning(calls.skeleton_of(tool.input_schema), ["There is no such set of yours for this tool."])
-        # The schema may mark as a secret now what it did not when the set was made.
+            return Beginning(calls.skeleton_of(tool.input_schema), ["There is no such preset of yours for this tool."])
+        # The schema may mark as a secret now what it did not when the preset was made.
         arguments, left_out = without_secrets(tool, row.arguments)
-        beginning = Beginning(arguments, [f"These are the arguments of your set “{row.name}”."])
-        beginning.tell_left_out(list(dict.fromkeys([*row.left_out, *left_out])))
+        beginning = Beginning(arguments, [f"These are the arguments of your preset “{row.name}”."])
+        beginning.note_missing_secrets(list(dict.fromkeys([*row.left_out, *left_out])))
         return beginning
 
     def _of_call(self, request: HttpRequest, tool: Tool, invocation_id: int) -> Beginning:
-        invocation = self._seen_call(request, tool, invocation_id)
+        invocation = self._viewable_call(request, tool, invocation_id)
         if invocation is None:
-            told = f"There is no call {invocation_id} of this tool that you may see."
-            return Beginning(calls.skeleton_of(tool.input_schema), [told])
-        if reason := why_not_known(invocation):
-            told = f"These are not the arguments of call {invocation.pk}: {reason}."
-            return Beginning(calls.skeleton_of(tool.input_schema), [told])
+            note = f"There is no call {invocation_id} of this tool that you may see."
+            return Beginning(calls.skeleton_of(tool.input_schema), [note])
+        if reason := why_arguments_unknown(invocation):
+            note = f"These are not the arguments of call {invocation.pk}: {reason}."
+            return Beginning(calls.skeleton_of(tool.input_schema), [note])
         arguments, left_out = unmasked_arguments(invocation)
         beginning = Beginning(arguments, [f"These are the arguments of call {invocation.pk}."])
-        beginning.tell_left_out(left_out)
+        beginning.note_missing_secrets(left_out)
         return beginning
 
-    def _seen_call(self, request: HttpRequest, tool: Tool, invocation_id: int) -> Invocation | None:
+    def _viewable_call(self, request: HttpRequest, tool: Tool, invocation_id: int) -> Invocation | None:
         """The call of this tool, if who asks may see it."""
         screen: Any = self.admin_site.get_model_admin(Invocation)
         row: Model | None = screen.get_object(request, str(invocation_id))
@@ -218,11 +222,11 @@ class ToolRunner(RuntimeRowAdmin):
     def _call(self, request: HttpRequest, tool: Tool) -> HttpResponse:
         form = CallForm(request.POST, must_confirm=is_destructive(tool))
         stays = request.headers.get("Accept") == "application/json"
-        queued = self._queue(request, tool, form) if form.is_valid() else None
-        if queued is None:
+        result = self._queue(request, tool, form) if form.is_valid() else None
+        if result is None:
             # Like a form that is shown again: the answer is good, what was asked is not.
             return self._refusal(form) if stays else self._again(request, tool, form)
-        invocation, is_new = queued
+        invocation, is_new = result
         if not stays:
             if not is_new:
                 messages.info(request, SENT_BEFORE)
@@ -235,13 +239,13 @@ class ToolRunner(RuntimeRowAdmin):
 
     @staticmethod
     def _refusal(form: CallForm) -> JsonResponse:
-        new_key = {"call_key": str(uuid.uuid4())} if form.is_spent else {}
+        new_key = {"call_key": str(uuid.uuid4())} if form.is_key_used else {}
         return JsonResponse({"errors": form.complaints(), **new_key})
 
     def _again(self, request: HttpRequest, tool: Tool, form: CallForm) -> HttpResponse:
         arguments = form.cleaned_data.get("arguments")
-        known = arguments if isinstance(arguments, dict) else calls.skeleton_of(tool.input_schema)
-        return self._page(request, tool, form, Beginning(known))
+        beginning = arguments if isinstance(arguments, dict) else calls.skeleton_of(tool.input_schema)
+        return self._page(request, tool, form, Beginning(beginning))
 
     @staticmethod
     def _queue(request: HttpRequest, tool: Tool, form: CallForm) -> tuple[Invocation, bool] | None:
@@ -251,11 +255,11 @@ class ToolRunner(RuntimeRowAdmin):
                 tool.member.name,
                 tool.name,
                 form.cleaned_data["arguments"],
-                caller=Caller(Invocation.Door.ADMIN, cast(User, request.user)),
+                caller=Caller(Invocation.Source.ADMIN, cast(User, request.user)),
                 idempotency_key=str(form.cleaned_data["call_key"] or "") or None,
             )
         except InvalidArgumentsError as refusal:
-            form.refuse(refusal.misfits)
+            form.refuse(refusal.errors)
         except IdempotencyConflictError:
             form.refuse_key()
         except (AccessError, RequestRefusedError) as refusal:
@@ -266,8 +270,8 @@ class ToolRunner(RuntimeRowAdmin):
         """How the call gets on, as a live part; call 0 is that of a page that has not called yet."""
         tool = self._tool(request, tool_id)
         if not invocation_id:
-            return live.part(request, OUTCOME, dict, done=True)
-        invocation = self._seen_call(request, tool, invocation_id)
+            return live.part(request, OUTCOME, dict, is_final=True)
+        invocation = self._viewable_call(request, tool, invocation_id)
         if invocation is None:
             raise Http404(f"no call {invocation_id} of this tool")
         context = {
@@ -282,9 +286,9 @@ class ToolRunner(RuntimeRowAdmin):
         return live.part(
             request,
             OUTCOME,
-            lambda: {**context, "shown": results.shown(invocation, tool.output_schema)},
+            lambda: {**context, "view": results.result_view(invocation, tool.output_schema)},
             tag=tag,
-            done=invocation.is_finished,
+            is_final=invocation.is_finished,
         )
 
     # Texts to copy
@@ -299,68 +303,70 @@ class ToolRunner(RuntimeRowAdmin):
             return JsonResponse({"error": str(error)})
         if not isinstance(arguments, dict):
             return JsonResponse({"error": "the arguments must be a JSON object"})
-        kept, left_out = without_secrets(tool, arguments)
+        public_arguments, left_out = without_secrets(tool, arguments)
         texts = snippets.of_call(tool, masked_secrets(tool, arguments), _home(request))
-        return JsonResponse({"snippets": texts, "arguments": kept, "left_out": left_out})
+        return JsonResponse({"snippets": texts, "arguments": public_arguments, "left_out": left_out})
 
-    # Sets
+    # Presets
 
-    def sets_view(self, request: HttpRequest, tool_id: int) -> HttpResponseBase:
-        """The sets as a live part; by POST one more of them."""
+    def presets_view(self, request: HttpRequest, tool_id: int) -> HttpResponseBase:
+        """The presets as a live part; by POST one more of them."""
         tool = self._tool(request, tool_id)
         if request.method == "POST":
-            return self._save_set(request, tool)
-        return live.part(request, SETS, lambda: {"tool": tool, "sets": _sets(request, tool)}, done=True)
+            return self._save_preset(request, tool)
+        return live.part(request, PRESETS, lambda: {"tool": tool, "presets": _presets(request, tool)}, is_final=True)
 
-    def _save_set(self, request: HttpRequest, tool: Tool) -> HttpResponseBase:
+    def _save_preset(self, request: HttpRequest, tool: Tool) -> HttpResponseBase:
         page = reverse("admin:roster_tool_call", args=[tool.pk])
         user = cast(User, request.user)
         try:
             arguments = calls.parse_arguments(request.POST.get("arguments", ""))
-            row, left_out = argument_sets.save(user, tool, request.POST.get("set_name", ""), arguments)
-        except (ValueError, argument_sets.SetRefusedError) as error:
-            messages.error(request, f"The set was not saved: {error}.")
-            return live.done(request, redirect(page))
+            row, left_out = presets.save(user, tool, request.POST.get("preset_name", ""), arguments)
+        except (ValueError, presets.PresetRefusedError) as error:
+            messages.error(request, f"The preset was not saved: {error}.")
+            return live.form_response(request, redirect(page))
         secrets = f" Without its secrets: {', '.join(left_out)}." if left_out else ""
         messages.success(request, f"Saved as “{row.name}”.{secrets}")
-        return live.done(request, redirect(f"{page}?set={row.pk}"))
+        return live.form_response(request, redirect(f"{page}?preset={row.pk}"))
 
     @method_decorator(require_POST)
-    def delete_set_view(self, request: HttpRequest, tool_id: int, set_id: int) -> HttpResponseBase:
+    def delete_preset_view(self, request: HttpRequest, tool_id: int, preset_id: int) -> HttpResponseBase:
         tool = self._tool(request, tool_id)
-        row: ArgumentSet = get_object_or_404(argument_sets.of(cast(User, request.user), tool), pk=set_id)
+        row: Preset = get_object_or_404(presets.of(cast(User, request.user), tool), pk=preset_id)
         row.delete()
-        messages.success(request, f"Deleted the set “{row.name}”.")
-        return live.done(request, redirect("admin:roster_tool_call", tool.pk))
+        messages.success(request, f"Deleted the preset “{row.name}”.")
+        return live.form_response(request, redirect("admin:roster_tool_call", tool.pk))
 
 
-def _sets(request: HttpRequest, tool: Tool) -> QuerySet[ArgumentSet]:
-    return argument_sets.of(cast(User, request.user), tool).defer("arguments")[: argument_sets.MAX_SETS]
+def _presets(request: HttpRequest, tool: Tool) -> QuerySet[Preset]:
+    return presets.of(cast(User, request.user), tool).defer("arguments")[: presets.MAX_PRESETS]
 
 
 # What a tool says of itself ---------------------------------------------------------------------------------------
 
 
 def _annotations(tool: Tool) -> dict[str, Any]:
-    found = tool.definition.get("annotations")
-    return found if isinstance(found, dict) else {}
+    annotations = tool.definition.get("annotations")
+    return annotations if isinstance(annotations, dict) else {}
 
 
 def is_destructive(tool: Tool) -> bool:
     """Whether it says so. MCP takes silence for yes; who would be asked at each call soon no longer reads."""
-    said = _annotations(tool)
-    return said.get("destructiveHint") is True and said.get("readOnlyHint") is not True
+    annotations = _annotations(tool)
+    return annotations.get("destructiveHint") is True and annotations.get("readOnlyHint") is not True
 
 
 def hints_of(tool: Tool) -> list[str]:
     """What the tool's annotations promise, in words. They are the member's own and nobody has checked them."""
-    said = _annotations(tool)
+    annotations = _annotations(tool)
     words = {
         "readOnlyHint": ("only reads", "may change something"),
         "idempotentHint": ("calling again changes nothing more", ""),
         "openWorldHint": ("reaches out to others", "stays inside"),
     }
-    hints = [yes if said[name] else no for name, (yes, no) in words.items() if isinstance(said.get(name), bool)]
+    hints = [
+        yes if annotations[name] else no for name, (yes, no) in words.items() if isinstance(annotations.get(name), bool)
+    ]
     return [*(["may destroy or overwrite"] if is_destructive(tool) else []), *filter(None, hints)]
 
 
@@ -388,12 +394,12 @@ class Progress:
 
 
 def progress_of(invocation: Invocation) -> Progress | None:
-    said = invocation.progress
-    if invocation.is_finished or not said:
+    progress = invocation.progress
+    if invocation.is_finished or not progress:
         return None
-    total = said.get("total")
-    share = 100 * said["progress"] / total if total else None
-    return Progress(None if share is None else max(0.0, min(100.0, share)), calls.progress_text(said)[:500])
+    total = progress.get("total")
+    share = 100 * progress["progress"] / total if total else None
+    return Progress(None if share is None else max(0.0, min(100.0, share)), calls.progress_text(progress)[:500])
 
 
 def _elapsed_ms(invocation: Invocation) -> int:

@@ -16,7 +16,7 @@ from django.views.decorators.http import require_POST
 
 from mcp_runtime.control.members import switch_tool
 from roster.admin import live, present
-from roster.admin.rows import FolderFilter, ReachedMembers
+from roster.admin.rows import FolderFilter, ReachableMembersFilter
 from roster.admin.tools.runner import ToolRunner
 from roster.models import GuildMember, Tool
 
@@ -39,15 +39,15 @@ class MembersFolder(FolderFilter):
         return super().queryset(request, queryset)
 
 
-class MembersInSight(ReachedMembers):
+class MembersInSight(ReachableMembersFilter):
     """Names those whose tools the list shows, and the one that was chosen."""
 
     def field_choices(self, field: Any, request: HttpRequest, model_admin: Any) -> Any:
-        gone = set(GuildMember.objects.exclude(removed_at=None).values_list("pk", flat=True))
-        shown = {"gone": {True}, "any": {True, False}}.get(request.GET.get(MembersFolder.parameter_name, ""), {False})
-        chosen = list(self.lookup_val or [])
-        named = super().field_choices(field, request, model_admin)
-        return [(pk, name) for pk, name in named if (pk in gone) in shown or str(pk) in chosen]
+        removed = set(GuildMember.objects.exclude(removed_at=None).values_list("pk", flat=True))
+        visible = {"gone": {True}, "any": {True, False}}.get(request.GET.get(MembersFolder.parameter_name, ""), {False})
+        selection = list(self.lookup_val or [])
+        choices = super().field_choices(field, request, model_admin)
+        return [(pk, name) for pk, name in choices if (pk in removed) in visible or str(pk) in selection]
 
 
 class ToolColumns:
@@ -101,21 +101,21 @@ class ToolAdmin(ToolColumns, ToolRunner):
     # Switches
 
     @admin.action(description="Switch selected tools on", permissions=["control"])
-    def switch_on(self, request: HttpRequest, selected: QuerySet[Tool]) -> None:
-        self.switch(request, list(selected), on=True)
+    def switch_on(self, request: HttpRequest, queryset: QuerySet[Tool]) -> None:
+        self.switch(request, list(queryset), on=True)
 
     @admin.action(description="Switch selected tools off", permissions=["control"])
-    def switch_off(self, request: HttpRequest, selected: QuerySet[Tool]) -> None:
-        self.switch(request, list(selected), on=False)
+    def switch_off(self, request: HttpRequest, queryset: QuerySet[Tool]) -> None:
+        self.switch(request, list(queryset), on=False)
 
     def switch(self, request: HttpRequest, tools: list[Tool], *, on: bool) -> None:
         word = "on" if on else "off"
-        turned = [tool for tool in tools if tool.enabled is not on]
-        for tool in turned:
+        changes = [tool for tool in tools if tool.enabled is not on]
+        for tool in changes:
             switch_tool(tool, on=on)
             self.log_change(request, tool, f"Switched {word}.")
-        left = [f"{tool.name}: it is {word} already" for tool in tools if tool not in turned]
-        present.report(request, f"Switched {word}", [tool.name for tool in turned], left)
+        refusals = [f"{tool.name}: it is {word} already" for tool in tools if tool not in changes]
+        present.report(request, f"Switched {word}", [tool.name for tool in changes], refusals)
 
     @method_decorator(require_POST)
     def switch_view(self, request: HttpRequest, tool_id: int, position: str) -> HttpResponseBase:
@@ -125,7 +125,7 @@ class ToolAdmin(ToolColumns, ToolRunner):
         if position not in ("on", "off"):
             raise Http404(f"tools know no {position!r}")
         self.switch(request, [tool], on=position == "on")
-        return live.done(request, self.page_of(tool))
+        return live.form_response(request, self.page_of(tool))
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None

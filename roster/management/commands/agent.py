@@ -7,7 +7,7 @@ import time
 from argparse import ArgumentParser
 from typing import Any, NoReturn
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import transaction
 
 from mcp_runtime.calls.invocations import Caller
@@ -23,11 +23,12 @@ from mcp_runtime.control.sessions import (
 )
 from mcp_runtime.protocol.errors import RequestRefusedError, UnknownSessionError
 from roster.calls import texts_of
+from roster.management.hall_command import HallCommand
 from roster.management.terminal import NO_RUNTIME, harmless, one_line, seconds
 from roster.models import AgentEvent, AgentMessage, AgentSession, Invocation
 
 LOOK_SECONDS = 0.1
-# After Ctrl-C: the runtime gives the agent a few seconds to end by itself.
+# After Ctrl-C: the runtime gives the agent a few seconds to end.
 STOP_SECONDS = 15.0
 INTERRUPTED = 130
 LINE = 500
@@ -35,7 +36,7 @@ LINE = 500
 Kind = AgentEvent.Kind
 
 
-class Command(BaseCommand):
+class Command(HallCommand):
     help = "Have an agent do something with members' tools, and show what it does; exit code 0 only when it succeeded."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -54,7 +55,7 @@ class Command(BaseCommand):
             with transaction.atomic():  # a prompt that is refused leaves no session behind
                 session = self.session(options)
                 message = queue_message(
-                    session, prompt, caller=Caller(Invocation.Door.COMMAND), timeout=options["timeout"]
+                    session, prompt, caller=Caller(Invocation.Source.COMMAND), timeout=options["timeout"]
                 )
         except RequestRefusedError as refusal:
             raise CommandError(harmless(str(refusal))) from refusal
@@ -73,17 +74,17 @@ class Command(BaseCommand):
         names = [name.strip() for name in options["members"].split(",") if name.strip()]
         with contextlib.suppress(UnknownSessionError):
             if options["session"]:
-                found = find_session(options["session"])
-                if names and set(names) != set(found.members.values_list("name", flat=True)):
+                session = find_session(options["session"])
+                if names and set(names) != set(session.members.values_list("name", flat=True)):
                     raise CommandError(
-                        f"session {found.name!r} has other members; leave --members out to go on with it"
+                        f"session {session.name!r} has other members; leave --members out to go on with it"
                     )
-                return found
+                return session
         if not names:
             raise CommandError("say whose tools the agent may use: --members NAME,NAME")
         return create_session(
             names,
-            caller=Caller(Invocation.Door.COMMAND),
+            caller=Caller(Invocation.Source.COMMAND),
             name=options["session"],
             direct=options["direct"],
             model=options["model"],
@@ -91,11 +92,11 @@ class Command(BaseCommand):
 
     def show(self, session: AgentSession, message: AgentMessage) -> None:
         """The transcript as it grows, until the message is over."""
-        shown = 0
+        last_id = 0
         while True:
             more = is_under_way(session, message=message)
-            for event in transcript(session, shown, message=message):
-                shown = event.pk
+            for event in transcript(session, last_id, message=message):
+                last_id = event.pk
                 self.show_event(event)
             if not more:
                 message.refresh_from_db()
@@ -111,8 +112,8 @@ class Command(BaseCommand):
                 arguments = json.dumps(data["arguments"], ensure_ascii=False)
                 self.stdout.write(one_line(f"→ {data['server']} {data['tool']} {arguments}", LINE))
             case Kind.TOOL_RESULT:
-                said = " ".join(texts_of(data)) or json.dumps(data["content"], ensure_ascii=False)
-                self.stdout.write(one_line(f"{'✗' if data['is_error'] else '←'} {said}", LINE))
+                text = " ".join(texts_of(data)) or json.dumps(data["content"], ensure_ascii=False)
+                self.stdout.write(one_line(f"{'✗' if data['is_error'] else '←'} {text}", LINE))
             case Kind.SERVERS:
                 for server in data["servers"]:
                     fault = one_line(f"{server['name']} is {server['status']}: {server['error']}", LINE)
@@ -127,8 +128,8 @@ class Command(BaseCommand):
             while is_under_way(session, message=message) and time.monotonic() < deadline:
                 time.sleep(LOOK_SECONDS)
         message.refresh_from_db()
-        said = "was stopped" if message.is_finished else "was asked to stop"
-        raise CommandError(f"message {message.pk} of session {session.name} {said}", returncode=INTERRUPTED)
+        state = "was stopped" if message.is_finished else "was asked to stop"
+        raise CommandError(f"message {message.pk} of session {session.name} {state}", returncode=INTERRUPTED)
 
 
 def _require_success(message: AgentMessage) -> None:

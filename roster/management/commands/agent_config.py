@@ -3,18 +3,19 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from mcp_runtime.control.tokens import NewToken, make_token
 from mcp_runtime.protocol.errors import AccessError, RequestRefusedError
 from mcp_runtime.security import principals
 from roster import agent_config
 from roster.agent_config import FORMATS, Cost
+from roster.management.hall_command import HallCommand
 from roster.management.terminal import end, names, table
 from roster.management.users import user_for_token
 
 
-class Command(BaseCommand):
+class Command(HallCommand):
     help = (
         "Print what an agent's client wants written down to reach the hall, with a token made for it; "
         "on stderr where it belongs, and what the tools' definitions cost."
@@ -31,12 +32,12 @@ class Command(BaseCommand):
         user = user_for_token(options["user"])
         try:
             who = principals.principal_of_user(user)
-            members = agent_config.chosen_members(who, options["members"])
+            members = agent_config.select_members(who, options["members"])
             if options["direct"]:
                 entries = agent_config.direct_entries(members, all_of_them=bool(options["members"]))
             else:
-                wish = NewToken(options["client"], options["members"], expires_at=options["expires"])
-                row, token = make_token(user, wish, maker=who)
+                new = NewToken(options["client"], options["members"], expires_at=options["expires"])
+                row, token = make_token(user, new, maker=who)
                 entries = agent_config.gateway_entries(options["members"], token)
                 self.stderr.write(f"Made a token for {user.get_username()}, {row.hint}...; it is not shown again.")
         except (AccessError, RequestRefusedError) as refusal:

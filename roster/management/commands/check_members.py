@@ -26,7 +26,7 @@ from roster.models import GuildMember
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Report:
     """What is to be said about one folder."""
 
     folder: str
@@ -38,7 +38,7 @@ class Judgement:
 
 
 class Command(BaseCommand):
-    help = "Judge every member's guild-member.json, or those of the given folders. Starts and changes nothing."
+    help = "Validate every member's guild-member.json, or those of the given folders. Starts and changes nothing."
     # An author's check: a hall that is not set up yet, or not at all, is no reason to refuse it.
     requires_system_checks = []
 
@@ -47,52 +47,52 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="a JSON list instead of text")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        judgements = judge(options["folders"] or [settings.GUILD_HALL_MEMBERS_DIR])
+        reports = check(options["folders"] or [settings.GUILD_HALL_MEMBERS_DIR])
         if options["json"]:
-            self.stdout.write(as_json([asdict(judgement) for judgement in judgements]))
+            self.stdout.write(as_json([asdict(report) for report in reports]))
         else:
-            self.show(judgements)
-        faulty = sum(bool(judgement.faults) for judgement in judgements)
+            self.show(reports)
+        faulty = sum(bool(report.faults) for report in reports)
         if faulty:
-            raise CommandError(f"{faulty} of {_members(len(judgements))} cannot be used")
+            raise CommandError(f"{faulty} of {_members(len(reports))} cannot be used")
         if not options["json"]:
-            self.stdout.write(self.style.SUCCESS(f"{_members(len(judgements))} checked, no faults."))
+            self.stdout.write(self.style.SUCCESS(f"{_members(len(reports))} checked, no faults."))
 
-    def show(self, judgements: list[Judgement]) -> None:
-        for judgement in judgements:
-            self.stdout.write(harmless(f"{judgement.folder}: {'faulty' if judgement.faults else 'ok'}"))
-            for fault in judgement.faults:
+    def show(self, reports: list[Report]) -> None:
+        for report in reports:
+            self.stdout.write(harmless(f"{report.folder}: {'faulty' if report.faults else 'ok'}"))
+            for fault in report.faults:
                 text = f"{fault['path']}: {fault['reason']}" if fault["path"] else fault["reason"]
                 self.stdout.write(self.style.ERROR(harmless(f"  fault: {text}")))
-            for warning in judgement.warnings:
+            for warning in report.warnings:
                 self.stdout.write(self.style.WARNING(harmless(f"  warning: {warning}")))
-            for warning in judgement.process_warnings:
+            for warning in report.process_warnings:
                 self.stdout.write(self.style.WARNING(harmless(f"  warning of the running process: {warning}")))
 
 
-def judge(places: list[Path]) -> list[Judgement]:
+def check(places: list[Path]) -> list[Report]:
     """Every member in these places. Raises CommandError for a place that is no folder."""
     folders: dict[Path, str] = {}
     for place in places:
         if not place.is_dir():
             raise CommandError(f"{place} is not a folder")
         for folder in _member_folders(place):
-            folders.setdefault(folder.resolve(), _called(folder, place))
+            folders.setdefault(folder.resolve(), _folder_name(folder, place))
     of_processes = _process_warnings()
     files = read_folders(folders.items(), _owners())
-    return [_judgement(folder, file, of_processes) for folder, file in zip(folders, files, strict=True)]
+    return [_report(folder, file, of_processes) for folder, file in zip(folders, files, strict=True)]
 
 
 def _member_folders(place: Path) -> list[Path]:
     if has_manifest(place):
         return [place]
-    found = list(find(place))
-    if not found and place != settings.GUILD_HALL_MEMBERS_DIR:
+    folders = list(find(place))
+    if not folders and place != settings.GUILD_HALL_MEMBERS_DIR:
         raise CommandError(f"{place} holds no {FILE_NAME}, nor do the folders in it")
-    return found
+    return folders
 
 
-def _called(folder: Path, place: Path) -> str:
+def _folder_name(folder: Path, place: Path) -> str:
     """What to call the folder: as the roster does where it is in the members folder."""
     members_dir = settings.GUILD_HALL_MEMBERS_DIR.resolve()
     resolved = folder.resolve()
@@ -101,8 +101,8 @@ def _called(folder: Path, place: Path) -> str:
     return str(folder)
 
 
-def _judgement(folder: Path, file: ManifestFile, of_processes: dict[str, list[str]]) -> Judgement:
-    return Judgement(
+def _report(folder: Path, file: ManifestFile, of_processes: dict[str, list[str]]) -> Report:
+    return Report(
         folder=file.directory,
         name=file.manifest.name if file.manifest else file.name_hint,
         faults=[{"path": fault.path, "reason": fault.reason} for fault in _faults(folder, file)],
@@ -124,7 +124,7 @@ def _missing_secrets(folder: Path, file: ManifestFile) -> Iterator[str]:
     """No faults: the runtime may have another environment than who checks."""
     headers = file.manifest.headers if file.manifest else {}
     sources = remote.Sources(folder, tuple(settings.PRIVATE_PLACES))
-    return (f"{sentence}; the runtime needs it" for sentence in remote.missing(headers, sources))
+    return (f"{sentence}; the runtime needs it" for sentence in remote.reference_faults(headers, sources))
 
 
 def _process_warnings() -> dict[str, list[str]]:

@@ -3,17 +3,19 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from mcp_runtime.control.tokens import NewToken, make_token
 from mcp_runtime.protocol.errors import AccessError, RequestRefusedError
 from mcp_runtime.security import access
+from roster.management.hall_command import HallCommand
 from roster.management.terminal import count, end, names, tool_names
-from roster.management.users import user_named
+from roster.management.users import find_user
+from roster.models import ApiToken
 
 
-class Command(BaseCommand):
-    help = "Make an API token for a user; it is printed once, alone on the last line."
+class Command(HallCommand):
+    help = "Make a token for a user; it is printed once, alone on the last line."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("user")
@@ -22,22 +24,22 @@ class Command(BaseCommand):
         scope = parser.add_mutually_exclusive_group()
         scope.add_argument("--members", type=names, default=[], metavar="A,B", help="for these members alone")
         scope.add_argument("--tools", type=tool_names, default=[], metavar="A/X,B/Y", help="for these tools alone")
-        parser.add_argument("--calls-per-minute", type=count, metavar="N", help="0 is no limit")
-        parser.add_argument("--max-in-flight", type=count, metavar="N", help="calls under way at the same time")
+        for limit in ApiToken.LIMITS:
+            help_text = f"{limit.words}; {limit.zero}" if limit.zero else limit.words
+            parser.add_argument(f"--{limit.name.replace('_', '-')}", type=count, metavar="N", help=help_text)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        user = user_named(options["user"])
-        wish = NewToken(
+        user = find_user(options["user"])
+        new = NewToken(
             name=options["name"],
             members=options["members"],
             tools=options["tools"],
             expires_at=options["expires"],
-            calls_per_minute=options["calls_per_minute"],
-            max_in_flight=options["max_in_flight"],
+            limits={limit.name: options[limit.name] for limit in ApiToken.LIMITS},
         )
         try:
             # Its scope may name what the user cannot reach yet; it opens what they may when it is used.
-            row, token = make_token(user, wish, maker=access.OPERATOR)
+            row, token = make_token(user, new, maker=access.OPERATOR)
         except (AccessError, RequestRefusedError) as refusal:
             raise CommandError(str(refusal)) from refusal
         until = f", good until {row.expires_at:%Y-%m-%d %H:%M} UTC" if row.expires_at else ""

@@ -4,7 +4,7 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.contrib.auth.models import User
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from mcp_runtime.control.members import members_of_roster
 from mcp_runtime.protocol.errors import AccessError
@@ -12,11 +12,12 @@ from mcp_runtime.protocol.mcp import qualified_name
 from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import Decision
 from roster import tokens
+from roster.management.hall_command import HallCommand
 from roster.management.terminal import as_json, harmless
 from roster.models import ApiToken, Tool
 
 
-class Command(BaseCommand):
+class Command(HallCommand):
     help = "Say whether a user (or a token of theirs) may call a tool, and every reason; exit code 1 when not."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -40,11 +41,11 @@ class Command(BaseCommand):
 
     @staticmethod
     def _names(text: str) -> tuple[str, str]:
-        known = Tool.objects.filter(member__in=members_of_roster()).values_list("member__name", "name")
+        names = Tool.objects.filter(member__in=members_of_roster()).values_list("member__name", "name")
         try:
             return tokens.parse_tool(text)
         except ValueError:
-            for member, tool in known.iterator():
+            for member, tool in names.iterator():
                 if qualified_name(member, tool) == text:
                     return member, tool
         raise CommandError(f"no tool is named {harmless(text)!r}; give MEMBER/TOOL or the name that agents see")
@@ -65,8 +66,8 @@ class Command(BaseCommand):
 def _token(user: User, hint: str) -> ApiToken:
     own = list(ApiToken.objects.filter(user=user).select_related("user"))
     # The whole token names itself too.
-    found = [row for row in own if hint and (row.name == hint or row.hint.startswith(hint[: len(row.hint)]))]
-    if len(found) == 1:
-        return found[0]
-    what = "no token of theirs begins with, or is named," if not found else "several tokens of theirs begin with"
+    matches = [row for row in own if hint and (row.name == hint or row.hint.startswith(hint[: len(row.hint)]))]
+    if len(matches) == 1:
+        return matches[0]
+    what = "no token of theirs begins with, or is named," if not matches else "several tokens of theirs begin with"
     raise CommandError(f"{what} {hint!r}; there are: {', '.join(f'{row.hint} ({row.name})' for row in own) or 'none'}")

@@ -5,13 +5,14 @@ import time
 from argparse import ArgumentParser
 from typing import Any, NoReturn
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from mcp_runtime.calls.invocations import Caller
-from mcp_runtime.control.calls import cancel_call, queue_call, shown_arguments, wait_for_call
+from mcp_runtime.control.calls import cancel_call, masked_arguments, queue_call, wait_for_call
 from mcp_runtime.control.members import live_runtime
 from mcp_runtime.protocol.errors import AccessError, NotCancellableError, RequestRefusedError
 from roster.calls import parse_arguments, progress_text, texts_of
+from roster.management.hall_command import HallCommand
 from roster.management.terminal import NO_RUNTIME, as_json, caller, harmless, seconds
 from roster.models import Invocation
 
@@ -22,7 +23,7 @@ PATIENCE_SECONDS = 60.0
 INTERRUPTED = 130
 
 
-class Command(BaseCommand):
+class Command(HallCommand):
     help = "Call a tool of a member, wait for the answer and print it; exit code 0 only when it succeeded."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -35,7 +36,7 @@ class Command(BaseCommand):
         parser.add_argument("--timeout", type=seconds, help="wait so many seconds at most; the call goes on after that")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        who = caller(Invocation.Door.COMMAND, options["user"])
+        who = caller(Invocation.Source.COMMAND, options["user"])
         invocation = self.queue(options["member"], options["tool"], options["arguments"], who)
         if options["no_wait"]:
             self.stdout.write(as_json(_facts(invocation)) if options["json"] else str(invocation.pk))
@@ -62,14 +63,16 @@ class Command(BaseCommand):
 
     def wait(self, invocation: Invocation, timeout: float) -> None:
         """Until the call is over; Ctrl-C cancels it. Raises CommandError when it is not over in `timeout` seconds."""
-        began = time.monotonic()
+        began_at = time.monotonic()
         try:
-            while not wait_for_call(invocation.pk, min(SLICE_SECONDS, began + timeout - time.monotonic())):
+            while not wait_for_call(invocation.pk, min(SLICE_SECONDS, began_at + timeout - time.monotonic())):
                 invocation.refresh_from_db(fields=["status", "progress"])
-                waited = time.monotonic() - began
-                said = harmless(progress_text(invocation.progress))
-                self._progress(f"call {invocation.pk} is {invocation.status}, {waited:.0f} s{said and f': {said}'}")
-                if waited >= timeout:
+                elapsed = time.monotonic() - began_at
+                progress = harmless(progress_text(invocation.progress))
+                self._progress(
+                    f"call {invocation.pk} is {invocation.status}, {elapsed:.0f} s{progress and f': {progress}'}"
+                )
+                if elapsed >= timeout:
                     raise CommandError(
                         f"call {invocation.pk} is still {invocation.status} after {timeout:g} s. It goes on; "
                         "the admin and the API show what comes of it"
@@ -87,11 +90,11 @@ class Command(BaseCommand):
 
     def _cancel(self, invocation: Invocation) -> NoReturn:
         try:
-            ended = cancel_call(invocation).is_finished
+            is_over = cancel_call(invocation).is_finished
         except NotCancellableError as error:
             raise CommandError(f"too late to cancel: {error}", returncode=INTERRUPTED) from error
-        said = "was cancelled" if ended else "is running; it was asked to cancel"
-        raise CommandError(f"call {invocation.pk} {said}", returncode=INTERRUPTED)
+        state = "was cancelled" if is_over else "is running; it was asked to cancel"
+        raise CommandError(f"call {invocation.pk} {state}", returncode=INTERRUPTED)
 
 
 def _require_success(invocation: Invocation) -> None:
@@ -122,7 +125,7 @@ def _facts(invocation: Invocation) -> dict[str, Any]:
         "member": invocation.member.name,
         "tool": invocation.tool_name,
         "status": invocation.status,
-        "door": invocation.door,
+        "source": invocation.source,
         "requester": invocation.requester,
         "token": invocation.token_id,
         "queued_at": invocation.queued_at,
@@ -131,7 +134,7 @@ def _facts(invocation: Invocation) -> dict[str, Any]:
         "duration": invocation.duration.total_seconds() if invocation.duration is not None else None,
         "timeout": invocation.timeout,
         "progress": invocation.progress,
-        "arguments": shown_arguments(invocation),
+        "arguments": masked_arguments(invocation),
         "result": invocation.result,
         "error": error if invocation.error_kind else None,
     }

@@ -5,17 +5,18 @@ from contextlib import suppress
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from mcp_runtime.control.members import find_member
 from mcp_runtime.members import logs
 from mcp_runtime.protocol.errors import RequestRefusedError
+from roster.management.hall_command import HallCommand
 from roster.management.terminal import count, harmless
 
 LINES = 50
 
 
-class Command(BaseCommand):
+class Command(HallCommand):
     help = "Print the end of what a member wrote to stderr and stdout, and follow it with -f."
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -110,7 +110,7 @@ class ShortToken:
         end = timezone.now() + LIFE
         try:
             ApiToken.objects.filter(pk=self._row.pk, revoked_at=None).update(expires_at=end)
-            Hall.access_changed()
+            Hall.note_access_change()
             self._end = end
         except Error as error:
             self._renew_at = time.monotonic() + RENEW_PAUSE_SECONDS
@@ -134,7 +134,7 @@ class ShortToken:
 
 
 def _own_stdout() -> BinaryIO:
-    """Whoever else prints, libraries in C among them, must not break the conversation: that goes to stderr."""
+    """Send what anything else prints to stderr, libraries in C included, because stdout carries MCP alone."""
     output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     sys.stdout.flush()
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -5,11 +5,12 @@ from argparse import ArgumentParser
 from datetime import datetime
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.utils import timezone
 
 from mcp_runtime.control.members import FORCIBLE_VERBS, MEMBER_VERBS, find_member, live_runtime
 from mcp_runtime.protocol.errors import RequestRefusedError
+from roster.management.hall_command import HallCommand
 from roster.management.terminal import NO_RUNTIME, one_line, seconds
 from roster.models import GuildMember
 
@@ -20,8 +21,8 @@ ERROR_LENGTH = 500
 Status = GuildMember.Status
 
 
-class Command(BaseCommand):
-    help = "Start, stop, restart, enable, disable members, or list their tools anew."
+class Command(HallCommand):
+    help = "Start, stop, restart, enable, disable members, or list their tools again."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("verb", choices=list(MEMBER_VERBS))
@@ -33,24 +34,24 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         verb: str = options["verb"]
-        asked_at = timezone.now()
+        requested_at = timezone.now()
         try:
             members = [find_member(name) for name in dict.fromkeys(options["names"])]
         except RequestRefusedError as refusal:
             raise CommandError(str(refusal)) from refusal
         force = {"force": True} if options["force"] and verb in FORCIBLE_VERBS else {}
-        wished = [member for member in members if self.wish(verb, member, **force)]
+        pending = [member for member in members if self.request(verb, member, **force)]
         is_alive = live_runtime() is not None
         if not is_alive:
             self.stderr.write(NO_RUNTIME)
         deadline = time.monotonic() + options["wait"]
-        done = [member for member in wished if not is_alive or self.report(verb, member, asked_at, deadline)]
-        if done:
-            self.stdout.write(f"{'Done' if is_alive else 'Noted for the next runtime'}: {verb} {_names(done)}.")
-        if failed := [member for member in members if member not in done]:
-            raise CommandError(f"{verb} did not succeed for {_names(failed)}")
+        successes = [member for member in pending if not is_alive or self.report(verb, member, requested_at, deadline)]
+        if successes:
+            self.stdout.write(f"{'Done' if is_alive else 'Noted for the next runtime'}: {verb} {_names(successes)}.")
+        if failures := [member for member in members if member not in successes]:
+            raise CommandError(f"{verb} did not succeed for {_names(failures)}")
 
-    def wish(self, verb: str, member: GuildMember, **force: bool) -> bool:
+    def request(self, verb: str, member: GuildMember, **force: bool) -> bool:
         try:
             MEMBER_VERBS[verb](member, **force)
         except RequestRefusedError as refusal:
@@ -58,29 +59,29 @@ class Command(BaseCommand):
             return False
         return True
 
-    def report(self, verb: str, member: GuildMember, asked_at: datetime, deadline: float) -> bool:
-        """Wait until the wish is seen to be fulfilled, or in vain; say where the member is. Whether it is fulfilled."""
-        while (fulfilled := is_fulfilled(verb, member, asked_at)) is None and time.monotonic() < deadline:
+    def report(self, verb: str, member: GuildMember, requested_at: datetime, deadline: float) -> bool:
+        """Wait until it is done, or cannot be; say where the member is. Whether it is done."""
+        while (is_done := is_fulfilled(verb, member, requested_at)) is None and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
             member.refresh_from_db()
-        said = member.error or member.progress
-        detail = f": {one_line(said, ERROR_LENGTH)}" if said else ""
-        still = "still " if fulfilled is None else ""
+        text = member.error or member.progress
+        detail = f": {one_line(text, ERROR_LENGTH)}" if text else ""
+        still = "still " if is_done is None else ""
         self.stdout.write(f"{member.name} is {still}{member.status}{detail}")
-        return fulfilled is True
+        return is_done is True
 
 
-def is_fulfilled(verb: str, member: GuildMember, asked_at: datetime) -> bool | None:
-    """Whether the wish came true (False: it came to an error); None while that is open."""
-    changed = member.status_changed_at > asked_at
+def is_fulfilled(verb: str, member: GuildMember, requested_at: datetime) -> bool | None:
+    """Whether it is done (False: it ended in an error); None while that is open."""
+    has_changed = member.status_changed_at > requested_at
     match verb:
         case "stop" | "disable":
             return True if member.status in (Status.DISCONNECTED, Status.ERROR) else None
         case "refresh":
             return member.status == Status.CONNECTED if member.refresh_requested_at is None else None
-        case "restart" if not changed:
+        case "restart" if not has_changed:
             return None
-    if member.manifest_error or (member.status == Status.ERROR and changed):
+    if member.manifest_error or (member.status == Status.ERROR and has_changed):
         return False
     return True if member.status == Status.CONNECTED else None
 

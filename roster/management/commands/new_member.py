@@ -32,22 +32,25 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         name: str = options["name"]
         members_dir: Path = settings.GUILD_HALL_MEMBERS_DIR
-        require_free(name, members_dir)
+        if fault := name_error(name):
+            raise CommandError(fault)
         os.umask(settings.USER_UMASK)  # the folder is the user's, and not the hall's
         try:
+            members_dir.mkdir(exist_ok=True)
+            require_free(name, members_dir)
             folder = scaffold(name, members_dir)
         except OSError as error:
             raise CommandError(f"cannot write to {members_dir}: {error.strerror}") from error
+        self.stdout.write(self.style.SUCCESS(f"Made member {name} in {folder}."))
         is_up = self._comes_up(name)
         self.stdout.write(
-            f"{'It is connected' if is_up else 'A running hall brings it up by itself'}. Next:\n"
+            f"{'It is connected' if is_up else 'A hall that runs starts it automatically'}. Next:\n"
             f"  write your tools in   {folder / 'server.py'}\n"
-            f"  judge the manifest    manage.py check_members {folder}\n"
+            f"  check the manifest    manage.py check_members {folder}\n"
             f"  run what you changed  manage.py member restart {name}\n"
             f'  call its tool         manage.py invoke {name} hello \'{{"name": "Ada"}}\'\n'
             f"  read what it prints   manage.py logs {name} -f"
         )
-        self.stdout.write(self.style.SUCCESS(f"Made member {name} in {folder}."))
 
     def _comes_up(self, name: str) -> bool:
         """Whether a hall that runs has brought it up, so that it can be called at once. A hall need not be there."""
@@ -66,10 +69,6 @@ class Command(BaseCommand):
 
 
 def require_free(name: str, members_dir: Path) -> None:
-    if error := name_error(name):
-        raise CommandError(error)
-    if not members_dir.is_dir():
-        raise CommandError(f"the members folder {members_dir} is missing; make it, or set GUILD_HALL_MEMBERS_DIR")
     if any(entry.name.casefold() == name.casefold() for entry in members_dir.iterdir()):
         raise CommandError(f"{members_dir / name} exists already")
     for file in read_all(members_dir):

@@ -9,26 +9,25 @@ from typing import Any
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
-from django.core.management.base import BaseCommand, CommandError
-from django.db import OperationalError
+from django.core.management.base import BaseCommand
 
 from mcp_runtime.protocol.errors import TokenError
 from mcp_runtime.security import principals
 from mcp_runtime.system import console
 from roster import first_schema
-from roster.database import unpooled
+from roster.management.hall_command import tables_of_database
 from roster.models import ApiToken
 
 LOCAL_TOKEN = "local-token"  # noqa: S105 - the name of its file
 
 
 class Command(BaseCommand):
-    help = "Bring database and static files up to date and make the first account. `up` does this by itself."
+    help = "Bring database and static files up to date and make the first account. `up` does this automatically."
     stealth_options = ("say",)  # what `up` has lines said by, which waits for no console
 
     def handle(self, *args: Any, **options: Any) -> None:
         self._say: Callable[[str], None] = options.get("say", self._write)
-        require_database()
+        tables_of_database()
         first_schema.load()
         call_command("migrate", verbosity=0, interactive=False)
         call_command("collectstatic", verbosity=0, interactive=False)
@@ -40,13 +39,14 @@ class Command(BaseCommand):
         users = get_user_model().objects
         if users.exists():
             return
-        given = os.environ.get("GUILD_HALL_ADMIN_PASSWORD", "")
-        password = given or secrets.token_urlsafe(12)
+        own_password = os.environ.get("GUILD_HALL_ADMIN_PASSWORD", "")
+        password = own_password or secrets.token_urlsafe(12)
         users.create_superuser("admin", "", password)
-        shown = "the one from GUILD_HALL_ADMIN_PASSWORD" if given else password
-        self._say(f"First start: log in as  admin  with the password  {shown}")
-        if not given:
-            self._say("It is shown only now; manage.py changepassword admin sets another.")
+        if own_password:
+            self._say("First start: log in as  admin  with the password that GUILD_HALL_ADMIN_PASSWORD gives.")
+        else:
+            self._say(f"First start: log in as  admin  with the password  {password}")
+            self._say("It will not be shown again; manage.py changepassword admin sets another.")
 
     def _make_local_token(self) -> None:
         """A token of the first account for whoever may read the data folder; its path is said, never the token."""
@@ -76,15 +76,3 @@ def _is_good(path: Path) -> bool:
     except (OSError, UnicodeDecodeError, ApiToken.DoesNotExist, TokenError):
         return False
     return True
-
-
-def require_database() -> None:
-    """Raises CommandError. Not through the pool: that tries for ten seconds."""
-    plain = unpooled()
-    try:
-        plain.ensure_connection()
-    except OperationalError as error:
-        reason = " ".join(str(error).split())
-        raise CommandError(f"The database cannot be used ({reason}). DATABASE_URL says which one it is.") from error
-    finally:
-        plain.close()

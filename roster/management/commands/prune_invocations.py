@@ -4,13 +4,13 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import BaseCommand
 
 from mcp_runtime.control.calls import prune_invocations
+from roster.management.hall_command import HallCommand
 from roster.management.terminal import count
 
 
-class Command(BaseCommand):
+class Command(HallCommand):
     help = "Delete finished calls that are older than so many days, and the oldest beyond so many."
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -4,14 +4,15 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.contrib.auth.models import Group
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from mcp_runtime.control.members import find_member, reserve_member
 from mcp_runtime.protocol.errors import RequestRefusedError
+from roster.management.hall_command import HallCommand
 from roster.management.terminal import names
 
 
-class Command(BaseCommand):
+class Command(HallCommand):
     help = "Reserve a member for the users of some groups, or open it to everybody who may call tools."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -21,14 +22,14 @@ class Command(BaseCommand):
         choice.add_argument("--everybody", action="store_true")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        wanted = options["groups"] or []
-        groups = list(Group.objects.filter(name__in=wanted))
-        if unknown := set(wanted) - {group.name for group in groups}:
-            raise CommandError(f"no group {', '.join(sorted(unknown))}; groups are made in the admin")
+        names = options["groups"] or []
+        groups = list(Group.objects.filter(name__in=names))
+        if missing := set(names) - {group.name for group in groups}:
+            raise CommandError(f"no group {', '.join(sorted(missing))}; groups are made in the admin")
         try:
             member = find_member(options["member"])
         except RequestRefusedError as refusal:
             raise CommandError(str(refusal)) from refusal
         reserve_member(member, groups)
-        whom = f"reserved for {', '.join(wanted)}" if wanted else "open to everybody who may call tools"
+        whom = f"reserved for {', '.join(names)}" if names else "open to everybody who may call tools"
         self.stdout.write(f"{member.name} is {whom}.")

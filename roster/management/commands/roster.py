@@ -4,10 +4,10 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import BaseCommand
 from django.db.models import Prefetch
 
 from mcp_runtime.control.members import live_runtime, members_of_roster, true_status, visible_tools
+from roster.management.hall_command import HallCommand
 from roster.management.terminal import NO_RUNTIME, as_json, one_line, table
 from roster.models import GuildMember, Tool
 
@@ -15,7 +15,7 @@ ERROR_LENGTH = 100
 COLUMNS = ["NAME", "STATUS", "ENDPOINT", "TOOLS", "ERROR OR PROGRESS"]
 
 
-class Command(BaseCommand):
+class Command(HallCommand):
     help = "Show every member: its status, endpoint, tools, and what is wrong."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -38,8 +38,8 @@ class Command(BaseCommand):
             return
         silences = [member.silence if is_alive else "" for member in members]
         self.stdout.write(table(COLUMNS, list(map(_row, facts, silences))))
-        connected = sum(fact["status"] == GuildMember.Status.CONNECTED for fact in facts)
-        self.stdout.write(f"{connected} of {len(facts)} connected.")
+        count = sum(fact["status"] == GuildMember.Status.CONNECTED for fact in facts)
+        self.stdout.write(f"{count} of {len(facts)} connected.")
 
 
 def _facts(member: GuildMember, *, is_alive: bool) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def _facts(member: GuildMember, *, is_alive: bool) -> dict[str, Any]:
         "version": member.version,
         "status": true_status(member, runtime_is_alive=is_alive),
         "enabled": member.enabled,
-        "wanted": member.wanted,
+        "desired_state": member.desired_state,
         "endpoint": member.endpoint if is_alive else None,
         "tools": [tool.name for tool in member.tools.all()],
         # Of what a dead runtime left on the row, nothing is true any more.

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser
 from typing import Any
 
@@ -8,8 +7,9 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from mcp_runtime.control.members import live_runtime
-from mcp_runtime.runtime import pid_namespace
+from mcp_runtime.runtime import pid_namespace, processes
 from roster.management.commands.up import become
+from roster.management.hall_command import require_hall
 
 
 class Command(BaseCommand):
@@ -25,10 +25,11 @@ class Command(BaseCommand):
             self._check()
             return
         # The guard replaces this process: it must be small, and Django is not.
-        guard = [sys.executable, "-m", "mcp_runtime.runtime.guard"]
+        guard = processes.COMMANDS["runtime"]
         become(pid_namespace.command_line(guard) if settings.GUILD_HALL_PID_NAMESPACE else guard)
 
     def _check(self) -> None:
+        require_hall()
         holder = live_runtime()
         if holder is None:
             raise CommandError("No runtime is alive.")

@@ -2,15 +2,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.management.base import BaseCommand
-
 from mcp_runtime.control.members import members_of_roster, sync_roster
+from roster.management.hall_command import HallCommand
 from roster.management.terminal import one_line
 
 FAULT_LENGTH = 500
 
 
-class Command(BaseCommand):
+class Command(HallCommand):
     help = "Make the roster match the members folder: add, change and remove what the folder says."
 
     def handle(self, *args: Any, **options: Any) -> None:

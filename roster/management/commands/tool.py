@@ -3,14 +3,15 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from mcp_runtime.control.members import find_tool, switch_tool
 from mcp_runtime.protocol.errors import RequestRefusedError
+from roster.management.hall_command import HallCommand
 from roster.management.terminal import one_line
 
 
-class Command(BaseCommand):
+class Command(HallCommand):
     help = "Switch a tool of a member on or off; one that is off is hidden from lists and refused everywhere."
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
+import contextlib
 import errno
-import gc
 import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
-from django.db import connections
+from django.db import connection, connections
+from django.urls import get_resolver
 
 from mcp_runtime.control.members import await_heartbeat
 from mcp_runtime.http1 import listeners
@@ -24,9 +27,9 @@ from mcp_runtime.system import console
 class Command(BaseCommand):
     help = "Start the whole hall: database, first account, runtime and web, in one log stream. Ctrl-C ends all of it."
 
+    requires_system_checks = ()  # they import the web: see below
+
     def handle(self, *args: Any, **options: Any) -> None:
-        gc.freeze()  # nearly all is imported, of which nothing is garbage
-        gc.enable()
         self._console = console.Writer(self.stdout)
         if settings.GUILD_HALL_PID_NAMESPACE:
             become(pid_namespace.command_line([sys.executable, *sys.orig_argv[1:]]))
@@ -35,20 +38,37 @@ class Command(BaseCommand):
             "gateway", settings.GUILD_HALL_HOST, settings.GUILD_HALL_GATEWAY_PORT, "GUILD_HALL_GATEWAY_PORT"
         )
         self._say_addresses()
-        call_command("prepare", say=self._say)
+        web = self._prepare()
         if holder := await_heartbeat(self._say):
             raise CommandError(f"This hall is up already: its runtime is {holder}. One hall has one runtime.")
-        let_go_of_the_database()
+        close_connections()
         try:
             sockets = listeners.bind(settings.GUILD_HALL_HOST, settings.GUILD_HALL_GATEWAY_PORT)
         except AddressTakenError as error:
             raise CommandError(str(error)) from error
-        import_module(warm.WEB)  # once its static files are there
-        module, pids = warm.fork_parts(sockets)
-        if module:
-            sys.exit(import_module(module).main())
+        pids = {}
+        if web:
+            web.serve()
+            pids = {"web": web.pid, "runtime": warm.fork_guard(sockets)}
+            if not pids["runtime"]:
+                sys.exit(import_module(warm.WORKER).main())
         descriptors = [one.detach() for one in sockets]
         become(processes.command_line(processes.State(pids, descriptors, console.unwritten())))
+
+    def _prepare(self) -> warm.Web | None:
+        """The web that did it, and waits; None where it cannot be a fork, and is started later."""
+        if sys.platform != "linux":
+            self._check_and_prepare(self._say)
+            return None
+        web = warm.fork_web(load_views, self._check_and_prepare)
+        warm.load_worker()
+        web.wait_until_prepared(self._say)
+        return web
+
+    def _check_and_prepare(self, say: Callable[[str], None]) -> None:
+        make_members_dir(say)
+        self.check()
+        call_command("prepare", say=say)
 
     def _say(self, text: str) -> None:
         """Before what others write next."""
@@ -61,6 +81,22 @@ class Command(BaseCommand):
         base = f"http://{f'[{host}]' if ':' in host else host}"
         web, gateway = f"{base}:{settings.GUILD_HALL_PORT}", f"{base}:{settings.GUILD_HALL_GATEWAY_PORT}/mcp"
         self._say(f"Roster and admin: {web}/   API: {web}/api/docs/   Agents: {gateway}   Ctrl-C ends all of it")
+
+
+def make_members_dir(say: Callable[[str], None]) -> None:
+    """At the first start. Later it may be on a disk that is not mounted: all members would count as removed."""
+    folder = settings.GUILD_HALL_MEMBERS_DIR
+    if folder.exists() or connection.vendor != "sqlite" or Path(connection.settings_dict["NAME"]).exists():
+        return
+    mask = os.umask(settings.USER_UMASK)  # the folder is the user's, and not the hall's
+    with contextlib.suppress(OSError):  # the checks say what is wrong with it
+        folder.mkdir()
+        say(f"Made the members folder {folder}. A first member: manage.py new_member NAME")
+    os.umask(mask)
+
+
+def load_views() -> None:
+    get_resolver().url_patterns  # noqa: B018 - imports them
 
 
 def become(argv: list[str]) -> NoReturn:
@@ -87,9 +123,9 @@ def require_free_address(part: str, host: str, port: int, setting: str) -> None:
             raise CommandError(f"The {part} cannot listen on {host}:{port}: {error.strerror}. {hint}") from error
 
 
-def let_go_of_the_database() -> None:
+def close_connections() -> None:
     """From here on it is the children's business."""
-    for connection in connections.all():
-        connection.close()
-        if connection.vendor == "postgresql":
-            connection.close_pool()  # type: ignore[attr-defined]
+    for one in connections.all():
+        one.close()
+        if one.vendor == "postgresql":
+            one.close_pool()  # type: ignore[attr-defined]

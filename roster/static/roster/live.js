@@ -1,6 +1,6 @@
 "use strict";
 
-/* Parts of a page that stay true by themselves.
+/* Parts of a page that update automatically.
 
    <section data-live="URL">...</section> is asked for at URL each second (data-live-every="5": each five seconds) and
    what comes is morphed into it, so that focus, open <details> and typed text survive. data-live-etag may hold the ETag
@@ -81,7 +81,7 @@
       } finally {
         clearTimeout(deadline);
       }
-      if (this.#request !== request) return; // asked anew meanwhile
+      if (this.#request !== request) return; // asked again meanwhile
       this.#request = null;
       this.#failures = problem ? this.#failures + 1 : 0;
       this.problem = problem;

@@ -101,15 +101,15 @@
     const text = line.textContent.toLowerCase();
     if (/\b(error|fatal|critical|traceback|exception|panic)\b/.test(text)) line.className = "bad";
     else if (/\bwarn(ing)?\b/.test(text)) line.className = "warn";
-    line.hidden = !text.includes(wanted());
+    line.hidden = !text.includes(needle());
     return line;
   }
 
-  const wanted = () => filter.value.trim().toLowerCase();
+  const needle = () => filter.value.trim().toLowerCase();
 
   function say() {
     const total = box.childElementCount;
-    const shown = wanted() ? `${box.querySelectorAll(":scope > :not([hidden])").length} of ${total} lines` : "";
+    const shown = needle() ? `${box.querySelectorAll(":scope > :not([hidden])").length} of ${total} lines` : "";
     const doing = failures ? "The hall does not answer; trying again" : paused ? "Paused" : "Following";
     const text = [doing, shown].filter(Boolean).join(" · ");
     if (state.textContent !== text) state.textContent = text;
@@ -117,7 +117,7 @@
   }
 
   filter.addEventListener("input", () => {
-    const text = wanted();
+    const text = needle();
     for (const line of box.children) line.hidden = !line.textContent.toLowerCase().includes(text);
     toEnd();
     say();

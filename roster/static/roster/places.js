@@ -1,6 +1,6 @@
 "use strict";
 
-/* The menu of the way around closes as menus do: with Escape, and when one goes on elsewhere. */
+/* The menu of the navigation closes as menus do: with Escape, and when one goes on elsewhere. */
 (() => {
   const menu = document.querySelector("#places details");
   if (!menu) return;

@@ -1,6 +1,6 @@
 "use strict";
 
-/* Buttons that wish something, without losing the place on the page.
+/* Buttons that change something, without losing the place on the page.
 
    <form method="post" data-live-form> is sent by fetch (so is a button of it with a formaction of its own); the server
    (roster/admin/live.py, `done`) answers with Django's messages as JSON, which are shown for some seconds at the foot or the head of

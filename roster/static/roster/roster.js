@@ -13,13 +13,13 @@
 
   function look() {
     clearTimeout(timer);
-    const wish = new URLSearchParams();
-    if (words.value.trim()) wish.set("q", words.value.trim());
-    if (status) wish.set("status", status);
-    const address = `${roster.dataset.address}?${wish}`;
+    const query = new URLSearchParams();
+    if (words.value.trim()) query.set("q", words.value.trim());
+    if (status) query.set("status", status);
+    const address = `${roster.dataset.address}?${query}`;
     if (address === roster.dataset.live) return;
     roster.dataset.live = address;
-    history.replaceState(null, "", wish.size ? `?${wish}` : location.pathname);
+    history.replaceState(null, "", query.size ? `?${query}` : location.pathname);
     roster.dispatchEvent(new CustomEvent("live:refresh"));
   }
 

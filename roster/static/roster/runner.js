@@ -2,7 +2,7 @@
 
 /* The tool runner's page: form and JSON in step, the call and its end without leaving, links and texts to copy.
 
-   The text area is what is sent; the form (schema_form.js) writes into it and is drawn anew from it. */
+   The text area is what is sent; the form (schema_form.js) writes into it and is drawn again from it. */
 (() => {
   const MAX_LINK = 20_000; // characters of arguments in a link
   const SNIPPETS_AFTER = 400;
@@ -186,7 +186,7 @@
   fields.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.ctrlKey && !event.metaKey && event.target.matches("input:not([type=checkbox])")) event.preventDefault();
   });
-  document.getElementById("set-name").addEventListener("keydown", (event) => {
+  document.getElementById("preset-name").addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
     form.requestSubmit(form.querySelector("button[formaction]"));
@@ -379,7 +379,7 @@
     try {
       const said = await texts();
       const encoded = encodeURIComponent(JSON.stringify(said.arguments));
-      if (encoded.length > MAX_LINK) throw new Error("The arguments are too long for a link; save them as a set.");
+      if (encoded.length > MAX_LINK) throw new Error("The arguments are too long for a link; save them as a preset.");
       const done = said.left_out.length ? `Copied, without ${said.left_out.join(", ")}` : "Copied";
       await copy(`${location.origin}${location.pathname}#args=${encoded}`, linker, done);
     } catch (error) {

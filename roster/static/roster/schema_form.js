@@ -83,7 +83,7 @@
       this.root = root;
     }
 
-    /* A drawing begins: what it may cost is counted anew. */
+    /* A drawing begins: what it may cost is counted again. */
     begin() {
       this.#work = 0;
     }
@@ -191,7 +191,7 @@
 
   const isNull = (schema) => typeOf(schema) === "null" || (has(schema, "const") && schema.const === null);
 
-  /* A scalar's misfit in words; empty when the browser finds none. The server has the last word. */
+  /* A scalar's validation error in words; empty when the browser finds none. The server has the last word. */
   function complaint(schema, value) {
     if (typeof value === "number") {
       if (typeOf(schema) === "integer" && !Number.isInteger(value)) return "must be a whole number";
@@ -236,7 +236,7 @@
       if (!["object", ""].includes(typeOf(this.#root))) throw new CannotShow("the schema is not that of an object");
     }
 
-    /* Draw the form anew, for this value. Throws CannotShow. */
+    /* Draw the form again, for this value. Throws CannotShow. */
     show(value) {
       if (!isObject(value)) throw new CannotShow("the arguments are not a JSON object");
       this.value = value;
@@ -298,7 +298,7 @@
       first?.focus();
     }
 
-    /* Add something or take it away, draw anew what is there, then go on where it happened. */
+    /* Add something or take it away, draw again what is there, then go on where it happened. */
     #rebuild(focus, change) {
       try {
         this.#schemas.begin();
@@ -548,7 +548,7 @@
 
     // Scalars
 
-    /* The value changed by hand: keep it, judge it, tell. `undefined` takes it away. */
+    /* The value changed by hand: keep it, validate it, tell. `undefined` takes it away. */
     #set(spot, control, value) {
       if (value !== undefined) this.#put(spot.path, value);
       else if (typeof spot.path.at(-1) === "number") this.#put(spot.path, spot.nullable ? null : "");

@@ -12,7 +12,7 @@
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey) || !event.target.matches("textarea")) return;
     event.preventDefault();
-    if (!event.repeat) event.target.form.requestSubmit(); // a key that is held is one wish
+    if (!event.repeat) event.target.form.requestSubmit(); // a key that is held is one request
   });
 
   if (form) form.addEventListener("submit", send);

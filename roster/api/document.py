@@ -1,0 +1,55 @@
+"""The OpenAPI document and its pages. Imported when somebody asks for one of them (see `described`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth.views import redirect_to_login
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
+from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
+from rest_framework.exceptions import NotAuthenticated
+from rest_framework.permissions import IsAuthenticated
+
+from roster.api import described
+from roster.models import Invocation
+
+
+class ApiTokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+    """What the OpenAPI document says about it. drf-spectacular finds the class by its existence."""
+
+    target_class = "roster.api.authentication.ApiTokenAuthentication"
+    name = "token"
+
+    def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
+        return {"type": "http", "scheme": "bearer", "description": "A token of `manage.py create_token`, gh_..."}
+
+
+class SchemaView(SpectacularAPIView):
+    permission_classes = (IsAuthenticated,)
+    # Two choices are called `status`: without names of ours the generated ones change with every word added.
+    custom_settings = {
+        "ENUM_NAME_OVERRIDES": {
+            "MemberStatus": "roster.models.GuildMember.Status",
+            "InvocationStatus": "roster.models.Invocation.Status",
+            "TokenScope": "roster.models.ApiToken.Scope",
+            "SessionStatus": "roster.models.AgentSession.Status",
+            "ErrorKind": Invocation.ErrorKind.choices,
+            "SessionErrorKind": "roster.models.AgentMessage.ErrorKind",
+            "EventKind": "roster.models.AgentEvent.Kind",
+        }
+    }
+
+
+class DocsView(SpectacularSwaggerView):
+    permission_classes = (IsAuthenticated,)
+    # Its template cannot show what REST framework answers to OPTIONS.
+    http_method_names = ("get", "head")
+
+    def handle_exception(self, exc: Exception) -> Any:
+        """A browser without a session is shown the way in."""
+        if isinstance(exc, NotAuthenticated):
+            return redirect_to_login(self.request.get_full_path())
+        return super().handle_exception(exc)
+
+
+described.hand_over()
