@@ -47,7 +47,7 @@ async def run(job: dict[str, Any], emit: Emit, stop: asyncio.Event) -> bool:
     )
     with open(job["mcp_config"], encoding="utf-8") as file:
         servers = list(json.load(file)["mcpServers"])
-    has_ended = False
+    has_result = False
     async with ClaudeSDKClient(options=options) as client:
         await client.query(job["prompt"])
         interrupting = asyncio.create_task(_interrupt_at(stop, client))
@@ -56,13 +56,13 @@ async def run(job: dict[str, Any], emit: Emit, stop: asyncio.Event) -> bool:
             if isinstance(message, SystemMessage) and message.subtype == "init":
                 emit("session", {"id": message.data["session_id"]})
                 looking.append(asyncio.create_task(_say_missing_servers(client, emit)))
-            has_ended = has_ended or isinstance(message, ResultMessage)
+            has_result = has_result or isinstance(message, ResultMessage)
             for kind, data in events_of(message, servers):
                 if kind == "result":
                     await asyncio.wait(looking or [interrupting], timeout=1)
                 emit(kind, data)
         interrupting.cancel()
-    return has_ended
+    return has_result
 
 
 async def _interrupt_at(stop: asyncio.Event, client: Any) -> None:
@@ -74,7 +74,7 @@ async def _say_missing_servers(client: Any, emit: Emit) -> None:
     """The agent works on without servers that it cannot connect to, and its first message does not say why."""
     status = await client.get_mcp_status()
     missing = [
-        {"name": server["name"], "status": server["status"], "error": cut(str(error))}
+        {"name": server["name"], "status": server["status"], "error": truncate(str(error))}
         for server in status["mcpServers"]
         if (error := _fault_of(server)) is not None
     ]
@@ -99,7 +99,7 @@ def events_of(message: Any, servers: list[str]) -> Iterator[tuple[str, dict[str,
     for block in message.content:
         match type(block).__name__:
             case "TextBlock" if kind == "AssistantMessage":
-                yield "text", {"text": cut(block.text)}
+                yield "text", {"text": truncate(block.text)}
             case "ToolUseBlock":
                 server, tool = _of_server(block.name.removeprefix("mcp__"), servers)
                 yield "tool_call", {"id": block.id, "server": server, "tool": tool, "arguments": _bounded(block.input)}
@@ -114,8 +114,8 @@ def events_of(message: Any, servers: list[str]) -> Iterator[tuple[str, dict[str,
 
 def _of_server(name: str, servers: list[str]) -> tuple[str, str]:
     """The server and the tool in `server__tool`; either may hold `__` itself."""
-    known = [server for server in servers if name.startswith(f"{server}__")]
-    server = max(known, key=len, default=name.partition("__")[0])
+    candidates = [server for server in servers if name.startswith(f"{server}__")]
+    server = max(candidates, key=len, default=name.partition("__")[0])
     return server, name[len(server) + 2 :]
 
 
@@ -129,17 +129,17 @@ def _result(message: Any) -> dict[str, Any]:
         "output_tokens": (message.usage or {}).get("output_tokens"),
     }
     text = message.result or "; ".join(errors) or ("" if not message.is_error else message.subtype)
-    return {"text": cut(text), "is_error": message.is_error, "usage": usage}
+    return {"text": truncate(text), "is_error": message.is_error, "usage": usage}
 
 
-def cut(text: str) -> str:
+def truncate(text: str) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}\n… and {len(text) - MAX_TEXT} more characters."
 
 
 def _bounded(value: Any) -> Any:
     """`value`, or how it begins as text when its JSON is too long to be kept."""
     text = json.dumps(value)
-    return value if len(text) <= MAX_TEXT else [{"type": "text", "text": cut(text)}]
+    return value if len(text) <= MAX_TEXT else [{"type": "text", "text": truncate(text)}]
 
 
 def _watch_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
@@ -154,7 +154,7 @@ async def _main(job: dict[str, Any], emit: Emit) -> int:
     try:
         return 0 if await run(job, emit, stop) else 1
     except Exception as error:  # noqa: BLE001 - the last word of a program: whoever started it shows it
-        emit("error", {"text": cut(str(error) or repr(error))})
+        emit("error", {"text": truncate(str(error) or repr(error))})
         return 1
 
 

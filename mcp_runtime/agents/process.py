@@ -1,7 +1,7 @@
 """One agent at work, as a process: what it needs, what it is given, what it says, its end. The OS and nothing else.
 
 The process is `mcp_runtime.agents.host`, which starts the agent itself, a program of the Agent SDK. Both carry the
-hall's mark like the processes of members, and get of our environment what is listed here.
+hall's environment tag like the processes of members, and get of our environment what is listed here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from mcp_runtime.agents import setup
-from mcp_runtime.members.process import child_environment, kill_marked, user_umask
+from mcp_runtime.members.process import child_environment, kill_tagged, user_umask
 from mcp_runtime.protocol.errors import SpawnError
 from mcp_runtime.system import birthmark
 
@@ -46,7 +46,7 @@ def tool_rule(server: str, tool: str = "") -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """What one run is given. `servers` as the SDK's `mcp_servers` wants them."""
+    """The input of one run. `servers` are as the SDK's `mcp_servers` wants them."""
 
     prompt: str
     servers: Mapping[str, Mapping[str, Any]]
@@ -59,9 +59,9 @@ class Job:
 class AgentProcess:
     """The program and the agent, leader of a session and process group of their own. Used by one thread."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], mark: str, files: list[Path]) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes], tag: str, files: list[Path]) -> None:
         self._popen = popen
-        self._mark = mark
+        self._tag = tag
         self._files = files
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue(QUEUED_EVENTS)
         self._tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
@@ -74,21 +74,21 @@ class AgentProcess:
         ]
 
     @classmethod
-    def spawn(cls, job: Job, *, directory: Path, mark: str, environment: Mapping[str, str]) -> AgentProcess:
+    def spawn(cls, job: Job, *, directory: Path, tag: str, environment: Mapping[str, str]) -> AgentProcess:
         """Start it in `directory`, which is private. Raises SpawnError."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        stem = mark.replace("/", "-")
+        stem = tag.replace("/", "-")
         config, task = directory / f"mcp-{stem}.json", directory / f"job-{stem}.json"
         values = {key: value for key, value in asdict(job).items() if key != "servers"}
         try:
             _write_private(config, {"mcpServers": job.servers})
             _write_private(task, {**values, "mcp_config": str(config), "directory": str(directory)})
-            with birthmark.handed_on(mark):
+            with birthmark.inheritance(tag):
                 popen = subprocess.Popen(
                     # -P: the folder of the program holds modules whose names others have too.
                     [sys.executable, "-P", str(HOST), str(task)],
                     cwd=directory,
-                    env=child_environment(setup.given(environment, directory), mark),
+                    env=child_environment(setup.agent_environment(environment, directory), tag),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -97,7 +97,7 @@ class AgentProcess:
                 )
         except OSError as error:
             raise SpawnError(f"the agent cannot be started: {error}") from error
-        process = cls(popen, mark, [config, task])
+        process = cls(popen, tag, [config, task])
         for reader in process._readers:
             reader.start()
         return process
@@ -146,17 +146,17 @@ class AgentProcess:
                     os.killpg(self._popen.pid, signal.SIGKILL)
 
     def close(self) -> int:
-        """End what is left of it, reap it, remove its files; its exit code. It has EXIT_GRACE to go by itself."""
+        """End and reap it, and remove its files. Returns the exit code. It has EXIT_GRACE to exit."""
         self.stop()
         if hasattr(os, "waitid"):
-            ended = threading.Event()
-            threading.Thread(target=self._watch, args=(ended,), daemon=True).start()
-            ended.wait(EXIT_GRACE)
+            has_exited = threading.Event()
+            threading.Thread(target=self._watch, args=(has_exited,), daemon=True).start()
+            has_exited.wait(EXIT_GRACE)
         self.kill()  # the zombie keeps the group's number from being used again
         with self._lock:
             code = self._popen.wait(REAP_TIMEOUT)
             self._reaped = True
-        kill_marked(self._mark)
+        kill_tagged(self._tag)
         deadline = time.monotonic() + EXIT_GRACE
         while self._readers[0].is_alive() and time.monotonic() < deadline:  # it may wait for room in the queue
             self.next_event(0.01)
@@ -164,10 +164,10 @@ class AgentProcess:
             path.unlink(missing_ok=True)
         return code
 
-    def _watch(self, ended: threading.Event) -> None:
+    def _watch(self, has_exited: threading.Event) -> None:
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOWAIT)
-        ended.set()
+        has_exited.set()
 
 
 def remove_files_of_earlier_runs(directory: Path) -> None:

@@ -6,6 +6,7 @@ One thread looks; each run has a thread of its own, which alone writes that mess
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -42,8 +43,8 @@ EVENT_LOOK = 0.2
 STOP_GRACE = 5.0  # from being asked to stop to SIGKILL
 LAST_ENDS_SECONDS = 1.0
 
-# What the agent says when the conversation to go on with is not on its disk (cleaned up, or another machine's).
-NO_CONVERSATION = "No conversation found"
+# The agent's error when the session to resume is not on its disk (cleaned up, or another machine's).
+NO_SDK_SESSION = "No conversation found"
 
 
 @dataclass
@@ -52,20 +53,20 @@ class Run:
 
     message: AgentMessage
     deadline: float
-    stop_asked: threading.Event = field(default_factory=threading.Event)
-    lost: threading.Event = field(default_factory=threading.Event)
+    stop_requested: threading.Event = field(default_factory=threading.Event)
+    runtime_stopped: threading.Event = field(default_factory=threading.Event)
     process: AgentProcess | None = None
-    error: str = ""  # what its program said last of what went wrong
+    error: str = ""  # the last error of its program
 
 
 class SessionRunner:
-    """Runs agents for the runtime that holds `lease_id`; their processes carry a mark that begins with `mark`."""
+    """Runs agents for the runtime that holds `lease_id`; their environment tags begin with `tag_prefix`."""
 
     def __init__(
         self,
         *,
         lease_id: uuid.UUID,
-        mark: str,
+        tag_prefix: str,
         directory: Path,
         concurrency: int,
         gateway_address: str,
@@ -73,20 +74,20 @@ class SessionRunner:
         environment: Mapping[str, str] = os.environ,
     ) -> None:
         self._lease_id = lease_id
-        self._mark = mark
+        self._tag_prefix = tag_prefix
         self._directory = directory
         self._slots = Slots(concurrency)  # used with the lock alone
         self._gateway_address = gateway_address
         self._has_broker = has_broker
         self._environment = environment
-        self._bell = threading.Event()
+        self._notified = threading.Event()
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._runs: dict[int, Run] = {}  # by message id
         self._problem: str | None = None
-        self._problem_seen_at = 0.0
-        self._swept_at = 0.0
-        self._due = sessions.due()
+        self._problem_checked_at = -math.inf
+        self._last_sweep = -math.inf
+        self._due_messages = sessions.due_messages()
         self._stop_requests = sessions.stop_requests(lease_id)
         self._loop = threading.Thread(target=self._run, name="sessions", daemon=True)
 
@@ -97,18 +98,18 @@ class SessionRunner:
         self._loop.start()
 
     def wake(self) -> None:
-        """Look soon."""
-        self._swept_at = 0.0
-        self._bell.set()
+        """Have a look soon."""
+        self._last_sweep = -math.inf
+        self._notified.set()
 
     def stop(self) -> None:
         """No new runs, and those that run are killed; whoever stops the runtime ends their messages as lost."""
         self._stopping.set()
-        self._bell.set()
+        self._notified.set()
         if self._loop.is_alive():
             self._loop.join()
         for run in self._under_way():
-            run.lost.set()
+            run.runtime_stopped.set()
             if run.process is not None:
                 run.process.kill()
         deadline = time.monotonic() + LAST_ENDS_SECONDS
@@ -137,27 +138,27 @@ class SessionRunner:
         connection.close()
 
     def _wait(self, changes: SqliteChanges | None) -> None:
-        """Until somebody rings, SQLite says there is work, or a sweep is due."""
+        """Until it is notified, SQLite says there is work, or a sweep is due."""
         look = SQLITE_LOOK if changes else SWEEP_SECONDS if self._has_broker else QUERY_LOOK
-        while not self._stopping.is_set() and time.monotonic() < self._swept_at + SWEEP_SECONDS:
-            if self._bell.wait(look):
-                self._bell.clear()
+        while not self._stopping.is_set() and time.monotonic() < self._last_sweep + SWEEP_SECONDS:
+            if self._notified.wait(look):
+                self._notified.clear()
                 return
             if changes is None:
                 return
-            if changes.look() and (changes.exists(self._due) or changes.exists(self._stop_requests)):
+            if changes.look() and (changes.exists(self._due_messages) or changes.exists(self._stop_requests)):
                 return
 
     def turn(self) -> None:
         """One look: what is missing, who is to be stopped, what is due."""
-        self._swept_at = time.monotonic()
-        if time.monotonic() > self._problem_seen_at + PROBLEM_SECONDS:
+        self._last_sweep = time.monotonic()
+        if time.monotonic() > self._problem_checked_at + PROBLEM_SECONDS:
             self.note_problem()
         for message_id in self._stop_requests.values_list("pk", flat=True):
             with self._lock:
                 run = self._runs.get(message_id)
             if run is not None:
-                run.stop_asked.set()
+                run.stop_requested.set()
         while self.claim_one():
             pass
 
@@ -165,7 +166,7 @@ class SessionRunner:
         problem = setup.problem(self._environment)
         if problem != self._problem:
             sessions.note_problem(problem, self._lease_id)
-        self._problem, self._problem_seen_at = problem, time.monotonic()
+        self._problem, self._problem_checked_at = problem, time.monotonic()
 
     def claim_one(self) -> bool:
         """Whether a message was due, and runs now."""
@@ -181,15 +182,15 @@ class SessionRunner:
 
     def _next(self) -> AgentMessage | None:
         """The oldest message that is due of a principal that may have one more agent."""
-        due = self._due.select_related("session", "session__created_by")
-        while (message := due.first() if self._slots.free > 0 else None) is not None:
+        messages = self._due_messages.select_related("session", "session__created_by")
+        while (message := messages.first() if self._slots.free > 0 else None) is not None:
             owner = _owner(message)
             with self._lock:
                 if self._slots.may_take(owner):
                     return message
                 holds = self._slots.held_by(owner)
             # Who holds none may not take the last slot because another token of the same user holds some.
-            due = due.exclude(requested_by=owner[0], **({"asked_with": owner[1]} if holds else {}))
+            messages = messages.exclude(requested_by=owner[0], **({"asked_with": owner[1]} if holds else {}))
         return None
 
     # One run ------------------------------------------------------------------------------------------------------
@@ -198,11 +199,11 @@ class SessionRunner:
         try:
             outcome = self._outcome(run)
         except Exception as error:
-            logger.exception("message %d failed inside the hall", run.message.pk)
-            outcome = Outcome.failed(ErrorKind.AGENT, f"the hall failed to run the agent: {error!r}")
+            logger.exception("internal error while message %d was handled", run.message.pk)
+            outcome = Outcome.failed(ErrorKind.AGENT, f"internal error: the hall failed to run the agent: {error!r}")
         try:
-            # Of one that the runtime's stop killed the stop itself writes the end, in its own words.
-            if not run.lost.is_set():
+            # The end of a run that the runtime's stop killed is written by that stop.
+            if not run.runtime_stopped.is_set():
                 finish = partial(sessions.finish, run.message, outcome, self._lease_id)
                 persistently(partial(unit_of_work, finish))
         except Error:
@@ -221,18 +222,18 @@ class SessionRunner:
             return early
         try:
             job = unit_of_work(partial(self._job, run.message))
-            mark = f"{self._mark}message-{run.message.pk}/agent"
-            run.process = AgentProcess.spawn(job, directory=self._directory, mark=mark, environment=self._environment)
+            tag = f"{self._tag_prefix}message-{run.message.pk}/agent"
+            run.process = AgentProcess.spawn(job, directory=self._directory, tag=tag, environment=self._environment)
         except (RequestRefusedError, AccessError, SpawnError) as error:
             return Outcome.failed(ErrorKind.UNAVAILABLE, str(error))
         try:
-            said, why = self._follow(run, run.process)
+            answer, stop_cause = self._follow(run, run.process)
         finally:
             code = run.process.close()
-        if job.resume and not said and NO_CONVERSATION in run.error:
+        if job.resume and not answer and NO_SDK_SESSION in run.error:
             unit_of_work(partial(sessions.note_sdk_session, run.message, ""))
-            run.error = "the agent's conversation so far is not on its disk any more; the next message begins a new one"
-        return _outcome_of(run, said, why, code, run.process.tail())
+            run.error = "the agent has lost its session so far from its disk; the next message begins a new one"
+        return _outcome_of(run, answer, stop_cause, code, run.process.tail())
 
     def _await_members(self, run: Run) -> Outcome | None:
         """Wait until all of its members are connected; how the message ended, if it came to an end before."""
@@ -243,22 +244,20 @@ class SessionRunner:
             for member in missing:
                 if reason := _hopeless(member):
                     return Outcome.failed(ErrorKind.UNAVAILABLE, f"member {member.name!r} cannot be used: {reason}")
-            if run.stop_asked.wait(MEMBER_LOOK):
+            if run.stop_requested.wait(MEMBER_LOOK):
                 return Outcome(Status.CANCELLED, error_message="stopped while its members were starting")
-            if run.lost.is_set():
+            if run.runtime_stopped.is_set():
                 return Outcome.failed(ErrorKind.LOST, "")
             if time.monotonic() > run.deadline:
-                waited = ", ".join(f"{member.name} ({member.status})" for member in missing)
-                return Outcome.failed(
-                    ErrorKind.UNAVAILABLE, f"not connected within {run.message.timeout:g} s: {waited}"
-                )
+                names = ", ".join(f"{member.name} ({member.status})" for member in missing)
+                return Outcome.failed(ErrorKind.UNAVAILABLE, f"not connected within {run.message.timeout:g} s: {names}")
 
     def _job(self, message: AgentMessage) -> Job:
-        sessions.require_allowed(message)
+        sessions.require_access(message)
         session = message.session
         members = list(session.members.select_related("port_allocation").order_by("name"))
-        allowed: list[str] = []
-        disallowed: list[str] = []
+        allowed_tools: list[str] = []
+        disallowed_tools: list[str] = []
         if session.direct:
             servers: dict[str, dict[str, Any]] = {
                 member.name: {"type": "http", "url": member.endpoint} for member in members
@@ -266,26 +265,26 @@ class SessionRunner:
             for name, tool, is_enabled in Tool.objects.filter(member__in=members, listed=True).values_list(
                 "member__name", "name", "enabled"
             ):
-                (allowed if is_enabled else disallowed).append(tool_rule(name, tool))
+                (allowed_tools if is_enabled else disallowed_tools).append(tool_rule(name, tool))
         else:
             url = f"http://{self._gateway_address}/sessions/{session.pk}/mcp"
             headers = {"Authorization": f"Bearer {sessions.make_token(message)}"}
             servers = {GATEWAY: {"type": "http", "url": url, "headers": headers}}
-            allowed = [tool_rule(GATEWAY)]  # the gateway offers only what the token may call
+            allowed_tools = [tool_rule(GATEWAY)]  # the gateway offers only what the token may call
         return Job(
             prompt=message.prompt,
             servers=servers,
-            allowed_tools=allowed,
-            disallowed_tools=disallowed,
-            # Read anew: an earlier message may have made it since this row was read.
+            allowed_tools=allowed_tools,
+            disallowed_tools=disallowed_tools,
+            # Read it again, because an earlier message may have made it since.
             resume=type(session).objects.values_list("sdk_session_id", flat=True).get(pk=session.pk),
             model=session.model,
         )
 
     def _follow(self, run: Run, process: AgentProcess) -> tuple[dict[str, Any], str]:
-        """Write down what the agent says until it ends; its last word, and why it was ended, if it was."""
-        said: dict[str, Any] = {}
-        why = ""
+        """Write the transcript until the agent ends. Returns its answer, and why it was stopped, if it was."""
+        answer: dict[str, Any] = {}
+        stop_cause = ""
         kill_at = 0.0
         transcript = Transcript(run.message)
         while not process.has_ended:
@@ -294,20 +293,20 @@ class SessionRunner:
             if event and event["kind"] == "session":
                 unit_of_work(partial(sessions.note_sdk_session, run.message, str(event["data"]["id"])))
             elif event and event["kind"] == "result":
-                said = event["data"]
+                answer = event["data"]
             elif event and not transcript.is_full:
                 run.error = event["data"]["text"] if event["kind"] == "error" else run.error
                 transcript.add(event["kind"], event["data"])
             transcript.write_due(is_last=process.has_ended)
-            if not why and (run.stop_asked.is_set() or now > run.deadline):
-                why = "stop" if run.stop_asked.is_set() else "deadline"
+            if not stop_cause and (run.stop_requested.is_set() or now > run.deadline):
+                stop_cause = "stop" if run.stop_requested.is_set() else "deadline"
                 kill_at = now + STOP_GRACE
                 process.stop()
-            if run.lost.is_set() or (why and now > kill_at):
+            if run.runtime_stopped.is_set() or (stop_cause and now > kill_at):
                 process.kill()
-            if why and now > kill_at + STOP_GRACE:
-                break  # somebody who left the group holds its output; the mark finds them
-        return said, why
+            if stop_cause and now > kill_at + STOP_GRACE:
+                break  # somebody who left the group holds its output; the environment tag finds them
+        return answer, stop_cause
 
 
 def _owner(message: AgentMessage) -> Owner:
@@ -319,29 +318,29 @@ def _missing_members(message: AgentMessage) -> list[GuildMember]:
 
 
 def _hopeless(member: GuildMember) -> str:
-    """Why waiting for it is in vain; empty when it may yet come."""
+    """Why the member will not connect. Empty when it may."""
     if member.removed_at:
         return "its folder is gone"
     if not member.enabled:
         return "it is disabled"
-    if member.wanted != GuildMember.Wanted.RUNNING:
+    if member.desired_state != GuildMember.DesiredState.RUNNING:
         return "it was stopped"
     if member.manifest_error:
         return member.manifest_error
-    is_due = member.restart_requested_at or (member.next_restart_at and not is_tried_slowly(member))
-    return member.last_reason if member.status == GuildMember.Status.ERROR and not is_due else ""
+    has_next_try = member.restart_requested_at or (member.next_restart_at and not is_tried_slowly(member))
+    return member.last_reason if member.status == GuildMember.Status.ERROR and not has_next_try else ""
 
 
-def _outcome_of(run: Run, said: dict[str, Any], why: str, code: int, tail: str) -> Outcome:
-    usage = said.get("usage", {})
-    if said and not said["is_error"]:
-        return Outcome(Status.SUCCEEDED, result=said["text"], usage=usage)
-    if why == "stop":
+def _outcome_of(run: Run, answer: dict[str, Any], stop_cause: str, code: int, tail: str) -> Outcome:
+    usage = answer.get("usage", {})
+    if answer and not answer["is_error"]:
+        return Outcome(Status.SUCCEEDED, result=answer["text"], usage=usage)
+    if stop_cause == "stop":
         return Outcome(Status.CANCELLED, error_message="stopped", usage=usage)
-    if why == "deadline":
+    if stop_cause == "deadline":
         return Outcome.failed(ErrorKind.TIMEOUT, f"the agent did not end within {run.message.timeout:g} s", usage)
-    if said:
-        return Outcome.failed(ErrorKind.AGENT, said["text"] or "the agent ended with an error", usage)
+    if answer:
+        return Outcome.failed(ErrorKind.AGENT, answer["text"] or "the agent ended with an error", usage)
     if run.error:
         return Outcome.failed(ErrorKind.AGENT, run.error)
     detail = f": {tail}" if tail else ""

@@ -13,7 +13,7 @@ import re
 import secrets
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -48,7 +48,7 @@ Kind = AgentEvent.Kind
 NAME = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}")
 MAX_PROMPT = 100_000  # characters
 MAX_QUEUED = 20  # messages of one session
-# One that talks for ever must not fill the disk; its last word is kept whatever it said before.
+# One that talks for ever must not fill the disk; its last event is kept in any case.
 MAX_EVENTS = 10_000
 PRUNE_BATCH = 50
 TOKEN_GRACE = timedelta(minutes=5)
@@ -58,14 +58,14 @@ TOKEN_GRACE = timedelta(minutes=5)
 
 
 def create(members: Iterable[GuildMember], *, caller: Caller, name: str = "", direct: bool, model: str) -> AgentSession:
-    """A session with these members. Raises RequestRefusedError for what cannot be one."""
-    chosen = {member.pk: member for member in members}
-    if not chosen:
+    """A session with these members. Raises RequestRefusedError where it cannot be made."""
+    by_id = {member.pk: member for member in members}
+    if not by_id:
         raise RequestRefusedError("a session needs at least one member, whose tools the agent may use")
-    elsewhere = [member.name for member in chosen.values() if member.server_url]
-    if direct and elsewhere:
+    remote = [member.name for member in by_id.values() if member.server_url]
+    if direct and remote:
         raise RequestRefusedError(
-            f"member {elsewhere[0]!r} runs elsewhere, behind secrets that an agent is not given: "
+            f"member {remote[0]!r} is a remote server, behind secrets that an agent is not given: "
             "make one that goes through the gateway, not direct"
         )
     if name and not NAME.fullmatch(name):
@@ -74,7 +74,7 @@ def create(members: Iterable[GuildMember], *, caller: Caller, name: str = "", di
             "not digits alone"
         )
     session = AgentSession(
-        name=name or _made_up_name(list(chosen.values())),
+        name=name or _default_name(list(by_id.values())),
         direct=direct,
         model=model,
         created_by=caller.user,
@@ -84,23 +84,23 @@ def create(members: Iterable[GuildMember], *, caller: Caller, name: str = "", di
     try:
         with transaction.atomic():
             session.save(force_insert=True)
-            session.members.set(chosen.values())
+            session.members.set(by_id.values())
     except IntegrityError as error:
         raise RequestRefusedError(f"there is a session {session.name!r} already; give another name") from error
     return session
 
 
-def _made_up_name(members: list[GuildMember]) -> str:
+def _default_name(members: list[GuildMember]) -> str:
     return f"{members[0].name}-{secrets.token_hex(3)}"
 
 
 def find(name_or_id: str) -> AgentSession:
     """The session of that name or id. Raises UnknownSessionError."""
     by_id = name_or_id.isascii() and name_or_id.isdigit() and len(name_or_id) <= 18
-    found = AgentSession.objects.filter(**({"pk": int(name_or_id)} if by_id else {"name": name_or_id})).first()
-    if found is None:
+    session = AgentSession.objects.filter(**({"pk": int(name_or_id)} if by_id else {"name": name_or_id})).first()
+    if session is None:
         raise UnknownSessionError(f"there is no session {name_or_id!r}")
-    return found
+    return session
 
 
 def queue(session: AgentSession, prompt: Any, *, timeout: float, caller: Caller) -> AgentMessage:
@@ -119,7 +119,7 @@ def queue(session: AgentSession, prompt: Any, *, timeout: float, caller: Caller)
         session=session,
         prompt=clean,
         timeout=timeout,
-        door=caller.door,
+        source=caller.source,
         requested_by=caller.user,
         requester=caller.name,
         asked_with_id=caller.principal.token_id if caller.principal else None,
@@ -143,7 +143,7 @@ def require_unneeded(member: GuildMember) -> None:
 # Claim, write down, finish: the runtime's side --------------------------------------------------------------------
 
 
-def due() -> QuerySet[AgentMessage]:
+def due_messages() -> QuerySet[AgentMessage]:
     """Messages that may run now, oldest first: of each session the first one, when none of it runs."""
     earlier = AgentMessage.objects.filter(
         session=OuterRef("session"), status__in=AgentMessage.ACTIVE, pk__lt=OuterRef("pk")
@@ -154,14 +154,14 @@ def due() -> QuerySet[AgentMessage]:
 
 def claim(message: AgentMessage, lease_id: uuid.UUID) -> bool:
     """queued -> running, once."""
-    claimed = AgentMessage.objects.filter(held_by(lease_id), pk=message.pk, status=Status.QUEUED).update(
+    count = AgentMessage.objects.filter(held_by(lease_id), pk=message.pk, status=Status.QUEUED).update(
         status=Status.RUNNING, started_at=timezone.now(), lease_id=lease_id
     )
-    return claimed == 1
+    return count == 1
 
 
 def stop_requests(lease_id: uuid.UUID) -> QuerySet[AgentMessage]:
-    """Messages that this runtime runs and somebody wants stopped."""
+    """Messages that this runtime runs and somebody asked to stop."""
     return AgentMessage.objects.filter(status=Status.RUNNING, lease_id=lease_id, cancel_requested_at__isnull=False)
 
 
@@ -173,19 +173,19 @@ def write_events(message: AgentMessage, events: Iterable[tuple[str, dict[str, An
 
 
 def note_sdk_session(message: AgentMessage, sdk_session_id: str) -> None:
-    """What the next message of the session goes on from."""
+    """Keep the id of the agent's own session, which the next message resumes."""
     AgentSession.objects.filter(pk=message.session_id).update(sdk_session_id=sdk_session_id[:100])
 
 
 def make_token(message: AgentMessage) -> str:
-    """The run's own key to the gateway: for the session's members, until the run must be over at the latest.
+    """The run's own token for the gateway, for the session's members, until the run must be over at the latest.
 
     With the limits of the token that the message was asked with, and no longer than that. Revoked when the message
     ends, however it ends. Raises RequestRefusedError, AccessError.
     """
     session = message.session
     user = session.created_by
-    if user is None and message.door == Invocation.Door.COMMAND:  # the operator, who may do everything
+    if user is None and message.source == Invocation.Source.COMMAND:  # the operator, who may do everything
         user = User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
     if user is None or not user.is_active:
         raise RequestRefusedError("there is no active user whose rights the agent could have at the gateway")
@@ -198,18 +198,17 @@ def make_token(message: AgentMessage) -> str:
             expires_at=min(over_at, asker.expires_at) if asker and asker.expires_at else over_at,
             scope=ApiToken.Scope.MEMBERS,
             members=session.members.all(),
-            calls_per_minute=asker.calls_per_minute if asker else None,
-            max_in_flight=asker.max_in_flight if asker else None,
             made_with_id=message.asked_with_id,
+            **(asdict(asker.limits) if asker else {}),
         )
         AgentMessage.objects.filter(pk=message.pk).update(token=row)
     return token
 
 
-def require_allowed(message: AgentMessage) -> None:
-    """Raises AccessError when who asked, or whose rights the agent has, may not use all of its members any more.
+def require_access(message: AgentMessage) -> None:
+    """Raises AccessError when the requester or the session's creator may not use all of its members any more.
 
-    Asked as it starts: it may have waited for long, and a direct agent is asked nothing after that.
+    It is checked at the start, because the message may have waited for long, and a direct agent is not checked later.
     """
     names = list(message.session.members.values_list("name", flat=True))
     for who in (_asker(message), _maker(message)):
@@ -222,7 +221,7 @@ def _asker(message: AgentMessage) -> Principal:
         return with_token
     if message.requested_by is not None:
         return principals.principal_of_user(message.requested_by)
-    if message.door == Invocation.Door.COMMAND:
+    if message.source == Invocation.Source.COMMAND:
         return OPERATOR
     raise AccessError("The user who asked is gone.")
 
@@ -233,7 +232,7 @@ def _maker(message: AgentMessage) -> Principal:
 
 
 def _principal_of_token(message: AgentMessage) -> Principal | None:
-    """Who asked, with the token that they asked with; None where they had none. Raises TokenError."""
+    """The principal of the message's token. None without a token. Raises TokenError."""
     if message.asked_with_id is None:
         return None
     token = ApiToken.objects.select_related("user").filter(pk=message.asked_with_id).first()
@@ -243,7 +242,7 @@ def _principal_of_token(message: AgentMessage) -> Principal | None:
 
 
 def note_problem(problem: str, lease_id: uuid.UUID) -> None:
-    """What this runtime lacks to run agents: doors say it to whoever would queue a message."""
+    """Note what this runtime lacks to run agents. Admin, REST and commands show it to users who queue messages."""
     Hall.objects.filter(pk=1, lease_id=lease_id).update(agent_problem=problem)
 
 
@@ -295,10 +294,10 @@ def _finish(rows: QuerySet[AgentMessage], message: AgentMessage, outcome: Outcom
 def end_lost(lease_id: uuid.UUID, reason: str) -> int:
     """running -> failed / lost for every message that another lease than `lease_id` claimed; how many."""
     running = AgentMessage.objects.filter(held_by(lease_id), status=Status.RUNNING).exclude(lease_id=lease_id)
-    ended = 0
+    count = 0
     for message in running:
-        ended += _finish(running.filter(pk=message.pk), message, Outcome.failed(ErrorKind.LOST, reason))
-    return ended
+        count += _finish(running.filter(pk=message.pk), message, Outcome.failed(ErrorKind.LOST, reason))
+    return count
 
 
 def end_own(lease_id: uuid.UUID, reason: str) -> None:
@@ -329,19 +328,19 @@ def stop(session: AgentSession) -> list[AgentMessage]:
 
 def cancel(message: AgentMessage) -> AgentMessage:
     """Cancel a waiting message at once, ask the runtime to stop a running one. One that is over is left alone."""
-    queued = AgentMessage.objects.filter(pk=message.pk, status=Status.QUEUED)
-    said = Outcome(Status.CANCELLED, error_message="stopped before it was started")
-    if not _finish(queued, message, said):
+    rows = AgentMessage.objects.filter(pk=message.pk, status=Status.QUEUED)
+    outcome = Outcome(Status.CANCELLED, error_message="stopped before it was started")
+    if not _finish(rows, message, outcome):
         running = AgentMessage.objects.filter(pk=message.pk, status=Status.RUNNING, cancel_requested_at=None)
         running.update(cancel_requested_at=timezone.now())
     message.refresh_from_db()
     return message
 
 
-def stop_asked_with(token_ids: Iterable[int]) -> list[AgentMessage]:
+def stop_messages_of_tokens(token_ids: Iterable[int]) -> list[AgentMessage]:
     """Cancel or stop, as `cancel` does, what was asked with these tokens and is under way."""
-    asked = AgentMessage.objects.filter(status__in=AgentMessage.ACTIVE, asked_with__in=token_ids)
-    return [cancel(message) for message in asked.order_by("-id")]
+    messages = AgentMessage.objects.filter(status__in=AgentMessage.ACTIVE, asked_with__in=token_ids)
+    return [cancel(message) for message in messages.order_by("-id")]
 
 
 # Read -------------------------------------------------------------------------------------------------------------
@@ -349,12 +348,12 @@ def stop_asked_with(token_ids: Iterable[int]) -> list[AgentMessage]:
 
 def events_after(session: AgentSession, event_id: int, *, message: AgentMessage | None = None) -> QuerySet[AgentEvent]:
     """The session's transcript, or one message's, from behind that event on."""
-    chosen = {"message": message} if message is not None else {"message__session": session}
-    return AgentEvent.objects.filter(**chosen, pk__gt=event_id).order_by("pk")
+    conditions = {"message": message} if message is not None else {"message__session": session}
+    return AgentEvent.objects.filter(**conditions, pk__gt=event_id).order_by("pk")
 
 
 def is_under_way(session: AgentSession, *, message: AgentMessage | None = None) -> bool:
-    """Whether more may come: asked before the events are read, the last of them is not missed."""
+    """Whether more events may come. Asked before the events are read, it misses none of them."""
     messages = session.messages.filter(status__in=AgentMessage.ACTIVE)
     return (messages.filter(pk=message.pk) if message is not None else messages).exists()
 
@@ -368,8 +367,8 @@ def prune(*, days: int) -> int:
     young = AgentMessage.objects.filter(session=OuterRef("pk"), queued_at__gte=since)
     active = AgentMessage.objects.filter(session=OuterRef("pk"), status__in=AgentMessage.ACTIVE)
     old = AgentSession.objects.filter(~Exists(young), ~Exists(active), created_at__lt=since)
-    pruned = 0
+    count = 0
     while ids := list(old.values_list("pk", flat=True)[:PRUNE_BATCH]):
         old.filter(pk__in=ids).delete()
-        pruned += len(ids)
-    return pruned
+        count += len(ids)
+    return count

@@ -34,7 +34,7 @@ def problem(environment: Mapping[str, str]) -> str:
         return ""
     return (
         "there is no key for the model where the runtime runs: set ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN (and "
-        "ANTHROPIC_BASE_URL for another address), or log in with the claude command, and start the runtime anew"
+        "ANTHROPIC_BASE_URL for another address), or log in with the claude command, and start the runtime again"
     )
 
 
@@ -54,7 +54,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-def given(own: Mapping[str, str], directory: Path) -> dict[str, str]:
+def agent_environment(own: Mapping[str, str], directory: Path) -> dict[str, str]:
     """What the agent gets of the environment `own`, beside what any child does.
 
     With a key its files stay in `directory`, with the hall's; a login is where the user has it.

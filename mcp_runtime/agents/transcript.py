@@ -24,26 +24,26 @@ class Transcript:
     def __init__(self, message: AgentMessage) -> None:
         self._message = message
         self._batch: list[tuple[str, dict[str, Any]]] = []
-        self._written = 0
-        self._due_at = 0.0
+        self._event_count = 0
+        self._write_at = 0.0
         # By the agent's name of a tool: each input schema, as JSON, that it was seen with and that may mark secrets.
         self._secretive: dict[str, set[str]] = {}
 
     @property
     def is_full(self) -> bool:
-        return self._written + len(self._batch) >= sessions.MAX_EVENTS
+        return self._event_count + len(self._batch) >= sessions.MAX_EVENTS
 
     def add(self, kind: str, data: dict[str, Any]) -> None:
         if not self._batch:
-            self._due_at = time.monotonic() + BATCH_SECONDS
+            self._write_at = time.monotonic() + BATCH_SECONDS
         self._batch.append((kind, self._without_secrets(data) if kind == AgentEvent.Kind.TOOL_CALL else data))
 
     def write_due(self, *, is_last: bool) -> None:
         """Write what has waited for long, or is much; `is_last`: whatever there is."""
-        is_due = time.monotonic() >= self._due_at or len(self._batch) >= BATCH
-        if self._batch and (is_due or is_last):
+        is_time = time.monotonic() >= self._write_at or len(self._batch) >= BATCH
+        if self._batch and (is_time or is_last):
             persistently(partial(unit_of_work, partial(sessions.write_events, self._message, self._batch)))
-            self._written, self._batch = self._written + len(self._batch), []
+            self._event_count, self._batch = self._event_count + len(self._batch), []
 
     def _without_secrets(self, call: dict[str, Any]) -> dict[str, Any]:
         """The call without what its tool's schema marks as a secret, or marked when it was called before.
@@ -51,14 +51,14 @@ class Transcript:
         Members may list other tools, and other schemas, while the agent is at work, which goes by the list that it has.
         """
         name = tool_rule(str(call["server"]), str(call["tool"]))
-        known = self._secretive.setdefault(name, set())
-        known |= persistently(partial(unit_of_work, partial(_secretive_schemas, self._message, name)))
-        if not known:
+        schemas = self._secretive.setdefault(name, set())
+        schemas |= persistently(partial(unit_of_work, partial(_secretive_schemas, self._message, name)))
+        if not schemas:
             return call
         arguments = call["arguments"]
         if not isinstance(arguments, dict):  # they were cut, and where the secrets are cannot be told
             return {**call, "arguments": secrets.MASK}
-        paths = [path for schema in sorted(known) for path in secrets.secret_paths(schema, arguments)]
+        paths = [path for schema in sorted(schemas) for path in secrets.secret_paths(schema, arguments)]
         return {**call, "arguments": secrets.mask(arguments, paths)}
 
 
@@ -69,9 +69,9 @@ def _secretive_schemas(message: AgentMessage, name: str) -> set[str]:
     """
     session = message.session
     tools = Tool.objects.filter(member__in=session.members.all())
-    named = tools.values_list("pk", "member__name", "name")
-    called = [pk for pk, member, tool in named if _name_for_agent(session, member, tool) == name]
-    schemas = {json.dumps(tool.input_schema) for tool in tools.filter(pk__in=called)}
+    names = tools.values_list("pk", "member__name", "name")
+    tool_ids = [pk for pk, member, tool in names if _name_for_agent(session, member, tool) == name]
+    schemas = {json.dumps(tool.input_schema) for tool in tools.filter(pk__in=tool_ids)}
     return {schema for schema in schemas if secrets.may_mark_secrets(schema)}
 
 

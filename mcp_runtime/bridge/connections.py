@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import selectors
 import socket
 from collections.abc import Callable
@@ -228,8 +227,10 @@ class Connections:
         if key.events != events:
             self._selector.modify(connection.sock, events, key.data)
         if connection.is_over and not connection.outbox:
-            with contextlib.suppress(OSError):
+            try:
                 connection.sock.shutdown(socket.SHUT_WR)
+            except OSError:  # it is gone already
+                return
 
     # Streams of events
 
@@ -263,6 +264,10 @@ class Connections:
             self.send_event(connection, message)
 
     def send_event(self, connection: Connection, message: Message) -> None:
-        if len(connection.outbox) <= MAX_UNREAD_EVENTS:
-            with contextlib.suppress(RecursionError):
-                self._send(connection, event(encode(message)))
+        if len(connection.outbox) > MAX_UNREAD_EVENTS:
+            return
+        try:
+            data = event(encode(message))
+        except RecursionError:
+            return
+        self._send(connection, data)

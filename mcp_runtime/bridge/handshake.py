@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from mcp_runtime.bridge.callers import CallerRequest
 from mcp_runtime.bridge.messages import INTERNAL_ERROR, Message, error_message, notification
+
+TYPE_CHECKING = False  # see messages
+if TYPE_CHECKING:
+    from typing import Any
 
 NOT_PASSED_ON = "the server reads nothing, or the message is nested too deep"
 

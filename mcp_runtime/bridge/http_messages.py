@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 MAX_BODY = 4_000_000
 PATH = "/mcp"
@@ -32,13 +31,13 @@ class RefusalError(Exception):
         self.status = status
 
 
-@dataclass
 class Head:
-    method: str
-    path: str
-    version: str
-    headers: dict[str, str]
-    length: int = 0
+    def __init__(self, method: str, path: str, version: str, headers: dict[str, str]) -> None:
+        self.method = method
+        self.path = path
+        self.version = version
+        self.headers = headers
+        self.length = 0
 
     @property
     def keep_alive(self) -> bool:

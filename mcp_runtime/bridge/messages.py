@@ -5,7 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+
+TYPE_CHECKING = False  # that of `typing`, which would take each bridge 0.6 MB
+if TYPE_CHECKING:
+    from typing import Any
+
+    Message = dict[str, Any]
+else:
+    Message = dict
 
 READ_BYTES = 65_536  # at a stroke, of a caller and of the server
 LINE_ENDS = 512  # kept of a line that is too long: the id of an answer is near one of them
@@ -13,8 +20,6 @@ PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR =
 
 _ID_FIRST = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,18})\s*,')
 _ID_LAST = re.compile(rb'[{,]\s*"id"\s*:\s*(\d{1,18})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
-
-Message = dict[str, Any]
 
 
 def encode(message: Message) -> bytes:

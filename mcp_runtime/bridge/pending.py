@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from mcp_runtime.bridge.callers import CallerRequest, Connection, Session
+
+TYPE_CHECKING = False  # see messages
+if TYPE_CHECKING:
+    from typing import Any
 
 MAX_LEFT = 1_000  # requests whose callers went away
 

@@ -8,13 +8,11 @@ its log level. A message of the child goes to the session that it belongs to, an
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import selectors
 import signal
 import socket
 from collections.abc import Callable
-from typing import cast
 
 from mcp_runtime.bridge.callers import CallerRequest, Connection, Session
 from mcp_runtime.bridge.complaints import Noise, complain
@@ -35,7 +33,7 @@ from mcp_runtime.bridge.messages import (
     notification,
 )
 from mcp_runtime.bridge.pending import Pending
-from mcp_runtime.bridge.sessions import Sessions, is_wanted
+from mcp_runtime.bridge.sessions import Sessions, is_for
 from mcp_runtime.bridge.stdio_server import StdioServer
 
 SESSION_OVER = "this session is over: begin a new one with initialize"
@@ -76,7 +74,8 @@ class Bridge:
             if self._stop_asked:
                 self._begin_end()
             for key, mask in self._selector.select(self._server.patience()):
-                cast(Callable[[int], object], key.data)(mask)
+                callback: Callable[[int], object] = key.data
+                callback(mask)
         self._server.read_rest()
         self._connections.close_all()
         if status < 0 and not self._stop_asked:
@@ -167,16 +166,23 @@ class Bridge:
         """
         working = self._pending.of_one_client()
         if not working:
-            with contextlib.suppress(RecursionError):
-                self._noise.report(encode(message))
+            self._report(message)
             return
         session = working[0].session
-        if not is_wanted(message, session):
+        if not is_for(message, session):
             return
         if len(working) == 1 and working[0].head.takes_stream:
             self._connections.stream(working[0], message)
         elif session is not None and session.stream is not None:
             self._connections.send_event(session.stream, message)
+
+    def _report(self, message: Message) -> None:
+        """To the operator alone."""
+        try:
+            line = encode(message)
+        except RecursionError:
+            return
+        self._noise.report(line)
 
     # From callers
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
-from typing import Any
 
 from mcp_runtime.bridge.callers import CallerRequest, Session
 from mcp_runtime.bridge.messages import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, Message, error_message
+
+TYPE_CHECKING = False  # see messages
+if TYPE_CHECKING:
+    from typing import Any
 
 MAX_SESSIONS = 4_000  # more than the gateway keeps
 MAX_URIS = 20_000  # characters of all the URIs that one session has subscribed to
@@ -89,7 +92,7 @@ class Sessions:
         return {"jsonrpc": "2.0", "result": {}}
 
     def _choose_level(self) -> None:
-        """The server says as much as the most curious session wants; `is_wanted` keeps it from the others."""
+        """The server says as much as the most curious session wants; `is_for` keeps it from the others."""
         is_debugging = any(session.level == "debug" for session in self._by_id.values())
         if is_debugging != self._is_debugging:
             self._is_debugging = is_debugging
@@ -126,7 +129,7 @@ class Sessions:
         return set().union(*(self._subscribers.get(one, ()) for one in known))
 
 
-def is_wanted(message: Message, session: Session | None) -> bool:
+def is_for(message: Message, session: Session | None) -> bool:
     """Whether a message of the server is one that the client has asked for."""
     params = message.get("params")
     level = params.get("level") if isinstance(params, dict) else None

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from io import FileIO
 
 from mcp_runtime.bridge.command import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND
 from mcp_runtime.bridge.complaints import complain
@@ -48,21 +46,13 @@ class StdioServer:
     def start(self) -> int:
         """The exit code where it cannot be started, said as shells say it; else 0."""
         try:
-            self._process = subprocess.Popen(
-                self._argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                bufsize=0,
-                preexec_fn=partial(end_with, os.getpid()),  # we have one thread, so Python is safe behind the fork
-            )
+            self._process = Child(self._argv)
         except FileNotFoundError:
             complain(f"command not found: {self._argv[0]!r}")
             return EXIT_NOT_FOUND
         except OSError as error:
             complain(f"command {self._argv[0]!r} cannot be started: {error.strerror}")
             return EXIT_NOT_EXECUTABLE
-        assert self._process.stdin is not None  # noqa: S101 - for the type checker
-        assert self._process.stdout is not None  # noqa: S101
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         for pipe in (self._stdin, self._stdout):
             os.set_blocking(pipe.fileno(), False)
@@ -125,7 +115,7 @@ class StdioServer:
             self._unsent.clear()
             self._stdin.close()
 
-    def _watch(self, pipe: Any, events: int, callback: Callable[[int], object] | None) -> None:
+    def _watch(self, pipe: FileIO, events: int, callback: Callable[[int], object] | None) -> None:
         """Have `callback` called when the pipe is ready, or nobody."""
         is_watched = pipe in self._selector.get_map()
         if callback and not is_watched:
@@ -146,6 +136,56 @@ class StdioServer:
         for line, is_cut in self._lines.feed(chunk):
             self._on_line(line, is_cut)
         return True
+
+
+class Child:
+    """A process with pipes to its stdin and from its stdout. subprocess would take each bridge 0.8 MB."""
+
+    def __init__(self, argv: list[str]) -> None:
+        """Raises OSError where it cannot be executed."""
+        stdin, self_stdin = os.pipe()
+        self_stdout, stdout = os.pipe()
+        fault, told_fault = os.pipe()  # closed by the execution itself
+        self._status: int | None = None
+        parent = os.getpid()
+        self._pid = os.fork()  # we have one thread, so Python is safe behind it
+        if not self._pid:
+            try:
+                os.dup2(stdin, 0)
+                os.dup2(stdout, 1)
+                end_with(parent)
+                for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and what it starts would too
+                    signal.signal(number, signal.SIG_DFL)
+                os.execvp(argv[0], argv)  # noqa: S606 - no shell is wanted
+            except OSError as error:
+                os.write(told_fault, str(error.errno).encode())
+            finally:
+                os._exit(EXIT_NOT_EXECUTABLE)
+        for descriptor in (stdin, stdout, told_fault):
+            os.close(descriptor)
+        self.stdin, self.stdout = FileIO(self_stdin, "w"), FileIO(self_stdout)
+        with FileIO(fault) as file:
+            text = file.read()
+        if text:
+            os.waitpid(self._pid, 0)
+            raise OSError(int(text), os.strerror(int(text)))  # a subclass of it, by the number
+
+    def poll(self) -> int | None:
+        """Its exit status, -n for signal n; None while it runs."""
+        if self._status is None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            self._status = os.waitstatus_to_exitcode(status) if pid else None
+        return self._status
+
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:  # its pid is its own until it is reaped
+            os.kill(self._pid, number)
 
 
 def end_with(parent: int) -> None:

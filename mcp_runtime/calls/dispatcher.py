@@ -71,15 +71,15 @@ class Dispatcher:
         self._stopping = threading.Event()
         self._running = RunningCalls(lease_id)
         self._slots = CallSlots(concurrency)
-        self._ends = Ends(lease_id, self._is_over)
+        self._ends = Ends(lease_id, self._forget_call)
         self._patience = Patience(
             lease_id=lease_id,
             lifecycle=lifecycle,
             availability=Availability(lifecycle, wake_supervisor),
-            on_connected=self.ring,
+            notify_queue=self.notify,
         )
-        self._looked_for_strays_at = -math.inf
-        self._strays: set[int] = set()  # rows that nobody was seen to run at the last look
+        self._last_stray_search = -math.inf
+        self._strays: set[int] = set()  # rows that nobody ran at the last look
         self._calls_that_run = under_way(Status.RUNNING)
         self._cancellations = cancellations(lease_id)
         self._loop = threading.Thread(target=self._run, name="dispatcher", daemon=True)
@@ -89,15 +89,15 @@ class Dispatcher:
     def start(self) -> None:
         self._loop.start()
 
-    def ring(self) -> None:
-        """The doorbell: look at the queue now."""
+    def notify(self) -> None:
+        """Look at the queue now."""
         self._watch.note_queue_change()
         self._watch.notify()
 
     def member_changed(self, member_id: int) -> None:
         """Its status changed: calls that wait for it may go."""
         self._patience.member_changed(member_id)
-        self.ring()
+        self.notify()
 
     def stop_claiming(self) -> None:
         """No new calls; the ends of those that run are still written down."""
@@ -114,10 +114,10 @@ class Dispatcher:
             self._loop.join()
 
     def look_everywhere(self) -> None:
-        """The other doorbell: wishes and cancellations too."""
+        """The other notification: changed members and cancellations too."""
         self._watch.sweep_soon()
         self._wake_supervisor()
-        self.ring()
+        self.notify()
 
     def _run(self) -> None:
         self._watch.open()
@@ -138,7 +138,7 @@ class Dispatcher:
         connection.close()
 
     def turn(self) -> None:
-        """One turn: write down what ended, run what is due; once a second also see to what no bell announces."""
+        """One turn: write down what ended, run what is due; once a second look at all that nobody announces."""
         self.write_ends()
         is_sweep = self._watch.sweep_is_due
         if self._watch.take_queue_change() or (is_sweep and self._watch.queue_may_hold_any()):
@@ -154,50 +154,50 @@ class Dispatcher:
         self._slots.look_again()
         while self._claiming and (free := self._concurrency - len(self._running)) > 0:
             size = min(free, CLAIM_BATCH)
-            known = self._waiting
-            rows = statements.find_queued(self._slots.passed_over(self._patience.members), size)
-            due = self._pick(rows)
-            claimed = self._claim(due)
-            for invocation, live in in_turn(claimed, lambda one: requester_of(one[0])):
+            waiting_before = self._waiting
+            rows = statements.find_queued(self._slots.exclusions(self._patience.members), size)
+            candidates = self._pick(rows)
+            calls = self._claim(candidates)
+            for invocation, live in in_turn(calls, lambda one: requester_of(one[0])):
                 exchange = self._running.begin(invocation, live)
                 self._run_in_pool(self._call, (invocation, live, exchange))
-            if len(rows) < size and len(due) == len(rows):
-                return  # there was no more, and nothing was passed over
-            if not claimed and (due or self._waiting == known):
-                return  # without the lease they stay queued, or all are known to wait: looking again would never end
+            if len(rows) < size and len(candidates) == len(rows):
+                return  # there was no more, and all can run
+            if not calls and (candidates or self._waiting == waiting_before):
+                return  # without the lease they stay queued, or all wait: looking again would never end
 
     @property
     def _waiting(self) -> int:
-        """How many there are of those whose calls are passed over."""
+        """How many members and requesters there are whose calls cannot run now."""
         return self._slots.lines + len(self._patience.members)
 
     def _pick(self, rows: list[Invocation]) -> list[tuple[Invocation, LiveMember]]:
-        """Those of `rows` that can run now; they have their slots. What cannot is passed over by the next look."""
+        """Those of `rows` that can run now, with their slots. The next look excludes the others."""
         picked: list[tuple[Invocation, LiveMember]] = []
         for row in rows:
-            live = self._lifecycle.connected(row.member_id)
+            live = self._lifecycle.connected_member(row.member_id)
             if live is None:
                 self._patience.begin(row.member_id)
             elif self._slots.try_take(row):
                 picked.append((row, live))
         return picked
 
-    def _claim(self, due: list[tuple[Invocation, LiveMember]]) -> list[tuple[Invocation, LiveMember]]:
-        """Those of `due` that are ours now. The others give their slots back."""
-        mine: set[int] = set()
+    def _claim(self, candidates: list[tuple[Invocation, LiveMember]]) -> list[tuple[Invocation, LiveMember]]:
+        """Those of `candidates` that are ours now. The others give their slots back."""
+        own_ids: set[int] = set()
         try:
-            mine = self._claimed([row.pk for row, _ in due])
+            own_ids = self._claimed_ids([row.pk for row, _ in candidates])
         finally:
-            for row, _ in due:
-                if row.pk not in mine:
+            for row, _ in candidates:
+                if row.pk not in own_ids:
                     self._slots.give_back(row)
-        return [(row, live) for row, live in due if row.pk in mine]
+        return [(row, live) for row, live in candidates if row.pk in own_ids]
 
-    def _claimed(self, ids: list[int]) -> set[int]:
+    def _claimed_ids(self, ids: list[int]) -> set[int]:
         if not ids or statements.claim(ids, self._lease_id) == len(ids):
             return set(ids)
-        mine = Invocation.objects.filter(pk__in=ids, status=Status.RUNNING, lease_id=self._lease_id)
-        return set(mine.values_list("pk", flat=True))
+        own_rows = Invocation.objects.filter(pk__in=ids, status=Status.RUNNING, lease_id=self._lease_id)
+        return set(own_rows.values_list("pk", flat=True))
 
     # Calling ------------------------------------------------------------------------------------------------------
 
@@ -206,8 +206,8 @@ class Dispatcher:
         try:
             outcome = self._outcome(invocation, live, exchange)
         except Exception as error:
-            logger.exception("invocation %d failed inside the hall", invocation.pk)
-            reason = explain(invocation, f"the hall failed to call it: {error!r}")
+            logger.exception("internal error during invocation %d", invocation.pk)
+            reason = explain(invocation, f"internal error: the hall failed to call it: {error!r}")
             outcome = Outcome.failed(ErrorKind.TRANSPORT, reason)
         if outcome.size > BIG_ANSWER:
             self._ends.write_big(invocation, outcome, live.big_answers)
@@ -224,52 +224,52 @@ class Dispatcher:
             )
         except ConnectError as error:
             if live.process.exited.wait(EXIT_GRACE):
-                how = live.how_it_ended("during the call" if error.was_sent else "before it took the call")
-                ended = ConnectError(how, is_refusal=not error.was_sent)
-                return Outcome.of_error(ended, member=live.name, tool=invocation.tool_name)
+                reason = live.describe_end("during the call" if error.was_sent else "before it took the call")
+                end_error = ConnectError(reason, is_refusal=not error.was_sent)
+                return Outcome.of_error(end_error, member=live.name, tool=invocation.tool_name)
             # A server that serves one at a time cannot take all who call: as long as others run in it, it lives.
-            if error.is_refusal or self.calls_in(live.member_id) + live.relayed < 2:
-                unit_of_work(partial(self._lifecycle.connection_failed, live, error))
+            if error.is_refusal or self.calls_in(live.member_id) + live.relayed_calls < 2:
+                unit_of_work(partial(self._lifecycle.handle_connection_failure, live, error))
             return Outcome.of_error(error, member=live.name, tool=invocation.tool_name)
         except ClientError as error:
             if isinstance(error, RequestTimeoutError):
-                live.silence.timed_out(invocation.timeout)
+                live.silence.note_timeout(invocation.timeout)
             elif not isinstance(error, RequestCancelledError):
-                live.silence.answered()
+                live.silence.note_answer()
             outcome = Outcome.of_error(error, member=live.name, tool=invocation.tool_name)
             if outcome.error_kind == ErrorKind.PROTOCOL:
                 logger.warning("%s", outcome.error_message)  # REQ-MCP-HTTP-42
             return outcome
-        live.silence.answered()
+        live.silence.note_answer()
         return Outcome.succeeded(result)
 
     def write_ends(self) -> None:
-        """running -> finished, for calls that ended; then their places are free. What is left is for the next turn."""
+        """running -> finished, for calls that ended. Then their slots are free. The next turn writes the rest."""
         self._ends.write()
         if self._ends:
             self._watch.notify()
 
-    def _is_over(self, invocation: Invocation) -> None:
-        left = self._running.end(invocation)
+    def _forget_call(self, invocation: Invocation) -> None:
+        running_count = self._running.end(invocation)
         self._slots.give_back(invocation)
-        # Its slot may be waited for: in its member, or in the hall.
-        if self._slots.lines or left == self._concurrency - 1:
+        # A call of its member, or of the hall, may wait for its slot.
+        if self._slots.lines or running_count == self._concurrency - 1:
             self._watch.note_queue_change()
 
     # Sweeping -----------------------------------------------------------------------------------------------------
 
     def sweep(self) -> None:
-        """What no bell announces: progress, calls that wait for a member, cancellations, rows that nobody runs."""
+        """What nobody announces: progress, calls that wait for a member, cancellations, rows that nobody runs."""
         self._running.write_progress()
         self._patience.serve()
         self.serve_cancellations()
-        if time.monotonic() >= self._looked_for_strays_at + STRAY_SECONDS:
-            self._looked_for_strays_at = time.monotonic()
+        if time.monotonic() >= self._last_stray_search + STRAY_SECONDS:
+            self._last_stray_search = time.monotonic()
             if self._watch.may_hold_any(self._calls_that_run):
                 self.end_strays()
 
     def serve_cancellations(self) -> None:
-        """Tell members that running calls are not wanted any more."""
+        """Cancel running calls in their members."""
         if not self._running:
             return
         for pk in self._cancellations.values_list("pk", flat=True):
@@ -277,19 +277,19 @@ class Dispatcher:
 
     def end_strays(self) -> None:
         """Rows that run under another lease, or under ours though no thread of ours knows them."""
-        invocations.end_lost(self._lease_id, "the runtime ended while it ran; it is not run again by itself")
-        mine = Invocation.objects.filter(status=Status.RUNNING, lease_id=self._lease_id).select_related("member")
-        unknown = {invocation.pk: invocation for invocation in mine if invocation.pk not in self._running}
-        for pk in self._strays & set(unknown):  # at two looks, STRAY_SECONDS apart
-            text = explain(unknown[pk], "it was claimed, but the database lost the answer; it was not sent")
-            invocations.finish(unknown[pk], Outcome.failed(ErrorKind.UNAVAILABLE, text), self._lease_id)
-        self._strays = set(unknown)
+        invocations.end_lost(self._lease_id, "the runtime ended while it ran; it is not run again automatically")
+        own_rows = Invocation.objects.filter(status=Status.RUNNING, lease_id=self._lease_id).select_related("member")
+        strays = {invocation.pk: invocation for invocation in own_rows if invocation.pk not in self._running}
+        for pk in self._strays & set(strays):  # at two looks, STRAY_SECONDS apart
+            text = explain(strays[pk], "it was claimed, but the database lost the answer; it was not sent")
+            invocations.finish(strays[pk], Outcome.failed(ErrorKind.UNAVAILABLE, text), self._lease_id)
+        self._strays = set(strays)
 
     # Stopping -----------------------------------------------------------------------------------------------------
 
     def calls_in(self, member_id: int) -> int:
         """How many queued calls run in the member now."""
-        return self._slots.taken_in(member_id)
+        return self._slots.calls_in(member_id)
 
     def abandon(self, member_id: int) -> None:
         """Cancel what still runs in the member; those calls end as `lost`: the runtime is stopping."""

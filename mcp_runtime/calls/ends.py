@@ -26,22 +26,22 @@ End = tuple[Invocation, Outcome]
 
 
 class Ends:
-    """Any thread adds ends, the dispatcher's alone writes them. `on_written(invocation)` follows each, once."""
+    """Any thread adds ends, and only the dispatcher's writes them. `after_write(invocation)` follows each, once."""
 
-    def __init__(self, lease_id: uuid.UUID, on_written: Callable[[Invocation], None]) -> None:
+    def __init__(self, lease_id: uuid.UUID, after_write: Callable[[Invocation], None]) -> None:
         self._lease_id = lease_id
-        self._on_written = on_written
-        # What others add, and what this thread took of it: a deque that others add to cannot be searched.
-        self._added: collections.deque[End] = collections.deque()
+        self._after_write = after_write
+        # The ends that others add, and those that this thread took: a deque that others add to cannot be searched.
+        self._new_ends: collections.deque[End] = collections.deque()
         self._unwritten: list[End] = []
         self._abandoned: set[int] = set()
 
     def __bool__(self) -> bool:
         """Whether any is left to be written."""
-        return bool(self._added or self._unwritten)
+        return bool(self._new_ends or self._unwritten)
 
     def add(self, invocation: Invocation, outcome: Outcome) -> None:
-        self._added.append((invocation, outcome))
+        self._new_ends.append((invocation, outcome))
 
     def abandon(self, pks: Collection[int]) -> None:
         """Calls that the stop of the runtime ends: unless they succeed, they end as lost."""
@@ -49,8 +49,8 @@ class Ends:
 
     def write(self) -> None:
         """running -> finished, for some of those that were added: in turn for each requester."""
-        came = [self._added.popleft() for _ in range(len(self._added))]
-        self._unwritten = in_turn(self._unwritten + came, lambda end: requester_of(end[0]))
+        new_ends = [self._new_ends.popleft() for _ in range(len(self._new_ends))]
+        self._unwritten = in_turn(self._unwritten + new_ends, lambda end: requester_of(end[0]))
         ends = self._unwritten[:AT_ONCE]
         # A commit of PostgreSQL's waits for the disk. One of SQLite's does not, and whoever writes waits for its lock,
         # which a transaction would hold while it puts the next statement together.
@@ -58,14 +58,14 @@ class Ends:
             self._write_first(some)
 
     def write_big(self, invocation: Invocation, outcome: Outcome, turn: threading.Lock) -> None:
-        """At once, in a thread of the pool, a member's one after the other: megabytes must keep nobody else waiting."""
+        """Write it now, in a thread of the pool, one after the other for a member, because megabytes take long."""
         try:
             with turn:
                 unit_of_work(lambda: self._write_together([(invocation, outcome)]))
         except Error:
             self.add(invocation, outcome)  # the database is away: to be written with the others
         else:
-            self._is_written(invocation)
+            self._finish_end(invocation)
 
     def _write_first(self, ends: list[End]) -> None:
         """`ends` are the first of those that are not written."""
@@ -73,10 +73,10 @@ class Ends:
             persistently(lambda: self._write_together(ends))
         del self._unwritten[: len(ends)]
         for invocation, _ in ends:
-            self._is_written(invocation)
+            self._finish_end(invocation)
 
-    def _is_written(self, invocation: Invocation) -> None:
-        self._on_written(invocation)
+    def _finish_end(self, invocation: Invocation) -> None:
+        self._after_write(invocation)
         self._abandoned.discard(invocation.pk)
 
     def _write_together(self, ends: list[End]) -> None:

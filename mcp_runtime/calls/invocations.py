@@ -1,4 +1,4 @@
-"""Tool calls as rows: queue, finish, cancel. With `statements`, the only writer of an invocation's status.
+"""Queued calls as rows: queue, finish, cancel. Only this module and `statements` change the status of a row.
 
     queued -> running -> succeeded | failed | cancelled        queued -> cancelled | failed (unavailable)
 
@@ -12,7 +12,7 @@ import logging
 import uuid
 from collections.abc import Collection, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -36,12 +36,12 @@ from mcp_runtime.protocol.errors import (
     RemoteError,
     RequestCancelledError,
     RequestRefusedError,
-    RequestTimeoutError,
     ToolDisabledError,
     ToolError,
     UnknownMemberError,
     UnknownToolError,
 )
+from mcp_runtime.rows import plain_sql
 from mcp_runtime.rows.changes import CALL_ENDED, notify
 from mcp_runtime.rows.kept_queries import KeptQuery, Slot
 from mcp_runtime.schemas import schema_work, secrets, validation
@@ -58,9 +58,9 @@ _TABLE = Invocation._meta.db_table
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks, and through which door. Without a user it is the operator, at the command line."""
+    """Who asks, and from which source. Without a user it is the operator, at the command line."""
 
-    door: Invocation.Door
+    source: Invocation.Source
     user: User | None = None
     principal: Principal | None = None  # with a token; without one it is made of the user
 
@@ -108,7 +108,7 @@ def queue(
         tool_name=tool.name,
         arguments=arguments,
         timeout=member.timeout_of(tool.name),
-        door=caller.door,
+        source=caller.source,
         requested_by=caller.user,
         token_id=who.token_id,
         requester=caller.name,
@@ -141,10 +141,10 @@ def _earlier(caller: Caller, who: Principal, key: str) -> Invocation | None:
 
 
 def _same_call(first: Invocation, member_name: str, tool_name: str, arguments: Any) -> Invocation:
-    """`first`, if the call is the same. What is over has its secrets masked: both are compared as if masked."""
-    asked = secrets.mask(arguments, first.secret_paths) if isinstance(arguments, dict) else arguments
-    known = (first.member.name, first.tool_name, secrets.mask(first.arguments, first.secret_paths))
-    if known != (member_name, tool_name, asked):
+    """`first`, if the call is the same. One that ended has masked secrets in its row, so both are compared masked."""
+    masked = secrets.mask(arguments, first.secret_paths) if isinstance(arguments, dict) else arguments
+    first_call = (first.member.name, first.tool_name, secrets.mask(first.arguments, first.secret_paths))
+    if first_call != (member_name, tool_name, masked):
         raise IdempotencyConflictError(
             f"Idempotency-Key {first.idempotency_key!r} was used for another call (invocation {first.pk}, "
             f"{first.member.name} {first.tool_name}). Use a new key for a new call"
@@ -206,8 +206,8 @@ def _check_arguments(member: GuildMember, tool: Tool, schema: str, arguments: An
     try:
         validation.validate(schema, arguments)
     except validation.ArgumentsError as error:
-        misfits = [(misfit.path, misfit.reason) for misfit in error.misfits]
-        raise InvalidArgumentsError(f"{place}: {error}", error.path, error.reason, misfits) from error
+        errors = [(one.path, one.reason) for one in error.errors]
+        raise InvalidArgumentsError(f"{place}: {error}", error.path, error.reason, errors) from error
     except validation.BrokenSchemaError as error:
         fault = str(error)
     if fault != tool.schema_error:
@@ -225,7 +225,8 @@ def _check_arguments(member: GuildMember, tool: Tool, schema: str, arguments: An
 class Outcome:
     """How a call ended, as the columns that say so; `result` and `error_data` as JSON text.
 
-    Made where the answer was read, side by side with others. One thread writes them all, and only passes them on.
+    The threads that read answers make them in parallel. One thread writes most of them, so they hold finished JSON that
+    it need not encode.
     """
 
     status: Invocation.Status
@@ -255,31 +256,19 @@ class Outcome:
     @classmethod
     def of_error(cls, error: ClientError, *, member: str, tool: str) -> Outcome:
         """What a client's error means for the call (REQ-MCP-HTTP-29, 42 to 44): always with the member's name."""
-        message = f"tool {tool!r} of member {member!r}: {error}"
-        match error:
-            case RequestCancelledError():
-                return cls.cancelled(message)
-            case _ if not error.was_sent:
-                return cls.failed(ErrorKind.UNAVAILABLE, f"{message}; the call was not sent")
-            case ToolError():
-                failed = cls.failed(ErrorKind.TOOL, message)
-                return cls(
-                    failed.status, result=_text(error.result), error_kind=failed.error_kind, error_message=message
-                )
-            case RemoteError():
-                return cls(
-                    Status.FAILED,
-                    error_kind=ErrorKind.PROTOCOL,
-                    error_message=message,
-                    error_code=error.code if -(2**31) <= error.code < 2**31 else None,
-                    error_data=None if error.data is None else _text(error.data),
-                )
-            case ProtocolError():
-                return cls.failed(ErrorKind.PROTOCOL, message)
-            case RequestTimeoutError():
-                return cls.failed(ErrorKind.TIMEOUT, f"{message}; it may have run")
-            case _:
-                return cls.failed(ErrorKind.TRANSPORT, message)
+        about = f"tool {tool!r} of member {member!r}"
+        if isinstance(error, RequestCancelledError):
+            return cls.cancelled(f"{about}: {error}")
+        outcome = cls.failed(error.kind, f"{about}: {error.sentence}")
+        if error.was_sent and isinstance(error, ToolError):
+            return replace(outcome, result=_text(error.result))
+        if error.was_sent and isinstance(error, RemoteError):
+            return replace(
+                outcome,
+                error_code=error.code if -(2**31) <= error.code < 2**31 else None,
+                error_data=None if error.data is None else _text(error.data),
+            )
+        return outcome
 
 
 def _text(value: Any) -> str:
@@ -314,7 +303,7 @@ def _finish(invocation: Invocation, outcome: Outcome, condition: str, *leases: u
     }
     if invocation.secret_paths:
         changes["arguments"] = _text(secrets.mask(invocation.arguments, invocation.secret_paths))
-    # One commit: each one waits for the disk, a lone NOTIFY too. SQLite needs none.
+    # One commit: each one waits for the disk, a lone NOTIFY too. SQLite needs no transaction here.
     with transaction.atomic(savepoint=False) if connection.vendor == "postgresql" else nullcontext():
         if not statements.end(invocation.pk, changes, condition, *leases):
             return False
@@ -325,12 +314,12 @@ def _finish(invocation: Invocation, outcome: Outcome, condition: str, *leases: u
 def end_lost(lease_id: uuid.UUID, message: str) -> int:
     """running -> failed / lost for every row that another lease than `lease_id` claimed; how many."""
     running = under_way(Status.RUNNING).exclude(lease_id=lease_id)
-    ended = 0
+    count = 0
     for invocation in running.select_related("member"):
         text = f"tool {invocation.tool_name!r} of member {invocation.member.name!r}: {message}"
-        lost = Outcome.failed(ErrorKind.LOST, text)
-        ended += _finish(invocation, lost, f"{RUNNING_ELSEWHERE} AND {HELD}", lease_id, lease_id)
-    return ended
+        outcome = Outcome.failed(ErrorKind.LOST, text)
+        count += _finish(invocation, outcome, f"{RUNNING_ELSEWHERE} AND {HELD}", lease_id, lease_id)
+    return count
 
 
 def end_own(lease_id: uuid.UUID, message: str) -> None:
@@ -344,26 +333,26 @@ def end_own(lease_id: uuid.UUID, message: str) -> None:
 
 
 def cancel(invocation: Invocation) -> Invocation:
-    """Cancel a queued call at once, ask the runtime to cancel a running one. Raises NotCancellableError at its end."""
-    asked = timezone.now()
+    """Cancel a queued call now, ask the runtime to cancel a running one. Raises NotCancellableError when it is over."""
+    now = timezone.now()
     if not _finish(invocation, Outcome.cancelled("cancelled before it was started"), QUEUED):
         running = Invocation.objects.filter(pk=invocation.pk, status=Status.RUNNING)
-        if not running.filter(cancel_requested_at=None).update(cancel_requested_at=asked) and not running.exists():
+        if not running.filter(cancel_requested_at=None).update(cancel_requested_at=now) and not running.exists():
             invocation.refresh_from_db()
             raise NotCancellableError(f"invocation {invocation.pk} is over: it has {invocation.get_status_display()}")
     invocation.refresh_from_db()
     return invocation
 
 
-def cancel_asked_with(token_ids: Collection[int]) -> None:
+def cancel_calls_of_tokens(token_ids: Collection[int]) -> None:
     """Cancel the queued calls that were asked with these tokens. Those that run go on to their end."""
-    queued = under_way(Status.QUEUED).filter(token__in=token_ids)
+    rows = under_way(Status.QUEUED).filter(token__in=token_ids)
     outcome = Outcome.cancelled("its token was revoked before it was started")
     with transaction.atomic():
-        for invocation in queued.exclude(secret_paths=[]):  # which are to be masked
+        for invocation in rows.exclude(secret_paths=[]):  # which are to be masked
             _finish(invocation, outcome, QUEUED)
         # One statement for the others, which may be thousands.
-        queued.filter(secret_paths=[]).update(
+        rows.filter(secret_paths=[]).update(
             status=outcome.status, finished_at=timezone.now(), error_message=outcome.error_message
         )
         notify(CALL_ENDED)
@@ -378,18 +367,18 @@ def prune(*, days: int, keep: int) -> int:
     """Delete finished calls older than `days`, and the oldest beyond the newest `keep`; how many went.
 
     In small batches, so that writers never wait long. What goes is added to CallTotal first, so that /metrics counts
-    on, and is in the sums that plots are made of.
+    on, and is in the rollups that plots are made of.
     """
-    pruned = 0
-    finished = Invocation.objects.filter(status__in=Invocation.FINISHED)
-    old = finished.filter(finished_at__lt=timezone.now() - timedelta(days=days))
-    newest_surplus = finished.order_by("-id").values_list("id", flat=True)[keep : keep + 1].first()
-    surplus = finished.filter(id__lte=newest_surplus) if newest_surplus else finished.none()
+    count = 0
+    over = Invocation.objects.filter(status__in=Invocation.FINISHED)
+    old = over.filter(finished_at__lt=timezone.now() - timedelta(days=days))
+    newest_surplus = over.order_by("-id").values_list("id", flat=True)[keep : keep + 1].first()
+    surplus = over.filter(id__lte=newest_surplus) if newest_surplus else over.none()
     for rows in (old, surplus):
         while ids := list(rows.order_by("id").values_list("id", flat=True)[:PRUNE_BATCH]):
             statistics.cover(ids)
-            pruned += _prune_batch(ids)
-    return pruned
+            count += _prune_batch(ids)
+    return count
 
 
 def prune_status_changes(*, days: int) -> int:
@@ -400,8 +389,8 @@ def prune_status_changes(*, days: int) -> int:
 def _prune_batch(ids: list[int]) -> int:
     with transaction.atomic():
         # Locked, so that two who prune at once do not count a call twice.
-        locked = Invocation.objects.select_for_update().filter(pk__in=ids, status__in=Invocation.FINISHED)
-        batch = Invocation.objects.filter(pk__in=list(locked.order_by("id").values_list("id", flat=True)))
+        rows = Invocation.objects.select_for_update().filter(pk__in=ids, status__in=Invocation.FINISHED)
+        batch = Invocation.objects.filter(pk__in=list(rows.order_by("id").values_list("id", flat=True)))
         for row in batch.order_by().values("member_id", "status", "error_kind").annotate(count=Count("id")):
             outcome = row["error_kind"] or row["status"]
             CallTotal.objects.get_or_create(member_id=row["member_id"], outcome=outcome)
@@ -413,23 +402,22 @@ def _prune_batch(ids: list[int]) -> int:
 
 def call_counts() -> dict[tuple[str, str], int]:
     """Finished calls since the hall exists, by member name and outcome (succeeded, cancelled, or the error kind)."""
-    finished = Invocation.objects.filter(status__in=Invocation.FINISHED).order_by()
-    kept = finished.values("member__name", "error_kind", "status").annotate(count=Count("id"))
-    pruned = CallTotal.objects.annotate(kind=Value("")).values_list("member__name", "kind", "outcome", "count")
+    over = Invocation.objects.filter(status__in=Invocation.FINISHED).order_by()
+    current = over.values("member__name", "error_kind", "status").annotate(count=Count("id"))
+    totals = CallTotal.objects.annotate(kind=Value("")).values_list("member__name", "kind", "outcome", "count")
     counts: dict[tuple[str, str], int] = {}
     # One statement: between two, a prune would make the figures fall, which a scraper takes for a restart.
-    rows = kept.values_list("member__name", "error_kind", "status", "count").union(pruned, all=True)
+    rows = current.values_list("member__name", "error_kind", "status", "count").union(totals, all=True)
     for name, kind, outcome, count in rows:
         counts[name, kind or outcome] = counts.get((name, kind or outcome), 0) + count
     return counts
 
 
-def finished_among(invocation_ids: Iterable[int]) -> set[int]:
+def ids_of_finished(invocation_ids: Iterable[int]) -> set[int]:
     """Those of the calls that are over. Asked hundreds of times a second, so in SQL: the ORM takes ten times longer."""
     ids = list(invocation_ids)
     if not ids:
         return set()
     places = ", ".join(["%s"] * len(ids))
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT id FROM {_TABLE} WHERE finished_at IS NOT NULL AND id IN ({places})", ids)  # noqa: S608
-        return {row[0] for row in cursor.fetchall()}
+    query = f"SELECT id FROM {_TABLE} WHERE finished_at IS NOT NULL AND id IN ({places})"  # noqa: S608
+    return {row[0] for row in plain_sql.read(query, ids)}

@@ -38,11 +38,11 @@ class QueueWatch:
         self._wake_supervisor = wake_supervisor
         self._has_broker = has_broker
         self._notified = threading.Event()
-        self._queue_changed = True
-        self._swept_at = 0.0
-        self._worked_at = 0.0
-        self._wishes = unfulfilled()
-        self._due = under_way(Status.QUEUED)
+        self._has_queue_change = True
+        self._last_sweep = -math.inf
+        self._last_work = 0.0
+        self._unfulfilled_members = unfulfilled()
+        self._queued_calls = under_way(Status.QUEUED)
         self._cancellations = cancellations(lease_id)
         self._changes: SqliteChanges | None = None
 
@@ -60,36 +60,32 @@ class QueueWatch:
         """There is something to do: whoever waits goes on."""
         self._notified.set()
 
-    @property
-    def is_notified(self) -> bool:
-        return self._notified.is_set()
-
     def note_queue_change(self) -> None:
         """The next turn looks at the queue, whenever it comes."""
-        self._queue_changed = True
+        self._has_queue_change = True
 
     def sweep_soon(self) -> None:
         """The next turn looks at everything, whenever it comes."""
-        self._swept_at = 0.0
+        self._last_sweep = -math.inf
 
     # What a turn does ---------------------------------------------------------------------------------------------
 
     @property
     def sweep_is_due(self) -> bool:
-        return time.monotonic() >= self._swept_at + SWEEP_SECONDS
+        return time.monotonic() >= self._last_sweep + SWEEP_SECONDS
 
     def note_sweep(self) -> None:
-        self._swept_at = time.monotonic()
+        self._last_sweep = time.monotonic()
 
     def take_queue_change(self) -> bool:
         """Whether the queue may hold other calls than at the last look, as far as anybody said so."""
-        if not self._queue_changed:
+        if not self._has_queue_change:
             return False
-        self._queue_changed = False  # never without a look that follows: it may be set again in between
+        self._has_queue_change = False  # never without a look that follows: it may be set again in between
         return True
 
     def queue_may_hold_any(self) -> bool:
-        return self.may_hold_any(self._due)
+        return self.may_hold_any(self._queued_calls)
 
     def may_hold_any(self, rows: QuerySet[Invocation]) -> bool:
         """False only where that is cheap to know: an idle hall asks every second."""
@@ -105,17 +101,17 @@ class QueueWatch:
                 self._notified.clear()
                 return
             if (changes is None and not self._has_broker) or (changes and changes.look() and self._is_for_us(changes)):
-                self._queue_changed = True
+                self._has_queue_change = True
                 return
 
     def _is_for_us(self, changes: SqliteChanges) -> bool:
-        if changes.exists(self._wishes):
+        if changes.exists(self._unfulfilled_members):
             self._wake_supervisor()
         if changes.exists(self._cancellations):
-            self._swept_at = 0.0
+            self._last_sweep = -math.inf
             return True
-        if changes.exists(self._due):
-            self._worked_at = time.monotonic()
+        if changes.exists(self._queued_calls):
+            self._last_work = time.monotonic()
             return True
         return False
 
@@ -123,5 +119,5 @@ class QueueWatch:
         """Seconds between two looks."""
         if connection.vendor != "sqlite":
             return SWEEP_SECONDS if self._has_broker else QUERY_LOOK
-        idle_for = time.monotonic() - self._worked_at
+        idle_for = time.monotonic() - self._last_work
         return next(look for until, look in LOOKS if idle_for < until)

@@ -52,7 +52,7 @@ class RunningCalls:
         """Tell its member, once, that the call is not wanted any more."""
         with self._lock:
             running = self._calls.get(pk)
-        if running is not None and not running[2].aborted:
+        if running is not None and not running[2].is_aborted:
             # Not here: telling a hung member takes as long as we let it.
             threading.Thread(target=running[1].client.cancel, args=(running[2], reason), daemon=True).start()
 

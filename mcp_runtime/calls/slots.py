@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from mcp_runtime.calls.statements import PassedOver
+from mcp_runtime.calls.statements import Exclusions
 from mcp_runtime.security.limits import Owner, Slots
 from roster.models import Invocation
 
@@ -30,7 +30,7 @@ class CallSlots:
         self._members: dict[int, Slots] = {}
         self._full: dict[_Line, tuple[int, int, Owner]] = {}  # whose rows wait for a slot -> one that does
 
-    def taken_in(self, member_id: int) -> int:
+    def calls_in(self, member_id: int) -> int:
         slots = self._members.get(member_id)
         return slots.held if slots else 0
 
@@ -40,7 +40,7 @@ class CallSlots:
         return len(self._full)
 
     def try_take(self, row: Invocation) -> bool:
-        """Whether the call has its slots now; else it is passed over until `look_again`."""
+        """Whether the call has its slots now; else it is excluded until `look_again`."""
         request = row.member_id, int(row.member.manifest.get("max_concurrency", 16)), requester_of(row)
         if line := self._in_the_way(*request):
             self._full[line] = request
@@ -56,11 +56,11 @@ class CallSlots:
             self._members[invocation.member_id].give_back(requester_of(invocation))
 
     def look_again(self) -> None:
-        """Pass over those alone who could have no slot now."""
+        """Exclude only those that could have no slot now."""
         self._full = {line: request for line, request in self._full.items() if self._in_the_way(*request) == line}
 
-    def passed_over(self, members: Iterable[int]) -> PassedOver:
-        """Whose rows wait for a slot, as far as is known; and those in `members`, which wait for something else."""
+    def exclusions(self, members: Iterable[int]) -> Exclusions:
+        """Whose rows wait for a slot, and the `members` whose calls wait for something else."""
         waiting: dict[Owner, set[int | None]] = {}  # requesters -> in which members; None: in all
         full = set(members)
         for member_id, requester in self._full:
@@ -68,7 +68,7 @@ class CallSlots:
                 waiting.setdefault(requester, set()).add(member_id)
             elif member_id is not None:
                 full.add(member_id)
-        return PassedOver(frozenset(full), frozenset((one, _members(of_one)) for one, of_one in waiting.items()))
+        return Exclusions(frozenset(full), frozenset((one, _members(of_one)) for one, of_one in waiting.items()))
 
     def _in_the_way(self, member_id: int, count: int, requester: Owner) -> _Line | None:
         """Whose calls must wait, if this requester's call in this member must; the member has `count` slots.
@@ -79,13 +79,13 @@ class CallSlots:
         """
         hall, member = self._hall, self._members.setdefault(member_id, Slots(0))
         member.count = min(count, max(self._concurrency // 2, 1))
-        kept, last = self._concurrency // 4, max(self._concurrency // 16, int(self._concurrency > 1))
+        reserve, last_slots = self._concurrency // 4, max(self._concurrency // 16, int(self._concurrency > 1))
         holds = hall.held_by(requester) > 0
-        if holds and hall.free <= last:
+        if holds and hall.free <= last_slots:
             return None, requester
-        if member.free <= 0 or (member.held and hall.free <= kept // 2):
+        if member.free <= 0 or (member.held and hall.free <= reserve // 2):
             return member_id, None
-        if not member.may_take(requester) or (member.held and holds and hall.free <= kept):
+        if not member.may_take(requester) or (member.held and holds and hall.free <= reserve):
             return member_id, requester
         return None
 

@@ -7,15 +7,17 @@ thread that writes shares its interpreter with the gateway.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
 from django.db import connection
-from django.db.models import BooleanField, JSONField, QuerySet
+from django.db.models import BooleanField, CharField, Field, FloatField, ForeignKey, JSONField, QuerySet, TextField
 from django.db.models.expressions import RawSQL
 from django.utils import timezone
 
+from mcp_runtime.rows import plain_sql
 from mcp_runtime.rows.kept_queries import KeptQuery
 from mcp_runtime.security.limits import Owner
 from roster.models import Hall, Invocation
@@ -26,6 +28,7 @@ MAX_REQUESTERS = 250  # that are passed over at once: SQLite takes no longer con
 KEPT = 64  # conditions whose SQL is kept
 _TABLE = Invocation._meta.db_table
 _FIELDS = {field.attname: field for field in Invocation._meta.concrete_fields}
+_COLUMNS = tuple(name for name, field in _FIELDS.items() if not field.primary_key)
 # In words, not as parameters: SQLite uses a partial index only where the query itself says its condition.
 _UNDER_WAY = RawSQL(f"{_TABLE}.status IN ('queued', 'running')", (), BooleanField())  # noqa: S611 - a constant
 
@@ -43,29 +46,32 @@ def under_way(*statuses: Invocation.Status) -> QuerySet[Invocation]:
 
 def insert(call: Invocation) -> None:
     """Make the row of a new call. Raises IntegrityError for an idempotency key that is taken."""
-    fields = [field for field in _FIELDS.values() if not field.primary_key]
-    with connection.cursor() as cursor:
-        cursor.execute(
-            _insert_sql(connection.vendor),
-            [field.get_db_prep_save(getattr(call, field.attname), connection) for field in fields],
-        )
-        call.pk = cursor.fetchone()[0] if connection.vendor == "postgresql" else cursor.lastrowid
+    values = [write(getattr(call, name)) for name, write in _writers(connection.vendor).items()]
+    call.pk = plain_sql.insert(_TABLE, _COLUMNS, values)
     call._state.adding, call._state.db = False, connection.alias
 
 
 @cache
-def _insert_sql(vendor: str) -> str:
-    columns = [field.attname for field in _FIELDS.values() if not field.primary_key]
-    places = ", ".join(["%s"] * len(columns))
-    returning = " RETURNING id" if vendor == "postgresql" else ""  # SQLite before 3.35 does not know it
-    return f"INSERT INTO {_TABLE} ({', '.join(columns)}) VALUES ({places}){returning}"  # noqa: S608
+def _writers(vendor: str) -> dict[str, Callable[[Any], Any]]:
+    """For each column, what makes of a value what this database takes."""
+    return {name: _writer(_FIELDS[name], vendor) for name in _COLUMNS}
+
+
+def _writer(field: Field[Any, Any], vendor: str) -> Callable[[Any], Any]:
+    if isinstance(field, ForeignKey | CharField | TextField | FloatField):
+        return _as_it_is
+    return lambda value: field.get_db_prep_save(value, connection)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 # Find -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class PassedOver:
+class Exclusions:
     """Whose queued calls are not looked at."""
 
     members: frozenset[int] = frozenset()
@@ -73,19 +79,19 @@ class PassedOver:
     requesters: frozenset[tuple[Owner, frozenset[int] | None]] = frozenset()
 
 
-def find_queued(passed_over: PassedOver, limit: int) -> list[Invocation]:
+def find_queued(exclusions: Exclusions, limit: int) -> list[Invocation]:
     """The oldest queued calls, at most `limit`, with what the dispatcher reads of them and of their members."""
-    return _queued(passed_over).read(limit=limit)
+    return _queue_query(exclusions).read(limit=limit)
 
 
 @lru_cache(KEPT)
-def _queued(passed_over: PassedOver) -> KeptQuery[Invocation]:
-    queued = under_way(Status.QUEUED).exclude(member_id__in=passed_over.members)
-    for (user_id, token_id), members in list(passed_over.requesters)[:MAX_REQUESTERS]:
+def _queue_query(exclusions: Exclusions) -> KeptQuery[Invocation]:
+    rows = under_way(Status.QUEUED).exclude(member_id__in=exclusions.members)
+    for (user_id, token_id), members in list(exclusions.requesters)[:MAX_REQUESTERS]:
         of_members = {} if members is None else {"member_id__in": members}
-        queued = queued.exclude(requested_by_id=user_id, token_id=token_id, **of_members)
+        rows = rows.exclude(requested_by_id=user_id, token_id=token_id, **of_members)
     return KeptQuery(
-        lambda: queued.order_by("id"),
+        lambda: rows.order_by("id"),
         columns=("member_id", "tool_name", "arguments", "timeout", "secret_paths", "requested_by_id", "token_id"),
         related={"member": ("name", "manifest")},
     )
@@ -106,16 +112,14 @@ def end(pk: int, changes: dict[str, Any], condition: str, *leases: uuid.UUID) ->
 
 
 def _update(changes: dict[str, Any], count: int, condition: str, ids: list[int], leases: tuple[uuid.UUID, ...]) -> int:
-    values = [_written(column, value) for column, value in changes.items()]
-    with connection.cursor() as cursor:
-        cursor.execute(
-            _update_sql(connection.vendor, tuple(changes), count, condition),
-            [*values, *ids, *(_written("lease_id", lease_id) for lease_id in leases)],
-        )
-        return int(cursor.rowcount)
+    values = [_database_value(column, value) for column, value in changes.items()]
+    return plain_sql.change(
+        _update_sql(connection.vendor, tuple(changes), count, condition),
+        [*values, *ids, *(_database_value("lease_id", lease_id) for lease_id in leases)],
+    )
 
 
-def _written(column: str, value: Any) -> Any:
+def _database_value(column: str, value: Any) -> Any:
     """As this database has it in that column."""
     field = _FIELDS[column]
     return value if isinstance(field, JSONField) else field.get_db_prep_save(value, connection)

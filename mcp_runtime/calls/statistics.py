@@ -1,8 +1,9 @@
-"""How many calls ended when, how many failed, how long they took: sums that stay small however many calls there are.
+"""How many calls ended when, how many failed, how long they took: rollups that stay small however many calls there are.
 
-A sum is a row (`CallSum`): so many calls of a tool ended in this minute (quarter, hour), so many of them failed, and so
-many took about that long, counted by slots of a logarithmic scale. A call is in the sums once: it is added in the
-transaction that moves `Hall.summed_until` past its end, by compare-and-set. What ended since is counted when asked.
+A rollup is a row (`CallRollup`): so many calls of a tool ended in this minute (quarter, hour), so many of them failed,
+and so many took about that long, counted by slots of a logarithmic scale. A call is in the rollups once: it is added in
+the transaction that moves `Hall.rolled_up_until` past its end, by compare-and-set. What ended since is counted
+when asked.
 
 Calls that are written down later than GRACE_SECONDS after their end (the gateway's, while the database is away) are
 missing here; /metrics has them.
@@ -23,31 +24,31 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from mcp_runtime.rows import lease
-from roster.models import CallSum, GuildMember, Hall, Invocation
+from roster.models import CallRollup, GuildMember, Hall, Invocation
 
 logger = logging.getLogger("guildhall.runtime")
 
-SUM_SECONDS = 15.0
+ROLLUP_SECONDS = 15.0
 # The gateway writes its calls down a moment after they ended.
 GRACE_SECONDS = 5.0
-# Added in one transaction at most: after a long stop the sums catch up in steps.
+# Of one transaction at most, so that the rollups catch up in steps after a long stop.
 STEP = timedelta(minutes=15)
 AHEAD = timedelta(minutes=1)  # of the clock, which may be put right in small steps
-# What is not added yet is counted when asked, so far back at most: a hall that catches up must not make readers wait.
+# Readers count calls that are not in rollups yet, at most so far back: a hall that catches up must not delay them.
 LIVE = timedelta(minutes=3)
-# How long sums are kept, by the seconds that they stand for.
-KEPT = {60: timedelta(hours=2), 900: timedelta(hours=26), 3600: timedelta(days=8)}
+# How long rollups are kept, by the seconds that they stand for.
+LIFETIMES = {60: timedelta(hours=2), 900: timedelta(hours=26), 3600: timedelta(days=8)}
 
 # Upper ends of the slots, in seconds: from 1 ms on each is a fifth more than the one before, up to 15 minutes.
 SLOT_ENDS = tuple(0.001 * 2 ** (step / 4) for step in range(80))
-NEVER_STARTED = -1  # the slot of calls that no member was asked for
-ALL_TOOLS = ""  # the name under which a member's tools are summed together
+NEVER_STARTED = -1  # the slot of calls that no member got
+ALL_TOOLS = ""  # the name under which a rollup counts all tools of a member
 
 SPARK_POINTS, SPARK_SECONDS = 12, 300
 
 Key: TypeAlias = "tuple[int, int, str, int]"  # seconds, begins, tool, member
 
-_CALLS, _SUMS, _HALL, _MEMBERS = (model._meta.db_table for model in (Invocation, CallSum, Hall, GuildMember))
+_CALLS, _ROLLUPS, _HALL, _MEMBERS = (model._meta.db_table for model in (Invocation, CallRollup, Hall, GuildMember))
 
 
 @dataclass(frozen=True)
@@ -88,55 +89,55 @@ class Series:
     total: Point
 
 
-# Sums: the runtime's side -----------------------------------------------------------------------------------------
+# Rollups: the runtime's side -----------------------------------------------------------------------------------------
 
 
-def sum_up(until: datetime | None = None, *, keep_going: Callable[[], bool] = lambda: True) -> int:
-    """Add the calls that ended before `until` (by default GRACE_SECONDS ago); how many. Safe from several processes."""
+def roll_up(until: datetime | None = None, *, keep_going: Callable[[], bool] = lambda: True) -> int:
+    """Add the calls that ended before `until` (by default GRACE_SECONDS ago). Returns how many. Several may do it."""
     target = until or timezone.now() - timedelta(seconds=GRACE_SECONDS)
-    added = 0
+    count = 0
     while keep_going():
-        known = lease.hall().summed_until
-        since = known or target - max(KEPT.values())
+        rolled_up_until = lease.hall().rolled_up_until
+        since = rolled_up_until or target - max(LIFETIMES.values())
         if since > timezone.now() + AHEAD:
-            logger.warning("calls were summed until %s, which is yet to come: the clock was put back", since)
-            Hall.objects.filter(pk=1, summed_until=known).update(summed_until=target)
+            logger.warning("calls were rolled up until %s, which is in the future: the clock was set back", since)
+            Hall.objects.filter(pk=1, rolled_up_until=rolled_up_until).update(rolled_up_until=target)
         if since >= target:
             break
-        ended = Invocation.objects.filter(finished_at__gte=since, finished_at__lt=target).order_by("finished_at")
-        first = ended.values_list("finished_at", flat=True).first()
+        calls = Invocation.objects.filter(finished_at__gte=since, finished_at__lt=target).order_by("finished_at")
+        first = calls.values_list("finished_at", flat=True).first()
         end = target if first is None else min(target, first + STEP)
-        added += _add(known, since, end)
-    return added
+        count += _add(rolled_up_until, since, end)
+    return count
 
 
 def cover(invocation_ids: Iterable[int]) -> None:
-    """Before these calls are deleted: whatever of them is in no sum is added."""
-    ended = Invocation.objects.filter(pk__in=invocation_ids).order_by("-finished_at")
-    last = ended.values_list("finished_at", flat=True).first()
-    known = lease.hall().summed_until
-    if last is not None and (known is None or last >= known):
-        sum_up(min(last, timezone.now()) + timedelta(microseconds=1))
+    """Add these calls to the rollups, if they are not there yet, before they are deleted."""
+    calls = Invocation.objects.filter(pk__in=invocation_ids).order_by("-finished_at")
+    last = calls.values_list("finished_at", flat=True).first()
+    rolled_up_until = lease.hall().rolled_up_until
+    if last is not None and (rolled_up_until is None or last >= rolled_up_until):
+        roll_up(min(last, timezone.now()) + timedelta(microseconds=1))
 
 
-def _add(known: datetime | None, since: datetime, until: datetime) -> int:
-    """Move the hall's `summed_until` from `known` to `until` and add what ended between; 0 if somebody else did.
+def _add(rolled_up_until: datetime | None, since: datetime, until: datetime) -> int:
+    """Move the hall's `rolled_up_until` from the first argument to `until`, and add the calls that ended between.
 
-    All is read before the transaction, where SQLite's writers would wait for it: whoever changes a sum moves
-    `summed_until` too, so it is either as it was read or nothing is written.
+    All is read before the transaction, where SQLite's writers would wait for it: whoever changes a rollup
+    moves `rolled_up_until` too. If somebody else moved it, nothing is written, and the count is 0.
     """
-    sql = f"""WITH ended AS MATERIALIZED ({_ended("finished_at >= %s AND finished_at < %s")})
+    sql = f"""WITH ended AS MATERIALIZED ({_ended_calls("finished_at >= %s AND finished_at < %s")})
         SELECT member_id, tool_name, moment - moment %% 60, {_SLOT}, COUNT(*), SUM(failed), COALESCE(SUM(took), 0)
         FROM ended GROUP BY 1, 2, 3, 4"""  # noqa: S608 - constants
     with connection.cursor() as cursor:
         cursor.execute(sql, [_adapted(since), _adapted(until)])
         rows = cursor.fetchall()
-    sums = _sums(rows)
+    rollups = _rollups(rows)
     with transaction.atomic():
-        if not Hall.objects.filter(pk=1, summed_until=known).update(summed_until=until):
+        if not Hall.objects.filter(pk=1, rolled_up_until=rolled_up_until).update(rolled_up_until=until):
             return 0
-        CallSum.objects.bulk_create(
-            sums,
+        CallRollup.objects.bulk_create(
+            rollups,
             update_conflicts=True,
             unique_fields=["seconds", "begins", "tool_name", "member"],
             update_fields=["calls", "failed", "took", "slots"],
@@ -145,42 +146,42 @@ def _add(known: datetime | None, since: datetime, until: datetime) -> int:
     return sum(row[4] for row in rows)
 
 
-def _sums(rows: Iterable[tuple[Any, ...]]) -> list[CallSum]:
-    """The sums as they will be, with what is in these rows by minute and slot."""
-    oldest = {seconds: int((timezone.now() - kept).timestamp()) for seconds, kept in KEPT.items()}
-    sums: dict[Key, CallSum] = {}
+def _rollups(rows: Iterable[tuple[Any, ...]]) -> list[CallRollup]:
+    """The rollups as they will be, with what is in these rows by minute and slot."""
+    oldest = {seconds: int((timezone.now() - lifetime).timestamp()) for seconds, lifetime in LIFETIMES.items()}
+    rollups: dict[Key, CallRollup] = {}
     for member_id, tool_name, minute, slot, calls, failed, took in rows:
-        for seconds in KEPT:
+        for seconds in LIFETIMES:
             if minute < oldest[seconds]:
                 continue
             begins = minute - minute % seconds
             for name in {tool_name, ALL_TOOLS}:
                 key = (seconds, begins, name, member_id)
-                if key not in sums:
-                    sums[key] = _empty(*key)
-                _increase(sums[key], calls, failed, took, {str(slot): calls})
-    for kept in _kept(sums):
-        key = (kept.seconds, kept.begins, kept.tool_name, kept.member_id)
-        if key in sums:
-            _increase(sums[key], kept.calls, kept.failed, kept.took, kept.slots)
-    return list(sums.values())
+                if key not in rollups:
+                    rollups[key] = _empty(*key)
+                _increase(rollups[key], calls, failed, took, {str(slot): calls})
+    for stored in _stored_rollups(rollups):
+        key = (stored.seconds, stored.begins, stored.tool_name, stored.member_id)
+        if key in rollups:
+            _increase(rollups[key], stored.calls, stored.failed, stored.took, stored.slots)
+    return list(rollups.values())
 
 
-def _kept(keys: Iterable[Key]) -> Iterator[CallSum]:
-    """The sums of the same times as these, as they are."""
+def _stored_rollups(keys: Iterable[Key]) -> Iterator[CallRollup]:
+    """The rollups of the same times as these, as they are."""
     times: dict[int, set[int]] = defaultdict(set)
     for seconds, begins, *_ in keys:
         times[seconds].add(begins)
     for seconds, moments in times.items():
-        yield from CallSum.objects.filter(seconds=seconds, begins__in=moments)
+        yield from CallRollup.objects.filter(seconds=seconds, begins__in=moments)
 
 
-def _empty(seconds: int, begins: int, tool_name: str, member_id: int) -> CallSum:
+def _empty(seconds: int, begins: int, tool_name: str, member_id: int) -> CallRollup:
     key = {"seconds": seconds, "begins": begins, "tool_name": tool_name, "member_id": member_id}
-    return CallSum(**key, calls=0, failed=0, took=0.0, slots={})
+    return CallRollup(**key, calls=0, failed=0, took=0.0, slots={})
 
 
-def _increase(row: CallSum, calls: int, failed: int, took: float, slots: Mapping[str, int]) -> None:
+def _increase(row: CallRollup, calls: int, failed: int, took: float, slots: Mapping[str, int]) -> None:
     row.calls += calls
     row.failed += failed
     row.took += took
@@ -189,10 +190,10 @@ def _increase(row: CallSum, calls: int, failed: int, took: float, slots: Mapping
 
 
 def forget() -> None:
-    """Delete sums that no plot shows any more."""
+    """Delete rollups that no plot shows any more."""
     now = timezone.now()
-    for seconds, kept in KEPT.items():
-        CallSum.objects.filter(seconds=seconds, begins__lt=int((now - kept).timestamp())).delete()
+    for seconds, lifetime in LIFETIMES.items():
+        CallRollup.objects.filter(seconds=seconds, begins__lt=int((now - lifetime).timestamp())).delete()
 
 
 # Figures: for readers ---------------------------------------------------------------------------------------------
@@ -209,8 +210,8 @@ def series(
     begins = span.begins(now)
     whose, names = _whose(member_id, without)
     of_tool = " AND tool_name = %s" if tool_name else ""
-    sql = f"""WITH ended AS MATERIALIZED ({_ended(_LIVE_WHERE)})
-        SELECT begins, CAST(slots AS text), calls, failed, took FROM {_SUMS}
+    sql = f"""WITH ended AS MATERIALIZED ({_ended_calls(_LIVE_WHERE)})
+        SELECT begins, CAST(slots AS text), calls, failed, took FROM {_ROLLUPS}
         WHERE seconds = %s AND begins IN ({_places(begins)}) AND tool_name = %s {whose}
         UNION ALL
         SELECT moment - moment %% {span.seconds}, CAST({_SLOT} AS text), COUNT(*), SUM(failed), COALESCE(SUM(took), 0)
@@ -224,8 +225,8 @@ def series(
     for moment, slots, calls, failed, took in rows:
         parts[moment].append(_part(slots, int(calls), int(failed), float(took)))
     points = [_point(moment, parts[moment]) for moment in begins]
-    shown = [part for moment in begins for part in parts[moment]]
-    return Series(span, points, _point(begins[0], shown))
+    all_parts = [part for moment in begins for part in parts[moment]]
+    return Series(span, points, _point(begins[0], all_parts))
 
 
 def last_hour() -> dict[int, list[tuple[int, int]]]:
@@ -233,9 +234,9 @@ def last_hour() -> dict[int, list[tuple[int, int]]]:
     now = timezone.now()
     begins = Span("spark", SPARK_SECONDS, SPARK_POINTS).begins(now)
     minutes = list(range(begins[0], begins[-1] + SPARK_SECONDS, 60))
-    sql = f"""WITH ended AS MATERIALIZED ({_ended(_LIVE_WHERE)})
+    sql = f"""WITH ended AS MATERIALIZED ({_ended_calls(_LIVE_WHERE)})
         SELECT member_id, moment - moment %% {SPARK_SECONDS}, SUM(calls), SUM(failed) FROM (
-            SELECT member_id, begins AS moment, calls, failed FROM {_SUMS}
+            SELECT member_id, begins AS moment, calls, failed FROM {_ROLLUPS}
             WHERE seconds = 60 AND begins IN ({_places(minutes)}) AND tool_name = %s
             UNION ALL
             SELECT member_id, moment, 1, failed FROM ended
@@ -244,11 +245,11 @@ def last_hour() -> dict[int, list[tuple[int, int]]]:
         cursor.execute(sql, [*_live_since(now), *minutes, ALL_TOOLS])
         rows = cursor.fetchall()
     place = {moment: number for number, moment in enumerate(begins)}
-    found: dict[int, list[tuple[int, int]]] = {}
+    figures: dict[int, list[tuple[int, int]]] = {}
     for member_id, moment, calls, failed in rows:
         if moment in place:
-            found.setdefault(member_id, [(0, 0)] * SPARK_POINTS)[place[moment]] = int(calls), int(failed)
-    return found
+            figures.setdefault(member_id, [(0, 0)] * SPARK_POINTS)[place[moment]] = int(calls), int(failed)
+    return figures
 
 
 def _whose(member_id: int | None, without: Collection[str]) -> tuple[str, list[Any]]:
@@ -262,7 +263,7 @@ def _whose(member_id: int | None, without: Collection[str]) -> tuple[str, list[A
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of a point: a sum, or live calls of one slot."""
+    """A part of a point: a rollup, or live calls of one slot."""
 
     slots: dict[str, int]
     calls: int
@@ -271,8 +272,8 @@ class _Part:
 
 
 def _part(slots: str, calls: int, failed: int, took: float) -> _Part:
-    known = json.loads(slots)
-    return _Part(known if isinstance(known, dict) else {str(known): calls}, calls, failed, took)
+    value = json.loads(slots)
+    return _Part(value if isinstance(value, dict) else {str(value): calls}, calls, failed, took)
 
 
 def _point(begins: int, parts: list[_Part]) -> Point:
@@ -281,24 +282,24 @@ def _point(begins: int, parts: list[_Part]) -> Point:
         for slot, count in part.slots.items():
             slots[int(slot)] += count
     calls = sum(part.calls for part in parts)
-    started = calls - slots.pop(NEVER_STARTED, 0)
+    started_calls = calls - slots.pop(NEVER_STARTED, 0)
     return Point(
         begins_at=datetime.fromtimestamp(begins, UTC),
         calls=calls,
         failed=sum(part.failed for part in parts),
         p50=quantile(slots, 0.5),
         p95=quantile(slots, 0.95),
-        mean=sum(part.took for part in parts) / started if started else None,
+        mean=sum(part.took for part in parts) / started_calls if started_calls else None,
     )
 
 
 def quantile(slots: Mapping[int, int], part: float) -> float | None:
     """How long `part` of the calls took at most, in seconds; inside a slot by its scale, so a fifth off at worst."""
-    wanted = part * sum(slots.values())
+    rank = part * sum(slots.values())
     below = 0
     for slot in sorted(slots):
-        if below + slots[slot] >= wanted and slots[slot]:
-            return _inside(slot, (wanted - below) / slots[slot])
+        if below + slots[slot] >= rank and slots[slot]:
+            return _inside(slot, (rank - below) / slots[slot])
         below += slots[slot]
     return None
 
@@ -314,7 +315,7 @@ def _inside(slot: int, part: float) -> float:
 # In SQL: on SQLite the ORM's difference of two times is computed row by row in Python. ------------------------------
 
 _LIVE_WHERE = f"""finished_at >= %s
-    AND finished_at >= COALESCE((SELECT summed_until FROM {_HALL} WHERE id = 1), %s) AND finished_at < %s"""  # noqa: S608
+    AND finished_at >= COALESCE((SELECT rolled_up_until FROM {_HALL} WHERE id = 1), %s) AND finished_at < %s"""  # noqa: S608
 
 
 def _slot_between(lowest: int, highest: int) -> str:
@@ -336,7 +337,7 @@ _POSTGRESQL = """CAST(FLOOR(EXTRACT(EPOCH FROM finished_at)) AS bigint) AS momen
     CAST(EXTRACT(EPOCH FROM finished_at - started_at) AS double precision) AS took"""
 
 
-def _ended(where: str) -> str:
+def _ended_calls(where: str) -> str:
     """Calls that ended: each with the second of its end (Unix time) and the seconds that it took, or NULL.
 
     By its end alone, and materialized: beside a member, SQLite would read all that this member ever did.

@@ -9,14 +9,14 @@ import time
 
 from django.db import Error, connection
 
-from mcp_runtime.calls.invocations import finished_among
+from mcp_runtime.calls.invocations import ids_of_finished
 from mcp_runtime.rows.changes import CALL_ENDED, PostgresNotices, SqliteChanges
 from mcp_runtime.rows.database import give_connection_back
 
 logger = logging.getLogger("guildhall.control")
 
 SQLITE_INTERVAL = 0.0015
-# A look that saw nothing is believed this long: on SQLite a moved file, on PostgreSQL a pooler may keep news from us.
+# A look without news is trusted this long: on SQLite a moved file, on PostgreSQL a pooler may keep news from us.
 SQLITE_UNSEEN = 1.0
 POSTGRES_UNSEEN = 0.05
 RETRY_INTERVAL = 0.5
@@ -27,38 +27,32 @@ class CallWatch:
     """Threads wait for their calls; the watching thread lives while anybody waits and sleeps when nobody does."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self.is_over = threading.Event()
         self._waiting: dict[int, list[threading.Event]] = {}
         self._thread: threading.Thread | None = None
 
     def wait(self, invocation_id: int, timeout: float) -> bool:
-        """Whether the call is over within `timeout` seconds; at once not, when this process is to end."""
+        """Whether the call is over within `timeout` seconds. False at once when this process must end."""
         give_connection_back()
         over = threading.Event()
-        with self._changed:
+        with self._condition:
             if self.is_over.is_set():
                 return False
             self._waiting.setdefault(invocation_id, []).append(over)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._watch, name="call-watch", daemon=True)
                 self._thread.start()
-            self._changed.notify()
+            self._condition.notify()
         try:
             return over.wait(timeout) and not self.is_over.is_set()
         finally:
-            with self._changed:
+            with self._condition:
                 self._forget(invocation_id, over)
 
-    @property
-    def awaited(self) -> set[int]:
-        """The calls that somebody waits for now."""
-        with self._changed:
-            return set(self._waiting)
-
     def end(self) -> None:
-        """This process is to end: nobody waits any longer, and nobody begins to."""
-        with self._changed:
+        """End all waits, and refuse new ones, because this process must end."""
+        with self._condition:
             self.is_over.set()
             for events in self._waiting.values():
                 for over in events:
@@ -73,8 +67,8 @@ class CallWatch:
 
     def _watch(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting)
+            with self._condition:
+                self._condition.wait_for(lambda: self._waiting)
             try:
                 self._watch_while_anybody_waits()
             except (Error, sqlite3.Error) as error:
@@ -86,29 +80,29 @@ class CallWatch:
     def _watch_while_anybody_waits(self) -> None:
         is_sqlite = connection.vendor == "sqlite"
         changes = SqliteChanges(str(connection.settings_dict["NAME"])) if is_sqlite else PostgresNotices(CALL_ENDED)
-        unseen = SQLITE_UNSEEN if is_sqlite else POSTGRES_UNSEEN
-        known: set[int] = set()
-        looked_at = 0.0
-        changed = True
+        max_age = SQLITE_UNSEEN if is_sqlite else POSTGRES_UNSEEN
+        last_awaited: set[int] = set()
+        last_look = 0.0
+        is_changed = True
         try:
-            while wanted := self._wanted():
-                if changed or not wanted <= known or time.monotonic() - looked_at > unseen:
-                    looked_at, known = time.monotonic(), wanted
-                    self._announce(finished_among(wanted))
+            while awaited := self._awaited():
+                if is_changed or not awaited <= last_awaited or time.monotonic() - last_look > max_age:
+                    last_look, last_awaited = time.monotonic(), awaited
+                    self._announce(ids_of_finished(awaited))
                 # Many wait for longer anyway, and looking less often is more work done.
-                changed = changes.wait(SQLITE_INTERVAL * (1 + len(wanted) / 8) if is_sqlite else POSTGRES_UNSEEN)
+                is_changed = changes.wait(SQLITE_INTERVAL * (1 + len(awaited) / 8) if is_sqlite else POSTGRES_UNSEEN)
         finally:
             changes.close()
 
-    def _wanted(self) -> set[int]:
-        """Who is waited for. Lingers when it is nobody: the next one mostly comes at once, and connecting is dear."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting, LINGER_SECONDS)
+    def _awaited(self) -> set[int]:
+        """The calls that somebody waits for. It lingers when there is none, because the next one mostly comes soon."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._waiting, LINGER_SECONDS)
             return set(self._waiting)
 
-    def _announce(self, finished: set[int]) -> None:
-        with self._changed:
-            for invocation_id in finished:
+    def _announce(self, invocation_ids: set[int]) -> None:
+        with self._condition:
+            for invocation_id in invocation_ids:
                 for over in self._waiting.get(invocation_id, []):
                     over.set()
 

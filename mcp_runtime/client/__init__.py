@@ -1,11 +1,11 @@
-"""A conversation with one member over HTTP, for threads.
+"""The MCP client for one member over HTTP, for use in threads.
 
 client      JsonRpcClient: every version of MCP, each call with a total deadline
-handshake, tool_list    what a server tells of itself, and of its tools
-streams, incoming       the message that answers, and what comes beside it
-transport   HTTP to one server, under deadlines that nothing stretches
-quick_json  JSON that may be large, with as little as can be of what stops all threads of the process
-remote      a server elsewhere: which address may be called, and what its headers say
+handshake, tool_list    what a server says about itself and its tools
+streams, incoming       the response to a request, and the other messages on its stream
+transport   HTTP to one server, with hard deadlines
+quick_json  fast JSON, because reading JSON stops all threads of the process
+remote      a remote server: which address is allowed, and which headers it gets
 
-Members, calls, the gateway and the HTTP to members use this room; interfaces only `remote`. It knows no Django.
+Members, calls, the gateway and http1 use this package. The interfaces use only `remote`. It does not import Django.
 """

@@ -1,4 +1,4 @@
-"""JsonRpcClient: converses with one member over HTTP, in every version of MCP. Every call has a total deadline."""
+"""JsonRpcClient: the MCP client for one member over HTTP, in every version of MCP. Every call has a total deadline."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 
 from mcp_runtime.client import quick_json
 from mcp_runtime.client.handshake import (
-    AnsweredModernError,
     InitializeResult,
-    discovered,
-    initialized,
+    ModernOnlyError,
+    parse_discover,
+    parse_initialize,
     session_id_of,
 )
 from mcp_runtime.client.incoming import Incoming
 from mcp_runtime.client.remote import Headers
-from mcp_runtime.client.streams import Answers, SessionOverError, can_go_on, kind_of
+from mcp_runtime.client.streams import AnswerReader, SessionExpiredError, can_resume, content_type
 from mcp_runtime.client.tool_list import ToolList
-from mcp_runtime.client.transport import Exchange, Session, Transport, time_left, translated
+from mcp_runtime.client.transport import Exchange, Session, Transport, time_left, translate_errors
 from mcp_runtime.protocol import jsonrpc, mcp
 from mcp_runtime.protocol.errors import (
     ClientError,
@@ -43,21 +43,23 @@ REQUEST_TIMEOUT = 30.0  # REQ-MCP-HTTP-28
 CANCEL_TIMEOUT = 0.5
 MAX_BYTES = 4_000_000
 MAX_PAGES = 100
-MAX_ROUNDS = 10  # of input that one call may ask for
+MAX_ROUNDS = 10  # how often one call may ask for input
 TOOLS_CHANGED = "notifications/tools/list_changed"
 PROMPTS_CHANGED = "notifications/prompts/list_changed"
 RESOURCES_CHANGED = "notifications/resources/list_changed"
-CHANGES = ("toolsListChanged", "promptsListChanged", "resourcesListChanged")  # what a modern server is asked to tell
+CHANGES = ("toolsListChanged", "promptsListChanged", "resourcesListChanged")  # what the hall subscribes to
 
 
 class JsonRpcClient:
-    """Speaks MCP with one member at `url`. Safe to use from many threads at once.
+    """Speaks MCP with one member at `url`. Many threads may use it at once.
 
-    Errors are ClientErrors; `invoke_tool` raises ToolError for a result with `isError`. Timeouts in seconds, total.
+    All errors are ClientErrors. `invoke_tool` raises ToolError for a result with `isError`. Timeouts are in seconds,
+    and each is for the whole operation.
 
-    `capabilities` are told to the server. `on_request(method, params)` gives the results of what it asks in turn
-    (sampling, elicitation, roots), or raises MethodError; without it all of that is declined. `on_notification(method,
-    params)` is told of what belongs to no call. Both are called in the thread that reads, and must not block.
+    `capabilities` are sent to the server. `on_request(method, params)` returns the result of a request from the server
+    (sampling, elicitation, roots), or raises MethodError. Without it all such requests are declined.
+    `on_notification(method, params)` gets the notifications that belong to no call. Both are called in the thread that
+    reads, and must not block.
     """
 
     def __init__(
@@ -74,9 +76,9 @@ class JsonRpcClient:
         self.headers = headers or Headers()
         self._transport = Transport(url, connections=connections, max_bytes=max_bytes, headers=self.headers)
         self._incoming = Incoming(self._transport, on_request, on_notification)
-        self._answers = Answers(self._transport, self._incoming)
+        self._answers = AnswerReader(self._transport, self._incoming)
         self.url = self._transport.url
-        self._offered = dict(capabilities or {})
+        self._own_capabilities = dict(capabilities or {})
         self._on_notification = on_notification
         self._handshake_lock = threading.Lock()
         self._parameter_headers: dict[str, dict[mcp.Place, str]] = {}
@@ -87,26 +89,27 @@ class JsonRpcClient:
     def close(self) -> None:
         self._transport.close()
 
-    # Beginning ----------------------------------------------------------------------------------------------------
+    # Connecting ---------------------------------------------------------------------------------------------------
 
     @property
     def is_modern(self) -> bool:
-        """Whether the server is spoken to without a session, as from 2026-07-28 on."""
+        """Whether the server uses MCP without sessions (2026-07-28 and later)."""
         return self.session.is_modern
 
     def connect(
         self, timeout: float = INITIALIZE_TIMEOUT, exchange: Exchange | None = None, *, version: str | None = None
     ) -> InitializeResult:
-        """The handshake; with a server that refuses it, or where `version` says so, the modern way, which needs none.
+        """Shake hands. A server that refuses is tried without a handshake, the modern way. `version` can require that.
 
-        The specification advises to try the modern way first; the seeds ask for the handshake (REQ-MCP-HTTP-13).
+        The specification recommends to try the modern way first. Our requirements ask for the handshake first
+        (REQ-MCP-HTTP-13).
         """
         deadline = time.monotonic() + timeout
         if version == mcp.MODERN_VERSION:
             return self.discover(timeout, exchange)
         try:
             return self.initialize(timeout, exchange)
-        except (HttpStatusError, RemoteError, AnsweredModernError) as refusal:
+        except (HttpStatusError, RemoteError, ModernOnlyError) as refusal:
             if isinstance(refusal, HttpStatusError) and refusal.status not in (400, 404, 405):
                 raise
             try:
@@ -115,9 +118,9 @@ class JsonRpcClient:
                 raise refusal from None
 
     def discover(self, timeout: float = INITIALIZE_TIMEOUT, exchange: Exchange | None = None) -> InitializeResult:
-        """What a modern server tells of itself (`server/discover`)."""
+        """Ask a modern server about itself (`server/discover`)."""
         session = Session(mcp.MODERN_VERSION)
-        result = discovered(self.call("server/discover", {}, timeout, exchange, session))
+        result = parse_discover(self.call("server/discover", {}, timeout, exchange, session))
         self.session, self.capabilities = session, result.capabilities
         return result
 
@@ -125,16 +128,16 @@ class JsonRpcClient:
         """The handshake's three steps within `timeout` (REQ-MCP-HTTP-13, 20, 25)."""
         deadline = time.monotonic() + timeout
         exchange = exchange or Exchange()
-        params = mcp.initialize_params(CLIENT_NAME, CLIENT_VERSION, self._offered)
-        result = initialized(self._request("initialize", params, timeout, exchange, Session()))
+        params = mcp.initialize_params(CLIENT_NAME, CLIENT_VERSION, self._own_capabilities)
+        result = parse_initialize(self._request("initialize", params, timeout, exchange, Session()))
         session = replace(exchange.session, version=result.protocol_version)
         self.notify("notifications/initialized", timeout=time_left(deadline), session=session)
-        # Only now: until it is begun, and if it cannot be, the one before is what the server may know.
+        # Set this last. If the handshake fails, the server may still know the previous session.
         self.session, self.capabilities = session, result.capabilities
         return result
 
-    def _begin_again(self, session_id: str, timeout: float, exchange: Exchange) -> None:
-        """A new session in place of `session_id`, which the server has forgotten; once for all who noticed."""
+    def _renew_session(self, session_id: str, timeout: float, exchange: Exchange) -> None:
+        """Start a new session because the server forgot `session_id`. Only one of the threads that notice does it."""
         deadline = time.monotonic() + timeout
         if not self._handshake_lock.acquire(timeout=timeout):
             raise RequestTimeoutError(timeout)
@@ -144,18 +147,18 @@ class JsonRpcClient:
             self.initialize(time_left(deadline), exchange)
         finally:
             self._handshake_lock.release()
-        self._on_notification(TOOLS_CHANGED, {})  # it may be another server than before
+        self._on_notification(TOOLS_CHANGED, {})  # it may be a different server now
 
     def ping(self, timeout: float, exchange: Exchange | None = None) -> None:
-        """Ask for a sign of life. Raises ClientError; one that is no timeout and no ConnectError is a sign too."""
+        """Check that the server is alive. A ClientError other than a timeout or a ConnectError shows that too."""
         self.call("server/discover" if self.is_modern else "ping", {}, timeout, exchange)
 
     # Tools --------------------------------------------------------------------------------------------------------
 
     def list_tools(self, timeout: float = REQUEST_TIMEOUT, exchange: Exchange | None = None) -> ToolList:
-        """Every page of tools/list, within `timeout` in total (REQ-MCP-HTTP-26), without entries that are no tools."""
+        """Read all pages of tools/list within `timeout` (REQ-MCP-HTTP-26). Entries that are not tools are left out."""
         deadline = time.monotonic() + timeout
-        found = ToolList()
+        tools = ToolList()
         cursors: set[str] = set()
         params: dict[str, Any] = {}
         size = 0
@@ -164,17 +167,17 @@ class JsonRpcClient:
                 result = self.call("tools/list", params, time_left(deadline), exchange)
             except RemoteError as error:
                 if error.code == jsonrpc.METHOD_NOT_FOUND and "tools" not in self.capabilities:
-                    return found  # a server without tools, and it said so
+                    return tools  # the server has no tools, and its capabilities say so
                 raise
             size += len(quick_json.encode(result))
             if size > self._transport.max_bytes:
                 raise ProtocolError(f"tools/list is larger than {self._transport.max_bytes:,} bytes in all")
-            found.add_page(result)
+            tools.add_page(result)
             cursor = result.get("nextCursor")
             if cursor is None:
                 if self.is_modern:
-                    self._parameter_headers = found.leave_out_bad_headers()
-                return found
+                    self._parameter_headers = tools.drop_tools_with_bad_headers()
+                return tools
             if not isinstance(cursor, str) or cursor in cursors:
                 raise ProtocolError("tools/list repeats its cursor: the list has no end")
             cursors.add(cursor)
@@ -188,34 +191,35 @@ class JsonRpcClient:
         timeout: float = REQUEST_TIMEOUT,
         exchange: Exchange | None = None,
     ) -> dict[str, Any]:
-        """The tool's result (REQ-MCP-HTTP-27). Raises ToolError, which carries it whole, when it has `isError`."""
+        """Call a tool and return its result (REQ-MCP-HTTP-27). A result with `isError` is raised as ToolError."""
         exchange = exchange or Exchange()
-        asked = {"name": name, "arguments": arguments}
+        params = {"name": name, "arguments": arguments}
         deadline = time.monotonic() + timeout
         try:
-            result = self.call("tools/call", asked, timeout, exchange)
+            result = self.call("tools/call", params, timeout, exchange)
         except RemoteError as error:
             if error.code != mcp.HEADER_MISMATCH or not self.is_modern:
                 raise
-            with _turned_away(exchange):
-                self.list_tools(time_left(deadline), exchange)  # its schema changed
-            result = self.call("tools/call", asked, time_left(deadline), exchange)
+            with _before_resend(exchange):
+                self.list_tools(time_left(deadline), exchange)  # the tool's schema changed
+            result = self.call("tools/call", params, time_left(deadline), exchange)
         for _ in range(MAX_ROUNDS):
             if not self.is_modern or result.get("resultType") != "input_required":
                 break
-            result = self.call("tools/call", {**asked, **self._incoming.inputs(result)}, time_left(deadline), exchange)
+            inputs = self._incoming.inputs(result)
+            result = self.call("tools/call", {**params, **inputs}, time_left(deadline), exchange)
         else:
             raise ProtocolError(f"asked for input {MAX_ROUNDS} times for one call")
         if result.get("isError") is True:
             raise ToolError(mcp.text_of(result)[:2000] or "the tool reported an error without a text", result)
         return result
 
-    # Conversation -------------------------------------------------------------------------------------------------
+    # Requests -----------------------------------------------------------------------------------------------------
 
     def cancel(self, exchange: Exchange, reason: str) -> None:
-        """Tell the server, then stop waiting. Never raises: there may be nobody to tell.
+        """Cancel the call at the server, and stop waiting. Never raises, because the server may not be there any more.
 
-        A modern one is told by the connection that closes, others by notifications/cancelled.
+        Closing the connection cancels a call at a modern server. Other servers get notifications/cancelled.
         """
         exchange.mark_aborted()
         if exchange.request_id is not None and not self.is_modern:
@@ -232,18 +236,18 @@ class JsonRpcClient:
         exchange: Exchange | None = None,
         session: Session | None = None,
     ) -> dict[str, Any]:
-        """The `result` of one request. Raises RemoteError for a JSON-RPC error object (REQ-MCP-HTTP-29).
+        """Send one request and return its `result`. A JSON-RPC error is raised as RemoteError (REQ-MCP-HTTP-29).
 
-        Asked a second time where the first cannot have been served: the session was forgotten, or the version refused
-        that the server says it speaks.
+        The request is sent a second time if the server cannot have served the first. Then the server forgot the
+        session, or it refused a version that it lists as supported.
         """
         exchange = exchange or Exchange()
         deadline = time.monotonic() + timeout
         try:
             return self._request(method, params, timeout, exchange, session or self.session)
-        except SessionOverError as over:
-            with _turned_away(exchange):
-                self._begin_again(over.session_id, time_left(deadline), exchange)
+        except SessionExpiredError as error:
+            with _before_resend(exchange):
+                self._renew_session(error.session_id, time_left(deadline), exchange)
         except RemoteError as error:
             supported = object_of(error.data).get("supported")
             speaks_modern = isinstance(supported, list) and mcp.MODERN_VERSION in supported
@@ -258,7 +262,7 @@ class JsonRpcClient:
         request_id = self._ids.take()
         exchange.begin(request_id, timeout)
         exchange.session = session
-        params, headers = self._dressed(method, params, request_id, exchange)
+        params, headers = self._add_metadata(method, params, request_id, exchange)
         stream = mcp.EventStream()
         message = None
         try:
@@ -269,26 +273,26 @@ class JsonRpcClient:
                 if method == "initialize":
                     exchange.session = replace(session, id=session_id_of(response))
         except ConnectError:
-            if not can_go_on(stream, exchange):
+            if not can_resume(stream, exchange):
                 raise
         while message is None:
-            message = self._answers.go_on(request_id, timeout, exchange, stream)
-        with translated(timeout, exchange, self.headers.secrets):
+            message = self._answers.resume(request_id, timeout, exchange, stream)
+        with translate_errors(timeout, exchange, self.headers.secrets):
             result = jsonrpc.result_of(message)
-        if exchange.aborted:
+        if exchange.is_aborted:
             raise RequestCancelledError
         if session.is_modern:
-            _require_known_result(method, result)
+            _check_result_type(method, result)
         return result
 
-    def _dressed(
+    def _add_metadata(
         self, method: str, params: dict[str, Any], request_id: int, exchange: Exchange
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """`params` with their `_meta`, and the headers that go with them."""
+        """`params` with `_meta`, and the headers that belong to them."""
         headers: dict[str, str] = {}
         meta: dict[str, Any] = {} if exchange.on_progress is None else {"progressToken": request_id}
         if exchange.session.is_modern:
-            meta |= mcp.modern_meta(CLIENT_NAME, CLIENT_VERSION, self._offered)
+            meta |= mcp.modern_meta(CLIENT_NAME, CLIENT_VERSION, self._own_capabilities)
             headers = mcp.modern_headers(method, params)
             if method == "tools/call":
                 places = self._parameter_headers.get(params["name"], {})
@@ -302,7 +306,7 @@ class JsonRpcClient:
         timeout: float = REQUEST_TIMEOUT,
         session: Session | None = None,
     ) -> None:
-        """A message without an answer. Raises HttpStatusError when it is not accepted."""
+        """Send a notification. Raises HttpStatusError if the server does not accept it."""
         exchange = Exchange()
         exchange.begin(None, timeout)
         exchange.session = session or self.session
@@ -310,34 +314,34 @@ class JsonRpcClient:
             if not 200 <= response.status_code < 300:
                 raise HttpStatusError(response.status_code, jsonrpc.excerpt(self._transport.body(response)))
             if {"Content-Length", "Transfer-Encoding"} & set(response.headers):
-                self._transport.body(response)  # so that the connection serves another call; without them it has no end
+                self._transport.body(response)  # frees the connection; without these headers the body has no end
 
     def listen(self, exchange: Exchange, timeout: float) -> None:
-        """Hear what the server says unasked, for `on_notification`, until it ends that or `timeout` passed.
+        """Pass the server's notifications to `on_notification` until the stream ends or `timeout` has passed.
 
-        Raises HttpStatusError where it offers nothing of the kind: 405 from most.
+        Raises HttpStatusError if the server has no such stream. Most servers then answer 405.
         """
         exchange.begin(self._ids.take(), timeout)
         exchange.session = self.session
         stream = mcp.EventStream()
         if exchange.session.is_modern:
             params = {"notifications": dict.fromkeys(CHANGES, True)}
-            params, headers = self._dressed("subscriptions/listen", params, exchange.request_id or 0, exchange)
+            params, headers = self._add_metadata("subscriptions/listen", params, exchange.request_id or 0, exchange)
             message = jsonrpc.request(exchange.request_id or 0, "subscriptions/listen", params)
-            sending = self._transport.send("POST", timeout, exchange, headers, message)
+            reply = self._transport.send("POST", timeout, exchange, headers, message)
         else:
-            sending = self._transport.send("GET", timeout, exchange, {"Accept": mcp.EVENT_STREAM})
-        with sending as response:
-            if response.status_code != 200 or kind_of(response) != mcp.EVENT_STREAM:
+            reply = self._transport.send("GET", timeout, exchange, {"Accept": mcp.EVENT_STREAM})
+        with reply as response:
+            if response.status_code != 200 or content_type(response) != mcp.EVENT_STREAM:
                 raise HttpStatusError(response.status_code)
             self._answers.read_stream(response, None, exchange, stream)
-        if exchange.aborted:
+        if exchange.is_aborted:
             raise RequestCancelledError
 
 
 @contextlib.contextmanager
-def _turned_away(exchange: Exchange) -> Iterator[None]:
-    """The server did not serve the request. Whatever fails before it is sent again, it has not run."""
+def _before_resend(exchange: Exchange) -> Iterator[None]:
+    """For work between a request that the server refused and its second try. Until then the call has not run."""
     try:
         yield
     except ClientError as error:
@@ -346,8 +350,8 @@ def _turned_away(exchange: Exchange) -> Iterator[None]:
     exchange.is_sent = False
 
 
-def _require_known_result(method: str, result: dict[str, Any]) -> None:
-    """A modern result says of which type it is (26: basic/index); one that says nothing is complete."""
+def _check_result_type(method: str, result: dict[str, Any]) -> None:
+    """A modern result names its type (2026-07-28: basic/index). Without a type it is complete."""
     kind = result.get("resultType", "complete")
     if kind != "complete" and (kind != "input_required" or method != "tools/call"):
         raise ProtocolError(f"answered {method} with a result of type {reprlib.repr(kind)}")

@@ -1,4 +1,4 @@
-"""What a server tells of itself when a conversation begins: by initialize, or by server/discover of a modern one."""
+"""What a server says about itself, in its answer to `initialize` or, if it is modern, to `server/discover`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mcp_runtime.protocol.errors import ProtocolError
 from mcp_runtime.protocol.jsonrpc import object_of
 
 MAX_INSTRUCTIONS = 10_000  # characters
-_SESSION_ID = re.compile("[!-~]{1,1000}")  # visible ASCII, says the specification
+_SESSION_ID = re.compile("[!-~]{1,1000}")  # the specification requires visible ASCII
 
 
 @dataclass(frozen=True)
 class InitializeResult:
-    """What the handshake told."""
+    """The result of the handshake."""
 
     protocol_version: str
     server_info: dict[str, Any]
@@ -28,38 +28,38 @@ class InitializeResult:
 
     @property
     def announces_changes(self) -> bool:
-        """Whether it says when a list of its is another."""
+        """Whether the server sends a notification when one of its lists changes."""
         kinds = ("tools", "prompts", "resources")
         return any(object_of(self.capabilities.get(kind)).get("listChanged") is True for kind in kinds)
 
 
-class AnsweredModernError(ProtocolError):
-    """The server knows `initialize`, but speaks only the modern way."""
+class ModernOnlyError(ProtocolError):
+    """The server answers `initialize`, but supports only MCP without a handshake."""
 
 
-def initialized(result: dict[str, Any]) -> InitializeResult:
-    """Of an answer to initialize. Raises ProtocolError: in another version than the hall's."""
+def parse_initialize(result: dict[str, Any]) -> InitializeResult:
+    """Read an answer to initialize. Raises ProtocolError if the hall does not support its version."""
     version = result.get("protocolVersion")
     if version == mcp.MODERN_VERSION:
-        raise AnsweredModernError("answered initialize with a version that has no handshake")
+        raise ModernOnlyError("answered initialize with a version that has no handshake")
     if version not in mcp.HANDSHAKE_VERSIONS:
-        spoken = ", ".join(mcp.HANDSHAKE_VERSIONS)
+        supported = ", ".join(mcp.HANDSHAKE_VERSIONS)
         answer = reprlib.repr(version)
-        raise ProtocolError(f"answered initialize with protocol version {answer}; the hall speaks {spoken}")
-    return _told(str(version), result, object_of(result.get("serverInfo")))
+        raise ProtocolError(f"answered initialize with protocol version {answer}; the hall speaks {supported}")
+    return _build_result(str(version), result, object_of(result.get("serverInfo")))
 
 
-def discovered(result: dict[str, Any]) -> InitializeResult:
-    """Of an answer to server/discover. Raises ProtocolError: in other versions than the hall's."""
+def parse_discover(result: dict[str, Any]) -> InitializeResult:
+    """Read an answer to server/discover. Raises ProtocolError if the hall supports none of its versions."""
     versions = result.get("supportedVersions")
     if not isinstance(versions, list) or mcp.MODERN_VERSION not in versions:
         answer = reprlib.repr(versions)
         raise ProtocolError(f"answered server/discover with versions {answer}; the hall speaks {mcp.MODERN_VERSION}")
     server_info = object_of(result.get("_meta")).get(f"{mcp.META}serverInfo")
-    return _told(mcp.MODERN_VERSION, result, object_of(server_info))
+    return _build_result(mcp.MODERN_VERSION, result, object_of(server_info))
 
 
-def _told(version: str, result: dict[str, Any], server_info: dict[str, Any]) -> InitializeResult:
+def _build_result(version: str, result: dict[str, Any], server_info: dict[str, Any]) -> InitializeResult:
     return InitializeResult(
         protocol_version=version,
         server_info=server_info,
@@ -69,7 +69,7 @@ def _told(version: str, result: dict[str, Any], server_info: dict[str, Any]) -> 
 
 
 def session_id_of(response: requests.Response) -> str | None:
-    told = response.headers.get(mcp.SESSION_HEADER)
-    if told is not None and not _SESSION_ID.fullmatch(told):
-        raise ProtocolError(f"its session id is not one line of visible ASCII: {reprlib.repr(told)}")
-    return told
+    session_id = response.headers.get(mcp.SESSION_HEADER)
+    if session_id is not None and not _SESSION_ID.fullmatch(session_id):
+        raise ProtocolError(f"its session id is not one line of visible ASCII: {reprlib.repr(session_id)}")
+    return session_id

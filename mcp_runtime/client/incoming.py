@@ -1,4 +1,4 @@
-"""What a server says beside its answers: questions to the client, progress of a call, notifications."""
+"""Messages of a server that are not answers: its requests to the client, progress of a call, notifications."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from mcp_runtime.protocol import jsonrpc
 from mcp_runtime.protocol.errors import ClientError, MethodError, ProtocolError
 from mcp_runtime.protocol.jsonrpc import object_of, same_id
 
-MAX_QUESTIONS = 100  # of a server during one call
+MAX_REQUESTS = 100  # of a server during one call
 
 
 class Incoming:
-    """`on_request(method, params)` answers questions; without it none is. `on_notification` is told of what is none."""
+    """Handles the messages. `on_request` answers the server's requests, `on_notification` gets its notifications."""
 
     def __init__(
         self,
@@ -27,16 +27,16 @@ class Incoming:
         self._on_request = on_request
         self._on_notification = on_notification
 
-    def take_in(self, message: Any, exchange: Exchange) -> None:
-        """What comes on a stream beside the answer: questions, and notifications."""
+    def handle(self, message: Any, exchange: Exchange) -> None:
+        """Handle one message of a stream that is not the answer."""
         method = message.get("method") if isinstance(message, dict) else None
         if not isinstance(method, str):
             return
         params = object_of(message.get("params"))
         if "id" in message:
-            exchange.questions += 1
-            if exchange.questions > MAX_QUESTIONS:
-                raise ProtocolError(f"asked more than {MAX_QUESTIONS} questions during one call")
+            exchange.server_requests += 1
+            if exchange.server_requests > MAX_REQUESTS:
+                raise ProtocolError(f"asked more than {MAX_REQUESTS} questions during one call")
             if not exchange.session.is_modern:
                 self._reply(message["id"], method, params, exchange)
         elif method == "notifications/progress":
@@ -46,13 +46,13 @@ class Incoming:
             self._on_notification(method, params)
 
     def inputs(self, result: dict[str, Any]) -> dict[str, Any]:
-        """What a modern server that needs more is sent with its call, the second time (26: basic/patterns/mrtr)."""
-        wanted, state = result.get("inputRequests"), result.get("requestState")
-        if not isinstance(wanted, dict) and not isinstance(state, str):
+        """The inputs that a modern server asked for, for the next try (2026-07-28: basic/patterns/mrtr)."""
+        input_requests, state = result.get("inputRequests"), result.get("requestState")
+        if not isinstance(input_requests, dict) and not isinstance(state, str):
             raise ProtocolError("asked for input without saying for which")
         answers = {}
-        for key, asked in object_of(wanted).items():
-            request = object_of(asked)
+        for key, value in object_of(input_requests).items():
+            request = object_of(value)
             try:
                 answers[key] = self.answer(str(request.get("method")), object_of(request.get("params")))
             except MethodError as error:
@@ -60,7 +60,7 @@ class Incoming:
         return ({"inputResponses": answers} if answers else {}) | ({"requestState": state} if state is not None else {})
 
     def answer(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """To one question. Raises MethodError."""
+        """Answer one request of the server. Raises MethodError."""
         if method == "ping":
             return {}
         if self._on_request is None:
@@ -68,7 +68,7 @@ class Incoming:
         return self._on_request(method, params)
 
     def _reply(self, request_id: Any, method: str, params: dict[str, Any], exchange: Exchange) -> None:
-        """The answer to a server's question, by a POST of its own while its stream stays open."""
+        """Answer a request of the server with a separate POST. The stream on which it came stays open."""
         try:
             answer = jsonrpc.result_response(request_id, self.answer(method, params))
         except MethodError as error:

@@ -1,7 +1,7 @@
-"""JSON of any size by msgspec, and by `jsonrpc` what msgspec refuses. No Django, no I/O.
+"""Fast JSON with msgspec. What msgspec refuses is left to `jsonrpc`. No Django, no I/O.
 
-While the standard library reads or writes a text no other thread of the process runs: 10 ms for 400 kB each. msgspec
-takes half of that to read, and a twelfth to write.
+While the standard library reads or writes JSON, no other thread of the process runs. That takes 10 ms for 400 kB.
+msgspec takes half of that to read, and a twelfth to write.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from mcp_runtime.protocol import jsonrpc
 
 
 def encode(message: Any) -> bytes:
-    """As `jsonrpc.encode`. Raises ValueError for NaN and infinity, which JSON does not know."""
+    """As `jsonrpc.encode`. Raises ValueError for NaN and infinity, which JSON does not have."""
     try:
         encoded = msgspec.json.encode(message)
-    except (TypeError, ValueError):  # a lone surrogate, or what is no JSON
+    except (TypeError, ValueError):  # a lone surrogate, or a type that JSON does not have
         return jsonrpc.encode(message)
     if b"null" in encoded:
-        _require_finite(message)  # of what is not finite msgspec makes null
+        _require_finite(message)  # msgspec writes NaN and infinity as null
     return encoded
 
 
 def _require_finite(value: Any) -> None:
-    todo = [value]
-    while todo:
-        part = todo.pop()
+    stack = [value]
+    while stack:
+        part = stack.pop()
         if isinstance(part, float) and not math.isfinite(part):
             raise ValueError(f"{part} is not JSON compliant")
         if isinstance(part, (dict, list, tuple)):
             items = part.values() if isinstance(part, dict) else part
-            todo += [item for item in items if isinstance(item, (dict, list, tuple, float))]
+            stack += [item for item in items if isinstance(item, (dict, list, tuple, float))]
 
 
 def decode(body: bytes) -> Any:
     """As `jsonrpc.decode`. Raises ProtocolError for what is not JSON, nests too deep or holds NaN."""
     try:
         value = msgspec.json.decode(body)
-    except (ValueError, RecursionError):  # it may have a byte order mark, or half a surrogate pair; else it says why
+    except (ValueError, RecursionError):  # jsonrpc accepts a byte order mark and lone surrogates
         return jsonrpc.decode(body)
     if jsonrpc.is_unstorable(body):
         return jsonrpc.storable(value)

@@ -1,7 +1,7 @@
-"""A server that runs elsewhere: is its url one that may be called, what do its headers say.
+"""A remote server: which url is allowed, and which headers it gets.
 
-`${env:NAME}` and `${file:PATH}` stand in the manifest, in the database and on every screen. What they stand for is read
-when a connection begins, and is nowhere but in the client that sends it.
+The manifest, the database and every screen have the references `${env:NAME}` and `${file:PATH}`. The secret itself is
+read when a connection begins. Only the client that sends it has it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ URL = re.compile(
     r"https?://([A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?"
     r"(/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*)?(\?[A-Za-z0-9._~!$&'()*+,;=:@%/?-]*)?"
 )
-# A url is shown to everybody who may see the roster, so what is in it is no secret any more.
+# Everybody who may see the roster sees the url, so it must not contain a secret.
 SECRET_IN_QUERY = re.compile(r"(?i)[?&;][^=&;]*(token|secret|key|password|credential|auth|sig|signature)(=|&|;|$)")
 
 NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110: token
 VALUE = re.compile(r"([!-~]([ -~]*[!-~])?)?")  # visible ASCII, spaces inside
-# The client says these itself, or the connection depends on them.
+# The client sets these, or the connection depends on them.
 RESERVED = re.compile(
     r"(?i)host|content-length|content-type|content-encoding|accept|accept-encoding|user-agent|mcp-.*|connection"
     r"|keep-alive|proxy-connection|transfer-encoding|te|trailer|upgrade|expect"
@@ -46,19 +46,19 @@ REFERENCE = re.compile(r"\$\{(?:env:([A-Za-z_][A-Za-z0-9_]*)|file:([^{}]+))\}")
 OWN_VARIABLE = re.compile(
     r"GUILD_HALL_.*|DATABASE_URL|REDIS_URL|PG[A-Z]+|ANTHROPIC_API_KEY|ANTHROPIC_AUTH_TOKEN|CLAUDE_CODE_OAUTH_TOKEN"
 )
-# What the kernel tells of processes, their environment among it.
+# The kernel shows processes here, with their environment.
 KERNEL_FOLDERS = (Path("/proc"), Path("/sys"))
-TELLING = 8  # characters of a longer secret that are not to be told either
-SHORTEST_SECRET = 4  # to mask "1" would make every text unreadable
-OWN = "is the hall's own, and no member's"
-HOW = "write ${env:NAME} or ${file:PATH} in its place, and keep it there"
+SECRET_PREFIX = 8  # so many first characters of a longer secret are masked too
+SHORTEST_SECRET = 4  # masking "1" would make every text unreadable
+NOT_FOR_MEMBERS = "is the hall's own, and no member's"
+REFERENCE_HINT = "write ${env:NAME} or ${file:PATH} in its place, and keep it there"
 
 
 # The url ----------------------------------------------------------------------------------------------------------
 
 
 def url_fault(url: str) -> str:
-    """Why it cannot be a server's address; empty when it can."""
+    """Why it cannot be a server's address. Empty if it can."""
     authority = re.split(r"[/?#]", url.partition("://")[2], maxsplit=1)[0]
     if "${" in url:
         return "nothing is filled in here: there is no port to give, and a secret belongs into headers"
@@ -77,10 +77,14 @@ def url_fault(url: str) -> str:
     return ""
 
 
-def plain_http_fault(url: str, allowed: Collection[str]) -> str:
-    """Why it may not be called without TLS; empty when it may, or need not."""
+def plain_http_fault(url: str, allowed_hosts: Collection[str]) -> str:
+    """Why it may not be called without TLS. Empty if it may, or if it uses TLS."""
     host = _host(url)
-    if not url.startswith("http://") or _is_loopback(host) or any(_is_named(host, name.lower()) for name in allowed):
+    if (
+        not url.startswith("http://")
+        or _is_loopback(host)
+        or any(_is_named(host, name.lower()) for name in allowed_hosts)
+    ):
         return ""
     return (
         f"{host} is another machine, and http shows it to everybody on the way: use https, "
@@ -103,8 +107,8 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def shown_url(url: str) -> str:
-    """What of it is handed out: all but the query, which is most likely to identify the hall."""
+def display_url(url: str) -> str:
+    """The url without its query, which often identifies the hall."""
     return url.partition("?")[0]
 
 
@@ -112,7 +116,7 @@ def shown_url(url: str) -> str:
 
 
 def header_fault(name: str, value: str) -> str:
-    """Why the header cannot be sent, or should not stand in a manifest; empty when nothing is wrong."""
+    """Why the header cannot be sent, or should not be in a manifest. Empty if nothing is wrong."""
     if not NAME.fullmatch(name) or len(name) > MAX_NAME:
         return "is not a name for a header"
     if RESERVED.fullmatch(name):
@@ -122,28 +126,28 @@ def header_fault(name: str, value: str) -> str:
     if "${" in REFERENCE.sub("\0", value):
         return "only ${env:NAME} and ${file:PATH} are filled in"
     if own := [env for env, _ in REFERENCE.findall(value) if OWN_VARIABLE.fullmatch(env)]:
-        return f"{own[0]} {OWN}"
+        return f"{own[0]} {NOT_FOR_MEMBERS}"
     if SECRET_NAME.search(name) and not REFERENCE.search(value):
-        return f"holds a secret in clear; {HOW}"
+        return f"holds a secret in clear; {REFERENCE_HINT}"
     return ""
 
 
 @dataclass(frozen=True)
 class Headers:
-    """Headers as they are sent. Their values must not be shown: not in a log, an error, or a traceback's locals."""
+    """Headers as they are sent. Never show their values in a log, an error, or the locals of a traceback."""
 
     values: Mapping[str, str] = field(default_factory=dict, repr=False)
     secrets: tuple[str, ...] = field(default=(), repr=False)
-    """What was filled in, for the hall to keep out of whatever the server says."""
+    """The secrets in the values. The hall masks them in texts of the server."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Where references are read: the environment, and files relative to the member's `folder`."""
+    """Where references are read from: the environment, and files relative to the member's `folder`."""
 
     folder: Path
     private: tuple[Path, ...] = ()
-    """Files and folders of the hall's own, whose content is never sent to a server."""
+    """Files and folders of the hall. Their content is never sent to a server."""
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
 
     def read(self, reference: re.Match[str]) -> str:
@@ -151,7 +155,7 @@ class Sources:
         env, path = reference.groups()
         what = f"the environment variable {env}" if env else f"the file {path}"
         if env and OWN_VARIABLE.fullmatch(env):
-            raise SecretError(f"{what} {OWN}")
+            raise SecretError(f"{what} {NOT_FOR_MEMBERS}")
         text = self.environment.get(env, "") if env else self._content(self.folder / path, what)
         text = text.strip()
         if not text:
@@ -164,13 +168,13 @@ class Sources:
         try:
             if path.exists() and not path.is_file():
                 raise SecretError(f"{what} is not a file")
-            # Another one may lie there now: what was opened is checked, without waiting for the other end of a pipe.
+            # The file may have changed since, so check the open one. O_NONBLOCK: do not wait for the writer of a pipe.
             with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode):
                     raise SecretError(f"{what} is not a file")
                 if self._is_private(path.resolve(), status):
-                    raise SecretError(f"{what} {OWN}")
+                    raise SecretError(f"{what} {NOT_FOR_MEMBERS}")
                 return file.read(4 * MAX_VALUE).decode("latin-1")
         except (FileNotFoundError, NotADirectoryError):
             raise SecretError(f"{what} does not exist") from None
@@ -182,14 +186,14 @@ class Sources:
     def _is_private(self, path: Path, status: os.stat_result) -> bool:
         if any(path.is_relative_to(folder) for folder in KERNEL_FOLDERS):
             return True
-        # The members may lie inside of the data folder.
+        # The members folder may be inside the data folder.
         if path.is_relative_to(self.folder.resolve()):
             return _is_one_of(status, self.private)
         return any(path.is_relative_to(place.resolve()) for place in self.private) or _is_one_of(status, self.private)
 
 
 def _is_one_of(status: os.stat_result, places: Collection[Path]) -> bool:
-    """Whether a file is one of these, or right in one of these folders, under whatever name: there are hard links."""
+    """Whether a file is one of these, or directly in one of these folders. A hard link counts too."""
     for place in places:
         files = place.iterdir() if place.is_dir() else [place]
         for file in files:
@@ -200,7 +204,7 @@ def _is_one_of(status: os.stat_result, places: Collection[Path]) -> bool:
 
 
 def resolve(headers: Mapping[str, str], sources: Sources) -> Headers:
-    """Headers with their references filled in. Raises SecretError, which names the place and never the value."""
+    """Fill in the references of headers. Raises SecretError, which names the place and never the value."""
     secrets: list[str] = []
 
     def fill_in(match: re.Match[str]) -> str:
@@ -216,8 +220,8 @@ def resolve(headers: Mapping[str, str], sources: Sources) -> Headers:
     return Headers(values, tuple(secrets))
 
 
-def missing(headers: Mapping[str, str], sources: Sources) -> Iterator[str]:
-    """What `resolve` would stumble over here: all of it, one sentence each."""
+def reference_faults(headers: Mapping[str, str], sources: Sources) -> Iterator[str]:
+    """All references that `resolve` could not fill in, one sentence for each."""
     for name, value in headers.items():
         for match in REFERENCE.finditer(value):
             try:
@@ -226,21 +230,21 @@ def missing(headers: Mapping[str, str], sources: Sources) -> Iterator[str]:
                 yield f"headers.{name}: {error}"
 
 
-def masked(text: str, secrets: Collection[str]) -> str:
-    """`text` without what was filled into headers: servers quote a token that they refuse."""
+def mask_secrets(text: str, secrets: Collection[str]) -> str:
+    """Replace secrets by `***`. Servers quote a token that they refuse."""
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= SHORTEST_SECRET:
             for form in (secret, json.dumps(secret)[1:-1]):
-                text = _without_beginnings(text.replace(form, "***"), form)
+                text = _mask_prefixes(text.replace(form, "***"), form)
     return text
 
 
-def _without_beginnings(text: str, secret: str) -> str:
-    """What is quoted may be cut off within the secret."""
-    if len(secret) <= TELLING:
+def _mask_prefixes(text: str, secret: str) -> str:
+    """Mask a secret of which `text` has only the beginning, because a quote was cut off."""
+    if len(secret) <= SECRET_PREFIX:
         return text
-    first, *others = text.split(secret[:TELLING])
-    return first + "".join("***" + part[_common(part, secret[TELLING:]) :] for part in others)
+    first, *others = text.split(secret[:SECRET_PREFIX])
+    return first + "".join("***" + part[_common(part, secret[SECRET_PREFIX:]) :] for part in others)
 
 
 def _common(text: str, other: str) -> int:

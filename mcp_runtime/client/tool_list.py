@@ -1,4 +1,4 @@
-"""A server's tools as its pages of tools/list tell them, without entries that are no tools."""
+"""A server's tools, from its pages of tools/list. Entries that are not tools are left out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_WARNINGS = 20
 
 @dataclass
 class ToolList:
-    """Tool definitions as the member sent them, in its order; `warnings` say what was left out and why."""
+    """Tool definitions as the member sent them, in its order. `warnings` say what was left out and why."""
 
     tools: list[dict[str, Any]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -42,18 +42,18 @@ class ToolList:
                 if mcp.needs_task(tool):
                     self._warn(f"tools/list: {name!r} {mcp.NEEDS_TASK}")
 
-    def leave_out_bad_headers(self) -> dict[str, dict[mcp.Place, str]]:
-        """The headers that calls of each tool carry; tools that ask for them in a way that is not allowed must go."""
+    def drop_tools_with_bad_headers(self) -> dict[str, dict[mcp.Place, str]]:
+        """The headers that calls of each tool need. Tools that declare them wrongly are left out."""
         headers: dict[str, dict[mcp.Place, str]] = {}
-        kept = []
+        valid_tools = []
         for tool in self.tools:
             try:
                 headers[tool["name"]] = mcp.parameter_headers(object_of(tool.get("inputSchema")))
             except ValueError as error:
                 self._warn(f"tools/list: {tool['name']!r} is left out: {error}")
             else:
-                kept.append(tool)
-        self.tools = kept
+                valid_tools.append(tool)
+        self.tools = valid_tools
         return headers
 
     def _warn(self, text: str) -> None:

@@ -1,8 +1,8 @@
-"""HTTP to one server, under deadlines that nothing stretches: exchanges, sockets, connections, errors that are ours.
+"""HTTP to one server with hard deadlines: exchanges, sockets, connections, and the translation of errors.
 
-`requests`' timeout bounds each read, so a server that sends a byte a second holds a caller for ever. Here the socket
-itself carries the deadline: whatever is read or written, only the time that is left is waited. So no timer, no
-thread and no socket outlives a call, but for the look-up of a name, which the system ends when it likes.
+The timeout of `requests` is for each read, so a server that sends one byte a second could block a call for ever. Here
+the socket itself has the deadline. Each read and each write waits only for the remaining time. So no timer, thread or
+socket outlives a call. The only exception is the look-up of a name, which the system ends when it wants.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CONNECT_TIMEOUT = 5.0
 HEAD_BYTES = 256_000  # status line and headers, the answers of "100 Continue" before them included
 MAX_QUOTED = 300  # characters of what is not HTTP
 CLOSED_EARLY = "the connection was closed before the answer was complete"
-# Servers close idle connections (uvicorn and Node after 5 s): one that idled longer is not trusted with a call.
+# Servers close idle connections (uvicorn and Node after 5 s). A connection that was idle for longer gets no call.
 IDLE_SECONDS = 1.0
 
 
@@ -55,58 +55,58 @@ IDLE_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Session:
-    """How a server is spoken to: in which version of MCP, and under which id, if it gave one."""
+    """The version of MCP that a server uses, and the session's id if the server gave one."""
 
     version: str = mcp.PREFERRED_VERSION
     id: str | None = None
 
     @property
     def is_modern(self) -> bool:
-        """Without a session, as from 2026-07-28 on."""
+        """Whether MCP has no sessions in this version (2026-07-28 and later)."""
         return self.version == mcp.MODERN_VERSION
 
 
 class Exchange:
-    """One request and its answer. `abort()` from any thread ends it: the waiting thread gets RequestCancelledError.
+    """One request and its answer. Any thread may `abort()` it. Then the waiting thread gets RequestCancelledError.
 
-    `on_progress(params)` is told what the server says of its progress; without it the server is not asked to.
+    `on_progress(params)` gets the server's progress notifications. Without it the hall does not request them.
     """
 
     def __init__(self, on_progress: Callable[[dict[str, Any]], None] | None = None) -> None:
         self.on_progress = on_progress
         self._lock = threading.Lock()
         self._socket: _DeadlineSocket | None = None
-        self.aborted = False
+        self.is_aborted = False
         self.request_id: int | None = None
         self.deadline = 0.0
         self.session = Session()
-        self.questions = 0
-        self.is_sent = False  # the server may have read some of the request
+        self.server_requests = 0  # how many came while the answer is awaited
+        self.is_sent = False  # the server may have read a part of the request
 
     def begin(self, request_id: int | None, timeout: float) -> None:
-        """Raises RequestCancelledError when it was aborted before: then nothing is sent, and nobody need be told."""
+        """Start the deadline. Raises RequestCancelledError if it was aborted before. Then nothing has been sent."""
         with self._lock:
-            self._require_wanted()
+            self._require_not_aborted()
             self.request_id = request_id
             self.deadline = time.monotonic() + timeout
-            self.questions = 0
+            self.server_requests = 0
 
     def attach(self, sock: _DeadlineSocket) -> None:
-        """What is sent and read from now on belongs to this exchange."""
+        """From now on the socket belongs to this exchange, and has its deadline."""
         with self._lock:
-            self._require_wanted()
+            self._require_not_aborted()
             self._socket = sock
             sock.deadline = self.deadline
-            sock.allow(HEAD_BYTES, "what it sent before its answer")
+            sock.limit_bytes(HEAD_BYTES, "what it sent before its answer")
 
     def expect_body(self, max_bytes: int) -> None:
-        """The head is read. The bound of what follows leaves room for its framing: small chunks double an answer."""
+        """Set the limit for the body, after the head. It has room for framing, because small chunks double the size."""
         with self._lock:
             if self._socket is not None:
-                self._socket.allow(2 * max_bytes + HEAD_BYTES, "the answer, with what it is wrapped in,")
+                self._socket.limit_bytes(2 * max_bytes + HEAD_BYTES, "the answer, with what it is wrapped in,")
 
-    def _require_wanted(self) -> None:
-        if self.aborted:
+    def _require_not_aborted(self) -> None:
+        if self.is_aborted:
             raise RequestCancelledError
 
     def detach(self) -> None:
@@ -114,33 +114,33 @@ class Exchange:
             self._socket = None
 
     def require_time(self) -> None:
-        """For loops over what has been read already. Raises RequestCancelledError, or TimeoutError at the deadline."""
+        """For loops over data that is already read. Raises RequestCancelledError, TimeoutError after the deadline."""
         with self._lock:
-            self._require_wanted()
+            self._require_not_aborted()
         if time.monotonic() >= self.deadline:
             raise TimeoutError("the deadline of the request passed")
 
     def pause(self, seconds: float) -> None:
         """Wait. Raises RequestCancelledError as soon as it is aborted, TimeoutError at the deadline."""
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
+        end = time.monotonic() + seconds
+        while (remaining := end - time.monotonic()) > 0:
             self.require_time()
-            time.sleep(min(left, 0.02))
+            time.sleep(min(remaining, 0.02))
         self.require_time()
 
     def mark_aborted(self) -> None:
-        """From now on an answer that still comes is not wanted."""
+        """From now on an answer is ignored."""
         with self._lock:
-            self.aborted = True
+            self.is_aborted = True
 
     def abort(self) -> None:
         with self._lock:
-            self.aborted = True
+            self.is_aborted = True
             if self._socket is not None:
-                _shut(self._socket)
+                _shut_down(self._socket)
 
 
-def _shut(sock: socket.socket) -> None:
+def _shut_down(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
 
@@ -148,77 +148,77 @@ def _shut(sock: socket.socket) -> None:
 _current = threading.local()
 
 
-def begin(exchange: Exchange) -> Exchange | None:
-    """What this thread sends and reads from now on belongs to `exchange`; the one that did before.
+def enter_exchange(exchange: Exchange) -> Exchange | None:
+    """Make `exchange` the current one of this thread. Returns the previous one.
 
-    There may be one: a server's question is answered while the stream is read that it came on.
+    There may be one. While the hall reads a stream, it answers the server's requests that come on it.
     """
-    outer, _current.exchange = getattr(_current, "exchange", None), exchange
-    return outer
+    previous, _current.exchange = getattr(_current, "exchange", None), exchange
+    return previous
 
 
-def resume(outer: Exchange | None) -> None:
-    """It belongs to the one of before again."""
-    _current.exchange = outer
+def leave_exchange(previous: Exchange | None) -> None:
+    """Make the previous exchange the current one again."""
+    _current.exchange = previous
 
 
 # Sockets whose timeout is a deadline ------------------------------------------------------------------------------
 
 
 class _DeadlineSocket(socket.socket):
-    """Reads and writes wait for what is left until `deadline`, whatever timeout the libraries above set.
+    """Reads and writes wait until `deadline` at most, whatever timeout the libraries above set.
 
-    Nor do they read for ever: the libraries have no bound for some things that mean nothing.
+    They also limit how many bytes may come, because the libraries have no limit for some parts of HTTP.
     """
 
     deadline = 0.0
-    _allowed = _left = 0
-    _allowed_for = ""
+    _limit = _remaining = 0
+    _subject = ""
 
-    def allow(self, count: int, what: str) -> None:
-        """From now on `count` bytes may come; `what` they are, for people."""
-        self._allowed = self._left = count
-        self._allowed_for = what
+    def limit_bytes(self, count: int, subject: str) -> None:
+        """From now on at most `count` bytes may come. `subject` names them in the error."""
+        self._limit = self._remaining = count
+        self._subject = subject
 
-    def _arm(self) -> None:
-        left = self.deadline - time.monotonic()
-        if left <= 0:
+    def _apply_deadline(self) -> None:
+        remaining = self.deadline - time.monotonic()
+        if remaining <= 0:
             raise TimeoutError("the deadline of the request passed")
-        self.settimeout(left)
+        self.settimeout(remaining)
 
     def recv_into(self, *args: Any, **kwargs: Any) -> int:
-        self._arm()
+        self._apply_deadline()
         count = super().recv_into(*args, **kwargs)
-        self._left -= count
-        if self._left < 0:
-            raise ProtocolError(f"{self._allowed_for} is larger than {self._allowed:,} bytes")
+        self._remaining -= count
+        if self._remaining < 0:
+            raise ProtocolError(f"{self._subject} is larger than {self._limit:,} bytes")
         return count
 
     def sendall(self, *args: Any, **kwargs: Any) -> None:
-        self._arm()
+        self._apply_deadline()
         _current.exchange.is_sent = True
         super().sendall(*args, **kwargs)
 
 
 class _DeadlineTlsSocket(_DeadlineSocket, ssl.SSLSocket):
-    """The same over TLS, the TLS handshake included."""
+    """The same over TLS, including the TLS handshake."""
 
     def do_handshake(self, block: bool = False) -> None:
         try:
-            _current.exchange.attach(self)  # an abort must reach the TLS handshake too
-            self._arm()
+            _current.exchange.attach(self)  # so that an abort ends the TLS handshake too
+            self._apply_deadline()
         except ClientError:
             self.close()
             raise
         super().do_handshake(block)
 
     def shutdown(self, how: int) -> None:
-        # Not SSLSocket's, which forgets the TLS state first: another thread that is about to send would do so in clear.
+        # SSLSocket's own shutdown drops the TLS state first. Then another thread could send in clear.
         socket.socket.shutdown(self, how)
 
 
 def tls_context() -> ssl.SSLContext:
-    """Certificates are always verified: by what the environment names, else by the system's and certifi's."""
+    """Always verify certificates, with those that the environment names, or else with the system's and certifi's."""
     context = ssl.create_default_context()
     if not (os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR")):
         context.load_verify_locations(certifi.where())
@@ -228,19 +228,19 @@ def tls_context() -> ssl.SSLContext:
 
 
 def _dial(host: str, port: int, timeout: float, options: Any) -> _DeadlineSocket:
-    """A connection within `timeout` in all: each of the host's addresses gets its share of what is left."""
+    """Connect within `timeout`. Each of the host's addresses gets an equal share of the remaining time."""
     deadline = time.monotonic() + timeout
     addresses = _look_up(host.strip("[]"), port, timeout)
-    for tried, (family, kind, proto, _, address) in enumerate(addresses):
+    for index, (family, kind, proto, _, address) in enumerate(addresses):
         sock = _DeadlineSocket(family, kind, proto)
         try:
             for option in options or ():
                 sock.setsockopt(*option)
-            sock.settimeout(max(deadline - time.monotonic(), 0.001) / (len(addresses) - tried))
+            sock.settimeout(max(deadline - time.monotonic(), 0.001) / (len(addresses) - index))
             sock.connect(address)
         except OSError:
             sock.close()
-            if tried == len(addresses) - 1:
+            if index == len(addresses) - 1:
                 raise
         else:
             return sock
@@ -248,28 +248,28 @@ def _dial(host: str, port: int, timeout: float, options: Any) -> _DeadlineSocket
 
 
 def _look_up(host: str, port: int, timeout: float) -> list[Any]:
-    """getaddrinfo knows no deadline: a name is looked up in a thread, which is left behind when it takes too long."""
+    """Look up a name in a thread, because getaddrinfo has no deadline. A thread that takes too long is abandoned."""
     with contextlib.suppress(ValueError):
         ipaddress.ip_address(host)
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    ends: list[Any] = []
+    results: list[Any] = []
 
     def look_up() -> None:
         try:
-            ends.append(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            results.append(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
         except (OSError, UnicodeError) as error:
-            ends.append(error)
+            results.append(error)
 
     thread = threading.Thread(target=look_up, name=f"look up {host}", daemon=True)
     thread.start()
     thread.join(timeout)
-    if not ends:
+    if not results:
         raise TimeoutError(f"looking up {host} takes too long")
-    if isinstance(ends[0], UnicodeError):
-        raise socket.gaierror(str(ends[0]))
-    if isinstance(ends[0], OSError):
-        raise ends[0]
-    return cast(list[Any], ends[0])
+    if isinstance(results[0], UnicodeError):
+        raise socket.gaierror(str(results[0]))
+    if isinstance(results[0], OSError):
+        raise results[0]
+    return cast(list[Any], results[0])
 
 
 class _Connection(HTTPConnection):
@@ -290,7 +290,7 @@ class _Connection(HTTPConnection):
         self._attach()
 
     def request(self, *args: Any, **kwargs: Any) -> None:
-        if self.sock is not None:  # else `connect` comes first
+        if self.sock is not None:  # otherwise `connect` does it
             self._attach()
         super().request(*args, **kwargs)
 
@@ -332,14 +332,14 @@ class Adapter(HTTPAdapter):
         self.poolmanager.pool_classes_by_scheme = {"http": _ConnectionPool, "https": _TlsConnectionPool}
 
     def cert_verify(self, *args: Any, **kwargs: Any) -> None:
-        """The context verifies, and knows by whom; `requests` would read its own bundle into it at every connection."""
+        """Do nothing: the context verifies. `requests` would load its own certificates at every connection."""
 
 
 # Requests and their responses -------------------------------------------------------------------------------------
 
 
 class Transport:
-    """Requests to one server. `headers` go with each of them; no answer may have more than `max_bytes`."""
+    """Requests to one server, each with `headers`. No answer may have more than `max_bytes`."""
 
     def __init__(self, url: str, *, connections: int, max_bytes: int, headers: remote.Headers) -> None:
         self.url = requests.Request("POST", url).prepare().url or url
@@ -361,14 +361,14 @@ class Transport:
         headers: Mapping[str, str],
         message: dict[str, Any] | None = None,
     ) -> Iterator[requests.Response]:
-        """The response to one request, its body not yet read; foreign errors leave as ours."""
+        """Send one request, and give its response before the body is read. Errors of libraries become ours."""
         body = None if message is None else quick_json.encode(message)
-        request = self._prepared(verb, {**self._headers(exchange.session), **headers}, body)
+        request = self._prepare(verb, {**self._headers(exchange.session), **headers}, body)
         limit = Timeout(connect=min(CONNECT_TIMEOUT, timeout), total=timeout)
         response = None
-        outer = begin(exchange)
+        previous = enter_exchange(exchange)
         try:
-            with translated(timeout, exchange, self.headers.secrets):
+            with translate_errors(timeout, exchange, self.headers.secrets):
                 # The adapter, not Session.send: no cookies, proxies, netrc or redirects, and a third of the CPU.
                 response = self._adapter.send(request, stream=True, timeout=cast(Any, limit))
                 exchange.expect_body(self.max_bytes)
@@ -377,22 +377,22 @@ class Transport:
             error.was_sent = exchange.is_sent
             raise
         finally:
-            resume(outer)
+            leave_exchange(previous)
             exchange.detach()
             if response is not None and not response.raw.closed:
-                response.close()  # not read to its end, so the connection cannot serve another call
+                response.close()  # its end was not read, so the connection cannot serve another call
 
     def body(self, response: requests.Response) -> bytes:
-        """The whole of it. Raises ProtocolError when it is too large."""
+        """Read the whole body. Raises ProtocolError if it is too large."""
         body: bytes = response.raw.read(self.max_bytes + 1) or b""
         if len(body) > self.max_bytes:
             raise ProtocolError(f"the answer is larger than {self.max_bytes:,} bytes")
-        if response.raw.length_remaining:  # a bounded read does not say so itself
+        if response.raw.length_remaining:  # a read with a limit does not raise for this
             raise ConnectError(CLOSED_EARLY)
         return body
 
-    def _prepared(self, verb: str, headers: Mapping[str, str], body: bytes | None) -> requests.PreparedRequest:
-        # Filled in by hand: `Request.prepare` reads and checks the address anew each time, for a fifth of a call's CPU.
+    def _prepare(self, verb: str, headers: Mapping[str, str], body: bytes | None) -> requests.PreparedRequest:
+        # Not `Request.prepare`: it parses the address again for each request, which is a fifth of a call's CPU time.
         request = requests.PreparedRequest()
         request.method, request.url, request.body, request.hooks = verb, self.url, body, {"response": []}
         length = {} if body is None else {"Content-Length": str(len(body))}
@@ -414,7 +414,7 @@ class Transport:
 
 
 def time_left(deadline: float) -> float:
-    """Seconds, for a timeout: never none at all."""
+    """Seconds until `deadline` for use as a timeout, so never zero."""
     return round(max(0.001, deadline - time.monotonic()), 3)
 
 
@@ -422,37 +422,37 @@ def time_left(deadline: float) -> float:
 
 
 @contextlib.contextmanager
-def translated(timeout: float, exchange: Exchange, secrets: Collection[str]) -> Iterator[None]:
-    """What requests, urllib3 and sockets raise, as our errors: the one place that knows theirs."""
+def translate_errors(timeout: float, exchange: Exchange, secrets: Collection[str]) -> Iterator[None]:
+    """Raise errors of requests, urllib3 and sockets as our own. This is the only place that knows theirs."""
     try:
         yield
     except ClientError as error:
-        if exchange.aborted:
+        if exchange.is_aborted:
             raise RequestCancelledError from None
         _mask(error, secrets)
         raise
     except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-        if exchange.aborted:
+        if exchange.is_aborted:
             raise RequestCancelledError from error
         raise _translate(error, timeout) from error
 
 
 def _mask(error: ClientError, secrets: Collection[str]) -> None:
-    """Errors are logged, stored and shown; a server may quote in them what it was sent."""
+    """Errors are logged, stored and shown. A server may quote in them what the hall sent."""
     if secrets:
-        error.args = tuple(_without(value, secrets) for value in error.args)
+        error.args = tuple(_mask_value(value, secrets) for value in error.args)
         if isinstance(error, RemoteError):
-            error.message = remote.masked(error.message, secrets)
-            error.data = _without(error.data, secrets)
+            error.message = remote.mask_secrets(error.message, secrets)
+            error.data = _mask_value(error.data, secrets)
 
 
-def _without(value: Any, secrets: Collection[str]) -> Any:
+def _mask_value(value: Any, secrets: Collection[str]) -> Any:
     if isinstance(value, str):
-        return remote.masked(value, secrets)
+        return remote.mask_secrets(value, secrets)
     if isinstance(value, list):
-        return [_without(part, secrets) for part in value]
+        return [_mask_value(part, secrets) for part in value]
     if isinstance(value, dict):
-        return {_without(key, secrets): _without(part, secrets) for key, part in value.items()}
+        return {_mask_value(key, secrets): _mask_value(part, secrets) for key, part in value.items()}
     return value
 
 
@@ -460,9 +460,9 @@ def _translate(error: Exception, timeout: float) -> TransportError | ProtocolErr
     chain = list(_causes(error))
     if any(isinstance(e, ConnectionRefusedError) for e in chain):
         return ConnectError("connection refused", is_refusal=True)
-    # Before the next ones: urllib3 takes these for timeouts too.
-    if unknown := [e for e in chain if isinstance(e, socket.gaierror)]:
-        return ConnectError(f"its host name cannot be looked up: {unknown[0].strerror or unknown[0]}")
+    # Check this before timeouts, because urllib3 raises these as timeouts too.
+    if lookup_errors := [e for e in chain if isinstance(e, socket.gaierror)]:
+        return ConnectError(f"its host name cannot be looked up: {lookup_errors[0].strerror or lookup_errors[0]}")
     if any(isinstance(e, NewConnectionError) for e in chain):
         return ConnectError(f"no connection: {chain[-1]}")
     if any(isinstance(e, (requests.ConnectTimeout, urllib3.exceptions.ConnectTimeoutError)) for e in chain):
@@ -475,22 +475,22 @@ def _translate(error: Exception, timeout: float) -> TransportError | ProtocolErr
             return ConnectError(f"its certificate is not trusted: {cause.verify_message}")
         if isinstance(cause, ssl.SSLError) and not isinstance(cause, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
             return ConnectError(f"TLS failed: {(cause.reason or str(cause)).replace('_', ' ').lower()}")
-    # Both IncompleteRead are in use: urllib3's own, and the standard library's for a body in chunks.
+    # There are two classes IncompleteRead: urllib3's, and the standard library's for a body in chunks.
     broken = (ConnectionError, ssl.SSLError, urllib3.exceptions.IncompleteRead, http.client.IncompleteRead)
     if any(isinstance(e, broken) for e in chain):
         return ConnectError(CLOSED_EARLY)
-    # Libraries quote what came: bytes of the member's, line breaks and escape sequences among them.
+    # Libraries quote the member's bytes, which may include line breaks and escape sequences.
     return ProtocolError(f"did not answer in HTTP: {console.visible(str(chain[-1])[:MAX_QUOTED])}")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """`error`, what it wraps, and what caused that: libraries keep the cause in args, `reason`, or the chain."""
-    seen: set[int] = set()
+    """`error` and all its causes. Libraries store a cause in args, in `reason`, or in the chain."""
+    visited: set[int] = set()
     queue: list[Any] = [error]
     while queue:
         current = queue.pop(0)
-        if not isinstance(current, BaseException) or id(current) in seen:
+        if not isinstance(current, BaseException) or id(current) in visited:
             continue
-        seen.add(id(current))
+        visited.add(id(current))
         yield current
         queue += [*current.args, getattr(current, "reason", None), current.__cause__, current.__context__]

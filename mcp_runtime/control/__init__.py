@@ -1,4 +1,4 @@
-"""All that web and commands use of the runtime, by noun: what is wanted is written down, and the runtime is notified.
+"""All that web and commands use of the runtime, by noun. They write the desired state, and notify the runtime.
 
 members      start, stop, restart, refresh, enable, disable, reserve; tools; the roster as readers see it
 calls        queue, cancel, wait for; arguments as they may be shown; figures

@@ -34,20 +34,20 @@ def queue_call(
         idempotency_key=idempotency_key,
     )
     if created:
-        if invocation.member.wanted != GuildMember.Wanted.RUNNING:
-            set_desired_state(invocation.member, wanted=GuildMember.Wanted.RUNNING)
+        if invocation.member.desired_state != GuildMember.DesiredState.RUNNING:
+            set_desired_state(invocation.member, desired_state=GuildMember.DesiredState.RUNNING)
         notify_runtime()
     return invocation, created
 
 
 def cancel_call(invocation: Invocation) -> Invocation:
-    cancelled = invocations.cancel(invocation)
-    notify_runtime(wishes=True)
-    return cancelled
+    call = invocations.cancel(invocation)
+    notify_runtime(members=True)
+    return call
 
 
 def wait_for_call(invocation_id: int, timeout: float) -> bool:
-    """Wait until the call is over, at most `timeout` seconds, and not once waiting ended; whether it is over."""
+    """Wait until the call is over, at most `timeout` seconds, and not after `end_waiting`. Returns whether it is."""
     return waiting.calls.wait(invocation_id, timeout)
 
 
@@ -57,12 +57,12 @@ def wait_between_looks(seconds: float) -> bool:
 
 
 def end_waiting() -> None:
-    """Whoever waits in this process, now or later, waits no longer: it is about to end, and has to answer them."""
+    """End all waits in this process, now and later, because it must answer the clients before it ends."""
     waiting.calls.end()
 
 
 def calls_version() -> tuple[Any, ...]:
-    """Another value whenever a call came, was started, asked to end, or ended. Costs the same for a million calls."""
+    """A value that changes when a call is queued, started, cancelled or ends. Costs the same for a million calls."""
     ended = Invocation.objects.filter(finished_at__isnull=False).order_by("-finished_at").values("finished_at")[:1]
     newest = Invocation.objects.order_by("-id").annotate(last_end=Subquery(ended)).values_list("id", "last_end").first()
     active = under_way().order_by("status", "id").values_list("id", "status", "cancel_requested_at")
@@ -78,34 +78,34 @@ def prune_invocations(*, days: int, keep: int) -> int:
 
 
 def why_not_again(invocation: Invocation) -> str:
-    """Why a call cannot be made again with the same arguments, which are not known any more; empty when it can."""
+    """Why a call cannot be made again, because its arguments are unknown. Empty when it can."""
     if invocation.secret_paths:
         return "its arguments held secrets, which are masked"
-    return why_not_known(invocation)
+    return why_arguments_unknown(invocation)
 
 
-def why_not_known(invocation: Invocation) -> str:
-    """Why hardly anything is known of a call's arguments; empty when they are, but for secrets."""
+def why_arguments_unknown(invocation: Invocation) -> str:
+    """Why the arguments of a call are unknown. Empty when they are known, except for secrets."""
     if mcp.CUT in invocation.arguments:
         return "its arguments were too long to be kept whole"
-    if invocation.door == Invocation.Door.GATEWAY and not settings.GUILD_HALL_RECORD_BYTES:
+    if invocation.source == Invocation.Source.GATEWAY and not settings.GUILD_HALL_RECORD_BYTES:
         return "arguments of calls through the gateway are not kept here"
     return ""
 
 
-def shown_arguments(invocation: Invocation) -> dict[str, Any]:
+def masked_arguments(invocation: Invocation) -> dict[str, Any]:
     """The arguments with their secrets masked, whether or not the call is over."""
     return secrets.mask(invocation.arguments, invocation.secret_paths)
 
 
 def without_secrets(tool: Tool, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What of `arguments` may be kept or passed on, and the places of the secrets that were left out ("login.key")."""
+    """The part of `arguments` that may be stored or shown, and the places of the secrets in the rest ("login.key")."""
     paths = secrets.secret_paths(tool.input_schema, arguments)
     return secrets.without(arguments, paths), _places(paths)
 
 
 def masked_secrets(tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
-    """`arguments` as they may be shown: where the tool's schema marks a secret there is a mask."""
+    """`arguments` with a mask in place of what the tool's schema marks as a secret."""
     return secrets.mask(arguments, secrets.secret_paths(tool.input_schema, arguments))
 
 
@@ -119,7 +119,7 @@ def _places(paths: list[list[str | int]]) -> list[str]:
     return [".".join(map(str, path)) or "all arguments" for path in paths]
 
 
-def output_misfit(output_schema: dict[str, Any], value: Any) -> str:
+def output_validation_error(output_schema: dict[str, Any], value: Any) -> str:
     """Why the structured content of a result does not fit its tool's output schema; empty when it does."""
     try:
         validation.validate(output_schema, value)
@@ -133,7 +133,7 @@ def output_misfit(output_schema: dict[str, Any], value: Any) -> str:
 # Figures ----------------------------------------------------------------------------------------------------------
 
 
-SPANS = tuple(statistics.SPANS)  # that figures are told of, by name; the first where nobody asks for one
+SPANS = tuple(statistics.SPANS)  # of figures, by name; the first is the default
 SPARK_POINTS = statistics.SPARK_POINTS
 
 

@@ -1,4 +1,4 @@
-"""Members and their tools: what is wished of them, and what readers of the roster are shown."""
+"""Members and their tools: their desired state, and what readers of the roster are shown."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ def find_member(name: str) -> GuildMember:
     return row
 
 
-# What is wished ---------------------------------------------------------------------------------------------------
+# Desired state ----------------------------------------------------------------------------------------------------
 
 
 def start_member(row: GuildMember) -> None:
-    """Wish it running; out of `error` it is tried at once, its restart counter forgotten."""
+    """It should run; out of `error` it is tried at once, its restart counter forgotten."""
     require_startable(row)
     retry = {"restart_requested_at": timezone.now()} if row.status == GuildMember.Status.ERROR else {}
-    set_desired_state(row, wanted=GuildMember.Wanted.RUNNING, **retry)
+    set_desired_state(row, desired_state=GuildMember.DesiredState.RUNNING, **retry)
 
 
 def stop_member(row: GuildMember, *, force: bool = False) -> None:
-    """Wish it stopped, until somebody starts it or a call needs it.
+    """It should be stopped, until somebody starts it or a call needs it.
 
     Raises MemberInUseError while a session needs it, unless forced; so do restart and disable.
     """
     if not force:
         sessions.require_unneeded(row)
-    set_desired_state(row, wanted=GuildMember.Wanted.STOPPED, restart_requested_at=None)
+    set_desired_state(row, desired_state=GuildMember.DesiredState.STOPPED, restart_requested_at=None)
 
 
 def restart_member(row: GuildMember, *, force: bool = False) -> None:
-    """Wish a new process, from the manifest as it is now."""
+    """Request a new process, from the manifest as it is now."""
     require_enabled(row)
     if not force:
         sessions.require_unneeded(row)
     if row.manifest_error:
         raise RequestRefusedError(f"member {row.name!r} cannot start: {row.manifest_error}")
-    set_desired_state(row, wanted=GuildMember.Wanted.RUNNING, restart_requested_at=timezone.now())
+    set_desired_state(row, desired_state=GuildMember.DesiredState.RUNNING, restart_requested_at=timezone.now())
 
 
 def refresh_member(row: GuildMember) -> None:
-    """Wish its tools listed anew; a member that does not run has none to list."""
+    """Request that its tools are listed again; a member that does not run has none to list."""
     if row.status != GuildMember.Status.CONNECTED:
         raise RequestRefusedError(f"member {row.name!r} is {row.status}: its tools are listed when it is connected")
     set_desired_state(row, refresh_requested_at=timezone.now())
@@ -68,8 +68,8 @@ def refresh_member(row: GuildMember) -> None:
 
 def enable_member(row: GuildMember) -> None:
     with transaction.atomic():
-        Hall.access_changed()
-        set_desired_state(row, enabled=True, wanted=GuildMember.Wanted.RUNNING)
+        Hall.note_access_change()
+        set_desired_state(row, enabled=True, desired_state=GuildMember.DesiredState.RUNNING)
 
 
 def disable_member(row: GuildMember, *, force: bool = False) -> None:
@@ -77,7 +77,7 @@ def disable_member(row: GuildMember, *, force: bool = False) -> None:
     if not force:
         sessions.require_unneeded(row)
     with transaction.atomic():
-        Hall.access_changed()
+        Hall.note_access_change()
         set_desired_state(row, enabled=False)
 
 
@@ -109,17 +109,17 @@ def require_enabled(row: GuildMember) -> None:
         raise MemberDisabledError(f"member {row.name!r} is disabled; enable it first")
 
 
-def set_desired_state(row: GuildMember, **wishes: Any) -> None:
-    GuildMember.objects.filter(pk=row.pk).update(**wishes)
-    for field, value in wishes.items():
+def set_desired_state(row: GuildMember, **columns: Any) -> None:
+    GuildMember.objects.filter(pk=row.pk).update(**columns)
+    for field, value in columns.items():
         setattr(row, field, value)
-    notify_runtime(wishes=True)
+    notify_runtime(members=True)
 
 
 def sync_roster() -> discovery.SyncReport:
     """Make the rows match the members folder now; the runtime acts on what changed."""
     report = discovery.sync(settings.GUILD_HALL_MEMBERS_DIR)
-    notify_runtime(wishes=True)
+    notify_runtime(members=True)
     return report
 
 
@@ -132,9 +132,9 @@ def folders_of_names() -> dict[str, str]:
 
 
 def switch_tool(tool: Tool, *, on: bool) -> None:
-    """A tool switched off is hidden from lists and refused at every door."""
+    """A tool switched off is hidden from lists and refused whatever the source of the call."""
     with transaction.atomic():
-        Hall.access_changed()
+        Hall.note_access_change()
         Tool.objects.filter(pk=tool.pk).update(enabled=on)
     tool.enabled = on
 
@@ -142,10 +142,10 @@ def switch_tool(tool: Tool, *, on: bool) -> None:
 def find_tool(member_name: str, tool_name: str) -> Tool:
     """The tool, switched on or not. Raises UnknownMemberError, UnknownToolError."""
     row = find_member(member_name)
-    found = with_text(Tool.objects.filter(member=row, name=tool_name, listed=True)).select_related("member").first()
-    if found is None:
+    tool = with_text(Tool.objects.filter(member=row, name=tool_name, listed=True)).select_related("member").first()
+    if tool is None:
         raise UnknownToolError(f"member {member_name!r} lists no tool {tool_name!r}")
-    return found
+    return tool
 
 
 def with_text(tools: QuerySet[Tool]) -> QuerySet[Tool]:

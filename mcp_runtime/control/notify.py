@@ -19,19 +19,19 @@ logger = logging.getLogger("guildhall.control")
 DRAIN_TASK = "mcp_runtime.tasks.drain"
 
 
-def notify_runtime(*, wishes: bool = False) -> None:
-    """Tell the runtime, after the current transaction, to look at the queue (or at the wishes for its members).
+def notify_runtime(*, members: bool = False) -> None:
+    """Tell the runtime, after the current transaction, to look at the queue (or at its members).
 
     A notification that fails is one log line, never an error.
     """
     if settings.REDIS_URL:
-        transaction.on_commit(partial(_notify_now, wishes))
+        transaction.on_commit(partial(_notify_now, members))
 
 
-def _notify_now(wishes: bool) -> None:
+def _notify_now(members: bool) -> None:
     try:
         celery_app().send_task(
-            DRAIN_TASK, kwargs={"wishes": wishes}, queue=queue_name(), retry=False, ignore_result=True
+            DRAIN_TASK, kwargs={"members": members}, queue=queue_name(), retry=False, ignore_result=True
         )
     except Exception as error:  # noqa: BLE001 - whatever a broker does, the row is safe and will be seen
         logger.warning("the broker could not be told (%s); the runtime will see it within a second", error)
@@ -46,7 +46,7 @@ def queue_name() -> str:
 @cache
 def celery_app() -> Celery[Any]:
     """The Celery app, its broker keys prefixed with the hall's id."""
-    app: Celery[Any] = import_string(settings.BELL)
+    app: Celery[Any] = import_string(settings.CELERY_APP)
     if settings.REDIS_URL:
         app.conf.broker_transport_options["global_keyprefix"] = f"{queue_name()}:"
     return app

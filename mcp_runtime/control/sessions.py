@@ -29,7 +29,7 @@ from roster.models import AgentEvent, AgentMessage, AgentSession, GuildMember, H
 def create_session(
     member_names: Sequence[str], *, caller: Caller, name: str = "", direct: bool = False, model: str = ""
 ) -> AgentSession:
-    """A session of an agent with these members, which are wished running. Raises RequestRefusedError, AccessError."""
+    """A session of an agent with these members, which are started. Raises RequestRefusedError, AccessError."""
     who = caller.who()
     members = [find_member(member_name) for member_name in dict.fromkeys(member_names)]
     for row in members:
@@ -47,7 +47,7 @@ def find_session(name_or_id: str) -> AgentSession:
 
 
 def queue_message(session: AgentSession, prompt: Any, *, caller: Caller, timeout: float | None = None) -> AgentMessage:
-    """Queue a prompt to the session's agent, its members wished running.
+    """Queue a prompt to the session's agent, its members started.
 
     Raises RequestRefusedError, among them AgentUnavailableError when no agent could run.
     """
@@ -60,27 +60,27 @@ def queue_message(session: AgentSession, prompt: Any, *, caller: Caller, timeout
         if row.removed_at:
             raise UnknownMemberError(f"member {row.name!r} of session {session.name!r} is gone from the roster")
         require_enabled(row)
-    with transaction.atomic():  # the message is not seen before its members are wanted
+    with transaction.atomic():  # the message is not seen before its members should run
         message = sessions.queue(session, prompt, timeout=timeout or settings.GUILD_HALL_AGENT_TIMEOUT, caller=caller)
         for row in members:
-            if row.wanted != GuildMember.Wanted.RUNNING:
-                set_desired_state(row, wanted=GuildMember.Wanted.RUNNING)
-    notify_runtime(wishes=True)
+            if row.desired_state != GuildMember.DesiredState.RUNNING:
+                set_desired_state(row, desired_state=GuildMember.DesiredState.RUNNING)
+    notify_runtime(members=True)
     return message
 
 
 def stop_session(row: AgentSession) -> list[AgentMessage]:
-    """Cancel what waits and ask what runs to stop. Raises NotCancellableError when there is nothing."""
-    stopped = sessions.stop(row)
-    notify_runtime(wishes=True)
-    return stopped
+    """Cancel waiting messages, and stop the running one. Raises NotCancellableError when there is none."""
+    messages = sessions.stop(row)
+    notify_runtime(members=True)
+    return messages
 
 
 def stop_message(row: AgentMessage) -> AgentMessage:
-    """Cancel it while it waits, ask it to stop while it runs; one that is over is left alone."""
-    stopped = sessions.cancel(row)
-    notify_runtime(wishes=True)
-    return stopped
+    """Cancel a message that waits, or stop one that runs. One that is over stays as it is."""
+    message = sessions.cancel(row)
+    notify_runtime(members=True)
+    return message
 
 
 def agent_problem() -> str:

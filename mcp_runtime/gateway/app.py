@@ -1,4 +1,4 @@
-"""Who may come in, and by whom a message is served: clients with sessions, or modern ones.
+"""Access control, and by whom a message is served: clients with sessions, or modern ones.
 
 No framework: a call is one path, three verbs and a few headers, and what stands between the socket and the member is
 paid for by each call.
@@ -16,7 +16,7 @@ from urllib.parse import parse_qs
 
 from mcp_runtime.gateway import catalog, eras
 from mcp_runtime.gateway.auth import Principals
-from mcp_runtime.gateway.catalog import Place, Scope
+from mcp_runtime.gateway.catalog import Place, Selection
 from mcp_runtime.gateway.client_sessions import Sessions
 from mcp_runtime.gateway.intake import Intake, body_of, message_id_of
 from mcp_runtime.gateway.legacy import SessionClients
@@ -24,7 +24,7 @@ from mcp_runtime.gateway.members import Members
 from mcp_runtime.gateway.modern import ModernClients
 from mcp_runtime.gateway.posts import Post
 from mcp_runtime.gateway.replies import JSON_HEADERS, UNAUTHORIZED, Refusal, is_deaf
-from mcp_runtime.http1.server import GoneError, HttpExchange
+from mcp_runtime.http1.server import ClientDisconnectedError, HttpExchange
 from mcp_runtime.protocol import jsonrpc, mcp
 from mcp_runtime.protocol.errors import AccessError, MethodError, ProtocolError
 from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST
@@ -39,13 +39,12 @@ MAX_ID = 18  # digits
 MAX_UNKNOWN = 65_536  # bytes of a message that is read before it is known whose it is
 MAX_SESSIONS = 1_000  # of agents, whose members are kept in memory
 SESSION_SECONDS = 5.0
-VERSION_HEADER, SESSION_HEADER = (name.lower().encode() for name in (mcp.VERSION_HEADER, mcp.SESSION_HEADER))
 NOTHING_HERE = "Nothing is here: the gateway is at /mcp, each member at /mcp/<member>."
 NO_OAUTH = (
     "Guild Hall has no OAuth. Clients look for it when they sent no token, or one that is unknown, revoked or past its "
     "end. Send one that is good, Authorization: Bearer gh_...; manage.py create_token USER makes one."
 )
-EVERYTHING = Place("/mcp", Scope())
+EVERYTHING = Place("/mcp", Selection())
 PATHS = ("/mcp", "/mcp/<member>", "/sessions/<session>/mcp")  # each also with a slash behind it
 VERBS = ("GET", "POST", "DELETE")
 _PATH = re.compile("|".join(re.sub(r"<(\w+)>", r"(?P<\1>[^/]+)", path) + "/?" for path in PATHS))
@@ -85,17 +84,17 @@ class App:
             await self._serve(exchange)
         except Refusal as refusal:
             exchange.reply(refusal.status, refusal.body, (*JSON_HEADERS, *refusal.headers))
-        except GoneError:
+        except ClientDisconnectedError:
             pass
         except Exception:
             logger.exception("the gateway failed to serve %s %r", exchange.verb, exchange.path)
-            if not exchange.is_begun:
-                error = jsonrpc.error_response(None, INTERNAL_ERROR, "the gateway failed; its log says why")
+            if not exchange.has_begun:
+                error = jsonrpc.error_response(None, INTERNAL_ERROR, "Internal error: the log of the runtime says why")
                 exchange.reply(500, jsonrpc.encode(error), JSON_HEADERS)
 
     async def _serve(self, exchange: HttpExchange) -> None:
         headers = exchange.headers
-        host, origin, site = (_text_of(headers, name) for name in (b"host", b"origin", b"sec-fetch-site"))
+        host, origin, site = (eras.text_of(headers, name) for name in ("host", "origin", "sec-fetch-site"))
         if fault := self._origins.fault(host or "", origin, site):
             raise Refusal(403, MethodError(INVALID_REQUEST, fault))
         match = _PATH.fullmatch(exchange.path)
@@ -111,7 +110,7 @@ class App:
         place = await self._place(match, exchange.query, principal)
         if exchange.verb not in VERBS:
             allow = [(b"allow", ", ".join(VERBS).encode())]
-            raise Refusal(405, MethodError(INVALID_REQUEST, f"{exchange.verb} means nothing here"), headers=allow)
+            raise Refusal(405, MethodError(INVALID_REQUEST, f"Method not allowed: {exchange.verb}"), headers=allow)
         await self._verbs[exchange.verb](place, principal, exchange)
 
     async def _place(self, match: re.Match[str], query: str, principal: Principal) -> Place:
@@ -126,19 +125,19 @@ class App:
                 await self._members.look_again()  # it may be new
             if member not in self._members.roster.members or not principal.may_see(member):
                 raise Refusal(404, MethodError(INVALID_REQUEST, _no_member(member, principal)))
-            return Place(f"/mcp/{member}", Scope(frozenset([member])), member)
+            return Place(f"/mcp/{member}", Selection(frozenset([member])), member)
         if session := match["session"]:
             chosen = await self._members_of_session(session, principal)
             if chosen is None:
                 raise Refusal(404, MethodError(INVALID_REQUEST, f"there is no session {session[:100]!r}"))
-            return Place(f"/sessions/{session}/mcp", Scope(chosen))
+            return Place(f"/sessions/{session}/mcp", Selection(chosen))
         if not asked:
             return EVERYTHING
         names = frozenset(name for value in asked["members"] for name in value.split(",") if name)
         members = self._members.roster.members
         if missing := [name for name in names if name not in members or not principal.may_see(name)]:
             raise Refusal(404, MethodError(INVALID_REQUEST, _no_member(min(missing), principal)))
-        return Place(f"/mcp?members={','.join(sorted(names))}", Scope(names))
+        return Place(f"/mcp?members={','.join(sorted(names))}", Selection(names))
 
     async def _members_of_session(self, session: str, principal: Principal) -> frozenset[str] | None:
         """Kept for a moment: the members of a session do not change, but it may go."""
@@ -167,8 +166,8 @@ class App:
 
     async def _message(self, post: Post) -> None:
         message = post.message
-        version = _text_of(post.headers, VERSION_HEADER) or ""
-        session_id = _text_of(post.headers, SESSION_HEADER)
+        version = eras.text_of(post.headers, mcp.VERSION_HEADER) or ""
+        session_id = eras.text_of(post.headers, mcp.SESSION_HEADER)
         session = self._sessions.find(session_id, post.principal, post.place.path) if session_id else None
         if session is None and eras.is_modern(message, version):
             await self._modern.request(post)
@@ -186,11 +185,6 @@ class App:
             await self._legacy.batch(post, session)
         else:
             await self._legacy.in_session(post, session)
-
-
-def _text_of(headers: dict[bytes, bytes], name: bytes) -> str | None:
-    value = headers.get(name)
-    return None if value is None else value.decode("latin-1").strip()
 
 
 def _nothing_here(exchange: HttpExchange) -> None:

@@ -1,4 +1,4 @@
-"""Who may come in: principals by token, kept in memory until anything changes that decides what they may."""
+"""Access control: principals by token, kept in memory until anything changes that decides what they may."""
 
 from __future__ import annotations
 

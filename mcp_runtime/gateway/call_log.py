@@ -16,19 +16,26 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cache
 from typing import Any
 
 import msgspec
-from django.db import Error, IntegrityError, InterfaceError, OperationalError, connection, transaction
+from django.db import Error, connection
 from msgspec import Raw
 
 from mcp_runtime.calls.invocations import Outcome
-from mcp_runtime.gateway import envelope
+from mcp_runtime.gateway import call_rows, envelope
+from mcp_runtime.gateway.call_rows import Row
 from mcp_runtime.gateway.envelope import Message
 from mcp_runtime.gateway.programs import NAMELESS, Program, Programs
 from mcp_runtime.protocol import jsonrpc, mcp
-from mcp_runtime.protocol.errors import ClientError, MethodError, ProtocolError, RemoteError, ToolError
+from mcp_runtime.protocol.errors import (
+    ClientError,
+    MethodError,
+    ProtocolError,
+    RemoteError,
+    RequestTimeoutError,
+    ToolError,
+)
 from mcp_runtime.rows.database import give_connection_back, wait_for_locks
 from mcp_runtime.schemas import schema_work, secrets
 from mcp_runtime.security import principals
@@ -38,11 +45,9 @@ from roster.models import Invocation, Tool
 
 logger = logging.getLogger("guildhall.gateway")
 
-Row = dict[str, Any]
 Status = Invocation.Status
-ErrorKind = Invocation.ErrorKind
 
-DOOR = Invocation.Door.GATEWAY.value
+SOURCE = Invocation.Source.GATEWAY.value
 WRITE_SECONDS = 0.25  # in which calls gather, to be written together
 LOOK_SECONDS = 2.0  # without any: who came is written now and then, and not at each call
 AGAIN_SECONDS = 0.2  # before calls are tried again that the database did not take
@@ -54,14 +59,9 @@ MAX_WAITING = 20_000
 MAX_WAITING_BYTES = 64_000_000  # of messages that were sent and answered
 LARGE = 65_536  # bytes of a request; of its arguments no more is encoded than is kept
 CUT = mcp.CUT
-# In one statement. SQLite gives the interpreter back for each, and the loop takes it away: one by one, rows take twice
-# as long, and so do the calls that come in meanwhile. More would be more parameters than an old SQLite takes.
-ROWS_AT_ONCE = 50
 # CPU time to look for secrets in the arguments of one call: all others wait behind it, and steps aside take four times
 # as long.
 SECRETS_SECONDS = 0.1
-_TABLE = Invocation._meta.db_table
-_KEY = ("finished_at", "started_at", "member_id", "tool_name")
 
 
 @dataclass(eq=False, slots=True)
@@ -98,17 +98,14 @@ class Call:
 
     def refused(self, error: MethodError) -> None:
         """Before the member was asked, or instead of it."""
-        is_away = isinstance(error.data, dict) and error.data.get("kind") == "unavailable"
-        outcome = Outcome.failed(ErrorKind.UNAVAILABLE if is_away else ErrorKind.PROTOCOL, str(error))
-        self._end(replace(outcome, error_code=error.code))
+        self._end(replace(Outcome.failed(error.kind, str(error)), error_code=error.code))
 
     def abandoned(self, *, timed_out: bool) -> None:
         """After it was sent."""
-        about = f"tool {self.tool!r} of member {self.member!r}"
         if timed_out:
-            text = f"{about}: no complete answer within {self.timeout:g} s; it may have run"
-            self._end(Outcome.failed(ErrorKind.TIMEOUT, text))
+            self.failed(RequestTimeoutError(self.timeout))
         else:
+            about = f"tool {self.tool!r} of member {self.member!r}"
             self._end(Outcome.cancelled(f"{about}: the client cancelled it, or went away"))
 
     def _end(self, outcome: Outcome | None = None) -> None:
@@ -272,7 +269,7 @@ class Recorder:
         while True:
             try:
                 wait_for_locks(LOCK_SECONDS)
-                _insert(_not_written(rows) if is_repeated else rows)
+                call_rows.insert(call_rows.not_written(rows) if is_repeated else rows)
                 principals.touch(*tokens)
                 break
             except Error as error:
@@ -310,7 +307,7 @@ class Recorder:
             "tool_name": jsonrpc.storable(call.tool[:255]),
             "arguments": arguments,
             "timeout": call.timeout,
-            "door": DOOR,
+            "source": SOURCE,
             "requested_by_id": principal.user_id,
             "token_id": principal.token_id,
             "requester": principal.name + (f" ({principal.token_name})" if principal.token_name else ""),
@@ -411,81 +408,6 @@ class Recorder:
         beginning = encoded[: self._max_bytes].decode("utf-8", "replace")
         size = call.size if is_large else len(encoded)
         return jsonrpc.encode({CUT: {"bytes": size, "beginning": beginning}}).decode(), paths
-
-
-def _not_written(rows: list[Row]) -> list[Row]:
-    """What an earlier try did not bring in: it may have failed behind its commit, or between two of single rows.
-
-    Records have no id of their own; no two calls of a tool begin and end in the same microseconds.
-    """
-    ends = Invocation.objects.filter(finished_at__in=[row["finished_at"] for row in rows], door=Invocation.Door.GATEWAY)
-    written = set(ends.values_list(*_KEY))
-    return [row for row in rows if tuple(row[column] for column in _KEY) not in written]
-
-
-def _insert(rows: list[Row]) -> None:
-    """On SQLite in pieces: all who write wait for its lock, and a transaction has it while rows are put into words."""
-    size = ROWS_AT_ONCE if connection.vendor == "sqlite" else len(rows)
-    for first in range(0, len(rows), size or 1):
-        _insert_together(rows[first : first + size])
-
-
-def _insert_together(rows: list[Row]) -> None:
-    try:
-        _execute(rows)
-    except (OperationalError, InterfaceError):  # the database is away, or locked: no row's fault
-        raise
-    except Exception:  # noqa: BLE001 - said of the row that is at fault
-        for row in rows:
-            _insert_alone(row)
-
-
-def _insert_alone(row: Row) -> None:
-    """Without what is gone meanwhile: an agent's token goes with its run, and users go. (Members take all along.)
-
-    A row that the database cannot hold must not cost the others.
-    """
-    for gone in ({}, {"token_id": None}, {"token_id": None, "requested_by_id": None}):
-        try:
-            _execute([{**row, **gone}])
-            return
-        except IntegrityError:
-            continue
-        except (OperationalError, InterfaceError):
-            raise
-        except Exception:
-            logger.exception("a call of tool %r cannot be written down", row["tool_name"])
-            return
-
-
-def _execute(rows: list[Row]) -> None:
-    """In one statement, without the ORM, which takes three times as long: the gateway shares the interpreter."""
-    if connection.vendor == "sqlite":
-        rows = [_as_sqlite_has_it(row) for row in rows]
-        with connection.cursor() as cursor:
-            cursor.execute(_insert_sql(tuple(rows[0]), len(rows)), [value for row in rows for value in row.values()])
-        return
-    # An INSERT of many rows takes ten times the CPU: psycopg writes each value into the statement in Python.
-    copying = f"COPY {_TABLE} ({', '.join(rows[0])}) FROM STDIN"
-    with (
-        transaction.atomic(),
-        connection.cursor() as cursor,
-        connection.wrap_database_errors,
-        cursor.copy(copying) as copy,
-    ):
-        for row in rows:
-            copy.write_row(tuple(row.values()))
-
-
-@cache
-def _insert_sql(columns: tuple[str, ...], count: int) -> str:
-    one = f"({', '.join(['%s'] * len(columns))})"
-    return f"INSERT INTO {_TABLE} ({', '.join(columns)}) VALUES {', '.join([one] * count)}"  # noqa: S608
-
-
-def _as_sqlite_has_it(row: Row) -> Row:
-    """As Django writes it there; its own way from a datetime to text takes as long as all the rest of a row."""
-    return row | {name: str(row[name].replace(tzinfo=None)) for name in ("queued_at", "started_at", "finished_at")}
 
 
 def _moment(seconds: float) -> datetime:

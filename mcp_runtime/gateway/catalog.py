@@ -33,10 +33,10 @@ LISTS = {
 }
 # What entries of lists are told apart by.
 KEYS = {"prompts": "name", "resources": "uri", "resourceTemplates": "uriTemplate"}
-# Bytes of lists that are kept: of any number of scopes that a user asks for (`?members=`), so much and no more.
+# Bytes of lists that are kept. A user may ask for any number of selections (`?members=`).
 MAX_LISTS = 64_000_000
 MAX_LISTS_OF_USER = 16_000_000
-LIST_BYTES = 10_000  # that a kept list takes beside its own, for the names of its scope too
+LIST_BYTES = 10_000  # that a kept list takes beside its own, for the names of its selection too
 # A URI is compared with templates on the gateway's loop: of templates that are made to take long, so much and no more.
 MAX_MATCHED = 2_000  # characters of a URI, and of a template that it is compared with
 MAX_EXPRESSIONS = 20  # of a template that a URI is compared with
@@ -50,7 +50,7 @@ class OfferedTool:
     """A tool that is switched on.
 
     `own` is its JSON, as the member lists it, `listed` the same under the name it has beside other members' tools. Of
-    what is in it only that is kept which calls need.
+    its parts only those are kept beside it that calls need.
     """
 
     member: str
@@ -60,7 +60,7 @@ class OfferedTool:
     listed: bytes
     secretive_schema: str  # of its arguments, as JSON; empty when they hold no secrets
     parameter_headers: Mapping[mcp.Place, str]  # which arguments go into headers too, and the headers' names
-    needs_task: bool = False  # it runs only as a task, and beside other members' tools there are none
+    needs_task: bool = False  # it runs only as a task, and `/mcp` has no tasks
     digest: bytes = b""  # of all that it was made of
 
 
@@ -95,7 +95,7 @@ class Extras:
         object.__setattr__(self, "_literals", tuple(compared[:MAX_TEMPLATES]))
 
     def of(self, kind: str) -> tuple[Entry, ...]:
-        return {"prompts": self.prompts, "resources": self.resources}.get(kind, self.templates)
+        return {"prompts": self.prompts, "resources": self.resources, "resourceTemplates": self.templates}[kind]
 
     def may_have(self, uri: str) -> bool:
         """Whether a resource, or a template, is listed for this URI."""
@@ -126,8 +126,8 @@ class OfferedMember:
 
 
 @dataclass(frozen=True)
-class Scope:
-    """Which members a path is about; None: all."""
+class Selection:
+    """Which members an address selects; None: all. What a token opens of them is said by its principal."""
 
     members: frozenset[str] | None = None
 
@@ -140,18 +140,18 @@ class Place:
     """Where a message came in: `member` for a member's own path; `path` as sessions are bound to it."""
 
     path: str
-    scope: Scope
+    selection: Selection
     member: str | None = None
 
 
-ListKey = tuple[str, int, Scope]  # kind, id of the principal
+ListKey = tuple[str, int, Selection]  # kind, `id()` of the principal, selection
 
 
 @dataclass(slots=True)
 class _List:
-    principal: Principal  # so that its id is not another's meanwhile
+    principal: Principal  # kept alive, so that no other object gets its `id()`
     entries: bytes
-    digest: bytes = b""  # when it was asked for
+    digest: bytes = b""  # empty until it is needed
 
     @property
     def size(self) -> int:
@@ -159,7 +159,10 @@ class _List:
 
 
 class _Lists:
-    """Lists that were made. Of too many bytes those that were made first go: of the user who has too many, or most."""
+    """Finished lists. Beyond the bounds the oldest are dropped.
+
+    They are those of the user above the bound of one user, else of the user with the most bytes.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[ListKey, _List] = {}
@@ -193,36 +196,36 @@ class Roster:
     extras: Mapping[str, Extras] = field(default_factory=dict)  # by member
     _lists: _Lists = field(default_factory=_Lists, init=False, compare=False, repr=False)
 
-    def tools_for(self, principal: Principal, scope: Scope) -> list[OfferedTool]:
+    def tools_for(self, principal: Principal, selection: Selection) -> list[OfferedTool]:
         """What this client may call, by member and in each member's own order."""
         return [
             tool
             for tool in self.tools.values()
-            if scope.has(tool.member) and not tool.needs_task and principal.may_invoke(tool.member, tool.name)
+            if selection.has(tool.member) and not tool.needs_task and principal.may_invoke(tool.member, tool.name)
         ]
 
-    def list_of(self, kind: str, principal: Principal, scope: Scope) -> bytes:
-        """A list as JSON: `kind` is tools, prompts, resources or resourceTemplates. Made once for each client."""
-        return self._list(kind, principal, scope).entries
+    def list_of(self, kind: str, principal: Principal, selection: Selection) -> bytes:
+        """A list as JSON: `kind` is tools, prompts, resources or resourceTemplates. It is kept."""
+        return self._list(kind, principal, selection).entries
 
-    def digest_of(self, kind: str, principal: Principal, scope: Scope) -> bytes:
-        """Another one when the list is another."""
-        one = self._list(kind, principal, scope)
+    def digest_of(self, kind: str, principal: Principal, selection: Selection) -> bytes:
+        """A hash of the list."""
+        one = self._list(kind, principal, selection)
         one.digest = one.digest or hashlib.sha256(one.entries).digest()
         return one.digest
 
-    def _list(self, kind: str, principal: Principal, scope: Scope) -> _List:
-        key = (kind, id(principal), scope)
+    def _list(self, kind: str, principal: Principal, selection: Selection) -> _List:
+        key = (kind, id(principal), selection)
         one = self._lists.get(key)
         if one is None:
-            one = _List(principal, b"[" + b",".join(self._entries(kind, principal, scope)) + b"]")
+            one = _List(principal, b"[" + b",".join(self._entries(kind, principal, selection)) + b"]")
             self._lists.keep(key, one)
         return one
 
-    def _entries(self, kind: str, principal: Principal, scope: Scope) -> Iterable[bytes]:
+    def _entries(self, kind: str, principal: Principal, selection: Selection) -> Iterable[bytes]:
         if kind == "tools":
-            return [tool.listed for tool in self.tools_for(principal, scope)]
-        names = [name for name in self.members if scope.has(name) and principal.may_use_all(name)]
+            return [tool.listed for tool in self.tools_for(principal, selection)]
+        names = [name for name in self.members if selection.has(name) and principal.may_use_all(name)]
         return [entry.listed for name in names if name in self.extras for entry in self.extras[name].of(kind)]
 
     def prompt(self, listed_as: str) -> tuple[str, str] | None:
@@ -233,25 +236,25 @@ class Roster:
                     return name, prompt.key
         return None
 
-    def resource(self, uri: str, principal: Principal, scope: Scope) -> tuple[str, str] | None:
+    def resource(self, uri: str, principal: Principal, selection: Selection) -> tuple[str, str] | None:
         """Member and own URI of a resource; None where no member has it, or several do."""
-        found = self.owners_of(uri, principal, scope)
+        found = self.owners_of(uri, principal, selection)
         return found[0] if len(found) == 1 else None
 
-    def owners_of(self, uri: str, principal: Principal, scope: Scope) -> list[tuple[str, str]]:
-        """Member and own URI of what that may be.
+    def owners_of(self, uri: str, principal: Principal, selection: Selection) -> list[tuple[str, str]]:
+        """All pairs of a member and its own URI that `uri` may mean.
 
         A listed URI names its member. A member's own URI may be that of every member that lists it, or has a template
         for it.
         """
         if uri.startswith(RESOURCE_PREFIX):
             member, slash, own = uri.removeprefix(RESOURCE_PREFIX).partition("/")
-            is_there = member in self.members and scope.has(member) and principal.may_use_all(member)
+            is_there = member in self.members and selection.has(member) and principal.may_use_all(member)
             return [(member, own)] if slash and own and is_there else []
         return [
             (name, uri)
             for name, extras in self.extras.items()
-            if scope.has(name) and principal.may_use_all(name) and extras.may_have(uri)
+            if selection.has(name) and principal.may_use_all(name) and extras.may_have(uri)
         ]
 
 
@@ -261,7 +264,7 @@ def resource_uri(member: str, uri: str) -> str:
 
 
 def entry(member: str, kind: str, definition: dict[str, Any]) -> Entry | None:
-    """A prompt, a resource or a template of the member, with all that is ever written of it; None for what is none."""
+    """A prompt, a resource or a template of the member, with its JSON; None when it has no valid name or URI."""
     name = KEYS[kind]
     key = definition.get(name)
     if not isinstance(key, str):
@@ -332,7 +335,7 @@ def load(extras: Mapping[str, Extras], before: Roster) -> Roster:
         tools[member_id][name] = made.get(digest) or _tool(
             names[member_id], name, json.loads(definition), digest, has_schema=not fault
         )
-    # Those that it does not list now as well: it may take a call all the same, or list them again before we look.
+    # Also those that the member does not list now: it may take a call all the same, or list them again before we look.
     for member_id, name in Tool.objects.filter(enabled=False, member_id__in=names).values_list("member_id", "name"):
         hidden[member_id].add(name)
     members = {row.name: _member(row, tools[row.pk], frozenset(hidden[row.pk])) for row in rows}

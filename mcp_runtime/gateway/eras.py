@@ -88,9 +88,9 @@ def check_parameter_headers(
     places: Mapping[mcp.Place, str], arguments: Mapping[str, Any], headers: Mapping[bytes, bytes]
 ) -> None:
     """Raises MethodError where a header does not repeat the argument at its place."""
-    wanted = mcp.parameter_values(places, arguments)
+    values = mcp.parameter_values(places, arguments)
     for header in places.values():
-        told, value = text_of(headers, header), wanted.get(header)
+        told, value = text_of(headers, header), values.get(header)
         if told is None and value is None:
             continue
         if told is None:
@@ -190,7 +190,7 @@ def without_hop(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def wants_log(level: Any, said: str) -> bool:
-    """Whether a log message of level `said` reaches the one that was asked for; none is wanted where no level was."""
+    """Whether a log message of level `said` reaches the one that was asked for; none where no level was."""
     return level in LOG_LEVELS and said in LOG_LEVELS and LOG_LEVELS.index(said) >= LOG_LEVELS.index(level)
 
 

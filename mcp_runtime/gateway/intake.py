@@ -12,6 +12,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -76,9 +77,9 @@ class Intake:
     def counted(self, principal: Principal, message: Any) -> Iterator[None]:
         """Around one message of a token. Notices, answers and open streams take no place: others wait for them."""
         is_call = isinstance(message, dict) and "id" in message and message.get("method") not in (None, LISTEN)
-        key, places = principal.token_id or 0, principal.max_in_flight if is_call else 0
+        key = principal.token_id or 0
         try:
-            self._limiter.enter(key, calls_per_minute=principal.calls_per_minute, max_in_flight=places)
+            self._limiter.enter(key, principal.limits if is_call else replace(principal.limits, max_in_flight=0))
         except TooManyCallsError as error:
             retry = [(b"retry-after", str(max(1, math.ceil(error.retry_after))).encode())]
             raise Refusal(429, MethodError(INVALID_REQUEST, str(error)), message_id_of(message), retry) from error

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
 from typing import Any
 
 from mcp_runtime.gateway import eras, tasks
-from mcp_runtime.gateway.auth import Principals
 from mcp_runtime.gateway.catalog import Place
 from mcp_runtime.gateway.client_sessions import Sessions
 from mcp_runtime.gateway.endpoints.introductions import Introductions
 from mcp_runtime.gateway.endpoints.params import SUBSCRIBING
 from mcp_runtime.gateway.intake import Intake
-from mcp_runtime.gateway.messages import CANCEL_GRACE, Client, ClientSession, Deadline, Event, Request, Stream
-from mcp_runtime.gateway.posts import Post, check_capabilities, checked_id, client_in, params_of
-from mcp_runtime.gateway.programs import Program, Programs
+from mcp_runtime.gateway.messages import CANCEL_GRACE, Client, ClientSession, Deadline, Request
+from mcp_runtime.gateway.posts import Post, check_capabilities, checked_id, params_of
 from mcp_runtime.gateway.replies import FORBIDDEN, JSON_HEADERS, Refusal, is_deaf
-from mcp_runtime.gateway.replying import Replying
-from mcp_runtime.gateway.streams.held_open import hold, opened
-from mcp_runtime.gateway.streams.listening import Listening
-from mcp_runtime.gateway.streams.resumable import Owed
-from mcp_runtime.gateway.upstream.questions import Questions
-from mcp_runtime.gateway.upstream.sessions import Conversations
+from mcp_runtime.gateway.responder import Responder
+from mcp_runtime.gateway.session_streams import SessionStreams
+from mcp_runtime.gateway.upstream.sessions import UpstreamSessions
 from mcp_runtime.http1.server import HttpExchange
 from mcp_runtime.protocol import jsonrpc, mcp
 from mcp_runtime.protocol.errors import AccessError, ClientError, MethodError
@@ -39,27 +33,19 @@ class SessionClients:
 
     def __init__(
         self,
-        principals: Principals,
         intake: Intake,
         sessions: Sessions,
-        programs: Programs,
         introductions: Introductions,
-        listening: Listening,
-        conversations: Conversations,
-        questions: Questions,
-        owed: Owed,
-        replying: Replying,
+        upstream_sessions: UpstreamSessions,
+        responder: Responder,
+        streams: SessionStreams,
     ) -> None:
-        self._principals = principals
         self._intake = intake
         self._sessions = sessions
-        self._programs = programs
         self._introductions = introductions
-        self._listening = listening
-        self._conversations = conversations
-        self._questions = questions
-        self._owed = owed
-        self._replying = replying
+        self._upstream_sessions = upstream_sessions
+        self._responder = responder
+        self._streams = streams
 
     async def initialize(self, post: Post) -> None:
         message_id, params = checked_id(post.message), post.message.get("params")
@@ -75,8 +61,7 @@ class SessionClients:
         version = asked if asked in spoken else spoken[-1]
         kept = capabilities if isinstance(capabilities, dict) else {}
         check_capabilities(kept, message_id)
-        program = Program.told(params.get("clientInfo"))
-        self._programs.saw(post.principal.owner, program)
+        program = self._introductions.program(post.principal, params.get("clientInfo"))
         session = self._sessions.begin(post.principal, post.place.path, version, kept, program)
         result = jsonrpc.result_response(message_id, self._introductions.welcome(post.place, version))
         told = [(mcp.SESSION_HEADER.lower().encode(), session.id.encode())]
@@ -85,7 +70,7 @@ class SessionClients:
     async def in_session(self, post: Post, session: ClientSession) -> None:
         place, message, client = post.place, post.message, post.client(session)
         if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
-            raise Refusal(400, MethodError(INVALID_REQUEST, "this is no JSON-RPC 2.0 message"))
+            raise Refusal(400, MethodError(INVALID_REQUEST, "Invalid Request: not a JSON-RPC 2.0 message"))
         if not isinstance(message.get("method"), str):
             await self._answered(session, message)
             post.exchange.reply(202)
@@ -95,11 +80,10 @@ class SessionClients:
         else:
             message_id, size = checked_id(message), post.size
             request = Request(message_id, message["method"], params_of(message), client, Deadline(), size, place.path)
-            with self._replying.running(session, request):
-                await self._replying.reply(post, request)
+            with self._responder.running(session, request):
+                await self._responder.reply(post, request)
             if request.method in SUBSCRIBING:
-                for member in [place.member] if place.member else list(session.subscriptions):
-                    self._listening.subscriptions_changed(client, member)
+                self._streams.subscriptions_changed(place, client, session)
 
     @staticmethod
     async def _answered(session: ClientSession, message: dict[str, Any]) -> None:
@@ -119,12 +103,12 @@ class SessionClients:
             if running is not None:
                 # The member may say something itself, if it has it. If not, it shall not get it any more.
                 running.deadline.cancel(CANCEL_GRACE if running.is_sent else 0)
-                if running.tell_cancelled is not None:
+                if running.send_cancelled is not None:
                     with contextlib.suppress(ClientError, TimeoutError):
-                        await running.tell_cancelled(str(params.get("reason") or "the client cancelled it")[:500])
-                self._owed.give_up(running)
+                        await running.send_cancelled(str(params.get("reason") or "the client cancelled it")[:500])
+                self._responder.give_up(running)
         elif method == "notifications/roots/list_changed" or (
-            # Nothing else: a call without an id would be one that nobody judged.
+            # Nothing else: a call without an id would be one that nobody validated.
             place.member
             and client.principal.may_use_all(place.member)
             and method.startswith("notifications/")
@@ -133,9 +117,9 @@ class SessionClients:
         ):
             # Built again: from another key beside params a lenient member would read that it is about a task.
             message = jsonrpc.notification(method, _unrelated(params) if "params" in message else None)
-            for conversation in self._conversations.begun(session):
+            for upstream_session in self._upstream_sessions.sessions_of(session):
                 with contextlib.suppress(ClientError, TimeoutError):
-                    await self._conversations.pass_on(conversation.route, client, message)
+                    await self._upstream_sessions.forward_notification(upstream_session.route, client, message)
 
     async def batch(self, post: Post, session: ClientSession) -> None:
         """Several messages at once, which 2025-03-26 alone allows; answered in one array, in their order."""
@@ -148,7 +132,7 @@ class SessionClients:
         async def one(message: Any) -> bytes | None:
             try:
                 if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
-                    raise Refusal(400, MethodError(INVALID_REQUEST, "this is no JSON-RPC 2.0 message"))
+                    raise Refusal(400, MethodError(INVALID_REQUEST, "Invalid Request: not a JSON-RPC 2.0 message"))
                 if not isinstance(message.get("method"), str):
                     await self._answered(session, message)
                 elif "id" not in message:
@@ -157,8 +141,8 @@ class SessionClients:
                     message_id, size = checked_id(message), post.size // len(messages)
                     params, path = params_of(message), post.place.path
                     request = Request(message_id, message["method"], params, client, Deadline(), size, path)
-                    with self._intake.counted(client.principal, message), self._replying.running(session, request):
-                        return (await self._replying.final(post.place, request)).body
+                    with self._intake.counted(client.principal, message), self._responder.running(session, request):
+                        return (await self._responder.final(post.place, request)).body
             except Refusal as refusal:
                 return refusal.body
             return None
@@ -170,55 +154,18 @@ class SessionClients:
 
     async def get(self, place: Place, principal: Principal, exchange: HttpExchange) -> None:
         """What is said unasked; or with Last-Event-ID the rest of a stream."""
-        session = self._session(place, principal, exchange)
-        client = client_in(session, principal, exchange.headers)
-        last_event_id = eras.text_of(exchange.headers, mcp.LAST_EVENT_HEADER)
-        with exchange:
-            if last_event_id and (owed := await self._owed.take(session, last_event_id)):
-                request, stream = owed
-                with self._replying.running(session, request):
-                    await self._replying.go_on(request, stream, last_event_id, exchange)
-                return
-            rest = await self._rest(session, client, last_event_id) if last_event_id else None
-            await hold(rest or await opened(self._listening, place, client, exchange), exchange)
+        await self._streams.get(place, principal, self._session(place, principal, exchange), exchange)
 
     async def delete(self, place: Place, principal: Principal, exchange: HttpExchange) -> None:
         self._sessions.end(self._session(place, principal, exchange))
         exchange.reply(204)
 
-    async def _rest(self, session: ClientSession, client: Client, last_event_id: str) -> Stream | None:
-        """Event ids are the member's own, behind its name: it is asked to go on."""
-        name, _, own = last_event_id.partition("/")
-        conversation = next((one for one in self._conversations.begun(session) if one.route.live.name == name), None)
-        if conversation is None or not client.principal.may_use_all(name):
-            return None
-        await self._listening.let_go(conversation)
-        try:
-            response = await self._conversations.open_stream(conversation, own)
-        except ClientError:
-            return None
-        events = self._as_long_as_allowed(self._questions.hear(response, conversation, session), client, name)
-        return Stream(events, response.close)
-
-    async def _as_long_as_allowed(
-        self, events: AsyncGenerator[Event], client: Client, member: str
-    ) -> AsyncGenerator[Event]:
-        """`events`, while the token is good and for this member: a stream may outlive both."""
-        async with contextlib.aclosing(events):
-            async for event in events:
-                try:
-                    principal = await self._principals.principal(client.authorization)
-                except AccessError:
-                    return
-                if not principal.may_use_all(member):
-                    return
-                yield event
-
     def _session(self, place: Place, principal: Principal, exchange: HttpExchange) -> ClientSession:
         verb, session_id = exchange.verb, eras.text_of(exchange.headers, mcp.SESSION_HEADER)
         if not session_id:
             allow = [(b"allow", b"POST")]
-            raise Refusal(405, MethodError(INVALID_REQUEST, f"{verb} needs the id of a session"), headers=allow)
+            error = MethodError(INVALID_REQUEST, f"Method not allowed: {verb} needs the id of a session")
+            raise Refusal(405, error, headers=allow)
         session = self._sessions.find(session_id, principal, place.path)
         if session is None:
             raise Refusal(404, MethodError(INVALID_REQUEST, "this session is over: begin a new one with initialize"))

@@ -14,9 +14,9 @@ from functools import partial
 
 from django.db import Error
 
-from mcp_runtime.gateway import catalog
+from mcp_runtime.gateway import catalog, failures
 from mcp_runtime.gateway.catalog import Extras, OfferedMember, Roster
-from mcp_runtime.gateway.messages import Request, unavailable
+from mcp_runtime.gateway.messages import Request
 from mcp_runtime.members.availability import Availability
 from mcp_runtime.members.lifecycle import Lifecycle
 from mcp_runtime.members.live import LiveMember
@@ -110,11 +110,11 @@ class Members:
 
     def seems_connected(self, member: OfferedMember) -> LiveMember | None:
         """Its process if it may be asked, as far as is known without asking the OS."""
-        return self._lifecycle.connected(member.pk)
+        return self._lifecycle.connected_member(member.pk)
 
     def connected(self, member: OfferedMember) -> LiveMember | None:
         """Its process if it may be asked now."""
-        live = self._lifecycle.connected(member.pk)
+        live = self._lifecycle.connected_member(member.pk)
         return None if live is None or live.process.is_over else live  # its status hears of an exit a bit later
 
     async def live(self, member: OfferedMember, request: Request) -> LiveMember:
@@ -123,7 +123,7 @@ class Members:
         Raises MethodError as soon as there is no use in waiting.
         """
         since, seconds = time.monotonic(), request.deadline.seconds
-        request.not_sent = late = f"it was not connected within {seconds:g} s"
+        request.unsent_reason = late = f"it was not connected within {seconds:g} s"
         look = partial(self._no_use_waiting, member.pk, since, since + seconds)
         while True:
             event = self._changes.setdefault(member.pk, asyncio.Event())
@@ -131,15 +131,15 @@ class Members:
                 return live
             reason, last_reason = await asyncio.get_running_loop().run_in_executor(None, unit_of_work, look)
             if reason:
-                raise unavailable(member.name, reason)
-            request.not_sent = late + (f": {last_reason}" if last_reason else "")
+                raise failures.unavailable(member.name, reason)
+            request.unsent_reason = late + (f": {last_reason}" if last_reason else "")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(AVAILABLE_LOOK):
                     await event.wait()
 
     def _no_use_waiting(self, member_id: int, since: float, deadline: float) -> tuple[str, str]:
         """Why not, empty while there is some use; and why a member failed that waits for its restart."""
-        self._availability.wish(member_id)
+        self._availability.ask_for_start(member_id)
         row = GuildMember.objects.get(pk=member_id)
         last_reason = row.last_reason if row.status == GuildMember.Status.ERROR else ""
         return self._availability.no_use_waiting(row, since, deadline), last_reason

@@ -12,8 +12,6 @@ from mcp_runtime.client.client import REQUEST_TIMEOUT
 from mcp_runtime.gateway.outbox import Outbox
 from mcp_runtime.gateway.programs import NAMELESS, Program
 from mcp_runtime.gateway.tasks import Task
-from mcp_runtime.protocol.errors import MethodError
-from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR
 from mcp_runtime.protocol.mcp import Place
 from mcp_runtime.security import limits
 from mcp_runtime.security.access import Principal
@@ -42,20 +40,20 @@ class Event:
     status: int = 200  # that the response goes under, if nothing was sent before it
 
 
-class Rest(Protocol):
+class Resumption(Protocol):
     """What may still come of a stream that nobody takes from."""
 
     @property
-    def is_owed(self) -> bool:
+    def is_resumable(self) -> bool:
         """The answer did not come, and there is a way to ask for it."""
 
-    def has_told(self, event_id: str) -> bool:
+    def has_event(self, event_id: str) -> bool:
         """Whether the event of that id was on the stream."""
 
     def pause(self) -> None:
         """Nobody listens to the member now."""
 
-    def behind(self, event_id: str) -> AsyncGenerator[Event]:
+    def events_after(self, event_id: str) -> AsyncGenerator[Event]:
         """What came, or comes, behind that event."""
 
 
@@ -73,39 +71,39 @@ class Stream:
         inner: Stream | None = None,
         *,
         again: Callable[[], AsyncGenerator[Event]] | None = None,
-        rest: Rest | None = None,
+        resumption: Resumption | None = None,
     ) -> None:
         self.events = events
         self._on_close = [] if on_close is None else [on_close]
         self._inner = inner
         self._again = again
-        self._rest = rest
+        self._resumption = resumption
 
     @property
-    def is_owed(self) -> bool:
+    def is_resumable(self) -> bool:
         if self._inner is not None:
-            return self._again is not None and self._inner.is_owed
-        return self._rest is not None and self._rest.is_owed
+            return self._again is not None and self._inner.is_resumable
+        return self._resumption is not None and self._resumption.is_resumable
 
-    def has_told(self, event_id: str) -> bool:
-        rest = self._rest or self._inner
-        return rest is not None and rest.has_told(event_id)
+    def has_event(self, event_id: str) -> bool:
+        source = self._resumption or self._inner
+        return source is not None and source.has_event(event_id)
 
     async def pause(self) -> None:
         """Nobody takes from it for now: what it holds is kept."""
         await self.events.aclose()
         if self._inner is not None:
             await self._inner.pause()
-        if self._rest is not None:
-            self._rest.pause()
+        if self._resumption is not None:
+            self._resumption.pause()
 
     def go_on(self, event_id: str) -> None:
         """From here on `events` are those behind that one. For what is owed alone."""
         if self._inner is not None and self._again is not None:
             self._inner.go_on(event_id)
             self.events = self._again()
-        elif self._rest is not None:
-            self.events = self._rest.behind(event_id)
+        elif self._resumption is not None:
+            self.events = self._resumption.events_after(event_id)
 
     def on_close(self, free: Callable[[], None]) -> None:
         self._on_close.append(free)
@@ -255,20 +253,16 @@ class Request:
     takes_stream: bool = True  # so that it can be asked something on it
     questions: list[str] = field(default_factory=list)  # that the client was asked for it
     rewriting: Callable[[bytes], bytes] | None = None  # of its answer, for its client
-    is_owed: bool = False  # its client lost the stream of its answer, and may come back for it
-    tell_cancelled: Callable[[str], Awaitable[None]] | None = None  # once the member knows of it
-    not_sent: str = "it was not asked yet"  # why the member does not have it; empty once it may have read some of it
+    is_resumable: bool = False  # its client lost the stream of its answer, and may come back for it
+    send_cancelled: Callable[[str], Awaitable[None]] | None = None  # once the member knows of it
+    unsent_reason: str = (
+        "it was not asked yet"  # why the member does not have it; empty once it may have read some of it
+    )
 
     @property
     def is_sent(self) -> bool:
         """Whether the member may have acted on it. Until then it is safe to send it again."""
-        return not self.not_sent
+        return not self.unsent_reason
 
     def begin_sending(self) -> None:
-        self.not_sent = ""
-
-
-def unavailable(member: str, reason: str) -> MethodError:
-    """The error of a request that the member never got."""
-    text = f"member {member!r} is unavailable: {reason}; the call was not sent"
-    return MethodError(INTERNAL_ERROR, text, {"member": member, "kind": "unavailable", "sent": False})
+        self.unsent_reason = ""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from mcp_runtime.gateway import eras
+from mcp_runtime.gateway.endpoints.introductions import Introductions
 from mcp_runtime.gateway.endpoints.params import NAMED_BY
 from mcp_runtime.gateway.intake import LISTEN
 from mcp_runtime.gateway.messages import Client, Deadline, Request
 from mcp_runtime.gateway.posts import MAX_CAPABILITIES, Post, check_capabilities, checked_id, params_of
-from mcp_runtime.gateway.programs import Program, Programs
 from mcp_runtime.gateway.replies import Refusal
-from mcp_runtime.gateway.replying import Replying
-from mcp_runtime.gateway.streams.held_open import hold, opened
-from mcp_runtime.gateway.streams.listening import Listening
+from mcp_runtime.gateway.responder import Responder
+from mcp_runtime.gateway.streams.client_streams import ClientStreams
+from mcp_runtime.gateway.streams.http_streams import hold, opened
 from mcp_runtime.protocol import jsonrpc, mcp
 from mcp_runtime.protocol.errors import MethodError
 from mcp_runtime.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST
@@ -22,10 +22,10 @@ MAX_LEVEL = 40
 class ModernClients:
     """Serves them."""
 
-    def __init__(self, programs: Programs, listening: Listening, replying: Replying) -> None:
-        self._programs = programs
-        self._listening = listening
-        self._replying = replying
+    def __init__(self, introductions: Introductions, client_streams: ClientStreams, responder: Responder) -> None:
+        self._introductions = introductions
+        self._client_streams = client_streams
+        self._responder = responder
 
     async def request(self, post: Post) -> None:
         message, headers = post.message, post.headers
@@ -33,7 +33,7 @@ class ModernClients:
             isinstance(message, dict) and message.get("jsonrpc") == "2.0" and isinstance(message.get("method"), str)
         )
         if not is_request or not isinstance(message.get("params", {}), dict):
-            raise Refusal(400, MethodError(INVALID_REQUEST, "this is no JSON-RPC 2.0 request"))
+            raise Refusal(400, MethodError(INVALID_REQUEST, "Invalid Request: not a JSON-RPC 2.0 request"))
         if "id" not in message:
             # A modern client has nothing to notify: it closes what it cancels.
             post.exchange.reply(202)
@@ -48,13 +48,12 @@ class ModernClients:
         if post.size > MAX_CAPABILITIES:
             check_capabilities(capabilities, message_id)
         level = str(meta.get(f"{mcp.META}logLevel") or "")[:MAX_LEVEL]
-        program = Program.told(meta.get(f"{mcp.META}clientInfo"))
-        self._programs.saw(post.principal.owner, program)
+        program = self._introductions.program(post.principal, meta.get(f"{mcp.META}clientInfo"))
         client = Client(post.principal, None, capabilities, level, headers.get(b"authorization"), program)
         told = {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in headers.items()
-            # Of other methods than MCP's own nobody here knows what they name: the member judges it.
+            # Of other methods than MCP's own nobody here knows what they name: the member validates it.
             if name.startswith(b"mcp-param-") or (name == b"mcp-name" and message["method"] not in NAMED_BY)
         }
         deadline, path = Deadline(), post.place.path
@@ -63,18 +62,20 @@ class ModernClients:
         if request.method == LISTEN:
             await self._listen(post, request)
         else:
-            await self._replying.reply(post, request)
+            await self._responder.reply(post, request)
 
     async def _listen(self, post: Post, request: Request) -> None:
         """`subscriptions/listen` (26: basic/patterns/subscriptions)."""
         asked = request.params.get("notifications")
         if not isinstance(asked, dict):
             raise Refusal(400, MethodError(INVALID_PARAMS, "notifications must be an object"), request.id)
-        wanted = self._listening.honoured(asked)
+        subscriptions = self._client_streams.honoured(asked)
         tag = {f"{mcp.META}subscriptionId": request.id}
-        acknowledged = {"notifications": wanted, "_meta": tag}
+        acknowledged = {"notifications": subscriptions, "_meta": tag}
         first = jsonrpc.notification("notifications/subscriptions/acknowledged", acknowledged)
         end = jsonrpc.result_response(request.id, {"resultType": "complete", "_meta": tag})
         with post.exchange:
-            stream = await opened(self._listening, post.place, request.client, post.exchange, wanted, request.id)
+            stream = await opened(
+                self._client_streams, post.place, request.client, post.exchange, subscriptions, request.id
+            )
             await hold(stream, post.exchange, first=jsonrpc.encode(first), last=jsonrpc.encode(end))

@@ -36,7 +36,7 @@ class Outbox:
         self._bytes = 0  # that wait
         self._in_hand = 0  # bytes of the message that was taken last: it is being sent until the next one is taken
         self._is_given_up = False
-        self._bell = asyncio.Event()
+        self._has_more = asyncio.Event()
         self.is_closed = False
 
     def put(self, data: bytes, event_id: str = "", retry_ms: int | None = None) -> None:
@@ -55,7 +55,7 @@ class Outbox:
             return
         self._bytes += len(data)
         self._waiting.append((data, event_id, retry_ms))
-        self._bell.set()
+        self._has_more.set()
 
     def _forget(self, size: int) -> None:
         self._bytes -= size
@@ -63,7 +63,7 @@ class Outbox:
 
     def close(self) -> None:
         self.is_closed = True
-        self._bell.set()
+        self._has_more.set()
 
     def discard(self) -> None:
         """Close it, and keep nothing. What is being sent stays counted as long as `sent` was not called."""
@@ -81,10 +81,10 @@ class Outbox:
         """The next message, the one before it being sent; None when none came in time, or none will."""
         self.sent()
         if not self._waiting and not self.is_closed:
-            self._bell.clear()
+            self._has_more.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await self._bell.wait()
+                    await self._has_more.wait()
         if not self._waiting:
             return None
         taken = self._waiting.popleft()

@@ -11,21 +11,21 @@ from mcp_runtime.protocol.errors import MethodError
 from mcp_runtime.protocol.jsonrpc import INVALID_PARAMS
 
 MAX_TEXT = 65_536  # characters of a member's own: the loop computes the seals that clients bring back
-_MAX_TOLD = 64 + 1 + MAX_TEXT  # behind its seal
+_MAX_SEALED = 64 + 1 + MAX_TEXT  # behind its seal
 
 
-def sealed(salt: str, about: tuple[Any, ...], text: str) -> str:
+def seal(salt: str, about: tuple[Any, ...], text: str) -> str:
     """The text behind its seal. `about` is of JSON's types: who may bring it back, and for what."""
-    return f"{_seal(salt, about, text)}.{text}"
+    return f"{_signature(salt, about, text)}.{text}"
 
 
-def unsealed(salt: str, about: tuple[Any, ...], told: Any) -> str | None:
+def unseal(salt: str, about: tuple[Any, ...], sealed: Any) -> str | None:
     """The text in what a client brings back; None for what was not sealed for the same. Raises MethodError."""
-    if isinstance(told, str) and len(told) > _MAX_TOLD:
-        raise MethodError(INVALID_PARAMS, f"a requestState or taskId may have {_MAX_TOLD:,} characters")
-    seal, _, text = told.partition(".") if isinstance(told, str) else ("", "", "")
-    return text if seal.isascii() and constant_time_compare(seal, _seal(salt, about, text)) else None
+    if isinstance(sealed, str) and len(sealed) > _MAX_SEALED:
+        raise MethodError(INVALID_PARAMS, f"a requestState or taskId may have {_MAX_SEALED:,} characters")
+    signature, _, text = sealed.partition(".") if isinstance(sealed, str) else ("", "", "")
+    return text if signature.isascii() and constant_time_compare(signature, _signature(salt, about, text)) else None
 
 
-def _seal(salt: str, about: tuple[Any, ...], text: str) -> str:
+def _signature(salt: str, about: tuple[Any, ...], text: str) -> str:
     return salted_hmac(salt, jsonrpc.encode([*about, text]), algorithm="sha256").hexdigest()

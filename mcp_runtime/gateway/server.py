@@ -27,21 +27,22 @@ from mcp_runtime.gateway.endpoints.member import MemberEndpoints
 from mcp_runtime.gateway.endpoints.roster import RosterEndpoints
 from mcp_runtime.gateway.endpoints.routing import Endpoints
 from mcp_runtime.gateway.endpoints.tools import ToolCalls
+from mcp_runtime.gateway.extras_loader import ExtrasLoader
 from mcp_runtime.gateway.intake import Intake
-from mcp_runtime.gateway.learning import Learning
 from mcp_runtime.gateway.legacy import SessionClients
 from mcp_runtime.gateway.members import Members
 from mcp_runtime.gateway.messages import ClientSession
 from mcp_runtime.gateway.modern import ModernClients
-from mcp_runtime.gateway.replying import Replying
-from mcp_runtime.gateway.streams.listening import Listening
+from mcp_runtime.gateway.responder import Responder
+from mcp_runtime.gateway.session_streams import SessionStreams
+from mcp_runtime.gateway.streams.client_streams import ClientStreams
 from mcp_runtime.gateway.streams.resumable import Owed
 from mcp_runtime.gateway.upstream.answer_streams import AnswerStreams
 from mcp_runtime.gateway.upstream.modern import ModernMembers
 from mcp_runtime.gateway.upstream.questions import Questions
 from mcp_runtime.gateway.upstream.relay import Relay
-from mcp_runtime.gateway.upstream.routes import Wire
-from mcp_runtime.gateway.upstream.sessions import Conversations
+from mcp_runtime.gateway.upstream.routes import Upstream
+from mcp_runtime.gateway.upstream.sessions import UpstreamSessions
 from mcp_runtime.http1.server import HttpServer
 from mcp_runtime.members.availability import Availability
 from mcp_runtime.members.lifecycle import Lifecycle
@@ -142,30 +143,32 @@ class Gateway:
             self._loop.close()
 
     async def _close_doors(self) -> None:
-        self._server.close_doors()
+        self._server.stop_listening()
         await asyncio.sleep(DOORS_SECONDS)
         self._server.close_idle()
 
     async def _serve(self) -> None:
-        wire = Wire(self._lifecycle, max_bytes=self._options.max_bytes)
-        conversations = Conversations(wire)
+        upstream = Upstream(self._lifecycle, max_bytes=self._options.max_bytes)
+        upstream_sessions = UpstreamSessions(upstream)
         self._members = members = Members(self._lifecycle, Availability(self._lifecycle, self._wake_supervisor))
-        modern, questions = ModernMembers(wire, conversations), Questions(wire, conversations)
-        relay = Relay(wire, conversations, members, modern, AnswerStreams(wire, conversations, questions))
-        self._learning = Learning(self._lifecycle, wire, relay, members)
-        self._listening = Listening(wire, conversations, modern, questions, members)
+        modern, questions = ModernMembers(upstream, upstream_sessions), Questions(upstream, upstream_sessions)
+        relay = Relay(
+            upstream, upstream_sessions, members, modern, AnswerStreams(upstream, upstream_sessions, questions)
+        )
+        self._extras_loader = ExtrasLoader(self._lifecycle, upstream, relay, members)
+        self._client_streams = ClientStreams(upstream, upstream_sessions, modern, questions, members)
         self._owed = owed = Owed()
 
         def session_dropped(session: ClientSession) -> None:
             owed.give_up_all(session)
-            conversations.say_goodbye(session)
+            upstream_sessions.close_sessions_of(session)
 
         self._sessions = Sessions(session_dropped)
         self._recall_sessions()
-        app = self._app(wire, conversations, questions, relay)
+        app = self._app(upstream, upstream_sessions, questions, relay)
         self._server = server = HttpServer(app)
         self._closing = asyncio.Event()
-        members.on_reload = self._listening.roster_changed
+        members.on_reload = self._client_streams.roster_changed
         await members.reload()
         keeping = [asyncio.ensure_future(members.keep()), asyncio.ensure_future(self._keep_sessions())]
         self._loop.call_soon(self._ready.set)
@@ -175,38 +178,28 @@ class Gateway:
         finally:
             await server.stop(STOP_SECONDS)
             await owed.closed(STOP_SECONDS / 4)
-            await conversations.close(STOP_SECONDS / 4)
+            await upstream_sessions.close(STOP_SECONDS / 4)
             for task in keeping:
                 task.cancel()
             session_file.save(self._options.data_dir, self._sessions.beyond_ids())
-            wire.close()
+            upstream.close()
 
-    def _app(self, wire: Wire, conversations: Conversations, questions: Questions, relay: Relay) -> App:
+    def _app(self, upstream: Upstream, upstream_sessions: UpstreamSessions, questions: Questions, relay: Relay) -> App:
         """What answers clients, on top of what asks members."""
         members, sessions = self._members, self._sessions
-        programs, intake, rewriting = self._recorder.programs, Intake(), Rewriting(wire)
-        introductions = Introductions(members, wire, conversations)
+        intake, rewriting = Intake(), Rewriting(upstream)
+        introductions = Introductions(members, upstream, upstream_sessions, self._recorder.programs)
         endpoints = Endpoints(
-            conversations,
+            upstream_sessions,
             members,
             introductions,
             ToolCalls(members, relay, self._recorder, rewriting),
             RosterEndpoints(members, relay, rewriting),
-            MemberEndpoints(members, wire, relay, rewriting),
+            MemberEndpoints(members, upstream, relay, rewriting),
         )
-        replying = Replying(endpoints, self._owed)
-        legacy = SessionClients(
-            self._principals,
-            intake,
-            sessions,
-            programs,
-            introductions,
-            self._listening,
-            conversations,
-            questions,
-            self._owed,
-            replying,
-        )
+        responder = Responder(endpoints, self._owed)
+        streams = SessionStreams(self._principals, self._client_streams, upstream_sessions, questions, responder)
+        legacy = SessionClients(intake, sessions, introductions, upstream_sessions, responder, streams)
         return App(
             principals=self._principals,
             origins=Origins(self._options.allowed_hosts, self._options.trusted_origins),
@@ -214,22 +207,22 @@ class Gateway:
             sessions=sessions,
             members=members,
             legacy=legacy,
-            modern=ModernClients(programs, self._listening, replying),
+            modern=ModernClients(introductions, self._client_streams, responder),
             is_stopping=self._stopping.is_set,
         )
 
     def _shut_down(self) -> None:
-        self._listening.close()
+        self._client_streams.close()
         self._owed.close()
         self._closing.set()
 
     def _on_member_changed(self, member_id: int) -> None:
         self._members.changed(member_id)
-        self._listening.member_changed()
-        self._learning.member_changed(member_id)
+        self._client_streams.member_changed()
+        self._extras_loader.member_changed(member_id)
 
     def _on_lists_changed(self, member_id: int) -> None:
-        self._learning.lists_changed(member_id)
+        self._extras_loader.lists_changed(member_id)
 
     # Sessions that outlive the runtime ----------------------------------------------------------------------------
 
@@ -268,4 +261,4 @@ class Gateway:
     def _access_changed(self) -> None:
         self._principals.forget()
         self._members.reload_soon()
-        self._looking_again = asyncio.ensure_future(self._listening.look_again(self._principals.principal))
+        self._looking_again = asyncio.ensure_future(self._client_streams.look_again(self._principals.principal))

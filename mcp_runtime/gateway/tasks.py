@@ -81,7 +81,7 @@ def _meta_of(part: Mapping[str, Any], *, is_of_mcp: bool) -> dict[str, Any]:
 
 def opened(owner: Owner, member_id: int, told: Any) -> Task:
     """The task that a client names. Raises MethodError for one that was not told to the same token."""
-    own = seals.unsealed(SALT, (*owner, member_id), told)
+    own = seals.unseal(SALT, (*owner, member_id), told)
     if own is None:
         raise MethodError(INVALID_PARAMS, NOT_THEIRS)
     return Task(own, told)
@@ -142,7 +142,7 @@ def created(owner: Owner, member_id: int, body: bytes, *, is_asked: bool) -> byt
             made = result
         own = envelope.text(made.get("taskId"))
         if own:
-            return renamed(Task(own, seals.sealed(SALT, (*owner, member_id), own)), body)
+            return renamed(Task(own, seals.seal(SALT, (*owner, member_id), own)), body)
     return body
 
 

@@ -1,8 +1,8 @@
-"""HTTP/1.1 on an event loop, written for what one call costs.
+"""HTTP/1.1 on an event loop, made for a low cost per call.
 
-server      to clients: requests as they come, replies in one piece or as a stream; for gateway and web
-client      to members: connections that are kept, and answers as they come
-listeners   listening sockets: bound here, or handed down over a restart
+server      the HTTP server of the gateway and the web
+client      the HTTP client for members, which reuses connections
+listeners   the gateway's listening sockets, bound here or inherited over a restart
 
-The gateway and the runtime use this room, and so does the web's server. It knows no Django, and nothing of MCP.
+The gateway, the runtime and the web's server use this package. It does not import Django, and does not know MCP.
 """

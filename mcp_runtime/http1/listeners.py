@@ -1,6 +1,6 @@
-"""The gateway's listening sockets: bound here, or handed down by a parent that keeps them while the runtime restarts.
+"""The gateway's listening sockets: bound here, or inherited from a parent that keeps them while the runtime restarts.
 
-A client that finds nobody listening gives up, many for good; one that finds a socket waits in its backlog.
+Without a socket a client gets an error, and many clients then give up for good. With a socket it waits in the backlog.
 """
 
 from __future__ import annotations
@@ -14,52 +14,52 @@ from collections.abc import Sequence
 from mcp_runtime.protocol.errors import AddressTakenError
 
 BACKLOG = 1024
-HANDED_DOWN = "GUILD_HALL_GATEWAY_SOCKETS"  # file descriptors; the guard passes them on
+SOCKETS_VARIABLE = "GUILD_HALL_GATEWAY_SOCKETS"  # file descriptors, which the guard passes on
 
 
-def hand_down(sockets: Sequence[socket.socket]) -> dict[str, str]:
-    """What a child's environment says of sockets that are passed to it."""
-    return {HANDED_DOWN: ",".join(str(one.fileno()) for one in sockets)} if sockets else {}
+def inheritance(descriptors: Sequence[int]) -> dict[str, str]:
+    """The environment variable that names the sockets for a child process."""
+    return {SOCKETS_VARIABLE: ",".join(map(str, descriptors))} if descriptors else {}
 
 
-def take_over() -> list[socket.socket]:
-    """What the parent handed down; nothing, if it did not. No child of ours inherits them."""
-    numbers = os.environ.pop(HANDED_DOWN, "").split(",")
+def take_inherited() -> list[socket.socket]:
+    """The sockets that the parent passed on, if any. Our own children do not inherit them."""
+    numbers = os.environ.pop(SOCKETS_VARIABLE, "").split(",")
     sockets = [socket.socket(fileno=int(number)) for number in numbers if number]
-    for one in sockets:
-        one.set_inheritable(False)
+    for sock in sockets:
+        sock.set_inheritable(False)
     return sockets
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
-    """Where the gateway will listen. Raises AddressTakenError."""
-    sockets = [_bound(host, port)]
+    """Bind the gateway's sockets. Raises AddressTakenError."""
+    sockets = [_bind(host, port)]
     if host == "127.0.0.1":
         with contextlib.suppress(AddressTakenError):
-            sockets.append(_bound("::1", port))  # what `localhost` may mean as well
+            sockets.append(_bind("::1", port))  # `localhost` may mean this address too
     return sockets
 
 
 def own_address(host: str, port: int) -> str:
-    """For URLs of programs beside the gateway. Not `localhost`: that may be an address where somebody else listens."""
+    """For URLs of programs on this machine. Not `localhost`, because another program may listen there on IPv6."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared with, not bound
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        bound = socket.socket(family)
+        sock = socket.socket(family)
     except OSError as error:
         raise AddressTakenError(f"the gateway cannot listen on {host}:{port}: {error.strerror}") from error
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if family == socket.AF_INET6:
-        bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     try:
-        bound.bind((host, port))
-        bound.listen(BACKLOG)  # who comes before the loop runs waits, and is not refused
+        sock.bind((host, port))
+        sock.listen(BACKLOG)  # now, so that clients wait and are not refused until the loop runs
     except OSError as error:
-        bound.close()
+        sock.close()
         hint = "; GUILD_HALL_GATEWAY_PORT chooses another port" if error.errno == errno.EADDRINUSE else ""
         raise AddressTakenError(f"the gateway cannot listen on {host}:{port}: {error.strerror}{hint}") from error
-    return bound
+    return sock

@@ -10,23 +10,27 @@ from mcp_runtime.members.restarts import is_tried_slowly
 from roster.models import GuildMember
 
 Status = GuildMember.Status
-Wanted = GuildMember.Wanted
+DesiredState = GuildMember.DesiredState
 
 
 class Availability:
-    """Looks at members' rows for the runtime whose `lifecycle` it is. A member that a call needs is had started."""
+    """Looks at members' rows for the runtime of `lifecycle`, and has a member started that a call needs."""
 
     def __init__(self, lifecycle: Lifecycle, wake_supervisor: Callable[[], None]) -> None:
         self._lifecycle = lifecycle
         self._wake_supervisor = wake_supervisor
 
-    def wish(self, member_id: int) -> None:
-        """Somebody calls it: if it was stopped, it is wanted again (REQ-MCP-HTTP-19)."""
-        if self._lifecycle.own_row(member_id).filter(wanted=Wanted.STOPPED).update(wanted=Wanted.RUNNING):
+    def ask_for_start(self, member_id: int) -> None:
+        """Somebody calls it. If it was stopped, it shall run again (REQ-MCP-HTTP-19)."""
+        if (
+            self._lifecycle.own_row(member_id)
+            .filter(desired_state=DesiredState.STOPPED)
+            .update(desired_state=DesiredState.RUNNING)
+        ):
             self._wake_supervisor()
 
     def no_use_waiting(self, member: GuildMember, since: float, deadline: float) -> str:
-        """Why the member will not come up for one who waits `since` then, until `deadline`; empty while it may.
+        """Why the member will not start for a call that waits from `since` until `deadline`. Empty while it may.
 
         Both are moments of `time.monotonic()`.
         """
@@ -37,23 +41,23 @@ class Availability:
             return "it is disabled"
         if member.manifest_error and member.status != Status.STARTING:
             return member.manifest_error
-        if member.status == Status.ERROR and member.wanted == Wanted.RUNNING:
+        if member.status == Status.ERROR and member.desired_state == DesiredState.RUNNING:
             return self._no_use_in_error(member, since, deadline)
         return f"it was not connected within {deadline - since:.6g} s" if time.monotonic() > deadline else ""
 
     def _no_use_in_error(self, member: GuildMember, since: float, deadline: float) -> str:
         restarts = self._lifecycle.restarts
-        due = restarts.due(member)
-        if member.restart_requested_at is None and (due is None or is_tried_slowly(member)):
+        next_try = restarts.next_try(member)
+        if member.restart_requested_at is None and (next_try is None or is_tried_slowly(member)):
             if restarts.failed_at(member) > since:
                 return member.last_reason  # it was tried for this call, and failed
-            # A call wakes a member that nothing else will soon, though never sooner than its back-off allows.
-            wanted = max(restarts.earliest(member), time.monotonic())
-            if wanted <= deadline and (due is None or wanted < due):
+            # A call starts a member that nothing else starts soon, but never sooner than its back-off allows.
+            moment = max(restarts.earliest(member), time.monotonic())
+            if moment <= deadline and (next_try is None or moment < next_try):
                 rows = self._lifecycle.own_row(member.pk).filter(status=member.status)
                 rows = rows.filter(next_restart_at=member.next_restart_at)
-                rows.update(next_restart_at=restarts.plan(member.pk, wanted))
+                rows.update(next_restart_at=restarts.plan(member.pk, moment))
                 self._wake_supervisor()
-            due = wanted if due is None else min(due, wanted)
-        late = time.monotonic() > deadline or (due is not None and due > deadline)
+            next_try = moment if next_try is None else min(next_try, moment)
+        late = time.monotonic() > deadline or (next_try is not None and next_try > deadline)
         return member.last_reason if late else ""

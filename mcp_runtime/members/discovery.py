@@ -46,16 +46,16 @@ def sync(members_dir: Path) -> SyncReport:
         list(Hall.objects.select_for_update())
         rows = {row.name: row for row in GuildMember.objects.all()}
         # Good manifests first: a faulty folder must not take the name that a good one claims.
-        seen = {_apply_good(file, file.manifest, rows, report) for file in files if file.manifest is not None}
+        names_on_disk = {_apply_good(file, file.manifest, rows, report) for file in files if file.manifest is not None}
         for file in files:
             if file.manifest is None:
-                seen.add(_apply_fault(file, rows, seen, report))
+                names_on_disk.add(_apply_fault(file, rows, names_on_disk, report))
         for row in rows.values():
-            if row.name not in seen and row.removed_at is None:
+            if row.name not in names_on_disk and row.removed_at is None:
                 GuildMember.objects.filter(pk=row.pk).update(removed_at=timezone.now())
                 report.removed.append(row.name)
         if report.removed:
-            Hall.access_changed()
+            Hall.note_access_change()
     return report
 
 
@@ -88,12 +88,12 @@ def _wants_new_process(row: GuildMember, manifest: Manifest, directory: str) -> 
     return row.directory != directory or Manifest.from_json(row.manifest).process_digest != manifest.process_digest
 
 
-def _apply_fault(file: ManifestFile, rows: dict[str, GuildMember], seen: set[str], report: SyncReport) -> str:
+def _apply_fault(file: ManifestFile, rows: dict[str, GuildMember], names_on_disk: set[str], report: SyncReport) -> str:
     """A folder that cannot be used is a row all the same: shown with its fault, never silently missing."""
-    here = [row for row in rows.values() if row.directory == file.directory and row.name not in seen]
+    here = [row for row in rows.values() if row.directory == file.directory and row.name not in names_on_disk]
     # A folder whose member was renamed has an older row as well, of a member that is gone.
     row = min(here, key=lambda row: row.removed_at is not None, default=None)
-    name = row.name if row else _free_name(file.name_hint or file.directory, set(rows) | seen)
+    name = row.name if row else _free_name(file.name_hint or file.directory, set(rows) | names_on_disk)
     values: dict[str, Any] = {
         "directory": file.directory,
         "manifest_error": file.fault,
@@ -105,11 +105,11 @@ def _apply_fault(file: ManifestFile, rows: dict[str, GuildMember], seen: set[str
     return name
 
 
-def _free_name(wish: str, names: set[str]) -> str:
-    taken = {name.casefold() for name in names}
-    base = re.sub(r"[^A-Za-z0-9_-]+", "-", wish).strip("-_")[:58] or "member"
-    candidates = [base, *(f"{base}-{number}" for number in range(2, len(taken) + 3))]
-    return next(name for name in candidates if name.casefold() not in taken)
+def _free_name(base_name: str, names: set[str]) -> str:
+    used_names = {name.casefold() for name in names}
+    base = re.sub(r"[^A-Za-z0-9_-]+", "-", base_name).strip("-_")[:58] or "member"
+    candidates = [base, *(f"{base}-{number}" for number in range(2, len(used_names) + 3))]
+    return next(name for name in candidates if name.casefold() not in used_names)
 
 
 def _write(
@@ -118,7 +118,7 @@ def _write(
     """Whether anything was written."""
     if row is None:
         rows[name] = GuildMember.objects.create(name=name, **values)
-        Hall.access_changed()
+        Hall.note_access_change()
         report.added.append(name)
         return True
     changes = {key: value for key, value in values.items() if getattr(row, key) != value}
@@ -126,6 +126,6 @@ def _write(
         return False
     GuildMember.objects.filter(pk=row.pk).update(**changes)
     if {"enabled", "removed_at"} & changes.keys():
-        Hall.access_changed()
+        Hall.note_access_change()
     (report.added if row.removed_at else report.changed).append(name)
     return True

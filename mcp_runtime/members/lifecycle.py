@@ -1,7 +1,7 @@
-"""Start, stop and refresh one member, and see to ends that nobody asked for.
+"""Start, stop and refresh one member, and handle ends that nobody requested.
 
-Each verb does to the process, or to the connection, what its arrow in `status` says of the row. The process comes
-first wherever one ends: the database may be away.
+`status` changes the row of a member; the methods here do the same to its process or its connection. Wherever one ends
+they end the process first, because the database may not answer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,11 @@ logger = logging.getLogger("guildhall.runtime")
 
 
 class Lifecycle:
-    """The verbs, for the runtime that holds `lease_id`. `on_change(member_id)` is called after every status change."""
+    """For the runtime that holds `lease_id`.
+
+    `on_change(member_id)` is called when a member has become connected, disconnected or an error, and when its tools
+    were listed again.
+    """
 
     def __init__(
         self,
@@ -60,8 +64,8 @@ class Lifecycle:
             options,
             self._members,
             self._statuses,
-            on_connected=self._connected,
-            on_exit=self._exited,
+            on_connected=self._handle_connected,
+            on_exit=self._handle_exit,
             on_notification=self._announcements.hear,
         )
         self.restarts = self._statuses.restarts
@@ -70,9 +74,9 @@ class Lifecycle:
 
     # Who is there -------------------------------------------------------------------------------------------------
 
-    def connected(self, member_id: int) -> LiveMember | None:
+    def connected_member(self, member_id: int) -> LiveMember | None:
         """The member, if it may be called now."""
-        return self._members.connected(member_id)
+        return self._members.connected_member(member_id)
 
     def live_members(self) -> list[LiveMember]:
         return self._members.all()
@@ -84,7 +88,7 @@ class Lifecycle:
     # Start --------------------------------------------------------------------------------------------------------
 
     def start(self, member_id: int, *, automatic: bool = False) -> None:
-        """DISCONNECTED | ERROR -> STARTING -> CONNECTED | ERROR. Returns when it is one of the two, or was aborted."""
+        """DISCONNECTED | ERROR -> STARTING -> CONNECTED | ERROR. Returns at its end, or when it was aborted."""
         member = GuildMember.objects.get(pk=member_id)
         if not self._statuses.to_starting(member, automatic=automatic):
             return
@@ -95,27 +99,27 @@ class Lifecycle:
         except StoppedWhileStartingError:
             self.stop(member_id)
         except McpRuntimeError as error:
-            self._start_failed(member, error)
+            self._record_failed_start(member, error)
         except Exception as error:
             logger.exception("member %r could not be started", member.name)
-            self._start_failed(member, McpRuntimeError(f"the hall failed while starting it: {error!r}"))
+            self._record_failed_start(member, McpRuntimeError(f"internal error while starting it: {error!r}"))
         finally:
-            self._starting.is_over(member_id)
+            self._starting.forget_start(member_id)
 
-    def _connected(self, live: LiveMember, manifest: Manifest) -> None:
+    def _handle_connected(self, live: LiveMember, manifest: Manifest) -> None:
         if live.process.exited.is_set():
-            self._crashed(live)  # between the answer and the row: nobody else has noticed
+            self._handle_crash(live)  # after it answered, before its row said so: no other code has seen the exit
         elif live.announces_changes or (live.client.session.id and manifest.transport != "stdio"):
             # In a session it may also ask something outside a call. The bridge of a stdio member answers that itself.
             self._announcements.listen_to(live)
         self._on_change(live.member_id)
 
-    def _start_failed(self, member: GuildMember, error: McpRuntimeError) -> None:
+    def _record_failed_start(self, member: GuildMember, error: McpRuntimeError) -> None:
         live = self._members.get(member.pk)
         tail = self._starting.tail(member.pk) if live is None else live.process.tail()
         code = error.exit_code if isinstance(error, ExitedEarlyError) else None
         url = member.manifest.get("url")
-        what = f"reached at {remote.shown_url(url)}" if url else "started"
+        what = f"reached at {remote.display_url(url)}" if url else "started"
         self._to_error(
             member.pk,
             [Status.STARTING],
@@ -134,51 +138,51 @@ class Lifecycle:
         """What members that take longer to start wrote last, onto their rows; the supervisor calls it each turn."""
         self._starting.note_progress()
 
-    # An end nobody asked for --------------------------------------------------------------------------------------
+    # An end that nobody requested -------------------------------------------------------------------------------------
 
-    def _exited(self, ended: MemberProcess) -> None:
+    def _handle_exit(self, member_process: MemberProcess) -> None:
         """Called when the process is gone. While it was starting, or stopping, somebody else is waiting for that."""
         for live in self.live_members():
-            if live.process is not ended:
+            if live.process is not member_process:
                 continue
             if live.connected_at is None:
-                live.talk.abort()  # a stranger on its port may hold it, and say nothing
-            elif not live.stop_asked.is_set():
+                live.talk.abort()  # another program on its port may have taken our request and never answer
+            elif not live.stop_requested.is_set():
                 try:
-                    self._crashed(live)
+                    self._handle_crash(live)
                 finally:
-                    connections.close_all()  # as long as the pool has nothing to do, its threads keep none
+                    connections.close_all()  # idle threads of the pool keep no connection
 
-    def _crashed(self, live: LiveMember) -> None:
+    def _handle_crash(self, live: LiveMember) -> None:
         """REQ-MCP-HTTP-16, 17"""
         code = live.process.exit_code or 0
         message = f"member {live.name!r} exited without being asked, with {describe_exit(code)}"
         self._members.remove(live)
-        self._failed(live, "exit", message, exit_code=code)
-        process.kill_marked(live.process.mark)
+        self._record_failure(live, "exit", message, exit_code=code)
+        process.kill_tagged(live.process.tag)
 
-    def connection_failed(self, live: LiveMember, error: ConnectError) -> None:
-        """A connected member refused or reset a connection: ERROR at once, the process ended (REQ-MCP-HTTP-41)."""
-        if live.process.exited.wait(EXIT_GRACE) or live.stop_asked.is_set() or not self._members.holds(live):
+    def handle_connection_failure(self, live: LiveMember, error: ConnectError) -> None:
+        """A connected member refused or reset a connection: end it, and put it in ERROR at once (REQ-MCP-HTTP-41)."""
+        if live.process.exited.wait(EXIT_GRACE) or live.stop_requested.is_set() or not self._members.holds(live):
             return  # its exit, or its stop, is the cause, and is written down as that
-        live.stop_asked.set()
+        live.stop_requested.set()
         live.process.kill()
-        process.kill_marked(live.process.mark)
+        process.kill_tagged(live.process.tag)
         self._members.remove(live)
         where = f"at {live.endpoint}" if live.is_remote else f"on port {live.port}"
-        self._failed(live, "connection", f"member {live.name!r} does not answer {where}: {error}")
+        self._record_failure(live, "connection", f"member {live.name!r} does not answer {where}: {error}")
 
     def fail(self, live: LiveMember, cause: str, message: str) -> None:
-        """A connected member is of no use: its process is ended, and it is in ERROR."""
-        if live.stop_asked.is_set() or not self._members.holds(live):
+        """End the process of a connected member that is of no use, and put it in ERROR."""
+        if live.stop_requested.is_set() or not self._members.holds(live):
             return  # somebody else ends it
-        live.stop_asked.set()
+        live.stop_requested.set()
         live.process.stop()
         self._members.remove(live)
-        self._failed(live, cause, message)
+        self._record_failure(live, cause, message)
 
-    def lost_track(self, member_id: int) -> None:
-        """The row claims a process that is not there: that is a failure like another, and counts as one."""
+    def handle_lost_process(self, member_id: int) -> None:
+        """The row claims a process that is not there. That counts as a failure like any other."""
         live = self._members.get(member_id)
         if live is not None:
             self._members.remove(live)
@@ -188,7 +192,7 @@ class Lifecycle:
         if GuildMember.objects.filter(pk=member_id, status=Status.STOPPING).exists():
             self.stop(member_id)
 
-    def _failed(self, live: LiveMember, cause: str, message: str, exit_code: int | None = None) -> None:
+    def _record_failure(self, live: LiveMember, cause: str, message: str, exit_code: int | None = None) -> None:
         """CONNECTED -> ERROR, of a member whose process or connection is over."""
         self._to_error(
             live.member_id,
@@ -211,11 +215,12 @@ class Lifecycle:
     ) -> None:
         """STARTING | CONNECTED -> STOPPING -> DISCONNECTED, or ERROR -> DISCONNECTED; then the process is gone.
 
-        `sweep` looks through all processes for what left the member's group: not for each of hundreds at once.
+        With `sweep` it also looks through all processes of the machine for those that left the member's group. That is
+        slow, so it is left out when all members stop together.
         """
         live = self._members.get(member_id)
         if live is not None:
-            live.stop_asked.set()
+            live.stop_requested.set()
             live.listening.abort()  # servers that end politely wait for their streams to end
             live.process.terminate()  # first of all: the database may be away, and say so late
             if live.is_remote:
@@ -229,54 +234,56 @@ class Lifecycle:
             give_connection_back()
             live.process.wait_or_kill(timeout)
             if sweep:
-                process.kill_marked(live.process.mark)
+                process.kill_tagged(live.process.tag)
             self._members.remove(live)
         self._statuses.to_disconnected(member_id, cause, live)
         self._on_change(member_id)
 
     def kill_everything(self) -> None:
-        """Whatever this runtime started, at once and for good: for a lease that is lost, and a stop's last look."""
+        """Kill all that this runtime started, at once and for good, when the lease is lost or at the end of a stop."""
         self._starting.kill_everything()
 
     # Refresh ------------------------------------------------------------------------------------------------------
 
     def refresh(self, member_id: int) -> None:
-        """List the tools of a connected member again; a failure is its ERROR (REQ-MCP-HTTP-39)."""
-        live = self.connected(member_id)
+        """List the tools of a connected member again. A failure puts it in ERROR (REQ-MCP-HTTP-39)."""
+        live = self.connected_member(member_id)
         if live is None:
             return
         live.talk = Exchange()
         try:
-            listed = live.client.list_tools(REQUEST_TIMEOUT, live.talk)
+            tool_list = live.client.list_tools(REQUEST_TIMEOUT, live.talk)
         except RequestCancelledError:
             return
         except ClientError as error:
-            if live.process.exited.wait(EXIT_GRACE) or live.stop_asked.is_set():
+            if live.process.exited.wait(EXIT_GRACE) or live.stop_requested.is_set():
                 return
-            if (live.calls or live.relayed) and isinstance(error, RequestTimeoutError):
-                # One that serves one at a time is busy, not broken: ended, it would take its calls with it.
+            if (live.calls or live.relayed_calls) and isinstance(error, RequestTimeoutError):
+                # A member that serves one request at a time is busy, not broken. Its end would fail its calls.
                 logger.warning(
-                    "member %r did not list its tools while %d calls ran in it", live.name, live.calls + live.relayed
+                    "member %r did not list its tools while %d calls ran in it",
+                    live.name,
+                    live.calls + live.relayed_calls,
                 )
                 return
             self.fail(live, "tools/list", f"member {live.name!r}: tools/list failed: {error}")
         else:
-            rows = tools.rows_of(member_id, listed.tools)
-            warnings = [*listed.warnings, *live.exposure]
-            persistently(lambda: self._write_refreshed(member_id, rows, warnings))
+            rows = tools.rows_of(member_id, tool_list.tools)
+            warnings = [*tool_list.warnings, *live.exposure]
+            persistently(lambda: self._write_tools(member_id, rows, warnings))
             self._on_change(member_id)
 
-    def _write_refreshed(self, member_id: int, rows: list[Tool], warnings: list[str]) -> None:
+    def _write_tools(self, member_id: int, rows: list[Tool], warnings: list[str]) -> None:
         with transaction.atomic():
             if self.own_row(member_id).filter(status=Status.CONNECTED).update(warnings=warnings):
                 tools.write(member_id, rows)
 
     def abort_refresh(self, member_id: int) -> None:
-        """A stop while `refresh` is under way in another thread: a member that says nothing must not delay it."""
+        """A stop while `refresh` is under way in another thread: a silent member must not delay it."""
         live = self._members.get(member_id)
         if live is not None:
             live.talk.abort()
 
     def request_refreshes(self) -> None:
-        """Of members that said that their tools changed; the supervisor calls it each turn."""
+        """Request refreshes of members that announced changes of their tools. The supervisor calls it each turn."""
         self._announcements.request_refreshes()

@@ -1,4 +1,4 @@
-"""Members that have a process or a connection now: what callers, the gateway and the supervisor ask about them."""
+"""Members that have a process or a connection now: what clients, the gateway and the supervisor ask about them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXIT_GRACE = 0.2
 
 @dataclass(eq=False)
 class LiveMember:
-    """A member's process, or the server elsewhere (then `port` is 0), and the client that talks to it."""
+    """A member's process, or the remote server (then `port` is 0), and the client that talks to it."""
 
     member_id: int
     name: str
@@ -30,16 +30,16 @@ class LiveMember:
     endpoint: str
     limits: StartLimits | None = None
     talk: Exchange = field(default_factory=Exchange)  # what the hall itself asks it: the handshake, its tools
-    listening: Exchange = field(default_factory=Exchange)  # to what it says unasked
+    listening: Exchange = field(default_factory=Exchange)  # to its own announcements and requests
     silence: Silence = field(default_factory=Silence)
-    calls: int = 0  # that run in it now; the dispatcher counts
-    relayed: int = 0  # of the gateway; its loop counts
+    calls: int = 0  # of the dispatcher, which run in it now
+    relayed_calls: int = 0  # of the gateway, which run in it now
     big_answers: threading.Lock = field(default_factory=threading.Lock)  # are written one after the other
     connected_at: float | None = None
     announces_changes: bool = False  # of its lists, as it said when it was connected
     progress: str = ""  # as it stands on the row
     exposure: list[str] = field(default_factory=list)  # warnings of where it listens
-    stop_asked: threading.Event = field(default_factory=threading.Event)
+    stop_requested: threading.Event = field(default_factory=threading.Event)
 
     @property
     def was_stable(self) -> bool:
@@ -55,9 +55,9 @@ class LiveMember:
         """Whether its start keeps a CPU busy."""
         return self.connected_at is None and self.limits is not None and self.limits.is_computing
 
-    def how_it_ended(self, when: str) -> str:
-        """Of a process that is over, for the caller of a call that was in it, or was to be."""
-        if self.stop_asked.is_set():
+    def describe_end(self, when: str) -> str:
+        """How the process ended, for a call that ran in it or waited for it."""
+        if self.stop_requested.is_set():
             return f"the member was stopped {when}"
         return f"the member exited {when}, with {describe_exit(self.process.exit_code or 0)}"
 
@@ -77,17 +77,17 @@ class LiveMembers:
     def all(self) -> list[LiveMember]:
         return list(self._members.values())
 
-    def connected(self, member_id: int) -> LiveMember | None:
+    def connected_member(self, member_id: int) -> LiveMember | None:
         """The member, if it may be called now."""
         live = self._members.get(member_id)
-        return live if live and live.connected_at and not live.stop_asked.is_set() else None
+        return live if live and live.connected_at and not live.stop_requested.is_set() else None
 
     def holds(self, live: LiveMember) -> bool:
         """Whether it is still this process or connection that serves the member."""
         return self._members.get(live.member_id) is live
 
     def remove(self, live: LiveMember) -> None:
-        """Its process or connection is over: its client is closed."""
+        """Forget a member whose process or connection is over, and close its client."""
         if self.holds(live):
             self._members.pop(live.member_id, None)  # another thread may remove it in the same moment
         live.listening.abort()

@@ -20,7 +20,7 @@ MAX_BYTES = 1_000_000
 MAX_LINE_BYTES = 64_000
 FOLLOW_INTERVAL = 0.2
 BACKUPS = 2  # rotated files that are kept
-# Of one part: more than that has been written since, and its end is given alone.
+# Of one part. When more has been written since, the part is only the end of it.
 PART_BYTES = 256_000
 FINGERPRINT_BYTES = 64
 DOWNLOAD_BYTES = 65_536
@@ -30,7 +30,7 @@ _COLOURS_AND_SUCH = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|[ -/]*[0-~])"
 )
 UNSEEN = "\N{REPLACEMENT CHARACTER}"
-# Nearly all that must not be seen, in one go; what is left of other than ASCII is looked at character by character.
+# Nearly all that must not be shown, in one go. The rest that is not ASCII is checked character by character.
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 _NOT_ASCII_TEXT = re.compile(rf"[^ -~\t{UNSEEN}]+")
 
@@ -40,19 +40,19 @@ def path_of(data_dir: Path, name: str) -> Path:
     return data_dir / "logs" / f"{name}.log"
 
 
-def rotated(path: Path, times: int = 1) -> Path:
+def rotated_path(path: Path, times: int = 1) -> Path:
     """Where `path` goes when it is full, and from there so many times on."""
     return path.with_name(f"{path.name}.{times}")
 
 
 def plain(text: str) -> str:
-    """`text` without a terminal's colours and titles; what else is not to be seen becomes replacement characters."""
+    """`text` without a terminal's colours and titles; what else must not be shown becomes replacement characters."""
     text = _COLOURS_AND_SUCH.sub("", text) if "\x1b" in text else text
     return text if text.isprintable() else _NOT_ASCII_TEXT.sub(_harmless, _CONTROLS.sub(UNSEEN, text))
 
 
-def _harmless(found: re.Match[str]) -> str:
-    return "".join([char if char.isprintable() else UNSEEN for char in found[0]])
+def _harmless(match: re.Match[str]) -> str:
+    return "".join([char if char.isprintable() else UNSEEN for char in match[0]])
 
 
 # The end ----------------------------------------------------------------------------------------------------------
@@ -79,14 +79,14 @@ def tail(path: Path, lines: int, *, max_bytes: int = MAX_BYTES) -> list[str]:
 def _last_lines(path: Path, newest: _End, lines: int, max_bytes: int) -> list[str]:
     end = newest
     if not newest.is_cut and newest.data.count(b"\n") < lines and len(newest.data) < max_bytes:
-        older = _end_of(rotated(path), max_bytes - len(newest.data))
+        older = _end_of(rotated_path(path), max_bytes - len(newest.data))
         # Rotated between the two reads, it is the very file that was read already.
         if older.identity != newest.identity:
             end = replace(older, data=older.data + newest.data)
-    found = _split(end.data)
-    if end.is_cut and found:
-        found = found[1:] or [CUT + found[0]]
-    return found[-lines:] if lines > 0 else []
+    last = _split_lines(end.data)
+    if end.is_cut and last:
+        last = last[1:] or [CUT + last[0]]
+    return last[-lines:] if lines > 0 else []
 
 
 def _end_of(path: Path, max_bytes: int) -> _End:
@@ -111,7 +111,7 @@ def _open(path: Path) -> FileIO | None:
         return None
 
 
-def _split(data: bytes) -> list[str]:
+def _split_lines(data: bytes) -> list[str]:
     # At newlines alone: str.splitlines would also split at the form feeds in binary noise.
     parts = data.split(b"\n")
     return [_text(part) for part in (parts if parts[-1] else parts[:-1])]
@@ -135,18 +135,18 @@ def follow(path: Path, *, lines: int = 0, pause: Callable[[], object] = _pause) 
     """
     with closing(_Follower(path)) as follower:
         newest = follower.read_end()
-        complete, newline, held = newest.data.rpartition(b"\n")
+        complete, newline, partial = newest.data.rpartition(b"\n")
         yield from _last_lines(path, replace(newest, data=complete + newline), lines, MAX_BYTES)
         while True:
             chunk = follower.read()
             if not chunk:
                 pause()
                 continue
-            *done, held = (held + chunk).split(b"\n")
-            yield from map(_text, done)
-            if len(held) > MAX_LINE_BYTES:
-                yield _text(held)
-                held = b""
+            *complete_lines, partial = (partial + chunk).split(b"\n")
+            yield from map(_text, complete_lines)
+            if len(partial) > MAX_LINE_BYTES:
+                yield _text(partial)
+                partial = b""
 
 
 class _Follower:
@@ -169,10 +169,10 @@ class _Follower:
         self._file = self._file or _open(self._path)
         if self._file is None:
             return b""
-        # Asked before reading: nothing is written to a file once it was moved, so an empty read then is its end.
-        moved = not self._is_in_place(self._file)
+        # Look before reading: nothing is written to a file after its rotation, so an empty read is then its end.
+        is_rotated = not self._is_in_place(self._file)
         chunk = self._file.read(MAX_LINE_BYTES)
-        if not chunk and moved:
+        if not chunk and is_rotated:
             self.close()
         elif not chunk and self._file.tell() > os.fstat(self._file.fileno()).st_size:
             self._file.seek(0)
@@ -218,7 +218,7 @@ def part_after(path: Path, cursor: str = "", *, lines: int) -> Part:
         newest, begin = files[0], 0 if index else offset
         complete, newline, _ = newest.read(sizes[0] - begin).rpartition(b"\n")
         data = older + complete + newline
-        return Part(_split(data) if data else [], _cursor_at(newest, begin + len(complete + newline)))
+        return Part(_split_lines(data) if data else [], _cursor_at(newest, begin + len(complete + newline)))
 
 
 def whole(path: Path) -> Iterator[bytes]:
@@ -226,23 +226,23 @@ def whole(path: Path) -> Iterator[bytes]:
     with ExitStack() as stack:
         files = [stack.enter_context(closing(file)) for file in _generations(path)]
         for file in reversed(files):
-            left = os.fstat(file.fileno()).st_size
-            while left > 0 and (chunk := file.read(min(left, DOWNLOAD_BYTES))):
-                left -= len(chunk)
+            remaining = os.fstat(file.fileno()).st_size
+            while remaining > 0 and (chunk := file.read(min(remaining, DOWNLOAD_BYTES))):
+                remaining -= len(chunk)
                 yield chunk
 
 
 def _generations(path: Path) -> list[FileIO]:
     """The file and those rotated before it, newest first, each once: one may be rotated between two opens."""
-    found: dict[tuple[int, int], FileIO] = {}
-    for name in [path, *(rotated(path, times) for times in range(1, BACKUPS + 1))]:
+    files: dict[tuple[int, int], FileIO] = {}
+    for name in [path, *(rotated_path(path, times) for times in range(1, BACKUPS + 1))]:
         file = _open(name)
         if file is None:
             continue
         status = os.fstat(file.fileno())
-        if found.setdefault((status.st_dev, status.st_ino), file) is not file:
+        if files.setdefault((status.st_dev, status.st_ino), file) is not file:
             file.close()
-    return list(found.values())
+    return list(files.values())
 
 
 def _last_part(path: Path, newest: FileIO, lines: int, *, is_gap: bool) -> Part:
@@ -254,10 +254,10 @@ def _last_part(path: Path, newest: FileIO, lines: int, *, is_gap: bool) -> Part:
 
 
 def _cursor_at(file: FileIO, offset: int) -> str:
-    """The inode alone does not tell a file, for that of a deleted one is given again: what was read last counts too."""
+    """The inode alone does not identify a file, because it is used again after a deletion: the last bytes count too."""
     begin = max(0, offset - FINGERPRINT_BYTES)
-    seen = os.pread(file.fileno(), offset - begin, begin)
-    return f"{os.fstat(file.fileno()).st_ino}-{offset}-{zlib.crc32(seen)}"
+    last_bytes = os.pread(file.fileno(), offset - begin, begin)
+    return f"{os.fstat(file.fileno()).st_ino}-{offset}-{zlib.crc32(last_bytes)}"
 
 
 def _place_of(cursor: str, files: list[FileIO], sizes: list[int]) -> tuple[int, int] | None:

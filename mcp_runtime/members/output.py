@@ -48,7 +48,7 @@ class MemberLog:
         self._file = _LogFile(name, path)
         self._tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
         self._second = 0
-        self._shown = 0
+        self._lines_this_second = 0
 
     def write(self, lines: Sequence[str]) -> int:
         """Keep `lines`; how many of them the console shows."""
@@ -61,15 +61,15 @@ class MemberLog:
     def _show(self, lines: list[str]) -> int:
         second = int(time.monotonic())
         if second != self._second:
-            if self._shown > CONSOLE_LINES_PER_SECOND:
-                hidden = self._shown - CONSOLE_LINES_PER_SECOND
-                self._console.info("… %d more lines: manage.py logs %s", hidden, self._name)
-            self._second, self._shown = second, 0
-        shown = lines[: max(CONSOLE_LINES_PER_SECOND - self._shown, 0)]
-        self._shown += len(lines)
-        for line in shown:
+            if self._lines_this_second > CONSOLE_LINES_PER_SECOND:
+                hidden_count = self._lines_this_second - CONSOLE_LINES_PER_SECOND
+                self._console.info("… %d more lines: manage.py logs %s", hidden_count, self._name)
+            self._second, self._lines_this_second = second, 0
+        visible = lines[: max(CONSOLE_LINES_PER_SECOND - self._lines_this_second, 0)]
+        self._lines_this_second += len(lines)
+        for line in visible:
             self._console.info("%s", line)
-        return len(shown)
+        return len(visible)
 
     def tail(self) -> str:
         return "\n".join(list(self._tail))
@@ -99,8 +99,8 @@ class _LogFile(logging.handlers.RotatingFileHandler):
         if time.monotonic() >= self._complain_at:
             self._complain_at = time.monotonic() + COMPLAIN_SECONDS
             reason = getattr(sys.exception(), "strerror", None) or sys.exception()
-            said = "the log of member %r cannot be written (%s); its lines are lost until it can"
-            logger.warning(said, self._member, reason)
+            text = "the log of member %r cannot be written (%s); its lines are lost until it can"
+            logger.warning(text, self._member, reason)
 
 
 def _stamp(seconds: float) -> str:
@@ -127,6 +127,10 @@ class Output:
     def finish(self, timeout: float) -> None:
         """Its member is dead: returns when what it wrote last is kept, after `timeout` seconds at most."""
         self._loop.call_soon_threadsafe(self._read_last)
+        self.wait_until_read(timeout)
+
+    def wait_until_read(self, timeout: float) -> None:
+        """After `finish`: returns when what it wrote last is kept, after `timeout` seconds at most."""
         self._is_complete.wait(timeout)
 
     # On the reading thread ----------------------------------------------------------------------------------------
@@ -175,8 +179,8 @@ class Output:
             end = len(self._rest) // MAX_LINE * MAX_LINE
             lines += _lines(self._rest[:end])
             self._rest = self._rest[end:]
-        shown = self._log.write(lines) if lines else 0
-        return len(chunk) + LINE_COST * len(lines) + SHOWN_COST * shown
+        visible_count = self._log.write(lines) if lines else 0
+        return len(chunk) + LINE_COST * len(lines) + SHOWN_COST * visible_count
 
     def _close(self) -> None:
         if self._is_closed:

@@ -27,11 +27,11 @@ _DIAG_END = struct.Struct("=16xi")  # a negative errno where the kernel could no
 _NOT_THERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
-def candidates(first: int, last: int, preferred: int | None = None) -> Iterator[int]:
-    """`preferred` when it lies in the range, then every port of it in sequence (REQ-MCP-HTTP-6)."""
-    if preferred is not None and first <= preferred <= last:
-        yield preferred
-    yield from (port for port in range(first, last + 1) if port != preferred)
+def candidates(first: int, last: int, last_port: int | None = None) -> Iterator[int]:
+    """`last_port` when it lies in the range, then every port of it in sequence (REQ-MCP-HTTP-6)."""
+    if last_port is not None and first <= last_port <= last:
+        yield last_port
+    yield from (port for port in range(first, last + 1) if port != last_port)
 
 
 def is_free(port: int) -> bool:
@@ -66,10 +66,10 @@ def listening_addresses(pid: int, port: int) -> set[str]:
     listeners = _listeners_on(port)
     try:
         process = psutil.Process(pid)
-        found = _listens(process, port, listeners)
-        if listeners is not None and found == set(listeners.values()):
-            return found  # mostly: to find descendants takes a look at all processes there are
-        return found.union(*(_listens(child, port, listeners) for child in process.children(recursive=True)))
+        addresses = _listens(process, port, listeners)
+        if listeners is not None and addresses == set(listeners.values()):
+            return addresses  # mostly: to find descendants takes a look at all processes there are
+        return addresses.union(*(_listens(child, port, listeners) for child in process.children(recursive=True)))
     except psutil.Error:
         return set()
 
@@ -92,23 +92,23 @@ def _listeners_on(port: int) -> dict[str, str] | None:
     """
     if sys.platform != "linux":
         return None
-    found: dict[str, str] = {}
+    listeners: dict[str, str] = {}
     number = port.to_bytes(2, "big")
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_SOCK_DIAG) as kernel:
             kernel.settimeout(DIAG_SECONDS)
             for family in (socket.AF_INET, socket.AF_INET6):
                 kernel.send(_DIAG_REQUEST.pack(_DIAG_REQUEST.size, *DUMP, family, socket.IPPROTO_TCP, LISTENS, number))
-                error = _take_listeners(kernel, found)
+                error = _take_listeners(kernel, listeners)
                 if error and family == socket.AF_INET:  # no tcp_diag; without IPv6 there is nothing to tell of it
                     raise OSError(error, os.strerror(error))
     except OSError:
         return None
-    return found
+    return listeners
 
 
-def _take_listeners(kernel: socket.socket, found: dict[str, str]) -> int:
-    """Put those of the answer into `found`. The errno that it ends with, or 0."""
+def _take_listeners(kernel: socket.socket, listeners: dict[str, str]) -> int:
+    """Put those of the answer into `listeners`. The errno that it ends with, or 0."""
     answer = b""
     while True:
         answer = answer or kernel.recv(DIAG_BYTES)
@@ -117,7 +117,7 @@ def _take_listeners(kernel: socket.socket, found: dict[str, str]) -> int:
             code: int = _DIAG_END.unpack_from(answer.ljust(_DIAG_END.size, b"\0"))[0]
             return max(-code, 0)
         width = 4 if family == socket.AF_INET else 16
-        found[f"socket:[{inode}]"] = socket.inet_ntop(family, address[:width])
+        listeners[f"socket:[{inode}]"] = socket.inet_ntop(family, address[:width])
         answer = answer[size + -size % 4 :]
 
 

@@ -1,7 +1,7 @@
 """One member's process: spawn it, notice its end, stop its whole group. The OS and nothing else.
 
-Every process of a member carries MARK_VARIABLE in its environment, and a birthmark where it dropped that: what left the
-process group is found by them, and a pid is never trusted alone.
+Every process of a member carries TAG_VARIABLE, its environment tag, and a birthmark in case it drops that variable.
+They find what left the process group. A pid is never trusted alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import IO, cast
@@ -30,7 +30,7 @@ from mcp_runtime.system.runtime_id import RuntimeId
 
 logger = logging.getLogger("guildhall.runtime")
 
-MARK_VARIABLE = "GUILD_HALL_MEMBER"
+TAG_VARIABLE = "GUILD_HALL_MEMBER"
 # What a child gets of our environment; never our settings, keys or addresses.
 INHERITED = frozenset(
     (
@@ -42,20 +42,21 @@ STOP_TIMEOUT = 3.0  # seconds from SIGTERM to SIGKILL
 REAP_TIMEOUT = 5.0  # a killed process is gone in milliseconds, unless the kernel holds it
 REAP_INTERVAL = 0.005
 LAST_WORDS_TIMEOUT = 0.05  # what a dead member wrote last is in the pipe already
+LATE_WORDS_TIMEOUT = 2.0  # where it is not read by then, on a busy machine, and somebody wants it
 # Threads that do what an exit asks for, among it writes to the database; more exits at once wait for each other.
 EXIT_THREADS = 8
-_exits = ThreadPoolExecutor(EXIT_THREADS, thread_name_prefix="member-exit")
+exit_threads = ThreadPoolExecutor(EXIT_THREADS, thread_name_prefix="member-exit")
 
 
-def mark_of(hall_id: uuid.UUID, runtime: RuntimeId) -> str:
-    """How the marks of all that `runtime` starts for the hall begin."""
+def tag_prefix(hall_id: uuid.UUID, runtime: RuntimeId) -> str:
+    """How the environment tags of all that `runtime` starts for the hall begin."""
     return f"{hall_id}/{runtime}/"
 
 
-def child_environment(own: Mapping[str, str], mark: str) -> dict[str, str]:
-    """The allow-listed part of our environment, the member's `own` variables, and its mark."""
-    inherited = {name: value for name, value in os.environ.items() if name in INHERITED}
-    return {**inherited, **own, MARK_VARIABLE: mark}
+def child_environment(own: Mapping[str, str], tag: str) -> dict[str, str]:
+    """The allow-listed part of our environment, the member's `own` variables, and its environment tag."""
+    environment = {name: value for name, value in os.environ.items() if name in INHERITED}
+    return {**environment, **own, TAG_VARIABLE: tag}
 
 
 def user_umask() -> int:
@@ -66,17 +67,17 @@ def user_umask() -> int:
 class MemberProcess:
     """A running server process, leader of a session and process group of its own."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], log: MemberLog, mark: str) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes], log: MemberLog, tag: str) -> None:
         self._popen = popen
         self._log = log
         self._output = Output(cast("IO[bytes]", popen.stdout), log)
         self._signal_lock = threading.Lock()
         self._reaped = False
         self.pid = popen.pid
-        self.mark = mark
+        self.tag = tag
         self.spawned_at = time.monotonic()
         self.exited = threading.Event()
-        self.told = threading.Event()  # `on_exit` has returned
+        self.exit_handled = threading.Event()  # `on_exit` has returned
         self.exit_code: int | None = None
 
     @classmethod
@@ -88,17 +89,16 @@ class MemberProcess:
         environment: dict[str, str],
         log: MemberLog,
         on_exit: Callable[[MemberProcess], None],
-        exits: Executor | None = None,
     ) -> MemberProcess:
         """Start `argv` in `directory` (REQ-MCP-HTTP-11). Raises SpawnError (REQ-MCP-HTTP-40).
 
-        `on_exit` is called once, from a thread of `exits` that may wait, after the end; what is left of the group is
-        dead by then. None: the threads that all members share.
+        `on_exit` is called once, from one of `exit_threads`, which may wait, after the end; what is left of the group
+        is dead by then.
         """
         if not directory.is_dir():
             raise SpawnError(f"its folder {directory} is gone")
         try:
-            with birthmark.handed_on(environment[MARK_VARIABLE]):
+            with birthmark.inheritance(environment[TAG_VARIABLE]):
                 popen = subprocess.Popen(
                     argv,
                     bufsize=0,
@@ -116,12 +116,14 @@ class MemberProcess:
             raise SpawnError(f"permission denied: {argv[0]!r} is not executable") from error
         except (OSError, ValueError) as error:
             raise SpawnError(f"command {argv[0]!r} cannot be started: {error}") from error
-        process = cls(popen, log, environment[MARK_VARIABLE])
-        call_at_exit(popen.pid, process._has_ended, partial(process._ended, on_exit, exits or _exits))
+        process = cls(popen, log, environment[TAG_VARIABLE])
+        call_at_exit(popen.pid, process._has_ended, partial(process._handle_end, on_exit))
         return process
 
     def tail(self) -> str:
-        """The last lines it wrote."""
+        """The last lines it wrote. Waits for them if it has just ended."""
+        if self.exited.is_set():
+            self._output.wait_until_read(LATE_WORDS_TIMEOUT)
         return self._log.tail()
 
     def last_line(self) -> str:
@@ -145,11 +147,11 @@ class MemberProcess:
     def _has_ended(self) -> bool:
         if hasattr(os, "waitid"):
             return self.is_over
-        with self._signal_lock:  # an older macOS: the mark alone finds what is left of the group
+        with self._signal_lock:  # on an older macOS only the environment tag finds the rest of the group
             self._reaped = self._popen.poll() is not None
             return self._reaped
 
-    def _ended(self, on_exit: Callable[[MemberProcess], None], exits: Executor) -> None:
+    def _handle_end(self, on_exit: Callable[[MemberProcess], None]) -> None:
         """On the loop of all members' exits: nothing here may wait for the disk, the console or the database."""
         with self._signal_lock:
             if not self._reaped:
@@ -159,15 +161,15 @@ class MemberProcess:
             self._reaped = True
         self._output.finish(LAST_WORDS_TIMEOUT)
         self.exited.set()
-        exits.submit(self._tell, on_exit)
+        exit_threads.submit(self._run_exit_handler, on_exit)
 
-    def _tell(self, on_exit: Callable[[MemberProcess], None]) -> None:
+    def _run_exit_handler(self, on_exit: Callable[[MemberProcess], None]) -> None:
         try:
             on_exit(self)
         except Exception:
             logger.exception("what the exit of process %d asks for failed", self.pid)
         finally:
-            self.told.set()
+            self.exit_handled.set()
 
     # Ending -------------------------------------------------------------------------------------------------------
 
@@ -175,7 +177,7 @@ class MemberProcess:
         """SIGTERM to the group, at most `timeout` seconds of patience, SIGKILL; then whatever left the group."""
         self.terminate()
         self.wait_or_kill(timeout)
-        kill_marked(self.mark)
+        kill_tagged(self.tag)
 
     def terminate(self) -> None:
         self._signal(signal.SIGTERM)
@@ -200,15 +202,15 @@ class MemberProcess:
 
 
 class NoProcess:
-    """In the place of a MemberProcess where the server runs elsewhere: nothing to stop here, and no end to notice."""
+    """In the place of a MemberProcess where the server is remote: nothing to stop here, and no end to notice."""
 
     pid = None
     exit_code = None
-    mark = ""
+    tag = ""
     is_over = False
 
     def __init__(self) -> None:
-        self.exited = self.told = threading.Event()
+        self.exited = self.exit_handled = threading.Event()
         self.spawned_at = time.monotonic()
 
     def tail(self) -> str:
@@ -230,59 +232,59 @@ class NoProcess:
         pass
 
 
-def kill_marked(mark: str) -> int:
-    """SIGKILL every process whose mark is `mark`, or begins with it when it ends in `/`; how many there were."""
-    if not mark:  # which every process but the members' carries
+def kill_tagged(tag: str) -> int:
+    """SIGKILL every process whose environment tag is `tag`, or begins with it when it ends in `/`. Returns how many."""
+    if not tag:  # which every process but the members' carries
         return 0
-    return _kill_all(lambda process: carries(process, mark))
+    return _kill_all(lambda process: carries(process, tag))
 
 
 def kill_left_behind(hall_id: uuid.UUID, last_holder: str = "") -> int:
-    """SIGKILL what runtimes of the hall left that are provably dead; how many processes there were.
+    """SIGKILL what runtimes of the hall left that are provably dead. Returns how many processes there were.
 
-    `last_holder` is the runtime that the lease names: of one that is named nowhere else, processes without our
-    environment are not found. A copy of the database is the same hall: what its living runtime started is not ours to
-    end.
+    `last_holder` is the runtime that the lease names. A process without our environment is found only if its
+    runtime is this one, or is named in the environment of another process. A copy of the database is the same hall, so
+    what its living runtime started is not ended.
     """
-    dead: set[str] = set()  # how their marks begin
+    dead: set[str] = set()  # the prefixes of their environment tags
 
     def note(runtime: str) -> None:
-        if _has_ended(runtime):
+        if _is_dead(runtime):
             dead.add(f"{hall_id}/{runtime}/")
 
     def is_left_behind(process: psutil.Process) -> bool:
-        hall, _, rest = _mark_in_environment(process).partition("/")
+        hall, _, rest = _tag_in_environment(process).partition("/")
         if hall == str(hall_id):
             note(rest.partition("/")[0])
-        return any(carries(process, mark) for mark in dead)
+        return any(carries(process, tag) for tag in dead)
 
     note(last_holder)
-    killed = _kill_all(is_left_behind)
-    if killed:
-        logger.warning("ended %d processes that an earlier runtime left behind", killed)
-    return killed
+    count = _kill_all(is_left_behind)
+    if count:
+        logger.warning("ended %d processes that an earlier runtime left behind", count)
+    return count
 
 
-def _has_ended(runtime: str) -> bool:
-    """Whether the runtime of a mark is provably dead. The release before marked with a UUID, and lives no more."""
-    known = RuntimeId.parse(runtime)
-    if known is not None:
-        return known.is_dead
+def _is_dead(runtime: str) -> bool:
+    """Whether the runtime of a tag is provably dead. The release before used a UUID in tags, and no longer runs."""
+    runtime_id = RuntimeId.parse(runtime)
+    if runtime_id is not None:
+        return runtime_id.is_dead
     try:
         return bool(uuid.UUID(runtime))
     except ValueError:
         return False
 
 
-def _kill_all(is_meant: Callable[[psutil.Process], bool]) -> int:
-    """SIGKILL every process that is meant. Looks again until a look finds none: they may fork meanwhile."""
+def _kill_all(is_target: Callable[[psutil.Process], bool]) -> int:
+    """SIGKILL every process that `is_target` selects. Searches until none is left, because they may fork meanwhile."""
     killed: set[psutil.Process] = set()
     deadline = time.monotonic() + REAP_TIMEOUT
-    while found := [process for process in psutil.process_iter() if is_meant(process)]:
-        for process in found:
+    while targets := [process for process in psutil.process_iter() if is_target(process)]:
+        for process in targets:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        killed.update(found)
+        killed.update(targets)
         if time.monotonic() > deadline:
             break
         # Not psutil.wait_procs: it reaps children of ours, whose end their watching threads then never see.
@@ -290,24 +292,24 @@ def _kill_all(is_meant: Callable[[psutil.Process], bool]) -> int:
     return len(killed)
 
 
-def carries(process: psutil.Process, mark: str) -> bool:
-    """Whether it lives, is not ourselves, and has the mark, as its birthmark or in its environment."""
+def carries(process: psutil.Process, tag: str) -> bool:
+    """Whether it lives, is not ourselves, and has the tag, as its birthmark or in its environment."""
     try:
         return (
             process.pid != os.getpid()
-            and (birthmark.is_for(process.pid, mark) or _is_for(_mark_in_environment(process), mark))
+            and (birthmark.is_for(process.pid, tag) or _is_for(_tag_in_environment(process), tag))
             and process.status() != psutil.STATUS_ZOMBIE
         )
     except psutil.Error:
         return False
 
 
-def _is_for(carried: str, mark: str) -> bool:
-    return carried.startswith(mark) if mark.endswith("/") else carried == mark
+def _is_for(process_tag: str, tag: str) -> bool:
+    return process_tag.startswith(tag) if tag.endswith("/") else process_tag == tag
 
 
-def _mark_in_environment(process: psutil.Process) -> str:
+def _tag_in_environment(process: psutil.Process) -> str:
     try:
-        return str(process.environ().get(MARK_VARIABLE, ""))
+        return str(process.environ().get(TAG_VARIABLE, ""))
     except (psutil.Error, OSError):
         return ""

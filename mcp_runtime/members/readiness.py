@@ -1,4 +1,4 @@
-"""Is a member that was spawned, or that runs elsewhere, ready for calls? What it is asked before it is connected.
+"""Is a member that was spawned, or that is a remote server, ready for calls? What it is asked before it is connected.
 
 It accepts connections, completes the initialize handshake and lists its tools. Nothing here writes a row.
 """
@@ -54,29 +54,29 @@ def await_introduction(live: LiveMember, manifest: Manifest) -> Introduction:
         _await_port(live, live.limits)
         handshake = _shake_hands(live, live.limits, manifest.protocol_version)
     addresses = _listening_addresses(live)
-    listed = _list_tools(live)
-    rows = tools.rows_of(live.member_id, listed.tools)
+    tool_list = _list_tools(live)
+    rows = tools.rows_of(live.member_id, tool_list.tools)
     live.exposure = _exposure_warnings(addresses, live.port)
-    return Introduction(handshake, rows, [*listed.warnings, *live.exposure])
+    return Introduction(handshake, rows, [*tool_list.warnings, *live.exposure])
 
 
 def _await_port(live: LiveMember, limits: StartLimits) -> None:
     while not ports.answers(live.port):
         _require_alive(live)
-        if limits.left() <= 0:
+        if limits.remaining() <= 0:
             raise NotListeningError(limits.budget)
-        waited = time.monotonic() - limits.spawned_at
-        live.process.exited.wait(min(max(PROBE_SHARE * waited, PROBE_INTERVAL), PROBE_INTERVAL_LATER))
+        elapsed = time.monotonic() - limits.spawned_at
+        live.process.exited.wait(min(max(PROBE_SHARE * elapsed, PROBE_INTERVAL), PROBE_INTERVAL_LATER))
 
 
 def _shake_hands(live: LiveMember, limits: StartLimits, version: str) -> InitializeResult:
     """initialize, tried while the server behind the port is not ready (REQ-MCP-HTTP-14)."""
     deadline, last = limits.handshake_deadline(), "no connection"
-    while (left := deadline - time.monotonic()) > 0:
+    while (remaining := deadline - time.monotonic()) > 0:
         _require_alive(live)
         try:
-            with limits.enforced(live.talk):
-                return live.client.connect(left, live.talk, version=version)
+            with limits.enforce(live.talk):
+                return live.client.connect(remaining, live.talk, version=version)
         except ConnectError as error:
             last = str(error)  # the socket is open, the server behind it not ready
         except RequestTimeoutError as error:
@@ -118,9 +118,9 @@ def _listening_addresses(live: LiveMember) -> set[str]:
     """
     if isinstance(live.process, NoProcess) or live.limits is None:
         return set()
-    began = time.monotonic()
+    began_at = time.monotonic()
     while not (addresses := ports.listening_addresses(live.process.pid, live.port)):
-        has_grace = time.monotonic() - began < EXIT_GRACE or (live.is_computing and live.limits.left() > 0)
+        has_grace = time.monotonic() - began_at < EXIT_GRACE or (live.is_computing and live.limits.remaining() > 0)
         if not has_grace:
             break
         live.process.exited.wait(PROBE_INTERVAL_LATER)
@@ -139,7 +139,7 @@ def _exposure_warnings(addresses: set[str], port: int) -> list[str]:
 
 
 def _require_alive(live: LiveMember) -> None:
-    if live.stop_asked.is_set():
+    if live.stop_requested.is_set():
         raise StoppedWhileStartingError(live.name)
     if live.process.exited.is_set():
         raise ExitedEarlyError(live.process.exit_code or 0)

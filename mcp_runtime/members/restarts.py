@@ -27,7 +27,7 @@ def restart_delay(failures: int) -> timedelta:
 def is_tried_slowly(member: GuildMember) -> bool:
     """Whether it failed so often that it is tried every few minutes: each try costs a process, and seldom helps.
 
-    A server elsewhere costs nothing to ask again.
+    A remote server costs nothing to ask again.
     """
     return member.restarts > QUICK_TRIES and not member.manifest.get("url")
 
@@ -38,22 +38,22 @@ def next_try_after(member: GuildMember) -> float:
 
 
 class Restarts:
-    """Of the members of one runtime. What a row says is translated once: setting the clock afterwards changes nothing.
+    """The next tries of one runtime's members. Each time in a row is translated once, and stays if the clock is set.
 
     All moments that are floats are seconds of `time.monotonic()`.
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, str], tuple[datetime, float]] = {}
+        self._moments: dict[tuple[int, str], tuple[datetime, float]] = {}
 
-    def due(self, member: GuildMember) -> float | None:
-        """When the member is tried again; None: by itself never."""
+    def next_try(self, member: GuildMember) -> float | None:
+        """When the member is tried again automatically. None means never."""
         at = member.next_restart_at
         return None if at is None else self._moment(member.pk, "next_restart_at", at)
 
     def is_due(self, member: GuildMember) -> bool:
-        due = self.due(member)
-        return due is not None and due <= time.monotonic()
+        moment = self.next_try(member)
+        return moment is not None and moment <= time.monotonic()
 
     def failed_at(self, member: GuildMember) -> float:
         """Of a member in ERROR."""
@@ -63,27 +63,27 @@ class Restarts:
         """When a call may have a member in ERROR started: calls never defeat the back-off."""
         return self.failed_at(member) + restart_delay(member.restarts).total_seconds()
 
-    def plan(self, member_id: int, due: float) -> datetime:
-        """The next try is due then; what to write as the row's `next_restart_at`."""
-        at = timezone.now() + timedelta(seconds=due - time.monotonic())
-        self._known[member_id, "next_restart_at"] = at, due
+    def plan(self, member_id: int, moment: float) -> datetime:
+        """Plan the next try for `moment`. Returns what to write as the row's `next_restart_at`."""
+        at = timezone.now() + timedelta(seconds=moment - time.monotonic())
+        self._moments[member_id, "next_restart_at"] = at, moment
         return at
 
-    def corrected(self, member: GuildMember) -> datetime | None:
-        """What the row is to say in place of its `next_restart_at`, where the clock was set; None while it is right."""
-        due, at = self.due(member), member.next_restart_at
-        if due is None or at is None:
+    def corrected_time(self, member: GuildMember) -> datetime | None:
+        """What `next_restart_at` must be after somebody set the clock. None while the row is right."""
+        moment, at = self.next_try(member), member.next_restart_at
+        if moment is None or at is None:
             return None
-        off = (at - timezone.now()).total_seconds() - (due - time.monotonic())
-        return self.plan(member.pk, due) if abs(off) > CLOCK_STEP else None
+        off = (at - timezone.now()).total_seconds() - (moment - time.monotonic())
+        return self.plan(member.pk, moment) if abs(off) > CLOCK_STEP else None
 
     def note_change(self, member_id: int, at: datetime) -> None:
         """The member's status changes now, and its row says `at`."""
-        self._known[member_id, "status_changed_at"] = at, time.monotonic()
+        self._moments[member_id, "status_changed_at"] = at, time.monotonic()
 
     def _moment(self, member_id: int, column: str, at: datetime) -> float:
-        known = self._known.get((member_id, column))
-        if known is None or known[0] != at:
-            known = at, time.monotonic() + (at - timezone.now()).total_seconds()
-            self._known[member_id, column] = known
-        return known[1]
+        entry = self._moments.get((member_id, column))
+        if entry is None or entry[0] != at:
+            entry = at, time.monotonic() + (at - timezone.now()).total_seconds()
+            self._moments[member_id, column] = entry
+        return entry[1]

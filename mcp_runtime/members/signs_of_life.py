@@ -36,31 +36,31 @@ class SignsOfLife:
         self._lifecycle = lifecycle
         self._run_apart = run_apart
         # Member id -> since when how many calls timed out, as of the last ping.
-        self._asked: dict[int, tuple[float, int]] = {}
-        self._asking: set[int] = set()
+        self._last_pings: dict[int, tuple[float, int]] = {}
+        self._pings_under_way: set[int] = set()
 
     def turn(self) -> None:
         """Ping members of which another call timed out, and take back what is shown of those that answer again."""
-        asked, self._asked = self._asked, {}
+        last_pings, self._last_pings = self._last_pings, {}
         for live in self._lifecycle.live_members():
             silence = live.silence
             if not live.connected_at or not silence.timeouts:
                 continue
-            reason = silence.began, silence.timeouts
-            may_ask = live.member_id not in self._asking and len(self._asking) < MAX_PINGS
-            if asked.get(live.member_id) != reason and may_ask and self._begin_asking(live):
-                asked[live.member_id] = reason
-            if live.member_id in asked:
-                self._asked[live.member_id] = asked[live.member_id]
+            reason = silence.began_at, silence.timeouts
+            may_ask = live.member_id not in self._pings_under_way and len(self._pings_under_way) < MAX_PINGS
+            if last_pings.get(live.member_id) != reason and may_ask and self._begin_asking(live):
+                last_pings[live.member_id] = reason
+            if live.member_id in last_pings:
+                self._last_pings[live.member_id] = last_pings[live.member_id]
         self.note_answers()
 
     def _begin_asking(self, live: LiveMember) -> bool:
-        self._asking.add(live.member_id)
+        self._pings_under_way.add(live.member_id)
         try:
             self._run_apart(partial(self._ask_apart, live))
         except RuntimeError as error:  # the system gives no thread
             logger.warning("member %r cannot be asked for a sign of life (%s); trying again", live.name, error)
-            self._asking.discard(live.member_id)
+            self._pings_under_way.discard(live.member_id)
             return False
         return True
 
@@ -71,7 +71,7 @@ class SignsOfLife:
             logger.exception("asking member %r for a sign of life failed", live.name)
         finally:
             connections.close_all()  # the thread ends here
-            self._asking.discard(live.member_id)
+            self._pings_under_way.discard(live.member_id)
 
     def ask(self, live: LiveMember) -> None:
         """Ping the member, for at most PING_TIMEOUT seconds, and write down that there was no answer."""
@@ -79,13 +79,13 @@ class SignsOfLife:
         try:
             live.client.ping(PING_TIMEOUT)
         except (RequestTimeoutError, ConnectError):
-            since = timezone.now() - timedelta(seconds=time.monotonic() - live.silence.began)
-            if live.silence.timeouts and not live.stop_asked.is_set() and not live.process.exited.is_set():
+            since = timezone.now() - timedelta(seconds=time.monotonic() - live.silence.began_at)
+            if live.silence.timeouts and not live.stop_requested.is_set() and not live.process.exited.is_set():
                 self._no_answer(live, timeouts, since)
         except ClientError:
-            live.silence.answered()  # an error is an answer
+            live.silence.note_answer()  # an error is an answer
         else:
-            live.silence.answered()
+            live.silence.note_answer()
 
     def _no_answer(self, live: LiveMember, timeouts: int, since: datetime) -> None:
         calls = f"{timeouts} calls" if timeouts > 1 else "a call"
@@ -101,7 +101,7 @@ class SignsOfLife:
 
     def note_answers(self) -> None:
         """Of members that were shown and have answered since, onto their rows."""
-        shown = GuildMember.objects.filter(status=Status.CONNECTED, no_answer_since__isnull=False)
+        rows = GuildMember.objects.filter(status=Status.CONNECTED, no_answer_since__isnull=False)
         silent = {live.member_id for live in self._lifecycle.live_members() if live.silence.timeouts}
-        for member_id in shown.exclude(pk__in=silent).values_list("pk", flat=True):
+        for member_id in rows.exclude(pk__in=silent).values_list("pk", flat=True):
             self._lifecycle.own_row(member_id).update(no_answer_since=None)

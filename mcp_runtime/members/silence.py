@@ -17,21 +17,21 @@ class Silence:
         self._lock = threading.Lock()
         self._answered_at = -math.inf
         self.timeouts = 0
-        self.began = 0.0  # when the first of them was sent
+        self.began_at = 0.0  # when the first of them was sent
 
-    def answered(self) -> None:
+    def note_answer(self) -> None:
         """Anything came: an error is an answer too."""
         self._answered_at = time.monotonic()
         if self.timeouts:
             with self._lock:
                 self.timeouts = 0
 
-    def timed_out(self, seconds: float) -> None:
+    def note_timeout(self, seconds: float) -> None:
         """A call that was sent so long ago. If another was answered meanwhile, it is that call alone that hangs."""
-        began = time.monotonic() - seconds
+        sent_at = time.monotonic() - seconds
         with self._lock:
-            if self._answered_at > began:
+            if self._answered_at > sent_at:
                 return
             if not self.timeouts:
-                self.began = began
+                self.began_at = sent_at
             self.timeouts += 1

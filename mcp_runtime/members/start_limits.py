@@ -32,8 +32,8 @@ BUSY_SHARE = 0.5  # of the time since its spawn that a start computes, or would
 class CpuTime:
     """Seconds in which processes ran, and in which they were ready to run while others did."""
 
-    used: float
-    waited: float
+    running: float
+    waiting: float
 
 
 def cpu_time(pid: int, *, alone: bool = False) -> CpuTime | None:
@@ -41,16 +41,16 @@ def cpu_time(pid: int, *, alone: bool = False) -> CpuTime | None:
 
     None where the system does not tell. Source: Linux, Documentation/scheduler/sched-stats.rst.
     """
-    used = waited = 0
+    running = waiting = 0
     try:
         root = psutil.Process(pid)
         for process in (root, *(() if alone else root.children(recursive=True))):
             with contextlib.suppress(ProcessLookupError):
-                ran, ready, _ = Path(f"/proc/{process.pid}/schedstat").read_text().split()
-                used, waited = used + int(ran), waited + int(ready)
+                on_cpu, ready, _ = Path(f"/proc/{process.pid}/schedstat").read_text().split()
+                running, waiting = running + int(on_cpu), waiting + int(ready)
     except (psutil.Error, OSError, ValueError):
         return None
-    return CpuTime(used / 1e9, waited / 1e9)
+    return CpuTime(running / 1e9, waiting / 1e9)
 
 
 @dataclass
@@ -76,13 +76,13 @@ class StartLimits:
             return cls(pid, spawned_at, FETCHING_START_BUDGET, FETCHING_START_BUDGET, handshake)
         return cls(pid, spawned_at, START_BUDGET if is_first else LONGEST_START_BUDGET, LONGEST_START_BUDGET, handshake)
 
-    def left(self) -> float:
+    def remaining(self) -> float:
         """Of the budget, as of now. Not above 0: it is over."""
         elapsed = time.monotonic() - self.spawned_at
         if elapsed >= self.budget and self.budget < self.longest:
             cpu = cpu_time(self.pid)
-            waited = math.inf if cpu is None else cpu.waited
-            self.budget = min(max(self.budget, START_BUDGET + waited), self.longest)
+            waiting = math.inf if cpu is None else cpu.waiting
+            self.budget = min(max(self.budget, START_BUDGET + waiting), self.longest)
         return self.budget - elapsed
 
     @property
@@ -93,7 +93,7 @@ class StartLimits:
             False,
         ):  # mostly it is the process itself; to find descendants takes a look at all there are
             cpu = cpu_time(self.pid, alone=alone)
-            if cpu is not None and cpu.used + cpu.waited > BUSY_SHARE * (time.monotonic() - self.spawned_at):
+            if cpu is not None and cpu.running + cpu.waiting > BUSY_SHARE * (time.monotonic() - self.spawned_at):
                 return True
         return False
 
@@ -106,16 +106,16 @@ class StartLimits:
         return time.monotonic() + self.handshake if self.handshake else self.spawned_at + self.longest
 
     @contextlib.contextmanager
-    def enforced(self, exchange: Exchange) -> Iterator[None]:
+    def enforce(self, exchange: Exchange) -> Iterator[None]:
         """For a handshake that has what is left of the budget, which grows. Raises RequestTimeoutError at its end."""
         if self.handshake or self.budget >= self.longest:  # its deadline is known before
             yield
             return
-        done = threading.Event()
+        is_over = threading.Event()
 
         def watch() -> None:
-            while (left := self.left()) > 0:
-                if done.wait(left):
+            while (remaining := self.remaining()) > 0:
+                if is_over.wait(remaining):
                     return
             exchange.abort()
 
@@ -124,10 +124,10 @@ class StartLimits:
         try:
             yield
         except RequestCancelledError:
-            if self.left() > 0:  # it was somebody else
+            if self.remaining() > 0:  # it was somebody else
                 raise
         finally:
-            done.set()
+            is_over.set()
             watching.join()
-        if exchange.aborted:
+        if exchange.is_aborted:
             raise RequestTimeoutError(self.budget)

@@ -9,7 +9,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -59,8 +58,6 @@ class StartOptions:
     max_result_bytes: int
     plain_http_hosts: Collection[str] = ()
     private: Collection[Path] = ()
-    exits: Executor | None = None
-    """Runs what the ends of processes ask for; None: the threads that all of this process share."""
 
 
 class Starting:
@@ -86,32 +83,32 @@ class Starting:
         self._on_connected = on_connected
         self._on_exit = on_exit
         self._on_notification = on_notification
-        # Each process has a mark of its own: a look for what one left must never find its successor.
-        self._own_mark = process.mark_of(options.hall_id, options.runtime)
+        # Each process has its own environment tag, because a search for what one left must never find its successor.
+        self._tag_prefix = process.tag_prefix(options.hall_id, options.runtime)
         self._spawns = itertools.count(1)
         self._spawning = threading.Condition()
         self._spawning_now = 0  # under _spawning, as is _closed
-        self._closed = False
-        self._aborted: set[int] = set()
-        self._tails: dict[int, str] = {}  # of starts that failed, until that is written down
+        self._is_closed = False
+        self._aborted_starts: set[int] = set()
+        self._tails: dict[int, str] = {}  # of starts that failed, until the failure is written
         self._progress_noted_at = 0.0
 
     def bring_up(self, member: GuildMember, manifest: Manifest) -> None:
-        """Until it is connected. Raises McpRuntimeError, and then leaves no process behind."""
+        """Start the member until it is connected. Raises McpRuntimeError, and then leaves no process behind."""
         if manifest.url:
             self._reach(member, manifest)
             return
-        tried: set[int] = set()
+        tried_ports: set[int] = set()
         while True:
-            port = self._claim_port(member, tried)
-            tried.add(port)
+            port = self._claim_port(member, tried_ports)
+            tried_ports.add(port)
             live = self._spawn(member, manifest, port)
             give_connection_back()
             try:
                 self._connect(live, manifest)
             except ExitedEarlyError as error:
                 self._forget(live)
-                if not _port_was_taken(manifest, error, live.process.tail()) or len(tried) >= MAX_PORT_TRIES:
+                if not _port_was_taken(manifest, error, live.process.tail()) or len(tried_ports) >= MAX_PORT_TRIES:
                     raise
                 logger.info("member %r found port %d taken; trying the next", member.name, port)
             except Exception:
@@ -126,17 +123,17 @@ class Starting:
         """What the process of a start that failed wrote last."""
         return self._tails.get(member_id, "")
 
-    def is_over(self, member_id: int) -> None:
-        """The start has its end, written down: nothing of it is kept."""
-        self._aborted.discard(member_id)
+    def forget_start(self, member_id: int) -> None:
+        """Once it is over and its end is in the row."""
+        self._aborted_starts.discard(member_id)
         self._tails.pop(member_id, None)
 
     def abort(self, member_id: int) -> None:
-        """A stop while `bring_up` is under way in another thread, or will be: it raises StoppedWhileStartingError."""
-        self._aborted.add(member_id)
+        """Stop a `bring_up` of another thread, also a later one. It raises StoppedWhileStartingError."""
+        self._aborted_starts.add(member_id)
         live = self._members.get(member_id)
         if live is not None:
-            live.stop_asked.set()
+            live.stop_requested.set()
             live.process.stop()
             live.talk.abort()  # with a remote server, which does not end
 
@@ -154,20 +151,20 @@ class Starting:
                     live.progress = line
 
     def kill_everything(self) -> None:
-        """Whatever this runtime started, at once and for good: for a lease that is lost, and a stop's last look.
+        """Kill all that this runtime started, at once and for good, when the lease is lost or at the end of a stop.
 
-        No member is spawned from then on: a start that is under way would leave its process behind.
+        No member is spawned from then on, because a start under way would leave its process behind.
         """
         with self._spawning:
-            self._closed = True
-            # Not for long: a command on a disk that hangs must not keep the others alive.
+            self._is_closed = True
+            # Wait only shortly, because a command on a disk that hangs must not keep the others alive.
             self._spawning.wait_for(lambda: not self._spawning_now, SPAWN_GRACE)
-        process.kill_marked(self._own_mark)
+        process.kill_tagged(self._tag_prefix)
 
-    # A server elsewhere -------------------------------------------------------------------------------------------
+    # A remote server ---------------------------------------------------------------------------------------------
 
     def _reach(self, member: GuildMember, manifest: Manifest) -> None:
-        """Begin a conversation with a server that runs elsewhere: no port, no process, one try."""
+        """Begin a session with a remote server. It needs no port and no process, and there is one try."""
         if fault := remote.plain_http_fault(manifest.url, self._options.plain_http_hosts):
             raise UrlError(fault)
         folder, private = self._options.members_dir / member.directory, (self._options.data_dir, *self._options.private)
@@ -178,7 +175,7 @@ class Starting:
             headers=remote.resolve(manifest.headers, remote.Sources(folder, private)),
             on_notification=partial(self._on_notification, member.pk),
         )
-        live = LiveMember(member.pk, member.name, 0, client, NoProcess(), remote.shown_url(manifest.url))
+        live = LiveMember(member.pk, member.name, 0, client, NoProcess(), remote.display_url(manifest.url))
         self._begin(live)
         give_connection_back()
         try:
@@ -190,12 +187,12 @@ class Starting:
 
     # A process ----------------------------------------------------------------------------------------------------
 
-    def _claim_port(self, member: GuildMember, tried: set[int]) -> int:
+    def _claim_port(self, member: GuildMember, tried_ports: set[int]) -> int:
         """The next free port, claimed by its row (REQ-MCP-HTTP-5 to 8). Raises NoFreePortError."""
         first, last = self._options.port_range
-        claimed = set(PortAllocation.objects.exclude(member=member).values_list("port", flat=True))
+        claimed_ports = set(PortAllocation.objects.exclude(member=member).values_list("port", flat=True))
         for port in ports.candidates(first, last, member.last_port):
-            if port in tried or port in claimed or not ports.is_free(port):
+            if port in tried_ports or port in claimed_ports or not ports.is_free(port):
                 continue
             try:
                 with transaction.atomic():
@@ -216,16 +213,15 @@ class Starting:
         argv = manifest.argv(port)
         if manifest.transport == "stdio":
             argv = bridge.command_line(port, argv, self._options.max_result_bytes)
-        mark = f"{self._own_mark}{next(self._spawns)}/{member.name}"
-        environment = process.child_environment(manifest.environment(port), mark)
-        with self._noted_spawn(member.name):
+        tag = f"{self._tag_prefix}{next(self._spawns)}/{member.name}"
+        environment = process.child_environment(manifest.environment(port), tag)
+        with self._spawn_under_way(member.name):
             member_process = MemberProcess.spawn(
                 argv,
                 directory=self._options.members_dir / member.directory,
                 environment=environment,
                 log=MemberLog(member.name, logs.path_of(self._options.data_dir, member.name)),
                 on_exit=self._on_exit,
-                exits=self._options.exits,
             )
         client = JsonRpcClient(
             f"http://127.0.0.1:{port}/mcp",
@@ -246,10 +242,10 @@ class Starting:
         return live
 
     @contextlib.contextmanager
-    def _noted_spawn(self, name: str) -> Iterator[None]:
+    def _spawn_under_way(self, name: str) -> Iterator[None]:
         """Around every spawn: `kill_everything` waits for those under way. Raises StoppedWhileStartingError after."""
         with self._spawning:
-            if self._closed:
+            if self._is_closed:
                 raise StoppedWhileStartingError(name)
             self._spawning_now += 1
         try:
@@ -263,8 +259,8 @@ class Starting:
 
     def _begin(self, live: LiveMember) -> None:
         self._members.add(live)
-        if live.member_id in self._aborted:  # before there was anybody to stop
-            live.stop_asked.set()
+        if live.member_id in self._aborted_starts:  # before there was anybody to stop
+            live.stop_requested.set()
 
     def _connect(self, live: LiveMember, manifest: Manifest) -> None:
         introduction = await_introduction(live, manifest)
@@ -275,14 +271,14 @@ class Starting:
         logger.info("member %r is connected: %s, %d tools", live.name, live.endpoint, len(introduction.tools))
         for warning in introduction.warnings:
             logger.warning("member %r: %s", live.name, warning)
-        if live.stop_asked.is_set():
+        if live.stop_requested.is_set():
             raise StoppedWhileStartingError(live.name)
         self._on_connected(live, manifest)
 
     def _forget(self, live: LiveMember) -> None:
         self._tails[live.member_id] = live.process.tail()
         self._members.remove(live)
-        process.kill_marked(live.process.mark)
+        process.kill_tagged(live.process.tag)
 
 
 def _port_was_taken(manifest: Manifest, error: ExitedEarlyError, tail: str) -> bool:

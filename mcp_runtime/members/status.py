@@ -66,12 +66,12 @@ def reset_rows() -> None:
 
 
 class Statuses:
-    """The arrows, for the runtime that holds `lease_id`. Each returns whether it was taken."""
+    """The arrows, for the runtime that holds `lease_id`. Each returns whether the status changed."""
 
     def __init__(self, lease_id: uuid.UUID) -> None:
         self._lease_id = lease_id
         self.restarts = Restarts()
-        self.ending: set[int] = set()  # members whose end is being written down, which takes as long as the database
+        self.ending: set[int] = set()  # members whose end is being written to the database
 
     def own_row(self, member_id: int) -> QuerySet[GuildMember]:
         """The member's row, as long as the lease is ours: every write to it goes through here."""
@@ -91,7 +91,7 @@ class Statuses:
     def _write_connected(self, live: LiveMember, introduction: Introduction) -> bool:
         handshake = introduction.handshake
         with transaction.atomic():
-            moved = self._move(
+            is_moved = self._move(
                 live.member_id,
                 [Status.STARTING],
                 Status.CONNECTED,
@@ -106,9 +106,9 @@ class Statuses:
                 capabilities=handshake.capabilities,
                 instructions=handshake.instructions,
             )
-            if moved:
+            if is_moved:
                 tools.write(live.member_id, introduction.tools)
-            return moved
+            return is_moved
 
     def to_error(
         self,
@@ -122,7 +122,7 @@ class Statuses:
         was_stable: bool = False,
         may_retry: bool = True,
     ) -> bool:
-        """STARTING | CONNECTED, as far as they are in `sources`, -> ERROR, and when it is tried again."""
+        """STARTING | CONNECTED, as far as they are in `sources`, -> ERROR. It also plans the next try."""
         message = storable(message)  # a member's own words may be in it
 
         def write() -> bool:
@@ -130,7 +130,7 @@ class Statuses:
                 member = GuildMember.objects.get(pk=member_id)
                 member.restarts = 1 if was_stable else member.restarts + 1
                 again = may_retry and member.manifest.get("restart") != "never"
-                due = time.monotonic() + next_try_after(member)
+                next_try = time.monotonic() + next_try_after(member)
                 slowly = f" ({SLOWLY.format(member.restarts)})" if again and is_tried_slowly(member) else ""
                 reason = message + slowly
                 self._free_port(member_id)
@@ -145,26 +145,26 @@ class Statuses:
                     pid=None,
                     exit_code=exit_code,
                     restarts=member.restarts,
-                    next_restart_at=self.restarts.plan(member_id, due) if again else None,
+                    next_restart_at=self.restarts.plan(member_id, next_try) if again else None,
                 )
 
         self.ending.add(member_id)
         try:
-            written = persistently(write)
+            is_written = persistently(write)
         finally:
             self.ending.discard(member_id)
-        if written:
+        if is_written:
             logger.error("%s", message)
-        return written
+        return is_written
 
     def to_stopping(self, member_id: int, cause: str) -> bool:
         """STARTING | CONNECTED -> STOPPING"""
         return self._move(member_id, [Status.STARTING, Status.CONNECTED], Status.STOPPING, cause=cause)
 
-    def to_disconnected(self, member_id: int, cause: str, ended: LiveMember | None) -> bool:
-        """Any but DISCONNECTED -> DISCONNECTED, once `ended` is over."""
+    def to_disconnected(self, member_id: int, cause: str, live: LiveMember | None) -> bool:
+        """Any but DISCONNECTED -> DISCONNECTED, once `live` is over."""
         facts: dict[str, Any] = {"pid": None, "next_restart_at": None, "restarts": 0, "warnings": []}
-        facts |= {"exit_code": ended.process.exit_code} if ended else {}
+        facts |= {"exit_code": live.process.exit_code} if live else {}
         sources = [Status.STOPPING, Status.ERROR, Status.CONNECTED, Status.STARTING]
 
         def write() -> bool:
@@ -189,7 +189,7 @@ class Statuses:
         log_tail: str = "",
         **facts: Any,
     ) -> bool:
-        """The one place a member's status changes: compare-and-set under the lease, and the change written down."""
+        """Change a member's status, and write a StatusChange. No other place does: compare-and-set under the lease."""
         now = timezone.now()
         if exit_code is not None:
             facts["exit_code"] = exit_code

@@ -1,4 +1,4 @@
-"""The loop that keeps members as wished: read the folder, compare wanted with seen, call the lifecycle.
+"""The loop that keeps members in their desired state: read the folder, compare it with the status, call the lifecycle.
 
 `tick()` is one turn and can be called alone. Between two of them, a second apart, there are short ones for whoever
 wakes the loop, be it each of a hundred members that start. A turn never blocks on a member: each verb runs in a thread
@@ -31,9 +31,9 @@ logger = logging.getLogger("guildhall.runtime")
 Status = GuildMember.Status
 
 TICK_SECONDS = 1.0
-# Wishes often come in handfuls; a loop that is woken for each of them would do nothing else.
+# Requests often come in handfuls; a loop that is woken for each of them would do nothing else.
 SHORTEST_PAUSE = 0.02
-# A start that hangs must not keep others out: it holds its place this long.
+# A start that hangs must not keep others out: it holds its slot this long.
 START_SLOT_SECONDS = 5.0
 # One whose process sleeps, or waits for a download, needs no CPU: others start meanwhile.
 IDLE_START_SLOT_SECONDS = 1.0
@@ -44,23 +44,23 @@ LONGEST_START_SLOT_SECONDS = 30.0
 MAX_VERBS = 64
 MAX_STARTS = 48
 UNTRACKED_SECONDS = 5.0
-# A server elsewhere leaves without a word: its tools are listed anew this often, to see that it is there.
+# A remote server leaves without a word: its tools are listed again this often, to see that it is there.
 REMOTE_CHECK_SECONDS = 30.0
 
-WISHED_RUNNING = Q(enabled=True, wanted=GuildMember.Wanted.RUNNING, removed_at=None)
-MAY_START = WISHED_RUNNING & Q(manifest_error="")
+SHOULD_RUN = Q(enabled=True, desired_state=GuildMember.DesiredState.RUNNING, removed_at=None)
+MAY_START = SHOULD_RUN & Q(manifest_error="")
 ALIVE = (Status.STARTING, Status.CONNECTED)
 LARGE = ("manifest", "server_info", "capabilities", "instructions", "last_error")  # columns that no turn needs
 
 
-def unfulfilled(due: Collection[int] = ()) -> QuerySet[GuildMember]:
-    """Members whose wishes differ from what is seen, those in ERROR included whose ids are in `due`."""
+def unfulfilled(retry_ids: Collection[int] = ()) -> QuerySet[GuildMember]:
+    """Members that are not as they should be, those in ERROR included whose ids are in `retry_ids`."""
     return GuildMember.objects.filter(
         Q(restart_requested_at__isnull=False)
         | Q(refresh_requested_at__isnull=False)
         | MAY_START & Q(status=Status.DISCONNECTED)
-        | MAY_START & Q(status=Status.ERROR, pk__in=due)
-        | ~WISHED_RUNNING & ~Q(status__in=(Status.DISCONNECTED, Status.STOPPING))
+        | MAY_START & Q(status=Status.ERROR, pk__in=retry_ids)
+        | ~SHOULD_RUN & ~Q(status__in=(Status.DISCONNECTED, Status.STOPPING))
     ).order_by("name")
 
 
@@ -86,9 +86,9 @@ class Supervisor:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._busy: dict[int, str] = {}  # member id -> the verb that is under way
-        self._restarts_due: list[float] = []  # by the monotonic clock, all later than the last turn
+        self._restart_moments: list[float] = []  # by the monotonic clock, all later than the last turn
         self._untracked_since: dict[int, float] = {}
-        self._checked_at: dict[int, float] = {}  # member id -> when a server elsewhere was last looked at
+        self._last_checks: dict[int, float] = {}  # member id -> when a remote server was last checked
         self._slots: dict[int, float] = {}  # member id -> when its start began
         self._threads = threads or Threads()
         self._signs_of_life = SignsOfLife(lifecycle, lambda work: self._threads.submit(work))
@@ -127,17 +127,19 @@ class Supervisor:
             self._stopping.wait(SHORTEST_PAUSE)
 
     def _pause(self) -> float:
-        """Seconds to the next turn: one, or less when a restart is due or a start gives its place back sooner."""
+        """Seconds to the next turn: one, or less when a restart is due or a start gives its slot back sooner."""
         with self._lock:
-            given_back = [began + START_SLOT_SECONDS for began in self._slots.values()]
+            slot_ends = [began + START_SLOT_SECONDS for began in self._slots.values()]
         now = time.monotonic()
-        dues = [moment for moment in given_back if moment > now]  # the others gave theirs back before
-        return min([TICK_SECONDS, *(max(due - now, SHORTEST_PAUSE) for due in [*dues, *self._restarts_due])])
+        moments = [moment for moment in slot_ends if moment > now]  # the others are free already
+        return min(
+            [TICK_SECONDS, *(max(moment - now, SHORTEST_PAUSE) for moment in [*moments, *self._restart_moments])]
+        )
 
     # One turn -----------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """One whole turn: the folder, every member whose wishes are not fulfilled, and what nobody announces."""
+        """One whole turn: the folder, every member that is not as it should be, and what nobody announces."""
         self.sync_if_changed()
         self._lifecycle.request_refreshes()
         self.serve()
@@ -147,74 +149,78 @@ class Supervisor:
         self.check_remotes()
 
     def serve(self) -> None:
-        """What a turn is woken for: every member whose wishes are not fulfilled."""
+        """What a turn is woken for: every member that is not as it should be."""
         self._free_slots()
-        wishes, awaited = unfulfilled(self._due_restarts()).defer(*LARGE), self._lifecycle.awaited
-        for member in sorted(wishes, key=lambda member: member.pk not in awaited):
+        members, awaited = unfulfilled(self._due_restarts()).defer(*LARGE), self._lifecycle.awaited
+        for member in sorted(members, key=lambda member: member.pk not in awaited):
             self._serve(member)
 
     def _due_restarts(self) -> set[int]:
         """Members in ERROR that are to be tried now."""
-        now, due, self._restarts_due = time.monotonic(), set(), []
+        now, member_ids, self._restart_moments = time.monotonic(), set(), []
         waiting = GuildMember.objects.filter(MAY_START, status=Status.ERROR, next_restart_at__isnull=False)
         for member in waiting.only("next_restart_at"):
-            moment = self._lifecycle.restarts.due(member) or now
+            moment = self._lifecycle.restarts.next_try(member) or now
             if moment <= now:
-                due.add(member.pk)
+                member_ids.add(member.pk)
             else:
-                self._restarts_due.append(moment)
+                self._restart_moments.append(moment)
                 self._correct(member)
-        return due
+        return member_ids
 
     def _correct(self, member: GuildMember) -> None:
-        """People read when it is tried again; what was written before the clock was set is wrong."""
-        if at := self._lifecycle.restarts.corrected(member):
+        """Correct the time of the next try, which people read, after somebody set the clock."""
+        if at := self._lifecycle.restarts.corrected_time(member):
             rows = self._lifecycle.own_row(member.pk).filter(next_restart_at=member.next_restart_at)
             rows.update(next_restart_at=at)
 
     def find_untracked(self) -> None:
-        """Rows that claim a process of ours that is not there: a write that failed for good left them."""
-        claimed = list(GuildMember.objects.filter(status__in=(*ALIVE, Status.STOPPING)).only("name"))
-        # An exit that is known may wait for its turn, or for the database, and is written as what it is.
-        tracked = {member.member_id for member in self._lifecycle.live_members() if not member.process.told.is_set()}
+        """Find rows that claim a process of ours that is not there. A write that failed for good left them."""
+        rows = list(GuildMember.objects.filter(status__in=(*ALIVE, Status.STOPPING)).only("name"))
+        # The handler of an exit may still wait for its turn, or for the database, and then writes what happened.
+        tracked = {
+            member.member_id for member in self._lifecycle.live_members() if not member.process.exit_handled.is_set()
+        }
         tracked |= self._lifecycle.ending
         now = time.monotonic()
         with self._lock:
-            untracked = [row for row in claimed if row.pk not in tracked and row.pk not in self._busy]
+            untracked = [row for row in rows if row.pk not in tracked and row.pk not in self._busy]
         self._untracked_since = {row.pk: self._untracked_since.get(row.pk, now) for row in untracked}
         for row in untracked:
             if now - self._untracked_since[row.pk] > UNTRACKED_SECONDS:
-                self._submit(row, "look", partial(self._lifecycle.lost_track, row.pk))
+                self._submit(row, "look", partial(self._lifecycle.handle_lost_process, row.pk))
 
     def check_remotes(self) -> None:
-        """List the tools of connected servers elsewhere whose last look is long past; a failure is their error."""
+        """List the tools of connected remote servers again, this often. A failure puts them in ERROR."""
         now = time.monotonic()
-        checked, self._checked_at = self._checked_at, {}
+        last_checks, self._last_checks = self._last_checks, {}
         for live in self._lifecycle.live_members():
             if live.is_remote and live.connected_at:
-                seen = max(checked.get(live.member_id, 0), live.connected_at)
+                last_check = max(last_checks.get(live.member_id, 0), live.connected_at)
                 look = partial(self._lifecycle.refresh, live.member_id)
-                is_due = now - seen >= REMOTE_CHECK_SECONDS
+                is_due = now - last_check >= REMOTE_CHECK_SECONDS
                 if is_due and self._run_apart(live.member_id, live.name, "refresh", look):
-                    seen = now
-                self._checked_at[live.member_id] = seen
+                    last_check = now
+                self._last_checks[live.member_id] = last_check
 
     def sync_if_changed(self) -> None:
-        seen = fingerprint(self._members_dir)
-        if seen != self._fingerprint:
+        current = fingerprint(self._members_dir)
+        if current != self._fingerprint:
             report = discovery.sync(self._members_dir)
-            self._fingerprint = seen
+            self._fingerprint = current
             logger.info("members folder: %s", report)
 
     def _serve(self, member: GuildMember) -> None:
-        wished_running = member.enabled and member.wanted == GuildMember.Wanted.RUNNING and member.removed_at is None
-        if member.status in ALIVE and (not wished_running or member.restart_requested_at):
+        should_run = (
+            member.enabled and member.desired_state == GuildMember.DesiredState.RUNNING and member.removed_at is None
+        )
+        if member.status in ALIVE and (not should_run or member.restart_requested_at):
             self._stop(member)
-        elif member.status == Status.ERROR and not wished_running:
+        elif member.status == Status.ERROR and not should_run:
             self._submit(member, "stop", lambda: self._lifecycle.stop(member.pk))
         elif member.status == Status.CONNECTED:
             self._refresh(member)
-        elif not wished_running or member.manifest_error:
+        elif not should_run or member.manifest_error:
             self._lifecycle.own_row(member.pk).update(restart_requested_at=None, refresh_requested_at=None)
         elif member.status == Status.DISCONNECTED or (
             member.status == Status.ERROR and (member.restart_requested_at or self._lifecycle.restarts.is_due(member))
@@ -237,26 +243,26 @@ class Supervisor:
     def _start(self, member: GuildMember) -> None:
         if not self._take_slot(member.pk):
             return
-        asked = member.restart_requested_at
-        automatic = member.status == Status.ERROR and asked is None
-        if asked:
-            wishes = self._lifecycle.own_row(member.pk).filter(restart_requested_at=asked)
-            wishes.update(restart_requested_at=None, restarts=0)
+        requested_at = member.restart_requested_at
+        automatic = member.status == Status.ERROR and requested_at is None
+        if requested_at:
+            row = self._lifecycle.own_row(member.pk).filter(restart_requested_at=requested_at)
+            row.update(restart_requested_at=None, restarts=0)
         if not self._submit(member, "start", lambda: self._lifecycle.start(member.pk, automatic=automatic)):
             self._give_slot_back(member.pk)
 
     def _refresh(self, member: GuildMember) -> None:
-        wish = self._lifecycle.own_row(member.pk).filter(refresh_requested_at=member.refresh_requested_at)
+        row = self._lifecycle.own_row(member.pk).filter(refresh_requested_at=member.refresh_requested_at)
 
         def refresh() -> None:
             try:
                 self._lifecycle.refresh(member.pk)
             finally:
-                wish.update(refresh_requested_at=None)  # only now: whoever waits for it wants the new tools
+                row.update(refresh_requested_at=None)  # only now: whoever waits for it wants the new tools
 
         self._submit(member, "refresh", refresh)
 
-    # Threads and places -------------------------------------------------------------------------------------------
+    # Threads and slots --------------------------------------------------------------------------------------------
 
     def _submit(self, member: GuildMember, verb: str, work: Callable[[], None]) -> bool:
         """Run `work` in a thread. While a verb is under way for this member, or too many are, the next turn tries."""
@@ -270,7 +276,7 @@ class Supervisor:
         try:
             self._threads.submit(self._run_verb, member_id, name, verb, work)
         except RuntimeError:  # the system gives no more
-            self._is_done(member_id)
+            self._end_verb(member_id)
             raise
         return True
 
@@ -281,7 +287,7 @@ class Supervisor:
             logger.exception("%s of member %r failed", verb, name)
         finally:
             connections.close_all()  # the thread ends here
-            self._is_done(member_id)
+            self._end_verb(member_id)
             self.wake()
 
     def _abort_start(self, member: GuildMember) -> None:
@@ -292,19 +298,19 @@ class Supervisor:
         finally:
             connections.close_all()
 
-    def _is_done(self, member_id: int) -> None:
+    def _end_verb(self, member_id: int) -> None:
         with self._lock:
             self._busy.pop(member_id, None)
             self._slots.pop(member_id, None)
 
     def _free_slots(self) -> None:
-        """Take their places from starts that have held them for long, and do not compute."""
+        """Free the slots of starts that have held them for long, and do not compute."""
         now = time.monotonic()
         with self._lock:
-            held = {member_id: now - began for member_id, began in self._slots.items()}
+            durations = {member_id: now - began_at for member_id, began_at in self._slots.items()}
         lives = {live.member_id: live for live in self._lifecycle.live_members()}
-        for member_id, seconds in held.items():
-            if _is_spent(seconds, lives.get(member_id)):
+        for member_id, seconds in durations.items():
+            if _should_free_slot(seconds, lives.get(member_id)):
                 self._give_slot_back(member_id)
 
     def _take_slot(self, member_id: int) -> bool:
@@ -320,8 +326,8 @@ class Supervisor:
             self._slots.pop(member_id, None)
 
 
-def _is_spent(seconds: float, live: LiveMember | None) -> bool:
-    """Whether a start gives its place back that has held it for so long; `live`: it has a process, or a connection."""
+def _should_free_slot(seconds: float, live: LiveMember | None) -> bool:
+    """Whether a start gives its slot back after so many seconds. `live` is None without process or connection."""
     if live is None or seconds > LONGEST_START_SLOT_SECONDS:
         return seconds > START_SLOT_SECONDS
     return seconds > min(IDLE_START_SLOT_SECONDS, START_SLOT_SECONDS) and not live.is_computing

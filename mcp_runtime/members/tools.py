@@ -12,7 +12,7 @@ from mcp_runtime.client import quick_json
 from mcp_runtime.schemas import schema_work
 from roster.models import Tool
 
-# Of one list, in seconds; a schema that is begun is judged to its end. What it does not reach is judged when the tool
+# Of one list, in seconds; a schema that is begun is checked to its end. What it does not reach is checked when the tool
 # is first called.
 MAX_CHECK_SECONDS = 2.0
 MAX_KNOWN_FAULTS = 4096
@@ -50,20 +50,20 @@ def write(member_id: int, rows: list[Tool]) -> None:
 
 
 # By the schema's digest: thousands of schemas would fill the memory.
-_known_faults: dict[bytes, str] = {}
+_faults_by_digest: dict[bytes, str] = {}
 
 
 def _fault(schema: Any) -> str:
     """Why the schema cannot be used; empty when it can. Members start again and again with the same ones."""
     digest = hashlib.sha256(quick_json.encode(schema)).digest()
-    if (known := _known_faults.get(digest)) is not None:
-        return known
+    if (fault := _faults_by_digest.get(digest)) is not None:
+        return fault
     # 0.1 s of CPU to import, which the first members have while they start.
     from mcp_runtime.schemas import validation
 
     fault = validation.check_schema(schema)
     if fault not in validation.PASSING_FAULTS:
-        if len(_known_faults) >= MAX_KNOWN_FAULTS:
-            _known_faults.clear()
-        _known_faults[digest] = fault
+        if len(_faults_by_digest) >= MAX_KNOWN_FAULTS:
+            _faults_by_digest.clear()
+        _faults_by_digest[digest] = fault
     return fault

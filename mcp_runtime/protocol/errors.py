@@ -1,5 +1,7 @@
 """Everything that can go wrong at run time, as one tree. Catch at the height you need.
 
+What becomes of a call that fails is an `ErrorKind`: the one table of them is here, and each ClientError says its own.
+
 McpRuntimeError
   ManifestError(path, reason)          guild-member.json cannot be used
   NoFreePortError(first, last)         nothing left in the range
@@ -23,11 +25,12 @@ McpRuntimeError
     RemoteError(code, message, data)   a proper JSON-RPC error object
     ToolError(result)                  the tool itself failed: a result with isError
   MethodError(code, message, data)     what a method that we serve answers with instead of a result
+    CallFailedError(kind, message)     the hall did not get an answer for who asked
   AccessError                          who asks may not come in
     TokenError                         a token that is unknown, expired or revoked
     NotAllowedError                    may come in, but not do this
     TooManyCallsError(retry_after)     more than the token may
-  RequestRefusedError                  a wish or call the hall will not take
+  RequestRefusedError                  a request or call the hall does not accept
     UnknownMemberError  UnknownToolError  MemberDisabledError  ToolDisabledError
     InvalidArgumentsError(path, reason)
     IdempotencyConflictError  NotCancellableError
@@ -38,7 +41,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from typing import Any
+from enum import EnumType, StrEnum
+from typing import Any, ClassVar
 
 REDIRECTS = (301, 302, 303, 307, 308)
 
@@ -140,6 +144,86 @@ class ExitedEarlyError(ProcessError):
         self.exit_code = exit_code
 
 
+# Calls that failed ------------------------------------------------------------------------------------------------
+
+
+class _Choices(EnumType):
+    """What models and forms ask of choices, as Django's own have it: this room knows no Django."""
+
+    @property
+    def values(cls) -> list[str]:
+        return [value for value, _ in cls.choices]
+
+    @property
+    def choices(cls) -> list[tuple[str, str]]:
+        return [(str(member), member.name.capitalize()) for member in list[Any](cls)]
+
+
+class ErrorKind(StrEnum, metaclass=_Choices):
+    """What became of a call that failed. Rows, REST, the admin and agents have it, and all they say of it, from here.
+
+    `may_have_run`: it is not safe to repeat. `remark` ends the sentence that says what happened, where that leaves open
+    whether it ran. `hint` is what a person does next.
+
+    A new kind is one more here, said by an error below or by who writes the row; then a migration, and the tables of
+    docs/architecture.md and docs/gateway.md.
+    """
+
+    may_have_run: bool
+    remark: str
+    hint: str
+
+    TOOL = (  # a result with isError; the member is well
+        "tool",
+        True,
+        "",
+        "The tool ran and says it failed. Its message tells what it missed: change the arguments and call again.",
+    )
+    PROTOCOL = (  # a JSON-RPC error object, or an answer that is not MCP
+        "protocol",
+        True,
+        "",
+        "The member answered, but not with a result. Its log tells more; its author has to look at it.",
+    )
+    TRANSPORT = (  # sent, then the connection failed or the member exited
+        "transport",
+        True,
+        "",
+        "The connection broke, or the member ended during the call, which may have run. See the member's status and "
+        "its log before you call again.",
+    )
+    TIMEOUT = (  # sent, then the total deadline passed
+        "timeout",
+        True,
+        "; it may have run",
+        'No answer in time; the tool may have done its work all the same. Ask for less, or raise "timeout" in the '
+        "member's manifest.",
+    )
+    UNAVAILABLE = (  # never sent: the member did not start, or took no connection
+        "unavailable",
+        False,
+        "; the call was not sent",
+        "The call was never sent, so it is safe to repeat. The member's page says why it took no call.",
+    )
+    LOST = (  # the runtime ended while it ran; never run again automatically
+        "lost",
+        True,
+        "",
+        "The runtime ended while this call ran. Nobody knows how far it came: look before you call again.",
+    )
+
+    def __new__(cls, value: str, may_have_run: bool, remark: str, hint: str) -> ErrorKind:
+        kind = str.__new__(cls, value)
+        kind._value_ = value
+        kind.may_have_run, kind.remark, kind.hint = may_have_run, remark, hint
+        return kind
+
+    def data(self, member: str = "") -> dict[str, Any]:
+        """The `data` of a JSON-RPC error for agents."""
+        about = {"member": member} if member else {}
+        return about | {"kind": str(self)} | ({} if self.may_have_run else {"sent": False})
+
+
 # The JSON-RPC client ----------------------------------------------------------------------------------------------
 
 
@@ -147,6 +231,17 @@ class ClientError(McpRuntimeError):
     """A request to a member did not give a result. `was_sent`: the member may have read some of it, and acted on it."""
 
     was_sent = True
+    kind_once_sent: ClassVar[ErrorKind] = ErrorKind.TRANSPORT
+
+    @property
+    def kind(self) -> ErrorKind:
+        """What became of the call."""
+        return self.kind_once_sent if self.was_sent else ErrorKind.UNAVAILABLE
+
+    @property
+    def sentence(self) -> str:
+        """What happened, and whether the call may have run."""
+        return f"{self}{self.kind.remark}"
 
 
 class TransportError(ClientError):
@@ -165,6 +260,8 @@ class ConnectError(TransportError):
 class RequestTimeoutError(TransportError):
     """The total deadline of a request passed (REQ-MCP-HTTP-28)."""
 
+    kind_once_sent = ErrorKind.TIMEOUT
+
     def __init__(self, seconds: float) -> None:
         super().__init__(f"no complete answer within {seconds:g} s")
         self.seconds = seconds
@@ -174,7 +271,7 @@ class HttpStatusError(TransportError):
     """An HTTP status that is no answer."""
 
     def __init__(self, status: int, excerpt: str = "") -> None:
-        # Where a redirect leads nobody has judged, and what the hall sends may hold secrets.
+        # Where a redirect leads nobody has checked, and what the hall sends may hold secrets.
         what = f"{status}, a redirect, which the hall does not follow" if status in REDIRECTS else str(status)
         super().__init__(f"answered with HTTP status {what}" + (f": {excerpt}" if excerpt else ""))
         self.status = status
@@ -188,7 +285,7 @@ class ForeignAnswerError(TransportError):
 
 
 class RequestCancelledError(TransportError):
-    """The request was cancelled while it ran."""
+    """The request was cancelled while it ran. A call ends as cancelled then, and has no kind of failure."""
 
     def __init__(self) -> None:
         super().__init__("the request was cancelled")
@@ -197,20 +294,24 @@ class RequestCancelledError(TransportError):
 class ProtocolError(ClientError):
     """Answered, but not valid JSON-RPC or MCP (REQ-MCP-HTTP-42)."""
 
+    kind_once_sent = ErrorKind.PROTOCOL
+
 
 class RemoteError(ClientError):
     """A proper JSON-RPC error object (REQ-MCP-HTTP-29). `str()` says what its code means, where that is known."""
 
+    kind_once_sent = ErrorKind.PROTOCOL
+
     MEANINGS = {
-        -32700: "it could not read the message",
-        -32600: "it takes the message for no request",
-        -32601: "it has no such method",
-        -32602: "it does not take these parameters, or has no such tool",
-        -32603: "it failed inside",
-        -32002: "it has no such resource",
-        -32020: "headers and message contradict each other",
-        -32021: "it needs a capability that was not offered",
-        -32022: "it does not speak this version of MCP",
+        -32700: "parse error",
+        -32600: "invalid request",
+        -32601: "method not found",
+        -32602: "invalid params, or no such tool",
+        -32603: "internal error",
+        -32002: "resource not found",
+        -32020: "header mismatch: headers and message contradict each other",
+        -32021: "missing client capability",
+        -32022: "unsupported protocol version",
     }
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
@@ -224,6 +325,8 @@ class RemoteError(ClientError):
 class ToolError(ClientError):
     """The tool itself failed: a result with `isError` (REQ-MCP-HTTP-29, 43). `result` is the whole result."""
 
+    kind_once_sent = ErrorKind.TOOL
+
     def __init__(self, message: str, result: dict[str, Any]) -> None:
         super().__init__(message)
         self.result = result
@@ -235,11 +338,21 @@ class ToolError(ClientError):
 class MethodError(McpRuntimeError):
     """What a method that we serve answers with instead of a result: a JSON-RPC error object, told as it is."""
 
+    kind = ErrorKind.PROTOCOL  # of the call, where it is written down
+
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.data = data
+
+
+class CallFailedError(MethodError):
+    """A request of an agent that got no answer of the member's. The text says whether it may have run."""
+
+    def __init__(self, kind: ErrorKind, message: str, member: str = "") -> None:
+        super().__init__(-32603, message, kind.data(member))
+        self.kind = kind
 
 
 # Who may do what --------------------------------------------------------------------------------------------------
@@ -269,7 +382,7 @@ class TooManyCallsError(AccessError):
 
 
 class RequestRefusedError(McpRuntimeError):
-    """A wish or call the hall will not take. The message says to whom, why, and what to do."""
+    """A request or call that the hall does not accept. The message says to whom, why, and what to do."""
 
 
 class UnknownMemberError(RequestRefusedError):
@@ -291,16 +404,16 @@ class ToolDisabledError(RequestRefusedError):
 class InvalidArgumentsError(RequestRefusedError):
     """Arguments that do not fit the tool's input schema. `path` is their place ("items.0.name"), `reason` why.
 
-    `misfits` are all places that are known not to fit, this one among them, each with its reason.
+    `errors` are all places that are known not to fit, this one among them, each with its reason.
     """
 
     def __init__(
-        self, message: str, path: str, reason: str, misfits: Sequence[tuple[tuple[str | int, ...], str]] = ()
+        self, message: str, path: str, reason: str, errors: Sequence[tuple[tuple[str | int, ...], str]] = ()
     ) -> None:
         super().__init__(message)
         self.path = path
         self.reason = reason
-        self.misfits = tuple(misfits) or (((), f"{path}: {reason}" if path else reason),)
+        self.errors = tuple(errors) or (((), f"{path}: {reason}" if path else reason),)
 
 
 class IdempotencyConflictError(RequestRefusedError):

@@ -292,14 +292,14 @@ class MethodDispatcher:
                 raise MethodError(INVALID_REQUEST, f"the message is larger than {self._max_bytes:,} bytes")
             value = decode(body, exact=True)
             if not isinstance(value, list):
-                return Incoming([self._judged(value)])
+                return Incoming([self._validated(value)])
             if not 0 < len(value) <= self._max_batch:
                 raise MethodError(INVALID_REQUEST, f"a batch has 1 to {self._max_batch} messages, not {len(value)}")
         except ProtocolError:
             return Incoming([Fault(_meant(PARSE_ERROR))])
         except MethodError as error:
             return Incoming([Fault(error)])
-        return Incoming([self._judged(message) for message in value], is_batch=True)
+        return Incoming([self._validated(message) for message in value], is_batch=True)
 
     def answer(
         self, incoming: Incoming, each: Callable[[Callable[[Any], bytes | None], list[Any]], Iterable[Any]] = map
@@ -313,7 +313,7 @@ class MethodDispatcher:
         answers = [answer for answer in each(self._answer, incoming.parts) if answer is not None]
         return b"[" + b",".join(answers) + b"]" if answers else None
 
-    def _judged(self, message: Any) -> Request | Response | Fault:
+    def _validated(self, message: Any) -> Request | Response | Fault:
         given_id = message.get("id") if isinstance(message, dict) else None
         has_good_id = isinstance(given_id, (str, int, float)) and not isinstance(given_id, bool)
         answered_id = given_id if has_good_id else None

@@ -23,7 +23,7 @@ class SqliteChanges:
     def __init__(self, path: str | Path) -> None:
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._sql: dict[int, tuple[str, tuple[Any, ...], QuerySet[Any]]] = {}
-        self._seen = self._version()
+        self._last_version = self._version()
 
     def _version(self) -> int:
         return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
@@ -36,15 +36,15 @@ class SqliteChanges:
     def look(self) -> bool:
         """Whether anybody committed since the last look."""
         version = self._version()
-        changed, self._seen = version != self._seen, version
-        return changed
+        has_changed, self._last_version = version != self._last_version, version
+        return has_changed
 
     def exists(self, rows: QuerySet[Any]) -> bool:
         """Whether `rows` holds any; a hundredth of the price of asking through the ORM."""
-        sql, parameters = self._compiled(rows)
+        sql, parameters = self._query_of(rows)
         return self._connection.execute(sql, parameters).fetchone() is not None
 
-    def _compiled(self, rows: QuerySet[Any]) -> tuple[str, tuple[Any, ...]]:
+    def _query_of(self, rows: QuerySet[Any]) -> tuple[str, tuple[Any, ...]]:
         if id(rows) not in self._sql:
             sql, parameters = rows.order_by().values("pk")[:1].query.sql_with_params()
             # `rows` is kept too, so that its id is not used again.

@@ -29,7 +29,7 @@ PASSING_IN_SQLITE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
 PASSING_IN_SQLITE_EXTENDED = (sqlite3.SQLITE_IOERR_SHMSIZE,)
 # Classes of SQLSTATE: connection, resources (the disk among them), the server ends or starts.
 PASSING_IN_POSTGRESQL = ("08", "53", "57")
-# Refused connections have no SQLSTATE, only the server's words: these do not change until somebody mends something.
+# Refused connections have no SQLSTATE, only the server's words: these do not change until somebody fixes something.
 REFUSED_BY_POSTGRESQL = re.compile(
     r'FATAL: +(password authentication failed|(role|database) ".*" does not exist|no pg_hba\.conf entry)'
 )
@@ -48,7 +48,7 @@ def damage(error: BaseException) -> str:
     moves = "; ".join(shlex.join(["mv", f"{path}{part}", f"{path}.damaged{part}"]) for part in ("", "-wal", "-shm"))
     return (
         f"The database {path} is damaged ({cause}). Stop the hall and put your last backup in its place: "
-        f"{moves}; cp BACKUP {shlex.quote(path)}. See Backup in docs/operations.md."
+        f"{moves}; cp BACKUP {shlex.quote(path)}. See docs/backup.md."
     )
 
 
@@ -61,12 +61,12 @@ class DamageFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
-        said = damage(error) if error is not None else ""
-        if said and time.monotonic() < self._say_at:
+        sentence = damage(error) if error is not None else ""
+        if sentence and time.monotonic() < self._say_at:
             return False
-        if said:
+        if sentence:
             self._say_at = time.monotonic() + SAY_AGAIN_SECONDS
-            record.msg, record.args, record.exc_info = said, (), None
+            record.msg, record.args, record.exc_info = sentence, (), None
         return True
 
 
@@ -88,7 +88,7 @@ def persistently(work: Callable[[], T]) -> T:
 
 
 def passes(error: OperationalError) -> bool:
-    """Whether it may be over without anything being mended in the hall: a full disk, a lock, a server that is away."""
+    """Whether it may be over without anything being fixed in the hall: a full disk, a lock, a server that is away."""
     cause = error.__cause__
     if isinstance(cause, sqlite3.Error):
         code = getattr(cause, "sqlite_errorcode", 0)
@@ -129,11 +129,11 @@ def patiently(work: Callable[[], T], is_over: Callable[[], bool]) -> T:
     For a start: whoever starts us again would give up sooner than the disk has room. Raises the last OperationalError
     once `is_over`, which is asked often.
     """
-    is_said = False
+    is_logged = False
     while True:
         try:
             wait_for_locks(START_LOCK_SECONDS)
-            done = work()
+            result = work()
         except OperationalError as error:
             is_last = is_over()
             reason = error if is_last else _reason(error)
@@ -142,19 +142,19 @@ def patiently(work: Callable[[], T], is_over: Callable[[], bool]) -> T:
                 raise
             if not passes(reason):
                 raise reason from reason.__cause__
-            if not is_said:
-                told = " ".join(str(reason).split())
-                logger.error("the database cannot be used (%s); the start waits, and goes on once it can be", told)
-                is_said = True
+            if not is_logged:
+                text = " ".join(str(reason).split())
+                logger.error("the database cannot be used (%s); the start waits, and goes on once it can be", text)
+                is_logged = True
             again_at = time.monotonic() + START_RETRY_SECONDS
             # No threading.Event: a signal's handler that sets it, while we wait for it, would lock itself out.
             while time.monotonic() < again_at and not is_over():
                 time.sleep(RETRY_INTERVAL)
         else:
             _wait_as_usual()
-            if is_said:
+            if is_logged:
                 logger.info("the database can be used again; going on")
-            return done
+            return result
 
 
 def _wait_as_usual() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
-from django.db import connection
+from django.db import DEFAULT_DB_ALIAS, connection, connections
 from django.db.models import Expression, Model, QuerySet
+
+from mcp_runtime.rows import plain_sql
 
 M = TypeVar("M", bound=Model)
 
@@ -47,22 +49,19 @@ class KeptQuery(Generic[M]):
         self._annotations = annotations
 
     def first(self, **values: Any) -> M | None:
-        found = self.read(limit=1, **values)
-        return found[0] if found else None
+        rows = self.read(limit=1, **values)
+        return rows[0] if rows else None
 
     def read(self, *, limit: int | None = None, **values: Any) -> list[M]:
         """At most `limit`. A value for each slot."""
-        sql, parameters, own, related = self._kept
-        given = [values[each.name] if isinstance(each, Slot) else each for each in parameters]
+        sql, parameters, own, related = self._compilation
+        arguments = [values[each.name] if isinstance(each, Slot) else each for each in parameters]
         if limit is not None:
-            sql, given = f"{sql} LIMIT %s", [*given, limit]
-        with connection.cursor() as cursor:
-            cursor.execute(sql, given)
-            rows = cursor.fetchall()
-        return [self._instance(own, related, iter(row)) for row in rows]
+            sql, arguments = f"{sql} LIMIT %s", [*arguments, limit]
+        return [self._instance(own, related, row) for row in plain_sql.read(sql, arguments)]
 
     @cached_property
-    def _kept(self) -> tuple[str, Sequence[Any], _Columns, dict[str, _Columns]]:
+    def _compilation(self) -> tuple[str, Sequence[Any], _Columns, dict[str, _Columns]]:
         rows = self._rows()
         own = _Columns(rows.model, self._columns)
         related = {
@@ -73,13 +72,15 @@ class KeptQuery(Generic[M]):
         sql, parameters = rows.values_list(*names, *self._annotations).query.sql_with_params()
         return sql, parameters, own, related
 
-    def _instance(self, own: _Columns, related: dict[str, _Columns], values: Iterator[Any]) -> M:
-        found: M = own.instance(values)
+    def _instance(self, own: _Columns, related: dict[str, _Columns], row: Sequence[Any]) -> M:
+        end = len(own.names)
+        instance: M = own.instance(row[:end])
         for key, columns in related.items():
-            setattr(found, key, columns.instance(values))
-        for name in self._annotations:
-            setattr(found, name, next(values))
-        return found
+            begin, end = end, end + len(columns.names)
+            setattr(instance, key, columns.instance(row[begin:end]))
+        for name, value in zip(self._annotations, row[end:], strict=True):
+            setattr(instance, name, value)
+        return instance
 
 
 class _Columns:
@@ -90,24 +91,25 @@ class _Columns:
         # In the order in which the model has them, which `from_db` counts on.
         fields = [field for field in model._meta.concrete_fields if not names or field.attname in {"id", *names}]
         self.names = [field.attname for field in fields]
-        self._readers = [_reader(field.get_col(model._meta.db_table)) for field in fields]
+        readers = [_reader(field.get_col(model._meta.db_table)) for field in fields]
+        self._readers = [(place, read) for place, read in enumerate(readers) if read is not None]
 
-    def instance(self, values: Iterator[Any]) -> Any:
-        """Made of the next ones of `values`."""
-        return self._model.from_db(connection.alias, self.names, [read(next(values)) for read in self._readers])
+    def instance(self, row: Sequence[Any]) -> Any:
+        """Made of a row of them."""
+        values = list(row)
+        for place, read in self._readers:
+            values[place] = read(values[place])
+        return self._model.from_db(DEFAULT_DB_ALIAS, self.names, values)
 
 
-def _reader(column: Any) -> Callable[[Any], Any]:
-    """From what the database's driver gives to what Django would have made of it."""
-    converters = [*connection.ops.get_db_converters(column), *column.get_db_converters(connection)]
+def _reader(column: Any) -> Callable[[Any], Any] | None:
+    """From what the database's driver gives to what Django would have made of it; None where that is the same."""
+    database = connections[DEFAULT_DB_ALIAS]
+    converters = [*database.ops.get_db_converters(column), *column.get_db_converters(database)]
 
     def read(value: Any) -> Any:
         for convert in converters:
             value = convert(value, column, connection)
         return value
 
-    return read if converters else _as_it_is
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
+    return read if converters else None

@@ -53,7 +53,7 @@ def await_heartbeat(say: Callable[[str], None]) -> Holder | None:
     """The runtime that is alive, once it has shown so by a heartbeat; None when there is none.
 
     A copy of the database names the holder of the original, and nobody beats in it: then this takes up to
-    LEASE_SECONDS, twice that on a machine whose clock is behind, and `say` is told why.
+    LEASE_SECONDS, twice that on a machine whose clock is behind, and `say` gets the reason.
     """
     first, say_at = _last_beats(), time.monotonic() + HEARTBEAT_PATIENCE
     deadline = time.monotonic() + 2 * Hall.LEASE_SECONDS
@@ -74,19 +74,19 @@ def require_free() -> Hall:
     A holder that is provably dead loses the lease at once, any other LEASE_SECONDS after its last heartbeat, in
     the row or in the data folder; one whose process is seen to live not before HEARTBEAT_PATIENCE has passed here.
     """
-    seen = hall()
-    if seen.lease_id and (_is_live(seen) or _beats_again(seen)):
-        holder = Holder(seen.lease_host, seen.lease_pid or 0)
+    row = hall()
+    if row.lease_id and (_is_live(row) or _beats_again(row)):
+        holder = Holder(row.lease_host, row.lease_pid or 0)
         raise LeaseError(
-            f"another runtime owns this hall: {holder}, since {seen.lease_taken_at:%Y-%m-%d %H:%M:%S} UTC. "
+            f"another runtime owns this hall: {holder}, since {row.lease_taken_at:%Y-%m-%d %H:%M:%S} UTC. "
             "Stop it first; one hall (one database) has one runtime"
         )
-    return seen
+    return row
 
 
-def _beats_again(seen: Hall) -> bool:
+def _beats_again(row: Hall) -> bool:
     """Whether a holder whose heartbeats look old lives: after a sleep, or when the clock was set, they do."""
-    holder = RuntimeId.parse(seen.lease_runtime)
+    holder = RuntimeId.parse(row.lease_runtime)
     if holder is None or holder.is_elsewhere or holder.is_dead:
         return False
     deadline = time.monotonic() + HEARTBEAT_PATIENCE
@@ -98,18 +98,18 @@ def _beats_again(seen: Hall) -> bool:
 
 
 def take(
-    reset: Callable[[], None] = lambda: None, seen: Hall | None = None, lease_id: uuid.UUID | None = None
+    reset: Callable[[], None] = lambda: None, row: Hall | None = None, lease_id: uuid.UUID | None = None
 ) -> uuid.UUID:
-    """Take the lease. Raises LeaseError while another runtime lives, see `require_free`; `seen` is what that said.
+    """Take the lease. Raises LeaseError while another runtime lives, see `require_free`, whose answer is `row`.
 
-    `reset` puts in order what the last holder left in the rows, in the same transaction. Who takes it again, for the
-    answer was lost, names the `lease_id` of the first time: it may be taken already.
+    `reset` puts the rows of the last holder in order, in the same transaction. A second try, after a lost answer, names
+    the `lease_id` of the first one, which may have taken the lease already.
     """
-    seen = seen or require_free()
+    row = row or require_free()
     lease_id, own = lease_id or uuid.uuid4(), RuntimeId.own()
-    as_seen = Hall.objects.filter(_has_beaten_at(seen.heartbeat_at), pk=1, lease_id=seen.lease_id)
+    rows = Hall.objects.filter(_last_beat_is(row.heartbeat_at), pk=1, lease_id=row.lease_id)
     with transaction.atomic():
-        taken = as_seen.update(
+        is_taken = rows.update(
             lease_id=lease_id,
             lease_host=socket.gethostname(),
             lease_pid=own.pid,
@@ -117,15 +117,15 @@ def take(
             lease_taken_at=Now(),
             heartbeat_at=Now(),
         )
-        if taken:
+        if is_taken:
             reset()
         elif not Hall.objects.filter(pk=1, lease_id=lease_id).exists():
             raise LeaseError("another runtime took this hall, or showed that it lives, a moment ago")
     return lease_id
 
 
-def _has_beaten_at(moment: datetime | None) -> Q:
-    """That the last heartbeat is still the one of `moment`: one that beat since it was looked at is alive."""
+def _last_beat_is(moment: datetime | None) -> Q:
+    """That the last heartbeat is still the one of `moment`. A runtime that beat since then is alive."""
     if moment is None:
         return Q(heartbeat_at=None)
     # SQLite compares text, and its clock writes three digits where Django writes six.
@@ -139,7 +139,7 @@ def renew(lease_id: uuid.UUID) -> bool:
 
 
 def beat(lease_id: uuid.UUID) -> None:
-    """The heartbeat beside the database, in a file: for when that is locked or full, and readers would think us dead.
+    """Write the heartbeat to a file too, because readers must not think us dead while the database is locked or full.
 
     Raises OSError.
     """
@@ -157,7 +157,7 @@ def _heartbeat_file() -> Path:
 
 
 def _heartbeat_text(lease_id: uuid.UUID) -> str:
-    """Of which lease in which database: a copy holds the same lease."""
+    """Names the lease and the database, because a copy of the database has the same lease."""
     of = connection.settings_dict
     database = (
         Path(of["NAME"]).stat().st_ino if connection.vendor == "sqlite" else f"{of['HOST']}:{of['PORT']}/{of['NAME']}"
@@ -188,29 +188,29 @@ def _is_live(row: Hall) -> bool:
     holder = RuntimeId.parse(row.lease_runtime)
     if holder is not None and holder.is_dead:
         return False
-    # One of the future was written by another clock, in what this is a copy of, or before the clock was set back.
+    # A heartbeat in the future is from another clock, from the original of a copy, or before the clock was set back.
     age = timedelta(seconds=Hall.LEASE_SECONDS)
     young = Q(heartbeat_at__gt=Now() - age, heartbeat_at__lt=Now() + age)
     return Hall.objects.filter(young, pk=1, lease_id=row.lease_id).exists() or _beats_beside(row.lease_id)
 
 
 def _last_beats() -> tuple[object, ...]:
-    """When the holder last beat, in the row and in the data folder: only good to see that it beats."""
+    """When the holder last beat, in the row and in the data folder. They only show that it beats."""
     row = hall()
-    return row.heartbeat_at, _beaten_beside(row.lease_id)
+    return row.heartbeat_at, _last_beat_beside(row.lease_id)
 
 
 def _beats_beside(lease_id: uuid.UUID | None) -> bool:
     """Whether the runtime of that lease shares our data folder, and could not have died or stopped long ago."""
-    beaten = _beaten_beside(lease_id)
-    return beaten is not None and abs(time.time() - beaten) < Hall.LEASE_SECONDS
+    moment = _last_beat_beside(lease_id)
+    return moment is not None and abs(time.time() - moment) < Hall.LEASE_SECONDS
 
 
-def _beaten_beside(lease_id: uuid.UUID | None) -> float | None:
+def _last_beat_beside(lease_id: uuid.UUID | None) -> float | None:
     """When the runtime of that lease last beat in our data folder, by its clock; None when it never did."""
     try:
         path = _heartbeat_file()
-        beaten = path.stat().st_mtime
-        return beaten if lease_id is not None and path.read_text() == _heartbeat_text(lease_id) else None
+        moment = path.stat().st_mtime
+        return moment if lease_id is not None and path.read_text() == _heartbeat_text(lease_id) else None
     except OSError:
         return None

@@ -6,7 +6,7 @@ processes       what `manage.py up` becomes: keeps guard and web up, and ends bo
 warm            how `manage.py up` forks them, so that all of the hall is imported once; standard library only
 worker          the one child: takes the hall, and runs the runtime to its end
 runtime         its parts (supervisor, dispatcher, gateway, agents), heartbeat, housekeeping and stopping
-bootstep, tasks hang the runtime on a Celery worker; the tasks ring, and carry nothing
+bootstep, tasks hang the runtime on a Celery worker; the tasks notify, and carry nothing
 
 Programs of their own: no room imports this one. Interfaces ask guard, pid_namespace and processes how they are started.
 """

@@ -1,4 +1,4 @@
-"""The Celery worker that the runtime hangs on: its thread pool runs calls, its consumer hears bells."""
+"""The Celery worker that the runtime hangs on: its thread pool runs calls, its consumer hears notifications."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Heartbeat:
                 logger.info("the heartbeat is written again")
             is_written = True
             if not is_ours and self._on_lost():
-                return
+                break
         connection.close()
 
     def _beat(self) -> None:

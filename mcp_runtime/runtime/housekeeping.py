@@ -1,4 +1,4 @@
-"""What the runtime does now and then: sum up the calls that ended, and delete what is older than is kept."""
+"""What the runtime does now and then: roll up the calls that ended, and delete what is older than is kept."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def start(is_over: threading.Event) -> None:
 def _keep_house(is_over: threading.Event) -> None:
     """Every quarter of a minute the calls that ended are summed; once an hour what is older than kept goes."""
     next_prune = time.monotonic() + PRUNE_SECONDS
-    while not is_over.wait(statistics.SUM_SECONDS):
+    while not is_over.wait(statistics.ROLLUP_SECONDS):
         try:
-            statistics.sum_up(keep_going=lambda: not is_over.is_set())
+            statistics.roll_up(keep_going=lambda: not is_over.is_set())
             if time.monotonic() >= next_prune:
                 _prune()
                 next_prune = time.monotonic() + PRUNE_SECONDS
@@ -39,9 +39,9 @@ def _keep_house(is_over: threading.Event) -> None:
 
 def _prune() -> None:
     days, keep = settings.GUILD_HALL_KEEP_INVOCATIONS_DAYS, settings.GUILD_HALL_KEEP_INVOCATIONS
-    pruned = invocations.prune(days=days, keep=keep)
+    count = invocations.prune(days=days, keep=keep)
     invocations.prune_status_changes(days=days)
     sessions.prune(days=days)
     statistics.forget()
-    if pruned:
-        logger.info("pruned %d finished invocations", pruned)
+    if count:
+        logger.info("pruned %d finished invocations", count)

@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 
 
 class Parts:
-    """Of the runtime that holds `lease_id`. Each is told what the others have to tell it. What is not built is None."""
+    """The parts of the runtime that holds `lease_id`. They tell each other news. A part that is not built is None."""
 
-    def __init__(self, lease_id: uuid.UUID, gateway_sockets: list[socket.socket], stop_asked: threading.Event) -> None:
+    def __init__(
+        self, lease_id: uuid.UUID, gateway_sockets: list[socket.socket], stop_requested: threading.Event
+    ) -> None:
         self.lease_id = lease_id
-        self._stop_asked = stop_asked
+        self._stop_requested = stop_requested
         self._gateway_sockets = gateway_sockets
         self._building = threading.Lock()  # held while there are some parts and not all
         self.dispatcher: Dispatcher | None = None
@@ -47,8 +49,8 @@ class Parts:
                 plain_http_hosts=settings.GUILD_HALL_PLAIN_HTTP_HOSTS,
                 private=settings.PRIVATE_PLACES,
             ),
-            on_change=self._member_changed,
-            on_lists_changed=self._lists_changed,
+            on_change=self._handle_member_change,
+            on_lists_changed=self._handle_list_change,
         )
         self.supervisor = Supervisor(
             lifecycle=self.lifecycle,
@@ -56,14 +58,14 @@ class Parts:
             start_concurrency=settings.GUILD_HALL_START_CONCURRENCY,
         )
 
-    def _member_changed(self, member_id: int) -> None:
+    def _handle_member_change(self, member_id: int) -> None:
         self.supervisor.wake()
         if self.gateway is not None:
             self.gateway.member_changed(member_id)
         if self.dispatcher is not None:
             self.dispatcher.member_changed(member_id)
 
-    def _lists_changed(self, member_id: int) -> None:
+    def _handle_list_change(self, member_id: int) -> None:
         if self.gateway is not None:
             self.gateway.lists_changed(member_id)
 
@@ -73,13 +75,13 @@ class Parts:
             self.sessions.wake()
 
     def build(self, run_in_pool: Callable[..., Any]) -> None:
-        """The rest. Nothing once a stop is asked for."""
+        """Build the rest, unless a stop was requested."""
         with self._building:
-            if not self._stop_asked.is_set():
+            if not self._stop_requested.is_set():
                 self._build(run_in_pool)
 
-    def wait_until_built(self) -> None:
-        """Once a stop is asked for: from then on no part is added."""
+    def wait_for_build(self) -> None:
+        """Wait until no part is added any more, once a stop was requested."""
         with self._building:
             pass
 
@@ -107,26 +109,26 @@ class Parts:
         )
         self.sessions = SessionRunner(
             lease_id=self.lease_id,
-            mark=process.mark_of(self._hall_id, self._id),
+            tag_prefix=process.tag_prefix(self._hall_id, self._id),
             directory=settings.GUILD_HALL_DATA_DIR / "agent",
             concurrency=settings.GUILD_HALL_AGENT_CONCURRENCY,
             gateway_address=listeners.own_address(settings.GUILD_HALL_HOST, settings.GUILD_HALL_GATEWAY_PORT),
             has_broker=bool(settings.REDIS_URL),
         )
-        lost = "the runtime ended while it ran; it is not run again by itself"
-        patiently(lambda: invocations.end_lost(self.lease_id, lost), self._stop_asked.is_set)
-        patiently(lambda: sessions.end_lost(self.lease_id, lost), self._stop_asked.is_set)
+        message = "the runtime ended while it ran; it is not run again automatically"
+        patiently(lambda: invocations.end_lost(self.lease_id, message), self._stop_requested.is_set)
+        patiently(lambda: sessions.end_lost(self.lease_id, message), self._stop_requested.is_set)
         tasks.answer_with(self.dispatcher)
         self.dispatcher.start()
-        gateway = self._made_gateway()
+        gateway = self._make_gateway()
         gateway.start()
         self.gateway = gateway
         for live in self.lifecycle.live_members():  # it has heard of none yet
             gateway.member_changed(live.member_id)
         self.sessions.start()
-        housekeeping.start(self._stop_asked)
+        housekeeping.start(self._stop_requested)
 
-    def _made_gateway(self) -> Gateway:
+    def _make_gateway(self) -> Gateway:
         from mcp_runtime.gateway.server import Gateway, Options
 
         options = Options(

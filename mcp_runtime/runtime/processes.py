@@ -1,44 +1,47 @@
 """The hall's processes, guard and web: what `manage.py up` becomes once it has prepared all and started them.
 
-A program of its own, with the standard library alone: it only waits, and what waits should weigh little. It takes over
-what `manage.py up` has started (see `warm`), and starts again what ends.
+A program of its own, with the standard library alone. It takes over what `manage.py up` has started (see `warm`), and
+starts again what ends. It only waits, and what waits should weigh little: what it needs when a part has ended, or when
+it says something, is imported then.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import marshal
 import os
 import select
 import signal
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import FrameType
 
-from mcp_runtime.http1 import listeners
-from mcp_runtime.protocol.errors import describe_exit
 from mcp_runtime.runtime import guard
-from mcp_runtime.system import birthmark, console
+from mcp_runtime.system import birthmark
 
-# A part that ended by itself is started again: at once after a long life, for agents find no door meanwhile, else after
-# these pauses in seconds. One more quick death ends the hall.
+TYPE_CHECKING = False  # that of `typing`, which is half a megabyte
+if TYPE_CHECKING:
+    import subprocess
+
+    from mcp_runtime.system import console
+
+# A part that ended by itself is started again: at once after a long life, for agents cannot connect meanwhile, else
+# after these pauses in seconds. One more quick death ends the hall.
 RESTART_DELAYS = (1.0, 2.0, 4.0)
 QUICK_DEATH_SECONDS = 10.0
 PATIENCE_SECONDS = 8.0
 LOOK_SECONDS = 0.2
 KILL_SECONDS = 1.0  # from a second SIGTERM to SIGKILL, for a part that is frozen; and for the end of what it leaves
 # In the environment of the hall's processes alone, for systems where they can have no birthmark.
-MARKS = (b"GUILD_HALL_MEMBER=", b"GUILD_HALL_GUARD_PID=", b"GUILD_HALL_END_WITH_PARENT=")
-BASE_DIR = Path(__file__).resolve().parents[2]
+HALL_VARIABLES = (b"GUILD_HALL_MEMBER=", b"GUILD_HALL_GUARD_PID=", b"GUILD_HALL_END_WITH_PARENT=")
+PROGRAM = os.path.realpath(__file__)
+BASE_DIR = os.path.dirname(os.path.dirname(os.path.dirname(PROGRAM)))
 
 PIPE_BYTES = 16_384  # that the smallest pipe takes while nobody reads
 
 COMMANDS = {
-    "runtime": [sys.executable, "-m", "mcp_runtime.runtime.guard"],
+    "runtime": guard.COMMAND,
     "web": [sys.executable, "-m", "guildhall.web"],
 }
 
@@ -55,26 +58,27 @@ class State:
 
 
 def command_line(state: State) -> list[str]:
-    """What to execute in the place of `manage.py up`, for whose sake its last words are there."""
+    """The command to execute in the place of `manage.py up`. It takes over `state`."""
     reader, writer = os.pipe()
     unwritten = list(state.unwritten)
-    # `up` itself has said a few lines, and what is too much was the last to be said.
-    while len(text := json.dumps([state.pids, state.sockets, unwritten]).encode()) > PIPE_BYTES:
+    # `up` itself has said a few lines. Lines that are too many were the last ones.
+    while len(text := marshal.dumps([dict(state.pids), list(state.sockets), unwritten])) > PIPE_BYTES:
         unwritten.pop()
     os.write(writer, text)
     os.close(writer)
     for descriptor in (reader, *state.sockets):
         os.set_inheritable(descriptor, True)
     os.environ["GUILD_HALL_UP_STATE"] = str(reader)
-    return [sys.executable, "-m", "mcp_runtime.runtime.processes", "manage.py", "up"]
+    # By its path: -m takes a megabyte. The words behind it are for `ps`.
+    return [sys.executable, "-S", "-P", PROGRAM, "manage.py", "up"]
 
 
-def taken_over() -> State:
+def read_state() -> State:
     number = os.environ.pop("GUILD_HALL_UP_STATE", "")  # the descriptor of the file
     if not number:
         return State({}, [])
     with open(int(number), "rb") as file:
-        state = State(*json.load(file))
+        state = State(*marshal.load(file))  # noqa: S302 - written by ourselves
     for descriptor in state.sockets:
         os.set_inheritable(descriptor, False)  # each part is handed its own
     return state
@@ -85,10 +89,10 @@ class Signals:
 
     def __init__(self) -> None:
         self.stops = 0
-        self._reader, self._writer = socket.socketpair()
-        for end in (self._reader, self._writer):
-            end.setblocking(False)
-        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._reader, writer = os.pipe()
+        for end in (self._reader, writer):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for number in guard.STOP_SIGNALS:
             signal.signal(number, self._on_stop)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -102,10 +106,10 @@ class Signals:
         """Until a signal comes, that of an ended child included."""
         select.select([self._reader], [], [], seconds)
         with contextlib.suppress(BlockingIOError):
-            self._reader.recv(4096)
+            os.read(self._reader, 4096)
 
 
-class Forked:
+class ForkedProcess:
     """A child that was forked before we became this program, as far as we need of subprocess.Popen."""
 
     def __init__(self, pid: int) -> None:
@@ -126,33 +130,37 @@ class Forked:
 class Part:
     """A child, in a session of its own: the terminal's Ctrl-C reaches us alone, and we end it.
 
-    `sockets` are handed down to it, and kept for the next one. `pid`: it runs already.
+    It inherits `sockets`, which are descriptors, and so does the next one. `pid`: it runs already.
     """
 
-    def __init__(self, name: str, argv: list[str], sockets: Sequence[socket.socket] = (), pid: int = 0) -> None:
+    def __init__(self, name: str, argv: list[str], sockets: Sequence[int] = (), pid: int = 0) -> None:
         self.name = name
         self._argv = argv
         self._sockets = sockets
-        self._process: subprocess.Popen[bytes] | Forked | None = Forked(pid) if pid else None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = ForkedProcess(pid) if pid else None
         self._started_at = time.monotonic()
         self._quick_deaths = 0
-        self.due_at: float | None = None if pid else 0.0  # when to start it; None while it runs
+        self.start_at: float | None = None if pid else 0.0  # when to start it; None while it runs
 
     def start(self) -> None:
-        self.due_at = None
+        self.start_at = None
         self._started_at = time.monotonic()
-        with birthmark.handed_on(birthmark.PART):
+        import subprocess
+
+        from mcp_runtime.http1 import listeners
+
+        with birthmark.inheritance(birthmark.PART):
             self._process = subprocess.Popen(
                 self._argv,
-                env={**os.environ, **part_environment(), **listeners.hand_down(self._sockets)},
+                env={**os.environ, **part_environment(), **listeners.inheritance(self._sockets)},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                pass_fds=[one.fileno() for one in self._sockets],
+                pass_fds=self._sockets,
             )
 
-    def ended(self) -> int | None:
-        """The exit code, when it was running until now."""
-        return self._process.poll() if self._process and self.due_at is None else None
+    def exit_code(self) -> int | None:
+        """The exit code of a part that ended since the last look, else None."""
+        return self._process.poll() if self._process and self.start_at is None else None
 
     def restart_delay(self) -> float | None:
         """How long to wait before the next try; None when it will not stay up."""
@@ -171,7 +179,7 @@ class Part:
         return self._process is not None and self._process.poll() is None
 
     def terminate(self) -> None:
-        """The first time it asks; to the guard, the second one means: now."""
+        """Send SIGTERM. For the guard a second one means that it must end at once."""
         if self._process is not None:
             self._process.terminate()
 
@@ -181,14 +189,12 @@ class Part:
 
 
 class Processes:
-    """Runtime and web: started, started again when they end by themselves, ended together.
+    """Runtime and web: started, started again when they end, and stopped together.
 
-    `sockets` are the runtime's, for agents. `pids` are those of parts that run already.
+    `sockets` are the runtime's, for agents, as descriptors. `pids` are those of parts that run already.
     """
 
-    def __init__(
-        self, say: Callable[[str], None], sockets: Sequence[socket.socket] = (), pids: Mapping[str, int] = {}
-    ) -> None:
+    def __init__(self, say: Callable[[str], None], sockets: Sequence[int] = (), pids: Mapping[str, int] = {}) -> None:
         self._say = say
         self._sockets = sockets
         self._parts = {
@@ -197,7 +203,7 @@ class Processes:
         }
 
     def run(self) -> int:
-        """Until somebody wants it to end, or a part will not stay up; the exit code."""
+        """Run until a stop, or until a part will not stay up. Returns the exit code."""
         guard.become_subreaper()
         self._signals = Signals()
         code = 0
@@ -210,47 +216,50 @@ class Processes:
         return code
 
     def _end_orphans(self) -> bool:
-        """What is of the hall and has become our child has lost its part, and nobody else ends it.
+        """End processes of the hall that became our children because their part died.
 
-        Whether to look again. Other children, of the script that became us or as process 1 of a container, are reaped.
+        Returns whether to look again. Other children are reaped: those of the script that became us, or
+        of a container's process 1.
         """
-        return guard.end_children(spare=[part.pid for part in self._parts.values()], is_meant=is_of_the_hall)
+        return guard.end_children(spare=[part.pid for part in self._parts.values()], is_target=is_of_the_hall)
 
     def _keep_up(self) -> int:
         """One look: start what is due. The exit code of a part that will not stay up, else 0."""
         for part in self._parts.values():
-            code = part.ended()
+            code = part.exit_code()
             if code is not None:
+                from mcp_runtime.protocol.errors import describe_exit
+
                 delay = part.restart_delay()
                 how = f"The {part.name} ended with {describe_exit(code)}"
                 if delay is None:
                     self._say(f"{how} and will not stay up; stopping.")
                     return code if code > 0 else 1
                 self._say(f"{how}; starting it again{f' in {delay:g} s' if delay else ''}.")
-                part.due_at = time.monotonic() + delay
-            elif part.due_at is not None and part.due_at <= time.monotonic():
+                part.start_at = time.monotonic() + delay
+            elif part.start_at is not None and part.start_at <= time.monotonic():
                 part.start()
         return 0
 
     def _pause(self) -> float | None:
-        dues = [part.due_at for part in self._parts.values() if part.due_at is not None]
-        return max(min(dues) - time.monotonic(), 0) if dues else None
+        moments = [part.start_at for part in self._parts.values() if part.start_at is not None]
+        return max(min(moments) - time.monotonic(), 0) if moments else None
 
     def _end(self) -> None:
-        """One SIGTERM each; a second Ctrl-C means now, and patience ends by itself. Who does not end then is killed."""
+        """Send SIGTERM to each part. After a second Ctrl-C, or after PATIENCE_SECONDS, kill those that are left."""
         for one in self._sockets:
-            one.close()  # nobody waits for a runtime that does not come back
-        asked, deadline = False, time.monotonic() + PATIENCE_SECONDS
+            os.close(one)  # nobody waits for a runtime that does not come back
+        is_terminated, deadline = False, time.monotonic() + PATIENCE_SECONDS
         kill_at = deadline + KILL_SECONDS
         while alive := [part for part in self._parts.values() if part.is_alive]:
             now = self._signals.stops > 1 or time.monotonic() > deadline
             if time.monotonic() > kill_at:
                 for part in alive:
-                    part.kill_group()  # what it leaves is an orphan then
-            elif now or not asked:
+                    part.kill_group()  # its processes are orphans then
+            elif now or not is_terminated:
                 for part in alive:
                     part.terminate()
-                asked = True
+                is_terminated = True
             if now:
                 self._parts["web"].kill_group()
                 kill_at = min(kill_at, time.monotonic() + KILL_SECONDS)
@@ -260,16 +269,43 @@ class Processes:
             time.sleep(guard.SWEEP_INTERVAL)
 
 
+class Words:
+    """The messages on the console, by its descriptor."""
+
+    def __init__(self, unwritten: Sequence[tuple[int, str]]) -> None:
+        self._writers: dict[int, console.Writer] = {}
+        for descriptor, text in unwritten:
+            self._write(descriptor, text)
+
+    def say(self, text: str) -> None:
+        from mcp_runtime.system import console
+
+        self._write(sys.stdout.fileno(), console.line("hall", text))
+
+    def flush(self) -> None:
+        for writer in self._writers.values():
+            writer.flush()
+
+    def _write(self, descriptor: int, text: str) -> None:
+        from mcp_runtime.system import console
+
+        if descriptor not in self._writers:
+            stream = sys.stderr if descriptor == sys.stderr.fileno() else sys.stdout
+            self._writers[descriptor] = console.Writer(stream)
+        self._writers[descriptor].write(text)
+
+
 def is_of_the_hall(pid: int) -> bool:
     """Whether a part of the hall started the process, or what it started, and so on (Linux)."""
     if birthmark.is_another(pid):
         return True
     try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            environment = file.read().split(b"\0")
     except OSError:
         return False
     own = {b"%s=%s" % item for item in os.environb.items()}
-    return any(variable.startswith(MARKS) and variable not in own for variable in environment)
+    return any(variable.startswith(HALL_VARIABLES) and variable not in own for variable in environment)
 
 
 def part_environment() -> dict[str, str]:
@@ -284,21 +320,16 @@ def part_environment() -> dict[str, str]:
 
 def python_path() -> str:
     """With the hall in front, wherever it is started from."""
-    given = os.environ.get("PYTHONPATH", "")
-    parts = [str(BASE_DIR), *(part for part in given.split(os.pathsep) if part and part != str(BASE_DIR))]
+    path = os.environ.get("PYTHONPATH", "")
+    parts = [BASE_DIR, *(part for part in path.split(os.pathsep) if part and part != BASE_DIR)]
     return os.pathsep.join(parts)
 
 
 def main() -> int:
-    state = taken_over()
-    writers = {stream.fileno(): console.Writer(stream) for stream in (sys.stdout, sys.stderr)}
-    for descriptor, text in state.unwritten:
-        writers[descriptor].write(text)
-    said = writers[sys.stdout.fileno()]
-    sockets = [socket.socket(fileno=descriptor) for descriptor in state.sockets]
-    code = Processes(lambda text: said.write(console.line("hall", text)), sockets, state.pids).run()
-    for writer in writers.values():
-        writer.flush()
+    state = read_state()
+    words = Words(state.unwritten)
+    code = Processes(words.say, state.sockets, state.pids).run()
+    words.flush()
     return code
 
 

@@ -25,13 +25,13 @@ class Runtime:
         self,
         lease_id: uuid.UUID,
         gateway_sockets: list[socket.socket],
-        stop_asked: threading.Event | None = None,
+        stop_requested: threading.Event | None = None,
         exit_process: Callable[[int], object] = os._exit,
     ) -> None:
-        self._stop_asked = stop_asked or threading.Event()
-        self.parts = Parts(lease_id, gateway_sockets, self._stop_asked)
-        self.stopping = Stopping(self.parts, self._stop_asked, exit_process)
-        self.heartbeat = Heartbeat(lease_id, self.stopping.done, self._lease_lost)
+        self._stop_requested = stop_requested or threading.Event()
+        self.parts = Parts(lease_id, gateway_sockets, self._stop_requested)
+        self.stopping = Stopping(self.parts, self._stop_requested, exit_process)
+        self.heartbeat = Heartbeat(lease_id, self.stopping.is_over, self._handle_lost_lease)
 
     def start_members(self) -> None:
         """First of all: members take the longest, and the rest is imported and built meanwhile."""
@@ -40,12 +40,12 @@ class Runtime:
         self.parts.supervisor.start()
 
     def start(self, run_in_pool: Callable[..., Any]) -> None:
-        """The rest: called by the bootstep when Celery's pool is there. Nothing once a stop is asked for."""
+        """Start the rest, unless a stop was requested. The bootstep calls it when Celery's pool is there."""
         self.parts.build(run_in_pool)
 
-    def _lease_lost(self) -> bool:
-        """Whether that ends this runtime; not while it is stopping, which gives the lease back."""
-        if self._stop_asked.is_set():
+    def _handle_lost_lease(self) -> bool:
+        """End this runtime, unless it is stopping. Returns whether it ends for that."""
+        if self._stop_requested.is_set():
             return False
         logger.error("another runtime took this hall; ending the members and exiting")
         self.stopping.exit_code = EX_TEMPFAIL
@@ -55,21 +55,21 @@ class Runtime:
 
     def ask_to_stop(self) -> None:
         """Called from a signal handler: sets a flag and nothing else."""
-        self._stop_asked.set()
+        self._stop_requested.set()
 
     def is_stopping(self) -> bool:
-        return self._stop_asked.is_set()
+        return self._stop_requested.is_set()
 
     def end(self, error: BaseException | None = None) -> int:
-        """The one way out: returns the exit code when all there is has ended.
+        """The only way out: end all parts, and return the exit code.
 
-        Raises `error` then, unless a stop was asked for before, which it may be part of.
+        Raises `error` then, unless a stop was requested before, of which it may be a part.
         """
-        is_fault = error is not None and not self._stop_asked.is_set()
+        is_fault = error is not None and not self._stop_requested.is_set()
         if is_fault:
             self.stopping.exit_code = self.stopping.exit_code or EX_SOFTWARE
-        self._stop_asked.set()
-        self.stopping.done.wait()
+        self._stop_requested.set()
+        self.stopping.is_over.wait()
         if error is not None and is_fault:
             raise error
         return self.stopping.exit_code

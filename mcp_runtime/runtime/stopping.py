@@ -35,27 +35,29 @@ GUARD_LOOK = 0.1
 
 
 class Stopping:
-    """Ends `parts` once `asked` is set, and then the process by `exit_process(code)`, whatever else that does.
+    """Ends `parts` once `stop_requested` is set, and then the process by `exit_process(code)`.
 
-    One thread does it, another sees to it that this has an end.
+    One thread ends the parts. Another ends the process if that takes too long.
     """
 
-    def __init__(self, parts: Parts, asked: threading.Event, exit_process: Callable[[int], object] = os._exit) -> None:
+    def __init__(
+        self, parts: Parts, stop_requested: threading.Event, exit_process: Callable[[int], object] = os._exit
+    ) -> None:
         self._parts = parts
-        self._asked = asked
+        self._stop_requested = stop_requested
         self._exit_process = exit_process
-        self.done = threading.Event()
+        self.is_over = threading.Event()
         self.exit_code = 0
 
     def start(self) -> None:
-        threading.Thread(target=self.bound, name="bound", daemon=True).start()
+        threading.Thread(target=self.limit_stop, name="bound", daemon=True).start()
         threading.Thread(target=self.end_parts, name="end", daemon=True).start()
 
     def end_parts(self) -> None:
-        """Waits for the stop and does it: Celery's own comes seconds later, or never at a mute broker."""
+        """Wait for the stop and do it: Celery's own comes seconds later, or never at a mute broker."""
         from django.db import connections
 
-        self._asked.wait()
+        self._stop_requested.wait()
         from mcp_runtime.agents import sessions
         from mcp_runtime.calls import invocations
         from mcp_runtime.rows import lease
@@ -63,7 +65,7 @@ class Stopping:
 
         logger.info("stopping: no new calls; members end side by side")
         parts = self._parts
-        parts.wait_until_built()
+        parts.wait_for_build()
         try:
             tasks.answer_with(None)
             if parts.gateway is not None:
@@ -87,20 +89,20 @@ class Stopping:
             self.exit_code = self.exit_code or EX_SOFTWARE
         finally:
             connections.close_all()
-            self.done.set()
+            self.is_over.set()
         time.sleep(CELERY_GRACE)
         console.flush()
         # Celery hangs, most likely in a broker that says nothing; nothing of ours is left.
         self._exit_process(self.exit_code)
 
-    def bound(self) -> None:
-        """Waits for the stop, and sees to it that it has an end, wherever it hangs."""
-        self._asked.wait()
-        deadline = time.monotonic() + stop_bound(len(self._parts.lifecycle.live_members()))
-        while (left := deadline - time.monotonic()) > 0:
+    def limit_stop(self) -> None:
+        """Wait for the stop, and end the process if the stop hangs."""
+        self._stop_requested.wait()
+        deadline = time.monotonic() + stop_seconds(len(self._parts.lifecycle.live_members()))
+        while (remaining := deadline - time.monotonic()) > 0:
             if guard_is_gone():
                 deadline = min(deadline, time.monotonic() + ORPHANED_STOP_BOUND)
-            if self.done.wait(min(left, GUARD_LOOK)):
+            if self.is_over.wait(min(remaining, GUARD_LOOK)):
                 return
         self.end_hard()
 
@@ -108,9 +110,9 @@ class Stopping:
         """Members are killed, and the process ends, whatever hangs."""
         try:
             self._parts.lifecycle.kill_everything()
-            # Said in a thread, for it may be the log that hangs.
-            said = "the stop takes too long; the members are killed, and the next runtime puts the rows in order"
-            saying = threading.Thread(target=_say_last, args=(said,), daemon=True)
+            # In a thread, because it may be the log that hangs.
+            message = "the stop takes too long; the members are killed, and the next runtime puts the rows in order"
+            saying = threading.Thread(target=_say_last, args=(message,), daemon=True)
             saying.start()
             saying.join(GUARD_LOOK)
         finally:
@@ -127,35 +129,35 @@ class Stopping:
             thread.join()
 
     def _calls_in(self, member_id: int) -> int:
-        live = self._parts.lifecycle.connected(member_id)
-        queued: int = self._parts.dispatcher.calls_in(member_id) if self._parts.dispatcher is not None else 0
-        return queued + (live.relayed if live else 0)
+        live = self._parts.lifecycle.connected_member(member_id)
+        own: int = self._parts.dispatcher.calls_in(member_id) if self._parts.dispatcher is not None else 0
+        return own + (live.relayed_calls if live else 0)
 
     def _stop_member(self, member_id: int) -> None:
-        """Running calls get a while, then they are cancelled; the longer they took, the shorter the farewell."""
+        """Running calls get a while, then they are cancelled. Their time is taken from that of the process."""
         from mcp_runtime.rows.database import unit_of_work
 
-        began = time.monotonic()
-        while self._calls_in(member_id) and time.monotonic() < began + CALLS_GRACE and not guard_is_gone():
+        began_at = time.monotonic()
+        while self._calls_in(member_id) and time.monotonic() < began_at + CALLS_GRACE and not guard_is_gone():
             time.sleep(0.02)
         if self._parts.dispatcher is not None:
             self._parts.dispatcher.abandon(member_id)
-        timeout = max(STOP_TIMEOUT - (time.monotonic() - began), BUSY_STOP_TIMEOUT)
+        timeout = max(STOP_TIMEOUT - (time.monotonic() - began_at), BUSY_STOP_TIMEOUT)
         if guard_is_gone():
             timeout = ORPHANED_STOP_TIMEOUT
-        if self._parts.lifecycle.connected(member_id) is None:
+        if self._parts.lifecycle.connected_member(member_id) is None:
             self._parts.lifecycle.abort_start(member_id)
         # `kill_everything` sweeps for all of them.
         unit_of_work(partial(self._parts.lifecycle.stop, member_id, cause="runtime stop", timeout=timeout, sweep=False))
 
 
-def stop_bound(members: int) -> float:
+def stop_seconds(members: int) -> float:
     """Seconds that a stop may take beside so many members with processes or connections."""
     return min(STOP_BOUND + STOP_BOUND_OF_MEMBER * members, MAX_STOP_BOUND)
 
 
-def _say_last(said: str) -> None:
-    logger.error(said)
+def _say_last(message: str) -> None:
+    logger.error(message)
     console.flush()
 
 

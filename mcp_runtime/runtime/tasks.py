@@ -10,16 +10,16 @@ _dispatcher: Dispatcher | None = None
 
 
 def answer_with(dispatcher: Dispatcher | None) -> None:
-    """Who hears the bell in this process."""
+    """Who hears notifications in this process."""
     global _dispatcher
     _dispatcher = dispatcher
 
 
 @shared_task(name="mcp_runtime.tasks.drain")
-def drain_task(wishes: bool = False) -> None:
+def drain_task(members: bool = False) -> None:
     if _dispatcher is None:
         return
-    if wishes:
+    if members:
         _dispatcher.look_everywhere()
     else:
-        _dispatcher.ring()
+        _dispatcher.notify()

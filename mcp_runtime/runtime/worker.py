@@ -45,9 +45,9 @@ def run() -> int:
     from mcp_runtime.protocol.errors import AddressTakenError, LeaseError
     from mcp_runtime.runtime.runtime import Runtime
 
-    stop_asked = threading.Event()
+    stop_requested = threading.Event()
     try:
-        lease_id, sockets = take_the_hall(stop_asked)
+        lease_id, sockets = take_the_hall(stop_requested)
     except LeaseError as error:
         logger.error("%s", error)
         return EX_TEMPFAIL
@@ -55,10 +55,10 @@ def run() -> int:
         logger.error("%s", error)
         return EX_UNAVAILABLE
     except OperationalError:
-        if not stop_asked.is_set():
+        if not stop_requested.is_set():
             raise
         return 0
-    runtime = Runtime(lease_id, sockets, stop_asked)
+    runtime = Runtime(lease_id, sockets, stop_requested)
     runtime.start_members()
     try:
         from mcp_runtime.runtime import bootstep  # Celery takes 0.2 s of CPU to import, which members have meanwhile
@@ -69,8 +69,8 @@ def run() -> int:
     return runtime.end() or code
 
 
-def take_the_hall(stop_asked: threading.Event) -> tuple[uuid.UUID, list[socket.socket]]:
-    """The lease, and the gateway's sockets, bound. Waits for a database that cannot be used, until `stop_asked`.
+def take_the_hall(stop_requested: threading.Event) -> tuple[uuid.UUID, list[socket.socket]]:
+    """The lease, and the gateway's sockets, bound. Waits for a database that cannot be used, until `stop_requested`.
 
     Raises LeaseError, AddressTakenError, and OperationalError.
     """
@@ -82,19 +82,19 @@ def take_the_hall(stop_asked: threading.Event) -> tuple[uuid.UUID, list[socket.s
     from mcp_runtime.rows.database import patiently
 
     def patient(work: Callable[[], T]) -> T:
-        return patiently(work, stop_asked.is_set)
+        return patiently(work, stop_requested.is_set)
 
     # Both before the worker is built: a bootstep that fails leaves those before it running. And the port first:
     # who cannot listen must not take the hall from a holder that may only be slow.
     patient(lambda: lease.await_heartbeat(logger.warning))
-    seen = patient(lease.require_free)
-    sockets = listeners.take_over() or listeners.bind(settings.GUILD_HALL_HOST, settings.GUILD_HALL_GATEWAY_PORT)
+    hall = patient(lease.require_free)
+    sockets = listeners.take_inherited() or listeners.bind(settings.GUILD_HALL_HOST, settings.GUILD_HALL_GATEWAY_PORT)
     # As long as the row names the last holder: killed in between, we leave it to the next start.
-    process.kill_left_behind(seen.hall_id, seen.lease_runtime)
+    process.kill_left_behind(hall.hall_id, hall.lease_runtime)
     # Who is stopped with the lease in hand gives it back. Until now the signal ends us at once.
-    signal.signal(signal.SIGTERM, lambda *_: stop_asked.set())
+    signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())
     lease_id = uuid.uuid4()  # one for all tries: the answer to a commit may be lost
-    return patient(lambda: lease.take(status.reset_rows, seen, lease_id)), sockets
+    return patient(lambda: lease.take(status.reset_rows, hall, lease_id)), sockets
 
 
 def set_up_django() -> None:
@@ -123,9 +123,9 @@ def main() -> int:
     try:
         return run()
     except DatabaseError as error:
-        if not (said := damage(error)):
+        if not (message := damage(error)):
             raise
-        logger.error("%s", said)
+        logger.error("%s", message)
         return EX_SOFTWARE
     finally:
         gc.freeze()  # as in manage.py: its end is quicker

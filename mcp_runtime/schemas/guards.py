@@ -125,9 +125,9 @@ def _additional_properties(original: Any) -> Any:
     return additional_properties
 
 
-def _unique_items(_: Any, wanted: Any, instance: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
+def _unique_items(_: Any, is_set: Any, instance: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
     # The library compares each with each where items cannot be sorted.
-    if wanted is True and isinstance(instance, list) and len({_canonical(item) for item in instance}) < len(instance):
+    if is_set is True and isinstance(instance, list) and len({_canonical(item) for item in instance}) < len(instance):
         yield jsonschema.ValidationError(f"{instance!r} has non-unique elements")
 
 

@@ -37,8 +37,8 @@ CHECK_SECONDS = 1.0  # of one schema, against the schema of schemas
 VALIDATION_SECONDS = 0.5  # of one validation; a schema applied to a value takes 5 to 20 microseconds
 # Of those at the top so many are looked at for the most telling ones.
 MAX_COMPARED = 1000
-# So many misfits are told at once, the most telling first.
-MAX_MISFITS = 20
+# So many validation errors are listed at once, the most telling first.
+MAX_ERRORS = 20
 TOO_LONG_TO_CHECK = "the input schema takes too long to check"
 TOO_LONG_TO_APPLY = "the input schema takes too long to apply, whatever the arguments"
 # Faults that another moment, or a faster machine, might not find.
@@ -51,8 +51,8 @@ class BrokenSchemaError(Exception):
 
 
 @dataclass(frozen=True)
-class Misfit:
-    """One place that does not fit, and why. A property that is missing is its own place."""
+class ValidationError:
+    """One place that does not fit, and why; nothing that is raised. A property that is missing is its own place."""
 
     path: Path
     reason: str
@@ -61,14 +61,14 @@ class Misfit:
 class ArgumentsError(Exception):
     """Arguments do not fit. `path` is their place ("items.0.name", empty for the whole), `reason` why.
 
-    `misfits` are all that were found, MAX_MISFITS at most, this one among them.
+    `errors` are all that were found, MAX_ERRORS at most, this one among them.
     """
 
-    def __init__(self, path: str, reason: str, misfits: Sequence[Misfit] = ()) -> None:
+    def __init__(self, path: str, reason: str, errors: Sequence[ValidationError] = ()) -> None:
         super().__init__(f"{path}: {reason}" if path else reason)
         self.path = path
         self.reason = reason
-        self.misfits = tuple(misfits) or (Misfit((), str(self)),)
+        self.errors = tuple(errors) or (ValidationError((), str(self)),)
 
 
 def check_schema(schema: Any) -> str:
@@ -84,7 +84,7 @@ def check_schema(schema: Any) -> str:
 
 
 def validate(schema: Schema, arguments: dict[str, Any]) -> None:
-    """Raise ArgumentsError for the most telling misfit, BrokenSchemaError when the schema fails in use.
+    """Raise ArgumentsError for the most telling validation error, BrokenSchemaError when the schema fails in use.
 
     What takes more than VALIDATION_SECONDS is an ArgumentsError.
     """
@@ -110,7 +110,7 @@ def _validate(schema: Schema, arguments: dict[str, Any]) -> None:
     if errors:
         first = errors[0]
         place = ".".join(str(part) for part in first.absolute_path)
-        raise ArgumentsError(place, first.message[:MAX_REASON], [_misfit(error) for error in errors])
+        raise ArgumentsError(place, first.message[:MAX_REASON], [_validation_error(error) for error in errors])
 
 
 def _broken_in_use(fault: Exception) -> str:
@@ -133,17 +133,17 @@ def _errors(validator: Validator, instance: Any, seconds: float) -> list[jsonsch
                 raise
     # `best_match` goes by relevance too, and takes the greatest.
     found.sort(key=jsonschema.exceptions.relevance, reverse=True)
-    return [jsonschema.exceptions.best_match([error]) or error for error in found[:MAX_MISFITS]]
+    return [jsonschema.exceptions.best_match([error]) or error for error in found[:MAX_ERRORS]]
 
 
-def _misfit(error: jsonschema.ValidationError) -> Misfit:
+def _validation_error(error: jsonschema.ValidationError) -> ValidationError:
     path = tuple(error.absolute_path)
     if error.validator == "required" and isinstance(error.instance, dict):
         # One error for each property that is missing, named in the message alone.
         names = error.validator_value if isinstance(error.validator_value, list) else []
         missing = [name for name in names if error.message.startswith(f"{name!r} ")]
         path += tuple(name for name in missing[:1] if name not in error.instance)
-    return Misfit(path, error.message[:MAX_REASON])
+    return ValidationError(path, error.message[:MAX_REASON])
 
 
 def _validator(schema: Schema) -> tuple[Validator, Check | None]:

@@ -1,6 +1,6 @@
 """Who may do what, and how much of it.
 
-access      the one place that decides who may, for every door
+access      the one place that decides who may do what
 principals  users and tokens as `access` asks them: made of the rows, and compared with them
 limits      how much one principal may do: calls, slots, bytes, time, counted in memory; no Django
 origins     which hosts are the hall's, and which pages may ask it

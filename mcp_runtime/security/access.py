@@ -1,4 +1,4 @@
-"""Who may do what: the one place that decides, for every door.
+"""Who may do what: the one place that decides, for admin, REST, gateway and commands.
 
 A `Principal` is a snapshot of one who asks; `principals` makes it of the rows. Asking it takes no query, so that a list
 of a thousand tools costs nothing.
@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import NotAllowedError
-from mcp_runtime.security.limits import Owner
+from mcp_runtime.security.limits import Limits, Owner
 from roster.models import GuildMember, Tool
 
 CONTROL = "roster.control_member"
@@ -29,10 +29,12 @@ VIEW_MEMBERS = "roster.view_guildmember"
 VIEW_TOOLS = "roster.view_tool"
 VIEW_SESSIONS = "roster.view_agentsession"
 
+NO_LIMITS = Limits()
+
 
 @dataclass(frozen=True)
 class Principal:
-    """One who asks, and all that is needed to decide what they may. 0 as a limit is no limit."""
+    """One who asks, and all that is needed to decide what they may."""
 
     user_id: int | None
     name: str  # of the user
@@ -48,8 +50,7 @@ class Principal:
     expires_at: datetime | None = None
     members: frozenset[str] | None = None  # the token's scope: these members; None: not narrowed so
     tools: frozenset[tuple[str, str]] | None = None  # the token's scope: these tools, each (member, tool)
-    calls_per_minute: int = 0
-    max_in_flight: int = 0
+    limits: Limits = NO_LIMITS
 
     @property
     def owner(self) -> Owner:

@@ -1,4 +1,8 @@
-"""How much one token may do at a time: calls a minute, calls under way, slots, what is kept. Counted in memory."""
+"""How much one token may do at a time: calls a minute, calls under way, slots, what is kept. Counted in memory.
+
+`Limits` are those that a token may have its own of (declared in `roster.models.tokens`). All others are the same for
+every token, and stand here, or beside what they bound, as constants.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -199,8 +204,19 @@ def _count_down(counter: collections.Counter[Any], key: Any, count: int = 1) -> 
         del counter[key]
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What one token may do, by the names of `ApiToken.LIMITS`; 0 is no limit."""
+
+    calls_per_minute: int = 0
+    max_in_flight: int = 0
+
+
 class Limiter:
-    """Counts by key. Of `calls_per_minute` a whole minute's worth may come at once, then as many as that refills."""
+    """Counts by key, for each of `Limits`.
+
+    Of `calls_per_minute` a whole minute's worth may come at once, then as many as that refills.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -209,24 +225,24 @@ class Limiter:
         self._in_flight: dict[int, int] = {}
 
     @contextmanager
-    def call(self, key: int, *, calls_per_minute: int, max_in_flight: int) -> Iterator[None]:
-        """Around one call; 0 is no limit. Raises TooManyCallsError."""
-        self.enter(key, calls_per_minute=calls_per_minute, max_in_flight=max_in_flight)
+    def call(self, key: int, limits: Limits) -> Iterator[None]:
+        """Around one call. Raises TooManyCallsError."""
+        self.enter(key, limits)
         try:
             yield
         finally:
             self.leave(key)
 
-    def enter(self, key: int, *, calls_per_minute: int, max_in_flight: int) -> None:
+    def enter(self, key: int, limits: Limits) -> None:
         """A call begins; `leave` must follow. Raises TooManyCallsError, and then nothing is counted."""
         with self._lock:
             under_way = self._in_flight.get(key, 0)
-            if max_in_flight and under_way >= max_in_flight:
-                raise TooManyCallsError(
-                    f"This token may have {max_in_flight} calls under way at the same time, and has. Wait for one.", 1.0
-                )
-            if calls_per_minute:
-                self._take(key, 60.0 / calls_per_minute, calls_per_minute)
+            most = limits.max_in_flight
+            if most and under_way >= most:
+                text = f"Too many concurrent calls (limit {most}). Try again when one of them has ended."
+                raise TooManyCallsError(text, 1.0)
+            if limits.calls_per_minute:
+                self._take(key, 60.0 / limits.calls_per_minute, limits.calls_per_minute)
             self._in_flight[key] = under_way + 1
 
     def leave(self, key: int) -> None:
@@ -243,8 +259,7 @@ class Limiter:
         # A hair's breadth for what adding fractions loses.
         if full_at - now > 60.0 + 1e-6:
             raise TooManyCallsError(
-                f"This token may make {calls_per_minute} calls a minute, and has. "
-                f"The next one is due in {full_at - now - 60.0:.1f} s.",
+                f"Too many calls a minute (limit {calls_per_minute}). Try again in {full_at - now - 60.0:.1f} s.",
                 full_at - now - 60.0,
             )
         if key not in self._full_at and len(self._full_at) >= MAX_KEPT:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable
+from copy import copy
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
-from django.conf import settings
 from django.contrib.auth.models import Group, User
 from django.db import connection
 from django.db.models import Q
@@ -22,8 +22,10 @@ from django.db.models.expressions import RawSQL
 from django.utils import timezone
 
 from mcp_runtime.protocol.errors import AccessError, TokenError
+from mcp_runtime.rows import plain_sql
 from mcp_runtime.rows.kept_queries import KeptQuery, Slot
 from mcp_runtime.security.access import CONTROL, INVOKE, VIEW_CALLS, VIEW_MEMBERS, VIEW_TOOLS, Principal
+from mcp_runtime.security.limits import Limits
 from roster.models import ApiToken, GuildMember, Hall
 
 # How exact `last_used_at` is.
@@ -37,8 +39,20 @@ _VERSION = f"SELECT CAST(hall_id AS text) || ':' || access_version FROM {Hall._m
 
 _VERSION_AND_USER = f"SELECT ({_VERSION}), is_active FROM {User._meta.db_table} WHERE id = %s"  # noqa: S608 - a constant
 
+_VERSION_OF_TOKEN = RawSQL(_VERSION, ())  # noqa: S611 - a constant
+# What most requests need of a token: it is good, and was in use a moment ago. Not the two rows, with all their columns.
+_GOOD_TOKENS = KeptQuery(
+    lambda: (
+        ApiToken.objects.annotate(version=_VERSION_OF_TOKEN)
+        .filter(Q(expires_at=None) | Q(expires_at__gt=Slot("now")), digest=Slot("digest"), revoked_at=None)
+        .filter(user__is_active=True, last_used_at__gt=Slot("touched"))
+        .order_by()
+    ),
+    columns=["id"],
+    annotations=["version"],
+)
 _TOKENS = KeptQuery(
-    lambda: ApiToken.objects.annotate(version=RawSQL(_VERSION, ())).filter(digest=Slot("digest")).order_by(),  # noqa: S611 - a constant
+    lambda: ApiToken.objects.annotate(version=_VERSION_OF_TOKEN).filter(digest=Slot("digest")).order_by(),
     related={"user": ()},
     annotations=["version"],
 )
@@ -46,22 +60,18 @@ _TOKENS = KeptQuery(
 
 def version() -> str | None:
     """Another text whenever anything changed that decides; None while the hall has no row."""
-    with connection.cursor() as cursor:
-        cursor.execute(_VERSION)
-        row = cursor.fetchone()
-    return None if row is None else str(row[0])
+    rows = plain_sql.read(_VERSION, [])
+    return str(rows[0][0]) if rows else None
 
 
 def principal_of_user(user: User) -> Principal:
     """Who comes without a token: a browser's session, a command. Raises AccessError for a user who is not active."""
-    with connection.cursor() as cursor:
-        cursor.execute(_VERSION_AND_USER, [user.pk])
-        row = cursor.fetchone()
-    if row is None or not row[1]:
+    rows = plain_sql.read(_VERSION_AND_USER, [user.pk])
+    if not rows or not rows[0][1]:
         raise AccessError(f"user {user.get_username()!r} is not active")
-    seen = None if row[0] is None else str(row[0])
+    seen = None if rows[0][0] is None else str(rows[0][0])
     if (kept := _known(("user", user.pk), seen)) is not None:
-        return kept
+        return kept.principal
     fresh = User.objects.get(pk=user.pk)
     return _keep(("user", user.pk), seen, _principal(fresh, _rights_of([fresh])[fresh.pk]))
 
@@ -73,17 +83,28 @@ def principal_of_token(text: str) -> Principal:
 
 def holder_of(text: str) -> tuple[User, Principal]:
     """The token's user beside who they are with it. One query, while nothing changed. Raises TokenError."""
-    token: Any = _TOKENS.first(digest=ApiToken.digest_of(text))
+    digest, now = ApiToken.digest_of(text), timezone.now()
+    touched = now - timedelta(seconds=TOUCH_SECONDS)
+    good: Any = _GOOD_TOKENS.first(digest=digest, now=_in_sql(now), touched=_in_sql(touched))
+    kept = None if good is None else _known(("token", good.pk), good.version)
+    if kept is not None and kept.user is not None:
+        return copy(kept.user), kept.principal  # a view may change its own
+    return _read_holder(digest)
+
+
+def _in_sql(moment: datetime) -> Any:
+    return connection.ops.adapt_datetimefield_value(moment)
+
+
+def _read_holder(digest: str) -> tuple[User, Principal]:
+    token: Any = _TOKENS.first(digest=digest)
     if token is None:
         raise TokenError("This token is not known. Make one with: manage.py create_token USER")
     require_good(token)
     used = token.last_used_at
     if used is None or used <= timezone.now() - timedelta(seconds=TOUCH_SECONDS):
         touch(token.pk)
-    seen: str | None = token.version
-    if (kept := _known(("token", token.pk), seen)) is not None:
-        return token.user, kept
-    return token.user, _keep(("token", token.pk), seen, principal_of_row(token))
+    return token.user, _keep(("token", token.pk), token.version, principal_of_row(token), copy(token.user))
 
 
 def principal_of_row(token: ApiToken) -> Principal:
@@ -130,15 +151,10 @@ def _principals_of(tokens: Collection[ApiToken]) -> dict[int, Principal]:
             expires_at=token.expires_at,
             members=frozenset(members[token.pk]) if token.scope == ApiToken.Scope.MEMBERS else None,
             tools=frozenset(tools[token.pk]) if token.scope == ApiToken.Scope.TOOLS else None,
-            calls_per_minute=_or_default(token.calls_per_minute, settings.GUILD_HALL_CALLS_PER_MINUTE),
-            max_in_flight=_or_default(token.max_in_flight, settings.GUILD_HALL_MAX_IN_FLIGHT),
+            limits=Limits(**{limit.name: limit.of(token) for limit in ApiToken.LIMITS}),
         )
         for token in tokens
     }
-
-
-def _or_default(limit: int | None, default: int) -> int:
-    return default if limit is None else limit
 
 
 def _is_good(token: ApiToken) -> bool:
@@ -222,22 +238,23 @@ class _Kept:
     version: str
     made_at: float
     principal: Principal
+    user: User | None  # of a token
 
 
 # Of this process. A snapshot that is younger than its version is made once more.
 _kept: dict[tuple[str, int], _Kept] = {}
 
 
-def _known(key: tuple[str, int], seen: str | None) -> Principal | None:
+def _known(key: tuple[str, int], seen: str | None) -> _Kept | None:
     kept = _kept.get(key)
     if kept is None or kept.version != seen or time.monotonic() > kept.made_at + KEPT_SECONDS:
         return None
-    return kept.principal
+    return kept
 
 
-def _keep(key: tuple[str, int], seen: str | None, principal: Principal) -> Principal:
+def _keep(key: tuple[str, int], seen: str | None, principal: Principal, user: User | None = None) -> Principal:
     if seen is not None:
         if len(_kept) >= MAX_KEPT:
             _kept.clear()
-        _kept[key] = _Kept(seen, time.monotonic(), principal)
+        _kept[key] = _Kept(seen, time.monotonic(), principal, user)
     return principal

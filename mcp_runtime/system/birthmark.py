@@ -12,48 +12,47 @@ import resource
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 LIMIT: int = getattr(resource, "RLIMIT_RTTIME", -1)
 FLAG = 1 << 62  # a number with it is a birthmark; then 24 bits of the runtime's, and 37 of the member's
 MEMBER_BITS = 37
-PART = ""  # the mark of the hall's own parts, whose birthmark is that of no member
+PART = ""  # the environment tag of the hall's own parts, whose birthmark is that of no member
 _PART_FLAG = 1 << 61
 _turn = threading.Lock()  # what we start meanwhile would inherit it too
 
 
-def number_of(mark: str) -> int:
-    """The birthmark for `mark`, of the form hall/runtime/... or PART."""
-    if mark == PART:
+def number_of(tag: str) -> int:
+    """The birthmark for `tag`, of the form hall/runtime/... or PART."""
+    if tag == PART:
         return FLAG | _PART_FLAG
-    return FLAG | _hash(_runtime_of(mark), 24) << MEMBER_BITS | _hash(mark, MEMBER_BITS)
+    return FLAG | _hash(_runtime_of(tag), 24) << MEMBER_BITS | _hash(tag, MEMBER_BITS)
 
 
-def take(mark: str) -> None:
-    """From now on this process has the birthmark for `mark`, and so has what it starts."""
+def take(tag: str) -> None:
+    """From now on this process has the birthmark for `tag`, and so has what it starts."""
     if sys.platform == "linux":
         with contextlib.suppress(ValueError, OSError):  # as below
-            resource.setrlimit(LIMIT, (number_of(mark), resource.getrlimit(LIMIT)[1]))
+            resource.setrlimit(LIMIT, (number_of(tag), resource.getrlimit(LIMIT)[1]))
 
 
 @contextlib.contextmanager
-def handed_on(mark: str) -> Iterator[None]:
-    """Within, what this process starts is born with the birthmark for `mark`."""
+def inheritance(tag: str) -> Iterator[None]:
+    """Within, what this process starts is born with the birthmark for `tag`."""
     if sys.platform != "linux":
         yield
         return
     with _turn:
         soft, hard = resource.getrlimit(LIMIT)
         with contextlib.suppress(ValueError, OSError):  # the hard limit is lower, or the kernel knows no such limit
-            resource.setrlimit(LIMIT, (number_of(mark), hard))
+            resource.setrlimit(LIMIT, (number_of(tag), hard))
         try:
             yield
         finally:
             resource.setrlimit(LIMIT, (soft, hard))
 
 
-def is_for(pid: int, mark: str) -> bool:
-    """Whether the process has the birthmark for `mark`, or for one below it when that is hall/runtime/.
+def is_for(pid: int, tag: str) -> bool:
+    """Whether the process has the birthmark for `tag`, or for one below it when that is hall/runtime/.
 
     Not when it ended, or is another user's: then it is none of ours to end either.
     """
@@ -63,23 +62,24 @@ def is_for(pid: int, mark: str) -> bool:
         number: int = resource.prlimit(pid, LIMIT)[0]
     except (OSError, ValueError):
         return False
-    if mark.endswith("/"):
-        return mark == _runtime_of(mark) and number >> MEMBER_BITS == number_of(mark) >> MEMBER_BITS
-    return number == number_of(mark)
+    if tag.endswith("/"):
+        return tag == _runtime_of(tag) and number >> MEMBER_BITS == number_of(tag) >> MEMBER_BITS
+    return number == number_of(tag)
 
 
 def is_another(pid: int) -> bool:
     """Whether the process has a birthmark, and not the one that we were born with. It may be another user's (Linux)."""
     try:
-        limits = Path(f"/proc/{pid}/limits").read_text()
+        with open(f"/proc/{pid}/limits") as file:
+            limits = file.read()
     except OSError:
         return False
     soft = next((line.split()[3] for line in limits.splitlines() if line.startswith("Max realtime timeout")), "")
     return soft.isdigit() and bool(int(soft) & FLAG) and int(soft) != resource.getrlimit(LIMIT)[0]
 
 
-def _runtime_of(mark: str) -> str:
-    return "/".join([*mark.split("/")[:2], ""])
+def _runtime_of(tag: str) -> str:
+    return "/".join([*tag.split("/")[:2], ""])
 
 
 def _hash(text: str, bits: int) -> int:

@@ -14,6 +14,7 @@ import os
 import queue
 import re
 import select
+import signal
 import threading
 import time
 import traceback
@@ -44,7 +45,7 @@ def line(speaker: str, text: str, moment: float | None = None) -> str:
 
 def visible(text: str) -> str:
     """`text` with its control characters and line breaks as escapes: `\\x1b`, `\\n`, `\\u202e`."""
-    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 class LineFormatter(logging.Formatter):
@@ -84,16 +85,16 @@ class Writer:
 
     def __init__(self, stream: IO[str] | TextIOBase) -> None:
         self._stream = stream
-        self._begin_anew()
+        self._reset()
         _writers.add(self)
-        os.register_at_fork(after_in_child=self._begin_anew)
+        os.register_at_fork(after_in_child=self._reset)
 
-    def _begin_anew(self) -> None:
-        """Threads do not live on in a fork, and what waited is the parent's to write."""
+    def _reset(self) -> None:
+        """Begin empty in a fork: threads do not live on there, and the parent writes what waits."""
         self._texts: queue.Queue[str] = queue.Queue(WAITING)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._dropped = 0
+        self._drop_count = 0
         self._under_way: str | None = None
 
     @property
@@ -110,43 +111,47 @@ class Writer:
             try:
                 self._texts.put_nowait(text)
             except queue.Full:
-                self._dropped += 1
+                self._drop_count += 1
             if self._thread is None:
                 self._start()
 
     def flush(self, seconds: float = FLUSH_SECONDS) -> None:
         """Returns when all is written, after `seconds` at most."""
-        done = self._texts.all_tasks_done
-        with done:
-            done.wait_for(lambda: not self._texts.unfinished_tasks, seconds)
+        condition = self._texts.all_tasks_done
+        with condition:
+            condition.wait_for(lambda: not self._texts.unfinished_tasks, seconds)
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._write_on, args=(self._texts,), name="console", daemon=True)
+        # A signal that the main thread blocks would come through this one.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             thread.start()
             self._thread = thread
         except RuntimeError:  # no thread can be had, or the interpreter ends; the next text tries again
             with contextlib.suppress(queue.Empty):
                 while True:
-                    self._put(self._texts.get_nowait())
+                    self._write_now(self._texts.get_nowait())
                     self._texts.task_done()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _write_on(self, texts: queue.Queue[str]) -> None:
         while True:
             self._under_way = texts.get()
-            self._put(self._under_way)
+            self._write_now(self._under_way)
             self._under_way = None
             if texts.empty():
-                self._say_dropped()
+                self._report_drops()
             texts.task_done()
 
-    def _say_dropped(self) -> None:
+    def _report_drops(self) -> None:
         with self._lock:
-            dropped, self._dropped = self._dropped, 0
-        if dropped:
-            self._put(line("hall", f"… {dropped} more lines, which this console did not take in time"))
+            count, self._drop_count = self._drop_count, 0
+        if count:
+            self._write_now(line("hall", f"… {count} more lines, which this console did not take in time"))
 
-    def _put(self, text: str) -> None:
+    def _write_now(self, text: str) -> None:
         """Not through the stream's buffer: its lock, held for ever, would break the end of the interpreter."""
         rest = f"{text}\n".encode(errors="backslashreplace")
         with contextlib.suppress(OSError, ValueError):  # nobody is there to read it, now or any more

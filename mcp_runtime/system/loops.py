@@ -15,14 +15,14 @@ _making = threading.Lock()  # functools.cache has none: of two threads at once e
 def loop(name: str) -> asyncio.AbstractEventLoop:
     """The process's loop of that name; its thread begins with it, and ends with the process."""
     with _making:
-        return _made(name)
+        return _running_loop(name)
 
 
 @functools.cache
-def _made(name: str) -> asyncio.AbstractEventLoop:
-    made = asyncio.SelectorEventLoop()
-    threading.Thread(target=made.run_forever, name=name, daemon=True).start()
-    return made
+def _running_loop(name: str) -> asyncio.AbstractEventLoop:
+    new_loop = asyncio.SelectorEventLoop()
+    threading.Thread(target=new_loop.run_forever, name=name, daemon=True).start()
+    return new_loop
 
 
 def call_at_exit(pid: int, has_ended: Callable[[], bool], callback: Callable[[], None]) -> None:
@@ -36,10 +36,10 @@ def call_at_exit(pid: int, has_ended: Callable[[], bool], callback: Callable[[],
     except (AttributeError, OSError):
         exits.call_soon_threadsafe(_look, has_ended, callback)
     else:
-        exits.call_soon_threadsafe(exits.add_reader, descriptor, _ended, descriptor, callback)
+        exits.call_soon_threadsafe(exits.add_reader, descriptor, _handle_exit, descriptor, callback)
 
 
-def _ended(descriptor: int, callback: Callable[[], None]) -> None:
+def _handle_exit(descriptor: int, callback: Callable[[], None]) -> None:
     loop("member-exits").remove_reader(descriptor)
     os.close(descriptor)
     callback()

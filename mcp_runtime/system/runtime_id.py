@@ -32,11 +32,11 @@ class RuntimeId:
     @classmethod
     def of(cls, pid: int) -> RuntimeId:
         """Raises psutil.NoSuchProcess when there is none, or a zombie alone."""
-        return cls(pid, _started(pid), own_namespace(), own_boot())
+        return cls(pid, _start_time(pid), own_namespace(), own_boot())
 
     @classmethod
     def parse(cls, text: str) -> RuntimeId | None:
-        """None for what is no such text."""
+        """None for any other text."""
         try:
             pid, started, namespace, boot = text.split(".")
             return cls(int(pid), int(started), namespace, boot)
@@ -50,18 +50,18 @@ class RuntimeId:
 
     @property
     def is_dead(self) -> bool:
-        """Provably: False for one elsewhere, or that the system hides: it cannot be looked at from here."""
+        """Whether it is provably dead. False for one elsewhere, or one that the system hides."""
         if self.is_elsewhere:
             return False
         try:
-            return _started(self.pid) != self.started
+            return _start_time(self.pid) != self.started
         except psutil.NoSuchProcess:
             return True
         except (OSError, psutil.AccessDenied):
             return False
 
 
-def _started(pid: int) -> int:
+def _start_time(pid: int) -> int:
     """When the process started, by a clock that nobody can set.
 
     Raises psutil.NoSuchProcess, for zombies too; OSError or psutil.AccessDenied for one that the system hides.
@@ -76,7 +76,7 @@ def _started(pid: int) -> int:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         # With hidepid=2 (proc(5)) processes of other users are not there either; the kernel knows them.
-        if _is_known(pid):
+        if _exists(pid):
             raise
         raise psutil.NoSuchProcess(pid) from None
     # The name in parentheses may hold anything, parentheses too; proc(5): the state is field 3, the start field 22.
@@ -86,7 +86,7 @@ def _started(pid: int) -> int:
     return int(fields[19])
 
 
-def _is_known(pid: int) -> bool:
+def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

@@ -9,5 +9,6 @@
     answers                 answers made here, answers of members rewritten, errors in words
     links                   resources that results name
 
-`server` makes it. `replying` asks `routing`; `legacy` and `modern` use `introductions`, and names of `params`.
+A new method is a line in `routing`; CONTRIBUTING says where else it goes.
+`server` makes it. `responder` asks `routing`; `legacy` and `modern` use `introductions`, and names of `params`.
 """

@@ -1,4 +1,4 @@
-"""Answers that are made here, answers of members written once more, and errors in words for agents."""
+"""Answers that are made here, and answers of members written once more."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from mcp_runtime.gateway import eras
+from mcp_runtime.gateway import eras, failures
 from mcp_runtime.gateway.catalog import OfferedMember
 from mcp_runtime.gateway.endpoints import links
-from mcp_runtime.gateway.messages import Answer, Event, Reply, Request, Stream, unavailable
+from mcp_runtime.gateway.messages import Answer, Event, Reply, Request, Stream
 from mcp_runtime.gateway.upstream.relay import Relay
-from mcp_runtime.gateway.upstream.routes import Wire
+from mcp_runtime.gateway.upstream.routes import Upstream
 from mcp_runtime.protocol import jsonrpc
-from mcp_runtime.protocol.errors import ClientError, MethodError, ProtocolError, RemoteError
-from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR
+from mcp_runtime.protocol.errors import ClientError
 
 
 class Rewriting:
     """Members' replies with another answer. What is large is rewritten aside."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
 
     async def rewritten(
         self, reply: Reply, request: Request, work: Callable[[bytes], bytes], *, is_throughout: bool = False
@@ -32,13 +31,13 @@ class Rewriting:
         """
         owner, request.rewriting = request.client.principal.owner, work
         if isinstance(reply, Answer):
-            return replace(reply, body=await self._wire.in_thread(owner, work, reply.body))
+            return replace(reply, body=await self._upstream.read_in_thread(owner, work, reply.body))
         stream = reply
 
         async def events() -> AsyncGenerator[Event]:
             async for event in stream.events:
                 if event.is_last or (is_throughout and event.data):
-                    yield replace(event, data=await self._wire.in_thread(owner, work, event.data))
+                    yield replace(event, data=await self._upstream.read_in_thread(owner, work, event.data))
                 else:
                     yield event
 
@@ -69,22 +68,12 @@ def joined(entries: Iterable[bytes]) -> bytes:
     return b"[" + b",".join(entries) + b"]"
 
 
-def method_error(error: ClientError, member: str, request: Request) -> MethodError:
-    """A member's failure, for an agent to act on: its own JSON-RPC errors as they are, all else with its name."""
-    if not request.is_sent:
-        return unavailable(member, str(error))
-    if isinstance(error, RemoteError):
-        return MethodError(error.code, error.message, error.data)
-    kind = "protocol" if isinstance(error, ProtocolError) else "transport"
-    return MethodError(INTERNAL_ERROR, f"{request.deadline.about}: {error}", {"member": member, "kind": kind})
-
-
 async def ask(relay: Relay, member: OfferedMember, request: Request) -> Reply:
     """The member's reply. Raises MethodError, which says what the client is to be told."""
     try:
         return await relay.ask(member, request)
     except ClientError as error:
-        raise method_error(error, member.name, request) from error
+        raise failures.of_member(error, member.name, request) from error
 
 
 def note_subscription(request: Request, member: str, uri: str) -> None:

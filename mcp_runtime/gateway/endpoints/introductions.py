@@ -1,4 +1,4 @@
-"""What the hall, or a member at its own path, says of itself to a client that begins."""
+"""Who begins: what the hall, or a member at its own path, says of itself to a client, and the client of itself."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from mcp_runtime.gateway import eras, tasks
-from mcp_runtime.gateway.catalog import OfferedMember, Place, Scope
+from mcp_runtime.gateway.catalog import OfferedMember, Place, Selection
 from mcp_runtime.gateway.members import Members
 from mcp_runtime.gateway.messages import Client
-from mcp_runtime.gateway.upstream.routes import Wire
-from mcp_runtime.gateway.upstream.sessions import Conversations
+from mcp_runtime.gateway.programs import Program, Programs
+from mcp_runtime.gateway.upstream.routes import Upstream
+from mcp_runtime.gateway.upstream.sessions import UpstreamSessions
 from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.jsonrpc import object_of
+from mcp_runtime.security.access import Principal
 
 INSTRUCTIONS = "Tools of several servers, each named server__tool. A server that does not run is started by a call."
 
@@ -20,10 +22,19 @@ INSTRUCTIONS = "Tools of several servers, each named server__tool. A server that
 class Introductions:
     """Answers to `initialize` and `server/discover`."""
 
-    def __init__(self, members: Members, wire: Wire, conversations: Conversations) -> None:
+    def __init__(
+        self, members: Members, upstream: Upstream, upstream_sessions: UpstreamSessions, programs: Programs
+    ) -> None:
         self._members = members
-        self._wire = wire
-        self._conversations = conversations
+        self._upstream = upstream
+        self._upstream_sessions = upstream_sessions
+        self._programs = programs
+
+    def program(self, principal: Principal, client_info: Any) -> Program:
+        """The client as it calls itself, which is noted beside its token. `client_info`: whatever it sent for that."""
+        program = Program.told(client_info)
+        self._programs.saw(principal.owner, program)
+        return program
 
     def welcome(self, place: Place, version: str) -> dict[str, Any]:
         """The result of `initialize`."""
@@ -45,8 +56,8 @@ class Introductions:
 
     async def _own_introduction(self, member: OfferedMember, client: Client) -> dict[str, Any]:
         live = self._members.connected(member)
-        route = None if live is None else self._wire.route_to(live, member.max_concurrency)
-        result = await self._conversations.discovered(member.pk, route, client)
+        route = None if live is None else self._upstream.route_to(live, member.max_concurrency)
+        result = await self._upstream_sessions.discovery_of(member.pk, route, client)
         if not isinstance(result.get("capabilities"), dict):
             return {}
         told: dict[str, Any] = {"capabilities": tasks.offered(_with_list_changes(result["capabilities"]))}
@@ -58,7 +69,7 @@ class Introductions:
     def _introduction(self, place: Place) -> dict[str, Any]:
         if place.member is None:
             return {
-                "capabilities": self._capabilities(place.scope),
+                "capabilities": self._capabilities(place.selection),
                 "serverInfo": {"name": mcp.HALL_NAME, "version": mcp.HALL_VERSION},
                 "instructions": INSTRUCTIONS,
             }
@@ -69,9 +80,9 @@ class Introductions:
         }
         return told | ({"instructions": member.instructions} if member.instructions else {})
 
-    def _capabilities(self, scope: Scope) -> dict[str, Any]:
+    def _capabilities(self, selection: Selection) -> dict[str, Any]:
         """Those of all its members together; tools are there for whoever comes later."""
-        told = [one.capabilities for one in self._members.roster.members.values() if scope.has(one.name)]
+        told = [one.capabilities for one in self._members.roster.members.values() if selection.has(one.name)]
         union: dict[str, Any] = {"tools": {"listChanged": True}}
         if any("resources" in one for one in told):
             has_subscriptions = any(object_of(one.get("resources")).get("subscribe") for one in told)

@@ -13,7 +13,7 @@ from mcp_runtime.gateway.endpoints.answers import Rewriting, ask, joined, listed
 from mcp_runtime.gateway.members import Members
 from mcp_runtime.gateway.messages import Reply, Request
 from mcp_runtime.gateway.upstream.relay import Relay
-from mcp_runtime.gateway.upstream.routes import Wire
+from mcp_runtime.gateway.upstream.routes import Upstream
 from mcp_runtime.protocol import jsonrpc
 from mcp_runtime.protocol.errors import ClientError, MethodError
 from mcp_runtime.protocol.jsonrpc import INVALID_PARAMS
@@ -25,9 +25,9 @@ LIST_TIMEOUT = 5.0  # of a member's own list; then the one in memory serves
 class MemberEndpoints:
     """Answers to all that is not answered at every path (routing.py)."""
 
-    def __init__(self, members: Members, wire: Wire, relay: Relay, rewriting: Rewriting) -> None:
+    def __init__(self, members: Members, upstream: Upstream, relay: Relay, rewriting: Rewriting) -> None:
         self._members = members
-        self._wire = wire
+        self._upstream = upstream
         self._relay = relay
         self._rewriting = rewriting
 
@@ -68,7 +68,7 @@ class MemberEndpoints:
         may = request.client.principal.may_invoke
         tools = [tool for tool in member.tools.values() if may(member.name, tool.name)]
         size, encoded = sum(len(tool.listed) for tool in tools), (tool.own for tool in tools)
-        entries = await self._wire.aside(request.client.principal.owner, partial(joined, encoded), size)
+        entries = await self._upstream.run_in_thread(request.client.principal.owner, partial(joined, encoded), size)
         return listed(request, kind, entries)
 
 

@@ -16,9 +16,9 @@ NAMED_BY = {
     **dict.fromkeys(("tools/call", "prompts/get"), "name"),
     **dict.fromkeys(("resources/read", *SUBSCRIBING), "uri"),
 }
-# Keys that are judged here, in any way that members may read them.
-JUDGED = {method: {mcp.folded(key): key for key in suspended.KEYS} for method in suspended.METHODS}
-JUDGED["tools/call"] |= {"name": "name", "arguments": "arguments"}
+# Keys that are checked here, in any way that members may read them.
+CHECKED_KEYS = {method: {mcp.folded(key): key for key in suspended.INPUT_KEYS} for method in suspended.METHODS}
+CHECKED_KEYS["tools/call"] |= {"name": "name", "arguments": "arguments"}
 WITH_ARGUMENTS = ("tools/call", "prompts/get")
 REFERENCES = {"ref/prompt": "name", "ref/resource": "uri"}
 
@@ -41,14 +41,14 @@ def require_params(request: Request) -> None:
 
 
 def _require_spelling(request: Request) -> None:
-    """Raises MethodError for keys that members may read in the place of those that are judged here."""
-    judged = JUDGED.get(request.method)
-    if judged is None or not (unusual := request.params.keys() - USUAL_PARAMS):
+    """Raises MethodError for keys that members may read in the place of those that are checked here."""
+    checked = CHECKED_KEYS.get(request.method)
+    if checked is None or not (unusual := request.params.keys() - USUAL_PARAMS):
         return
     for key in unusual:
-        name = judged.get(mcp.folded(key), key)
+        name = checked.get(mcp.folded(key), key)
         if name != key:
             raise MethodError(INVALID_PARAMS, f"{name} is written exactly so, and once")
-        if key in suspended.KEYS and request.client.session is not None:
+        if key in suspended.INPUT_KEYS and request.client.session is not None:
             # To a member without sessions it would be a state that nobody here has sealed for the client.
             raise MethodError(INVALID_PARAMS, f"a session has no {key}: it is asked on a stream")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mcp_runtime.gateway import eras
-from mcp_runtime.gateway.catalog import LISTS, Scope, resource_uri
+from mcp_runtime.gateway.catalog import LISTS, Selection, resource_uri
 from mcp_runtime.gateway.endpoints.answers import Rewriting, ask, listed, note_subscription
 from mcp_runtime.gateway.members import Members
 from mcp_runtime.gateway.messages import Reply, Request
@@ -27,27 +27,27 @@ class RosterEndpoints:
         self._relay = relay
         self._rewriting = rewriting
 
-    async def list(self, scope: Scope, request: Request) -> Reply:
+    async def list(self, selection: Selection, request: Request) -> Reply:
         if request.params.get("cursor") is not None:
             raise MethodError(INVALID_PARAMS, "unknown cursor: the list has one page")
         kind = LISTS[request.method]
-        return listed(request, kind, self._members.roster.list_of(kind, request.client.principal, scope))
+        return listed(request, kind, self._members.roster.list_of(kind, request.client.principal, selection))
 
-    async def get_prompt(self, scope: Scope, request: Request) -> Reply:
+    async def get_prompt(self, selection: Selection, request: Request) -> Reply:
         found = self._members.roster.prompt(request.params["name"])
-        return await self._ask_named(found, scope, request, {"name": found[1]} if found else {})
+        return await self._ask_named(found, selection, request, {"name": found[1]} if found else {})
 
-    async def ask_about_resource(self, scope: Scope, request: Request) -> Reply:
-        found = self._resource(request.params["uri"], request.client.principal, scope)
-        reply = await self._ask_named(found, scope, request, {"uri": found[1]} if found else {})
+    async def ask_about_resource(self, selection: Selection, request: Request) -> Reply:
+        found = self._resource(request.params["uri"], request.client.principal, selection)
+        reply = await self._ask_named(found, selection, request, {"uri": found[1]} if found else {})
         note_subscription(request, *(found or ("", "")))
         return reply
 
     async def _ask_named(
-        self, found: tuple[str, str] | None, scope: Scope, request: Request, own: Mapping[str, Any]
+        self, found: tuple[str, str] | None, selection: Selection, request: Request, own: Mapping[str, Any]
     ) -> Reply:
         """To the member that has it, under its own name for it."""
-        is_there = found is not None and found[0] in self._members.roster.members and scope.has(found[0])
+        is_there = found is not None and found[0] in self._members.roster.members and selection.has(found[0])
         if found is None or not is_there or not request.client.principal.may_use_all(found[0]):
             raise _not_found(request)
         member, asked_uri = self._members.named(found[0]), request.params.get("uri")
@@ -57,24 +57,24 @@ class RosterEndpoints:
         asked = {found[1]: asked_uri} if isinstance(asked_uri, str) else {}
         return await self._rewriting.with_links(reply, request, member.name, asked)
 
-    def _resource(self, uri: str, principal: Principal, scope: Scope) -> tuple[str, str] | None:
+    def _resource(self, uri: str, principal: Principal, selection: Selection) -> tuple[str, str] | None:
         """Member and own URI of what is asked for. Raises MethodError where it may be of several members."""
-        owners = self._members.roster.owners_of(uri, principal, scope)
+        owners = self._members.roster.owners_of(uri, principal, selection)
         if len(owners) < 2:
             return owners[0] if owners else None
         listed = [resource_uri(member, own) for member, own in owners[:MAX_OWNERS]]
         text = f"several members may have {uri[:200]!r}: ask for one of {', '.join(listed)[:MAX_URI]}"
         raise MethodError(INVALID_PARAMS, text, {"uri": uri, "resources": listed})
 
-    async def complete(self, scope: Scope, request: Request) -> Reply:
+    async def complete(self, selection: Selection, request: Request) -> Reply:
         ref = request.params["ref"]
         roster, principal = self._members.roster, request.client.principal
         if ref["type"] == "ref/prompt":
             found, key = roster.prompt(ref["name"]), "name"
         else:
-            found, key = self._resource(ref["uri"], principal, scope), "uri"
+            found, key = self._resource(ref["uri"], principal, selection), "uri"
         own = {"ref": {**ref, key: found[1]}} if found else {}
-        return await self._ask_named(found, scope, request, own)
+        return await self._ask_named(found, selection, request, own)
 
 
 def _not_found(request: Request) -> MethodError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from mcp_runtime.gateway import eras, tasks
-from mcp_runtime.gateway.catalog import LISTS, OfferedMember, Place, Scope
+from mcp_runtime.gateway.catalog import LISTS, OfferedMember, Place, Selection
 from mcp_runtime.gateway.endpoints.answers import result
 from mcp_runtime.gateway.endpoints.introductions import Introductions
 from mcp_runtime.gateway.endpoints.member import MemberEndpoints
@@ -14,7 +14,7 @@ from mcp_runtime.gateway.endpoints.roster import RosterEndpoints
 from mcp_runtime.gateway.endpoints.tools import ToolCalls
 from mcp_runtime.gateway.members import Members
 from mcp_runtime.gateway.messages import Reply, Request
-from mcp_runtime.gateway.upstream.sessions import Conversations
+from mcp_runtime.gateway.upstream.sessions import UpstreamSessions
 from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import MethodError
 from mcp_runtime.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND
@@ -25,14 +25,14 @@ class Endpoints:
 
     def __init__(
         self,
-        conversations: Conversations,
+        upstream_sessions: UpstreamSessions,
         members: Members,
         introductions: Introductions,
         tools: ToolCalls,
         roster: RosterEndpoints,
         member: MemberEndpoints,
     ) -> None:
-        self._conversations = conversations
+        self._upstream_sessions = upstream_sessions
         self._members = members
         self._introductions = introductions
         self._member = member
@@ -45,7 +45,7 @@ class Endpoints:
             "tools/call": tools.answer,
         }
         # By the roster as one server. At a member's own path all but the above goes to the member.
-        self._of_roster: dict[str, Callable[[Scope, Request], Awaitable[Reply]]] = {
+        self._of_roster: dict[str, Callable[[Selection, Request], Awaitable[Reply]]] = {
             **dict.fromkeys(LISTS, roster.list),
             "prompts/get": roster.get_prompt,
             **dict.fromkeys(("resources/read", *SUBSCRIBING), roster.ask_about_resource),
@@ -58,7 +58,7 @@ class Endpoints:
         """The reply to one request. Raises MethodError, which says what the client is to be told."""
         method, client = request.method, request.client
         if client.is_modern and method in eras.REMOVED:
-            raise MethodError(METHOD_NOT_FOUND, f"{method} does not exist in {mcp.MODERN_VERSION}")
+            raise MethodError(METHOD_NOT_FOUND, f"Method not found: {method} does not exist in {mcp.MODERN_VERSION}")
         if method not in self.methods:
             self._require_spelling(method)
         require_params(request)
@@ -72,15 +72,15 @@ class Endpoints:
         if place.member is not None:
             return await self._member.answer(place.member, request)
         if method not in self._of_roster:
-            raise MethodError(METHOD_NOT_FOUND, f"{method[:100]!r} is no method of the roster")
-        return await self._of_roster[method](place.scope, request)
+            raise MethodError(METHOD_NOT_FOUND, f"Method not found: {method[:100]!r}")
+        return await self._of_roster[method](place.selection, request)
 
     def _require_spelling(self, method: str) -> None:
-        """Raises MethodError for a method that a lenient member may take for another, which is judged here."""
+        """Raises MethodError for a method that a lenient member may take for another, which is checked here."""
         meant = mcp.folded(method)
         is_of_tasks = meant.startswith(tasks.METHODS) and not method.startswith(tasks.METHODS)
         if is_of_tasks or meant in self._folded:
-            raise MethodError(METHOD_NOT_FOUND, f"{method[:100]!r} is no method; names of methods are case-sensitive")
+            raise MethodError(METHOD_NOT_FOUND, f"Method not found: {method[:100]!r}; names are case-sensitive")
 
     def _name_task(self, member: OfferedMember, request: Request) -> None:
         """The member's own ids in a request that names tasks. Raises MethodError for tasks of others."""
@@ -115,5 +115,5 @@ class Endpoints:
         if level not in eras.LOG_LEVELS or session is None:
             raise MethodError(INVALID_PARAMS, f"level must be one of {', '.join(eras.LOG_LEVELS)}")
         session.log_level = str(level)
-        await self._conversations.set_level(session, session.log_level)
+        await self._upstream_sessions.set_level(session, session.log_level)
         return result(request, {})

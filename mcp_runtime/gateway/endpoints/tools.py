@@ -7,13 +7,13 @@ from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any
 
-from mcp_runtime.gateway import tasks
+from mcp_runtime.gateway import failures, tasks
 from mcp_runtime.gateway.call_log import Call, Recorder
 from mcp_runtime.gateway.catalog import OfferedMember, OfferedTool, Place
-from mcp_runtime.gateway.endpoints.answers import Rewriting, method_error
+from mcp_runtime.gateway.endpoints.answers import Rewriting
 from mcp_runtime.gateway.endpoints.params import PLAIN
 from mcp_runtime.gateway.members import Members
-from mcp_runtime.gateway.messages import Answer, Client, Event, Reply, Request, Stream, unavailable
+from mcp_runtime.gateway.messages import Answer, Client, Event, Reply, Request, Stream
 from mcp_runtime.gateway.upstream.relay import Relay
 from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import ClientError, MethodError
@@ -38,7 +38,7 @@ class ToolCalls:
         if tool is not None:
             request.places = tool.parameter_headers
         own_name = tool.name if tool else name
-        # Written anew: what was judged here is what the member reads, however it takes keys that come twice.
+        # Written again: what was validated here is what the member reads, however it takes keys that come twice.
         request.params = {**request.params, "name": own_name}
         if place.member is None:
             request.params = _without_task(request.params)
@@ -60,7 +60,7 @@ class ToolCalls:
         try:
             reply = await self._relay.ask(member, request)
         except ClientError as error:
-            reason = method_error(error, member.name, request)
+            reason = failures.of_member(error, member.name, request)
             if request.is_sent:
                 call.failed(error)
             else:
@@ -72,7 +72,7 @@ class ToolCalls:
         except asyncio.CancelledError:
             timed_out = request.deadline.timeout.expired() and not request.deadline.is_cancelled
             if timed_out and not request.is_sent:
-                call.refused(unavailable(member.name, request.not_sent))
+                call.refused(failures.unavailable(member.name, request.unsent_reason))
             else:
                 call.abandoned(timed_out=timed_out)
             raise
@@ -95,7 +95,7 @@ class ToolCalls:
             is_there, own_name = name not in member.hidden, name
         else:
             tool = self._members.roster.tools.get(name)
-            is_there = tool is not None and place.scope.has(tool.member)
+            is_there = tool is not None and place.selection.has(tool.member)
             member = self._members.roster.members[tool.member] if tool is not None and is_there else None  # type: ignore[assignment]
             own_name = tool.name if tool else name
         if not is_there:
@@ -117,8 +117,9 @@ class ToolCalls:
                         call.answered(event.data)
                     yield event
             except ClientError as error:
+                reason = failures.of_member(error, member, request)
                 call.failed(error)
-                raise method_error(error, member, request) from error
+                raise reason from error
 
         def free() -> None:
             call.abandoned(timed_out=request.deadline.timeout.expired() and not request.deadline.is_cancelled)

@@ -1,10 +1,10 @@
 """Streams that clients hold open, and those that they lost.
 
-    held_open               such a stream over HTTP
-    listening               all open streams: what comes unasked, and because the roster changed
-    ears                    streams of sessions with members, on which a member says what belongs to no request
+    http_streams            such a stream over HTTP
+    client_streams          all open streams: what comes unasked, and because the roster changed
+    upstream_listeners      streams of sessions with members, on which a member says what belongs to no request
     open_stream             one stream: what its client wants to hear, and what it is told
     resumable               answers whose stream a client lost, and may come back for
 
-`server` makes it; `legacy`, `modern` and `replying` use it.
+`server` makes it; `session_streams`, `modern` and `responder` use it.
 """

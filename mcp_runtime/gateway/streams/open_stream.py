@@ -26,12 +26,12 @@ _LIST_CHANGES = frozenset(method for _, method in KINDS.values())
 
 @dataclass(eq=False)
 class OpenStream:
-    """One stream. `wanted` None: all there is, as clients with sessions get it; else a modern client's filter."""
+    """One stream. `subscriptions`: a modern client's filter. None: all there is, as clients with sessions get it."""
 
     place: Place
     client: Client
     outbox: Outbox
-    wanted: Mapping[str, Any] | None = None
+    subscriptions: Mapping[str, Any] | None = None
     listen_id: Any = None
     told: dict[str, bytes] = field(default_factory=dict)  # kind of list -> digest of what the client may know
     members: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -41,11 +41,11 @@ class OpenStream:
     resolved_for: Any = None
 
     def wants(self, key: str) -> bool:
-        return self.wanted is None or self.wanted.get(key) is True
+        return self.subscriptions is None or self.subscriptions.get(key) is True
 
     def put(self, message: dict[str, Any], event_id: str = "") -> None:
         """A notification, tagged with the subscription that it belongs to."""
-        if self.wanted is not None:
+        if self.subscriptions is not None:
             params = envelope.fields(message.get("params"))
             meta = {**envelope.fields(params.get("_meta")), f"{mcp.META}subscriptionId": self.listen_id}
             message = {**message, "params": {**params, "_meta": meta}}
@@ -53,21 +53,23 @@ class OpenStream:
 
     def resources(self) -> list[tuple[str, str]]:
         """The resources that the stream is about: member and own URI."""
-        if self.wanted is None:
+        if self.subscriptions is None:
             may, session = self.client.principal.may_use_all, self.client.session
             subscribed = session.subscriptions.items() if session else ()
             return [(name, uri) for name, uris in subscribed if may(name) for uri in uris]
         if self.place.member is not None:
-            return [(self.place.member, uri) for uri in self.wanted.get("resourceSubscriptions") or []]
+            return [(self.place.member, uri) for uri in self.subscriptions.get("resourceSubscriptions") or []]
         may = self.client.principal.may_use_all
         return [(name, uri) for name, uri in self.resolved if may(name)]
 
     def filter(self) -> dict[str, Any]:
         """What a modern member is asked to tell."""
-        wanted: dict[str, Any] = {key: True for key in KINDS if self.wants(key) and self.place.member is not None}
+        subscriptions: dict[str, Any] = {
+            key: True for key in KINDS if self.wants(key) and self.place.member is not None
+        }
         if uris := [uri for _, uri in self.resources()]:
-            wanted["resourceSubscriptions"] = uris
-        return wanted
+            subscriptions["resourceSubscriptions"] = uris
+        return subscriptions
 
     def is_asked_for(self, name: str, message: Message) -> bool:
         """Whether the message of a member without sessions may be for this client.
@@ -90,16 +92,16 @@ class OpenStream:
             return
         if key is not None and (self.place.member is None or not self.wants(key)):
             return  # of the roster's own lists the roster tells
-        if self.wanted is not None and key is None and method != RESOURCE_UPDATED:
+        if self.subscriptions is not None and key is None and method != RESOURCE_UPDATED:
             return
         if method == RESOURCE_UPDATED:
             uri = envelope.text(params.get("uri"))
-            if self.wanted is not None and (name, uri) not in self.resources():
+            if self.subscriptions is not None and (name, uri) not in self.resources():
                 return
             if self.place.member is None:
                 params["uri"] = self._listed_uri(name, uri)
                 passed["params"] = params
-        if self.wanted is not None:
+        if self.subscriptions is not None:
             passed["params"] = params
         if envelope.is_object(params.get("_meta")):
             meta = envelope.fields(params.pop("_meta"))
@@ -109,7 +111,7 @@ class OpenStream:
 
     def _listed_uri(self, name: str, uri: str) -> str:
         """As the client subscribed to it."""
-        asked = (self.wanted or {}).get("resourceSubscriptions") or []
+        asked = (self.subscriptions or {}).get("resourceSubscriptions") or []
         return uri if uri in asked else resource_uri(name, uri)
 
     def say_all_changed(self) -> None:

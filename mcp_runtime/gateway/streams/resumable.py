@@ -77,7 +77,7 @@ class Owed:
             raise
         finally:
             over = self._readings.pop(request, None)
-            if session is not None and may_come_back and stream.is_owed and self._has_room_for(session, request):
+            if session is not None and may_come_back and stream.is_resumable and self._has_room_for(session, request):
                 self._keep(session, request, stream)
             else:
                 await stream.aclose()
@@ -87,7 +87,7 @@ class Owed:
     def _keep(self, session: ClientSession, request: Request, stream: Stream) -> None:
         debt = _Debt(session, request, stream, asyncio.ensure_future(stream.pause()))
         self._debts[request] = debt
-        request.is_owed = True
+        request.is_resumable = True
         session.running[request.id] = request  # it can be cancelled, and the session is not idle
         self._wait(debt)
 
@@ -110,11 +110,11 @@ class Owed:
     async def take(self, session: ClientSession, event_id: str) -> tuple[Request, Stream] | None:
         """What goes on behind that event, for the client who is back: to be read at once, for nobody else holds it."""
         for reading in list(self._readings.values()):
-            if reading.session is session and reading.task is not None and reading.stream.has_told(event_id):
+            if reading.session is session and reading.task is not None and reading.stream.has_event(event_id):
                 reading.is_taken_over = True
                 reading.task.cancel()
                 await reading.is_over.wait()
-        debt = next((d for d in self._debts.values() if d.session is session and d.stream.has_told(event_id)), None)
+        debt = next((d for d in self._debts.values() if d.session is session and d.stream.has_event(event_id)), None)
         if debt is None:
             return None
         await asyncio.wait([debt.paused])  # who goes away meanwhile leaves it owed
@@ -125,7 +125,7 @@ class Owed:
 
     def _forget(self, debt: _Debt) -> None:
         del self._debts[debt.request]
-        debt.request.is_owed = False
+        debt.request.is_resumable = False
         if debt.timer is not None:
             debt.timer.cancel()
         if debt.session.running.get(debt.request.id) is debt.request:

@@ -8,5 +8,5 @@
     sessions                sessions with members, on behalf of clients
     routes                  the ways to members: slots, whole answers and events as bytes, why one did not answer
 
-`server` makes it; `endpoints`, `streams`, `learning` and `legacy` use it.
+`server` makes it; `endpoints`, `streams`, `extras_loader`, `legacy` and `session_streams` use it.
 """

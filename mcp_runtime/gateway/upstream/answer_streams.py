@@ -16,107 +16,116 @@ from mcp_runtime.gateway.envelope import Message
 from mcp_runtime.gateway.messages import Answer, Event, Reply, Request, Stream
 from mcp_runtime.gateway.upstream import suspended
 from mcp_runtime.gateway.upstream.questions import Questions
-from mcp_runtime.gateway.upstream.routes import STREAM_ENDED, StreamEndedError, Wire
-from mcp_runtime.gateway.upstream.sessions import Conversation, Conversations
-from mcp_runtime.gateway.upstream.suspended import Held, Source, StillWaitingError
+from mcp_runtime.gateway.upstream.routes import STREAM_ENDED, StreamEndedError, Upstream
+from mcp_runtime.gateway.upstream.sessions import UpstreamSession, UpstreamSessions
+from mcp_runtime.gateway.upstream.suspended import Source, StillWaitingError, SuspendedStreams
 from mcp_runtime.http1.client import Response
 from mcp_runtime.members.live import LiveMember
 from mcp_runtime.protocol import jsonrpc, mcp
 from mcp_runtime.protocol.errors import ConnectError, ProtocolError
 
-MAX_RENAMED = 100  # ids of ours that the client of a session would not know
+MAX_RESUMABLE_IDS = 100  # ids of ours that the client of a session would not know
 # Bytes of such a request other than a call: what its answer is rewritten by has its URI, or the id of its task.
-MAX_NOTED = 4_096
+MAX_RESUMABLE_REQUEST = 4_096
 RESUMES = 20
 
 
 class AnswerStreams:
     """Makes a Stream of a member's response."""
 
-    def __init__(self, wire: Wire, conversations: Conversations, questions: Questions) -> None:
-        self._wire = wire
-        self._with = conversations
+    def __init__(self, upstream: Upstream, upstream_sessions: UpstreamSessions, questions: Questions) -> None:
+        self._upstream = upstream
+        self._upstream_sessions = upstream_sessions
         self._questions = questions
-        self._held = Held(self._give_up)
+        self._suspended = SuspendedStreams(self._abandon)
 
-    def of(self, response: Response, conversation: Conversation, sent_id: str, request: Request) -> Stream:
+    def stream_of(
+        self, response: Response, upstream_session: UpstreamSession, sent_id: str, request: Request
+    ) -> Stream:
         """The reply to what was sent under that id."""
         events = mcp.EventStream()
-        source = Source(conversation, sent_id, response, events, self._wire.events(response, events))
+        source = Source(upstream_session, sent_id, response, events, self._upstream.events(response, events))
         return self._stream(source, request)
 
     def _stream(self, source: Source, request: Request) -> Stream:
         """A stream of a member with sessions, for a client of either era."""
         events = self._events_for_modern if request.client.is_modern else self._events
-        rest = None if request.client.is_modern else _Rest(self, source, request)
-        return Stream(events(source, request), partial(self._let_go, source, request), rest=rest)
+        resumption = None if request.client.is_modern else _Resumption(self, source, request)
+        return Stream(events(source, request), partial(self._close, source, request), resumption=resumption)
 
     async def next_round(self, request: Request) -> Reply:
         """A modern client's next round with a member that has sessions: its answers, and what the member says then."""
         try:
-            source, answers = self._held.take(request, await suspended.read_about(self._wire, request))
+            source, answers = self._suspended.resume(
+                request, await suspended.compute_fingerprint(self._upstream, request)
+            )
             request.begin_sending()  # it runs since the first request
-        except StillWaitingError as waiting:
-            return Answer(waiting.response)
+        except StillWaitingError as error:
+            return Answer(error.response)
         try:
             for question, result in answers:
-                await self._with.reply(source.conversation, jsonrpc.result_response(question, result))
+                await self._upstream_sessions.reply(source.upstream_session, jsonrpc.result_response(question, result))
         except BaseException:
-            self._give_up(source)
+            self._abandon(source)
             raise
         return self._stream(source, request)
 
-    def _let_go(self, source: Source, request: Request) -> None:
+    def _close(self, source: Source, request: Request) -> None:
         """The client's side is over. What the member still owes is not wanted, unless the client comes back for it."""
         for question in request.questions:
             if request.client.session is not None:
                 request.client.session.questions.pop(question, None)
-        if source.is_held:
+        if source.is_suspended:
             return
         source.response.close()
         if not source.is_over and not request.deadline.is_cancelled:
-            told = self._with.tell_cancelled(source.conversation, source.sent_id, "nobody waits for it any more")
-            self._with.later(told)
+            cancellation = self._upstream_sessions.send_cancelled(
+                source.upstream_session, source.sent_id, "nobody waits for it any more"
+            )
+            self._upstream_sessions.run_in_background(cancellation)
 
     async def _events(self, source: Source, request: Request) -> AsyncGenerator[Event]:
         """For a client with a session, who resumes a stream that ends early itself: event ids are the member's own."""
-        prefix, events = f"{source.conversation.route.live.name}/", source.events
+        prefix, events = f"{source.upstream_session.route.live.name}/", source.events
         retry_ms: int | None = None
         async with contextlib.aclosing(source.parts) as parts:
             async for data in parts:
                 event_id = prefix + events.last_event_id if events.last_event_id else ""
                 if event_id:
-                    self._note(event_id, source, request)
-                message = await self._wire.message(data, source.conversation.owner) if data else None
+                    self._note_event(event_id, source, request)
+                message = await self._upstream.message(data, source.upstream_session.owner) if data else None
                 if message is not None and source.is_answered_by(message):
                     yield Event(eras.restated(message, request).body, event_id, is_last=True)
                     return
-                passed = (
-                    await self._questions.passed_on(data, message, source.conversation, request) if message else b""
+                client_data = (
+                    await self._questions.forward(data, message, source.upstream_session, request) if message else b""
                 )
-                if passed is not None:
-                    yield Event(passed, event_id, events.retry_ms if events.retry_ms != retry_ms else None)
+                if client_data is not None:
+                    yield Event(client_data, event_id, events.retry_ms if events.retry_ms != retry_ms else None)
                     retry_ms = events.retry_ms
         if not events.last_event_id:
             raise StreamEndedError(STREAM_ENDED)
 
     @staticmethod
-    def _note(event_id: str, source: Source, request: Request) -> None:
+    def _note_event(event_id: str, source: Source, request: Request) -> None:
         """The client may come back with it, and knows its own id alone."""
-        if not source.told or source.told[-1] != event_id:
-            source.told.append(event_id)
-        session, is_light = request.client.session, request.method == "tools/call" or request.size <= MAX_NOTED
-        if session is not None and request.takes_stream and is_light:
-            sent = source.conversation.route.live.member_id, source.sent_id
-            session.renamed[sent] = request.id, request.rewriting
-            while len(session.renamed) > MAX_RENAMED:
+        if not source.event_ids or source.event_ids[-1] != event_id:
+            source.event_ids.append(event_id)
+        session, is_small = (
+            request.client.session,
+            request.method == "tools/call" or request.size <= MAX_RESUMABLE_REQUEST,
+        )
+        if session is not None and request.takes_stream and is_small:
+            key = source.upstream_session.route.live.member_id, source.sent_id
+            session.renamed[key] = request.id, request.rewriting
+            while len(session.renamed) > MAX_RESUMABLE_IDS:
                 del session.renamed[next(iter(session.renamed))]
 
-    def behind(self, event_id: str, source: Source, request: Request) -> AsyncGenerator[Event]:
+    def events_after(self, event_id: str, source: Source, request: Request) -> AsyncGenerator[Event]:
         """What comes behind that event of a stream whose client lost it."""
-        return self.explaining(self._events_behind(event_id, source, request), source.conversation.route.live)
+        return self.explain_errors(self._reopened_events(event_id, source, request), source.upstream_session.route.live)
 
-    async def _events_behind(self, event_id: str, source: Source, request: Request) -> AsyncGenerator[Event]:
+    async def _reopened_events(self, event_id: str, source: Source, request: Request) -> AsyncGenerator[Event]:
         source.events.last_event_id = event_id.partition("/")[2]
         await self._reopen(source)
         async with contextlib.aclosing(self._events(source, request)) as events:
@@ -128,63 +137,69 @@ class AnswerStreams:
         for _ in range(RESUMES):
             try:
                 async for data in source.parts:
-                    message = await self._wire.message(data, source.conversation.owner) if data else None
+                    message = await self._upstream.message(data, source.upstream_session.owner) if data else None
                     if message is not None and source.is_answered_by(message):
                         answer = eras.restated(message, request)
                         yield Event(answer.body, is_last=True, status=answer.status)
                         return
-                    if message is not None and self._may_hold(message, request):
-                        about = await suspended.read_about(self._wire, request)
-                        yield Event(self._held.hold(source, request, about, message, len(data)), is_last=True)
+                    if message is not None and self._can_suspend(message, request):
+                        fingerprint = await suspended.compute_fingerprint(self._upstream, request)
+                        yield Event(
+                            self._suspended.suspend(source, request, fingerprint, message, len(data)), is_last=True
+                        )
                         return
                     if message is None:
                         continue
-                    passed = await self._questions.passed_on(data, message, source.conversation, request)
-                    if passed is not None:
-                        yield Event(passed)
+                    client_data = await self._questions.forward(data, message, source.upstream_session, request)
+                    if client_data is not None:
+                        yield Event(client_data)
             finally:
-                if not source.is_held:
+                if not source.is_suspended:
                     await source.parts.aclose()
             if not source.events.last_event_id:
                 raise StreamEndedError(STREAM_ENDED)
             source.response.close()
-            await self._go_on(source)
+            await self._resume(source)
         raise ProtocolError(f"{STREAM_ENDED}, {RESUMES} times")
 
     @staticmethod
-    def _may_hold(message: Message, request: Request) -> bool:
-        needed = suspended.CAPABILITIES.get(str(message.method))
+    def _can_suspend(message: Message, request: Request) -> bool:
+        needed = suspended.REQUIRED_CAPABILITIES.get(str(message.method))
         return message.is_request and needed is not None and needed in request.client.capabilities
 
-    async def _go_on(self, source: Source) -> None:
+    async def _resume(self, source: Source) -> None:
         """The rest of a stream that ended early, for a client that cannot resume it (25-11: basic/transports)."""
         retry_ms = source.events.retry_ms
         await asyncio.sleep(0.5 if retry_ms is None else max(retry_ms / 1000, 0.1))
         await self._reopen(source)
 
     async def _reopen(self, source: Source) -> None:
-        source.response = await self._with.open_stream(source.conversation, source.events.last_event_id)
+        source.response = await self._upstream_sessions.open_stream(
+            source.upstream_session, source.events.last_event_id
+        )
         source.events.go_on()
-        source.parts = self._wire.events(source.response, source.events)
+        source.parts = self._upstream.events(source.response, source.events)
 
-    def _give_up(self, source: Source) -> None:
+    def _abandon(self, source: Source) -> None:
         """A client did not come back with its answers, or not for long enough."""
         source.response.close()
-        self._with.later(self._with.tell_cancelled(source.conversation, source.sent_id, "the client did not answer"))
+        self._upstream_sessions.run_in_background(
+            self._upstream_sessions.send_cancelled(source.upstream_session, source.sent_id, "the client did not answer")
+        )
 
-    async def explaining(self, events: AsyncGenerator[Event], live: LiveMember) -> AsyncGenerator[Event]:
+    async def explain_errors(self, events: AsyncGenerator[Event], live: LiveMember) -> AsyncGenerator[Event]:
         try:
             async with contextlib.aclosing(events):
                 async for event in events:
                     yield event
         except StreamEndedError as error:
-            raise await self._wire.exit_of(live) or error from error
+            raise await self._upstream.exit_error(live) or error from error
         except ConnectError as error:
-            raise await self._wire.explained(live, error) from error
+            raise await self._upstream.explain(live, error) from error
 
 
 @dataclass(frozen=True, slots=True)
-class _Rest:
+class _Resumption:
     """Of a stream of a member with sessions, for a client with one."""
 
     streams: AnswerStreams
@@ -192,15 +207,15 @@ class _Rest:
     request: Request
 
     @property
-    def is_owed(self) -> bool:
+    def is_resumable(self) -> bool:
         is_over = self.source.is_over or self.request.deadline.is_cancelled
         return not is_over and bool(self.source.events.last_event_id)
 
-    def has_told(self, event_id: str) -> bool:
-        return event_id in self.source.told
+    def has_event(self, event_id: str) -> bool:
+        return event_id in self.source.event_ids
 
     def pause(self) -> None:
         self.source.response.close()
 
-    def behind(self, event_id: str) -> AsyncGenerator[Event]:
-        return self.streams.behind(event_id, self.source, self.request)
+    def events_after(self, event_id: str) -> AsyncGenerator[Event]:
+        return self.streams.events_after(event_id, self.source, self.request)

@@ -16,8 +16,8 @@ from mcp_runtime.gateway.envelope import Message
 from mcp_runtime.gateway.messages import Answer, Client, ClientSession, Event, Question, Reply, Request, Stream
 from mcp_runtime.gateway.upstream import suspended
 from mcp_runtime.gateway.upstream.questions import is_of_tasks
-from mcp_runtime.gateway.upstream.routes import STREAM_ENDED, Route, StreamEndedError, Wire
-from mcp_runtime.gateway.upstream.sessions import Conversations
+from mcp_runtime.gateway.upstream.routes import STREAM_ENDED, Route, StreamEndedError, Upstream
+from mcp_runtime.gateway.upstream.sessions import UpstreamSessions
 from mcp_runtime.http1.client import Response
 from mcp_runtime.protocol import jsonrpc, mcp
 from mcp_runtime.protocol.errors import HttpStatusError, ProtocolError
@@ -29,25 +29,25 @@ MAX_ROUNDS = 10  # of input that one call may ask for
 class ModernMembers:
     """Asks them for clients of either era."""
 
-    def __init__(self, wire: Wire, conversations: Conversations) -> None:
-        self._wire = wire
-        self._with = conversations
+    def __init__(self, upstream: Upstream, upstream_sessions: UpstreamSessions) -> None:
+        self._upstream = upstream
+        self._upstream_sessions = upstream_sessions
 
     async def ask(self, route: Route, request: Request) -> Reply:
         if request.method in eras.REMOVED:
             return Answer(envelope.encode(jsonrpc.result_response(request.id, {})))  # the gateway's own business
         session, params = request.client.session, request.params
         if "requestState" in params and request.method in suspended.METHODS:
-            params = suspended.unsealed(request, await suspended.read_about(self._wire, request))
+            params = suspended.unseal_state(request, await suspended.compute_fingerprint(self._upstream, request))
         if isinstance(answers := params.get("inputResponses"), dict) and request.method in suspended.METHODS:
-            unrelated = {key: tasks.unrelated(one) if isinstance(one, dict) else one for key, one in answers.items()}
-            params = {**params, "inputResponses": unrelated}
+            responses = {key: tasks.unrelated(one) if isinstance(one, dict) else one for key, one in answers.items()}
+            params = {**params, "inputResponses": responses}
         status, reply = await self._post(route, request, params)
         if isinstance(reply, Stream):
             return reply if session is None else Stream(self._in_rounds(route, request, session, reply), inner=reply)
         if session is None:
-            return Answer(await self._sealed(reply, request), status)
-        if not _wants_input(reply):
+            return Answer(await self._seal_state(reply, request), status)
+        if not _needs_input(reply):
             return Answer(_for_handshake(reply, request))
         return Stream(self._in_rounds(route, request, session, reply))
 
@@ -64,24 +64,26 @@ class ModernMembers:
         headers = {**route.headers, mcp.VERSION_HEADER: mcp.MODERN_VERSION}
         headers |= mcp.modern_headers(request.method, params)
         if client.is_modern:
-            headers |= request.parameter_headers  # the member judges them
+            headers |= request.parameter_headers  # the member validates them
         elif request.places:
             headers |= mcp.parameter_values(request.places, params.get("arguments") or {})
-        sent_id = self._with.new_id()
+        sent_id = self._upstream_sessions.new_id()
         body = envelope.request(sent_id, request.method, params)
-        response = await self._wire.send(route, "POST", headers, body, client.principal.owner, request.begin_sending)
+        response = await self._upstream.send(
+            route, "POST", headers, body, client.principal.owner, request.begin_sending
+        )
         if response.status == 200 and response.content_type == mcp.EVENT_STREAM:
             return 200, Stream(self._events(response, sent_id, request), response.close)
-        return response.status, await self._wire.answer(response, sent_id)
+        return response.status, await self._upstream.answer(response, sent_id)
 
     async def _events(self, response: Response, sent_id: str, request: Request) -> AsyncGenerator[Event]:
-        async with contextlib.aclosing(self._wire.events(response, mcp.EventStream())) as parts:
+        async with contextlib.aclosing(self._upstream.events(response, mcp.EventStream())) as parts:
             async for data in parts:
-                message = await self._wire.message(data, response.owner) if data else None
+                message = await self._upstream.message(data, response.owner) if data else None
                 if message is not None and message.is_response:
                     answer = envelope.answer_to(sent_id, [message])
                     if request.client.is_modern:
-                        yield Event(await self._sealed(answer, request), is_last=True)
+                        yield Event(await self._seal_state(answer, request), is_last=True)
                     else:
                         yield Event(envelope.encode(answer.response_to(request.id)), is_last=True)
                     return
@@ -90,13 +92,15 @@ class ModernMembers:
                     yield Event(data)
         raise StreamEndedError(STREAM_ENDED)
 
-    async def _sealed(self, answer: Message, request: Request) -> bytes:
+    async def _seal_state(self, answer: Message, request: Request) -> bytes:
         """A modern member's answer for a modern client: as it is, but for a state that the client is to bring back."""
         body = envelope.encode(answer.response_to(request.id))
         if request.method not in suspended.METHODS or b'"requestState"' not in body:
             return body
-        about = await suspended.read_about(self._wire, request)
-        return await self._wire.in_thread(request.client.principal.owner, partial(suspended.sealed, about), body)
+        fingerprint = await suspended.compute_fingerprint(self._upstream, request)
+        return await self._upstream.read_in_thread(
+            request.client.principal.owner, partial(suspended.seal_state, fingerprint), body
+        )
 
     async def _in_rounds(
         self, route: Route, request: Request, session: ClientSession, reply: Message | Stream
@@ -111,65 +115,65 @@ class ModernMembers:
                             last = event.data
                         else:
                             yield event
-                reply = await self._wire.message(last, request.client.principal.owner)
-            if not _wants_input(reply):
+                reply = await self._upstream.message(last, request.client.principal.owner)
+            if not _needs_input(reply):
                 yield Event(_for_handshake(reply, request), is_last=True)
                 return
             result = reply.fields
             answers: dict[str, Any] = {}
-            for key, asked in (await self._fields(result.get("inputRequests"), request)).items():
+            for key, input_request in (await self._fields(result.get("inputRequests"), request)).items():
                 if not request.takes_stream:
                     raise ProtocolError("asked for input, and the client takes no stream to be asked on")
-                question = await self._fields(asked, request)
+                question = await self._fields(input_request, request)
                 method = envelope.text(question.get("method"))
-                our_id = self._with.new_id()
-                told: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+                our_id = self._upstream_sessions.new_id()
+                answer_future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
                 now = asyncio.get_running_loop().time()
-                session.questions[our_id] = Question(route.live.member_id, now, partial(_settle, told))
+                session.questions[our_id] = Question(route.live.member_id, now, partial(_settle, answer_future))
                 request.deadline.pause()
                 try:
                     yield Event(envelope.encode(jsonrpc.request(our_id, method, question.get("params"))))
-                    answer = await told
+                    answer = await answer_future
                 finally:
                     session.questions.pop(our_id, None)
                     request.deadline.resume()
                 if not isinstance(answer.get("result"), dict):
-                    said = object_of(answer.get("error")).get("message") or "no result"
-                    raise ProtocolError(f"asked for input ({method[:100]}) that it was not given: {said}")
+                    reason = object_of(answer.get("error")).get("message") or "no result"
+                    raise ProtocolError(f"asked for input ({method[:100]}) that it was not given: {reason}")
                 answers[key] = tasks.unrelated(answer["result"])
-            more = {**request.params}
-            more |= {"inputResponses": answers} if answers else {}
-            more |= {"requestState": result["requestState"]} if "requestState" in result else {}
-            _, reply = await self._post(route, request, more)
+            params = {**request.params}
+            params |= {"inputResponses": answers} if answers else {}
+            params |= {"requestState": result["requestState"]} if "requestState" in result else {}
+            _, reply = await self._post(route, request, params)
         raise ProtocolError(f"asked for input {MAX_ROUNDS} times for one call")
 
     async def _fields(self, value: Any, request: Request) -> dict[str, Any]:
         """Of a part that may be large."""
         if not isinstance(value, Raw):
             return envelope.fields(value)
-        return await self._wire.in_thread(request.client.principal.owner, envelope.fields, value)
+        return await self._upstream.read_in_thread(request.client.principal.owner, envelope.fields, value)
 
-    async def listen(self, route: Route, client: Client, wanted: dict[str, Any]) -> AsyncGenerator[Message]:
+    async def listen(self, route: Route, client: Client, subscriptions: dict[str, Any]) -> AsyncGenerator[Message]:
         """`subscriptions/listen` with a modern member: its notifications, the acknowledgement first."""
         params = {
-            "notifications": wanted,
+            "notifications": subscriptions,
             "_meta": {
                 **mcp.modern_meta(CLIENT_NAME, CLIENT_VERSION, {}),
                 f"{mcp.META}clientCapabilities": client.capabilities,
             },
         }
-        listen_id = self._with.new_id()
+        listen_id = self._upstream_sessions.new_id()
         headers = {**route.headers, mcp.VERSION_HEADER: mcp.MODERN_VERSION}
         headers |= mcp.modern_headers("subscriptions/listen", params)
         body = envelope.request(listen_id, "subscriptions/listen", params)
-        response = await self._wire.send(route, "POST", headers, body, client.principal.owner)
+        response = await self._upstream.send(route, "POST", headers, body, client.principal.owner)
         try:
             if response.status != 200 or response.content_type != mcp.EVENT_STREAM:
                 raise HttpStatusError(response.status)
-            events = self._wire.events(response, mcp.EventStream(), member_id=route.live.member_id)
+            events = self._upstream.events(response, mcp.EventStream(), member_id=route.live.member_id)
             async with contextlib.aclosing(events) as parts:
                 async for data in parts:
-                    message = await self._wire.message(data, client.principal.owner) if data else None
+                    message = await self._upstream.message(data, client.principal.owner) if data else None
                     del data  # as above
                     if message is not None and message.method is not None and not message.is_request:
                         yield message
@@ -183,10 +187,10 @@ def _for_handshake(answer: Message, request: Request) -> bytes:
     return envelope.encode(eras.for_handshake(request.method, answer.opened_response_to(request.id)))
 
 
-async def _settle(told: asyncio.Future[dict[str, Any]], answer: dict[str, Any]) -> None:
-    if not told.done():
-        told.set_result(answer)
+async def _settle(future: asyncio.Future[dict[str, Any]], answer: dict[str, Any]) -> None:
+    if not future.done():
+        future.set_result(answer)
 
 
-def _wants_input(answer: Message) -> bool:
+def _needs_input(answer: Message) -> bool:
     return answer.error is None and envelope.text(answer.fields.get("resultType")) == "input_required"

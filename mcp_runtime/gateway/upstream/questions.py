@@ -11,38 +11,38 @@ from mcp_runtime.gateway import envelope, eras, tasks
 from mcp_runtime.gateway.envelope import Message
 from mcp_runtime.gateway.messages import QUESTION_SECONDS, ClientSession, Event, Question, Request
 from mcp_runtime.gateway.upstream import suspended
-from mcp_runtime.gateway.upstream.routes import Wire
-from mcp_runtime.gateway.upstream.sessions import Conversation, Conversations
+from mcp_runtime.gateway.upstream.routes import Upstream
+from mcp_runtime.gateway.upstream.sessions import UpstreamSession, UpstreamSessions
 from mcp_runtime.http1.client import Response
 from mcp_runtime.protocol import jsonrpc, mcp
 from mcp_runtime.protocol.errors import ProtocolError
 
 MAX_QUESTIONS = 100  # of one member in one session, that its client has not answered yet
 # What a modern client may be told beside the answer.
-PASSED_TO_MODERN = ("notifications/progress", "notifications/message")
+MODERN_NOTIFICATIONS = ("notifications/progress", "notifications/message")
 
 
 class Questions:
     """Hands on what members say. A question that nobody here can be asked is declined in the client's place."""
 
-    def __init__(self, wire: Wire, conversations: Conversations) -> None:
-        self._wire = wire
-        self._with = conversations
+    def __init__(self, upstream: Upstream, upstream_sessions: UpstreamSessions) -> None:
+        self._upstream = upstream
+        self._upstream_sessions = upstream_sessions
 
-    async def passed_on(
-        self, data: bytes, message: Message, conversation: Conversation, request: Request
+    async def forward(
+        self, data: bytes, message: Message, upstream_session: UpstreamSession, request: Request
     ) -> bytes | None:
         """What of it the client is told: questions under an id of ours, notifications as they are."""
         if message.is_request:
             session = request.client.session
             if session is None or not request.takes_stream or not _may_ask(session, message):
-                await self._decline(conversation, message)
+                await self._decline(upstream_session, message)
                 return None
-            return await self.ask(message, conversation, session, request)
+            return await self.ask(message, upstream_session, session, request)
         if is_of_tasks(message):
             return None
         if request.client.is_modern:
-            if message.method not in PASSED_TO_MODERN:
+            if message.method not in MODERN_NOTIFICATIONS:
                 return None
             if message.method == "notifications/message":
                 level = envelope.text(message.fields.get("level"))
@@ -50,106 +50,112 @@ class Questions:
         return data
 
     async def ask(
-        self, message: Message, conversation: Conversation, session: ClientSession, request: Request | None
+        self, message: Message, upstream_session: UpstreamSession, session: ClientSession, request: Request | None
     ) -> bytes | None:
         """A member's question, as the client gets it; the answer comes with a POST of its own, see `Question`.
 
         None where too many wait for an answer already, which the member is told.
         """
-        live, now = conversation.route.live, asyncio.get_running_loop().time()
+        live, now = upstream_session.route.live, asyncio.get_running_loop().time()
         # Members ask for a task on either stream while its result is waited for.
         task = tasks.about(message, [one.task for one in session.running.values()])
         if not self._has_room_for_question(session, live.member_id, now):
             text = f"{MAX_QUESTIONS} questions wait for an answer already"
-            await self._with.reply(conversation, jsonrpc.error_response(message.id, jsonrpc.INTERNAL_ERROR, text))
+            await self._upstream_sessions.reply(
+                upstream_session, jsonrpc.error_response(message.id, jsonrpc.INTERNAL_ERROR, text)
+            )
             return None
-        our_id, member_id = self._with.new_id(), message.id  # not the message, which may have megabytes
+        our_id, member_id = self._upstream_sessions.new_id(), message.id  # not the message, which may have megabytes
 
         async def answer(reply: dict[str, Any]) -> None:
             if request is not None:
                 request.deadline.resume()
-            await self._with.reply(conversation, {**tasks.restored(task, reply), "id": member_id})
+            await self._upstream_sessions.reply(upstream_session, {**tasks.restored(task, reply), "id": member_id})
 
         session.questions[our_id] = Question(live.member_id, now, answer)
         if request is not None:
             request.questions.append(our_id)
             request.deadline.pause()
-        passed = envelope.encode(message.request_as(our_id))
+        question = envelope.encode(message.request_as(our_id))
         # What is large is not read on the loop. It keeps the member's own id, which is good for nothing here.
-        return passed if task is None or len(passed) > envelope.MAX_SMALL else tasks.renamed(task, passed)
+        return question if task is None or len(question) > envelope.MAX_SMALL else tasks.renamed(task, question)
 
     def _has_room_for_question(self, session: ClientSession, member_id: int, now: float) -> bool:
         """Those that nobody answered for as long as a call would wait make room: one of no call has no deadline."""
-        own = {our_id: one for our_id, one in session.questions.items() if one.member_id == member_id}
-        if len(own) < MAX_QUESTIONS:
+        of_member = {our_id: one for our_id, one in session.questions.items() if one.member_id == member_id}
+        if len(of_member) < MAX_QUESTIONS:
             return True
-        over = [our_id for our_id, one in own.items() if now - one.asked_at > QUESTION_SECONDS]
-        for our_id in over:
-            told = jsonrpc.error_response(None, jsonrpc.INTERNAL_ERROR, "nobody answered")
-            self._with.later(session.questions.pop(our_id).answer(told))
-        return bool(over)
+        expired_ids = [our_id for our_id, one in of_member.items() if now - one.asked_at > QUESTION_SECONDS]
+        for our_id in expired_ids:
+            error = jsonrpc.error_response(None, jsonrpc.INTERNAL_ERROR, "nobody answered")
+            self._upstream_sessions.run_in_background(session.questions.pop(our_id).answer(error))
+        return bool(expired_ids)
 
-    async def _decline(self, conversation: Conversation, message: Message) -> None:
+    async def _decline(self, upstream_session: UpstreamSession, message: Message) -> None:
         """Answer a member's question in the place of a client that cannot."""
         if message.method == "ping":
             reply: dict[str, Any] = jsonrpc.result_response(message.id, {})
         else:
             text = f"{str(message.method)[:100]} is not offered here"
             reply = jsonrpc.error_response(message.id, jsonrpc.METHOD_NOT_FOUND, text)
-        await self._with.reply(conversation, reply)
+        await self._upstream_sessions.reply(upstream_session, reply)
 
-    async def hear(
+    async def stream_events(
         self,
         response: Response,
-        conversation: Conversation,
+        upstream_session: UpstreamSession,
         session: ClientSession | None,
         has_reader: Callable[[], bool] = lambda: True,
     ) -> AsyncGenerator[Event]:
         """What comes on such a stream, as the client gets it. A question is declined at once if nobody can be asked."""
-        live, events = conversation.route.live, mcp.EventStream()
+        live, events = upstream_session.route.live, mcp.EventStream()
         try:
-            async with contextlib.aclosing(self._wire.events(response, events, member_id=live.member_id)) as parts:
+            async with contextlib.aclosing(self._upstream.events(response, events, member_id=live.member_id)) as parts:
                 async for data in parts:
                     event_id = f"{live.name}/{events.last_event_id}" if events.last_event_id else ""
-                    passed = await self._heard(data, conversation, session, has_reader) if data else data
+                    client_data = await self._event_data(data, upstream_session, session, has_reader) if data else data
                     del data  # it may have megabytes, and the next one may come in an hour
-                    if passed is not None:
-                        yield Event(passed, event_id, events.retry_ms)
-                    del passed
+                    if client_data is not None:
+                        yield Event(client_data, event_id, events.retry_ms)
+                    del client_data
         finally:
             response.close()
 
-    async def _heard(
+    async def _event_data(
         self,
         data: bytes,
-        conversation: Conversation,
+        upstream_session: UpstreamSession,
         session: ClientSession | None,
         has_reader: Callable[[], bool],
     ) -> bytes | None:
         """What the client gets of it; None: nothing."""
         try:
-            message = await self._wire.message(data, conversation.owner)
+            message = await self._upstream.message(data, upstream_session.owner)
         except ProtocolError:
             return None  # one that nobody can read costs nobody the others
         if message.is_request:
             may_ask = session is not None and has_reader() and _may_ask(session, message)
-            if session is None or not may_ask or conversation.id is None:  # without one: about whose call?
-                await self._decline(conversation, message)
+            if session is None or not may_ask or upstream_session.id is None:  # without one: about whose call?
+                await self._decline(upstream_session, message)
                 return None
-            return await self.ask(message, conversation, session, None)
+            return await self.ask(message, upstream_session, session, None)
         if message.is_response:
-            sent = conversation.route.live.member_id, message.id
-            if session is None or sent not in session.renamed:
+            key = upstream_session.route.live.member_id, message.id
+            if session is None or key not in session.renamed:
                 return None  # an answer that nobody here waits for
-            request_id, rewriting = session.renamed[sent]
+            request_id, rewrite = session.renamed[key]
             answer = envelope.encode(message.response_to(request_id))
-            return answer if rewriting is None else await self._wire.in_thread(conversation.owner, rewriting, answer)
+            return (
+                answer
+                if rewrite is None
+                else await self._upstream.read_in_thread(upstream_session.owner, rewrite, answer)
+            )
         return None if is_of_tasks(message) else data
 
 
 def _may_ask(session: ClientSession, message: Message) -> bool:
     """Whether the client said that it answers such questions."""
-    return suspended.CAPABILITIES.get(str(message.method)) in session.capabilities
+    return suspended.REQUIRED_CAPABILITIES.get(str(message.method)) in session.capabilities
 
 
 def is_of_tasks(message: Message) -> bool:

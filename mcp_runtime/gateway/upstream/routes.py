@@ -24,8 +24,8 @@ from mcp_runtime.rows.database import unit_of_work
 from mcp_runtime.security import limits
 from mcp_runtime.security.limits import Account, BudgetError, Owner, Places
 
-UNCOUNTED = 16_384  # bytes of an event on its way that each stream of a member may have: most events are shorter
-EXIT_LOOK = 0.005  # between two looks whether a member has exited
+UNCOUNTED_BYTES = 16_384  # bytes of an event on its way that each stream of a member may have: most events are shorter
+EXIT_POLL_SECONDS = 0.005  # between two looks whether a member has exited
 STREAM_ENDED = "the event stream ended without the answer"
 
 
@@ -42,10 +42,10 @@ class Route:
     """The way to a member's process, for as long as that lives."""
 
     live: LiveMember
-    places: Places
+    slots: Places
     address: Address = field(init=False)
     headers: dict[str, str] = field(init=False, repr=False)
-    known: object = field(default=None, init=False, repr=False)  # of the member, by who speaks with it
+    state: object = field(default=None, init=False, repr=False)  # of the member, by who speaks with it
 
     def __post_init__(self) -> None:
         self.address = Address.of(self.live.client.url)
@@ -58,7 +58,7 @@ class Route:
         }
 
 
-class Wire:
+class Upstream:
     """All connections to members. On the gateway's loop alone."""
 
     def __init__(self, lifecycle: Lifecycle, *, max_bytes: int) -> None:
@@ -68,21 +68,21 @@ class Wire:
         # One for all: most of what rivals lose, they lose by making a client, a session or a TLS context per call.
         self._connections = Connections()
         self._reader = ThreadPoolExecutor(1, "gateway-reader")
-        self._reading = Places(1)
-        self._unasked = limits.bytes_of_members()
-        self._failing: set[int] = set()  # members, whose failed connection is being written down
+        self._reader_slot = Places(1)
+        self._notification_bytes = limits.bytes_of_members()
+        self._failing_members: set[int] = set()  # members, whose failed connection is being written down
 
     def close(self) -> None:
         self._connections.close()
         self._reader.shutdown(wait=False, cancel_futures=True)
 
-    def route_to(self, live: LiveMember, places: int | None = None) -> Route:
+    def route_to(self, live: LiveMember, slots: int | None = None) -> Route:
         """The way to the process; `places` None: who asks takes none."""
         route = self._routes.get(live.member_id)
         if route is None or route.live is not live:
-            route = self._routes[live.member_id] = Route(live, Places(places or 0))
-        elif places is not None:
-            route.places.allow(places)
+            route = self._routes[live.member_id] = Route(live, Places(slots or 0))
+        elif slots is not None:
+            route.slots.allow(slots)
         return route
 
     async def send(
@@ -102,66 +102,66 @@ class Wire:
         )
 
     async def read(self, response: Response) -> bytes:
-        return await response.whole(self._max_bytes)
+        return await response.read(self._max_bytes)
 
     async def answer(self, response: Response, sent_id: Any) -> Message:
         """The answer in one piece to what was sent under that id, a result or an error.
 
         Raises ProtocolError and ForeignAnswerError. Only a connection that gave the right answer is used again.
         """
-        data = await response.whole(self._max_bytes)
+        data = await response.read(self._max_bytes)
         try:
-            found = await self._checked(response, data, sent_id)
+            answer = await self._read_answer(response, data, sent_id)
         except BaseException:
             response.close()
             raise
         response.keep()
-        return found
+        return answer
 
-    async def _checked(self, response: Response, data: bytes, sent_id: Any) -> Message:
+    async def _read_answer(self, response: Response, data: bytes, sent_id: Any) -> Message:
         if response.content_type != mcp.JSON:
-            raise await self.no_answer(response, data)
+            raise await self.answer_error(response, data)
         try:
-            found = await self.in_thread(response.owner, partial(envelope.read_answer_to, sent_id), data)
+            answer = await self.read_in_thread(response.owner, partial(envelope.read_answer_to, sent_id), data)
         except ProtocolError as error:
-            raise (error if response.status == 200 else await self.no_answer(response, data)) from error
-        if response.status != 200 and found.error is None:
-            raise await self.no_answer(response, data)
-        return found
+            raise (error if response.status == 200 else await self.answer_error(response, data)) from error
+        if response.status != 200 and answer.error is None:
+            raise await self.answer_error(response, data)
+        return answer
 
     async def error_to(self, response: Response, data: bytes, sent_id: str) -> Message | None:
         """The JSON-RPC error to exactly what was sent; None where it is something else."""
         try:
-            found = await self._checked(response, data, sent_id)
+            answer = await self._read_answer(response, data, sent_id)
         except ClientError:
             return None
-        return found if found.answers(sent_id) else None
+        return answer if answer.answers(sent_id) else None
 
-    async def no_answer(self, response: Response, data: bytes) -> ClientError:
+    async def answer_error(self, response: Response, data: bytes) -> ClientError:
         """Why that is no answer."""
-        return await self.in_thread(response.owner, partial(_no_answer, response), data)
+        return await self.read_in_thread(response.owner, partial(_answer_error, response), data)
 
     async def message(self, data: bytes, owner: Owner) -> Message:
         """One message of a stream that is for `owner`. Raises ProtocolError."""
-        return await self.in_thread(owner, envelope.read_opened, data)
+        return await self.read_in_thread(owner, envelope.read_opened, data)
 
-    async def in_thread(self, owner: Owner, work: Callable[[Part], Read], part: Part) -> Read:
+    async def read_in_thread(self, owner: Owner, work: Callable[[Part], Read], part: Part) -> Read:
         """Large messages are read aside, one at a time: meanwhile the loop serves everybody else.
 
         The next one is that of the owner whose turn was longest ago.
         """
         size = len(part) if isinstance(part, bytes) else memoryview(part).nbytes
-        return work(part) if size <= envelope.MAX_SMALL else await self.aside(owner, partial(work, part), size)
+        return work(part) if size <= envelope.MAX_SMALL else await self.run_in_thread(owner, partial(work, part), size)
 
-    async def aside(self, owner: Owner, work: Callable[[], Read], size: int) -> Read:
+    async def run_in_thread(self, owner: Owner, work: Callable[[], Read], size: int) -> Read:
         """The same, for work with so many bytes."""
         if size <= envelope.MAX_SMALL:
             return work()
-        await self._reading.take(owner)
+        await self._reader_slot.take(owner)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._reader, work)
         finally:
-            self._reading.give_back(owner)
+            self._reader_slot.give_back(owner)
 
     async def events(
         self, response: Response, events: mcp.EventStream, *, member_id: int | None = None
@@ -171,63 +171,63 @@ class Wire:
         With `member_id` it is what that member says unasked: it may go on for ever, and what of it is not passed on yet
         is counted with all that the member says so. Raises ProtocolError for too much, and what `chunks` raises.
         """
-        taken = 0
-        told = (events.last_event_id, events.retry_ms)
-        account = Account(self._unasked, (member_id, response.owner[1]), UNCOUNTED)
+        total = 0
+        position = (events.last_event_id, events.retry_ms)
+        account = Account(self._notification_bytes, (member_id, response.owner[1]), UNCOUNTED_BYTES)
         try:
             if member_id is not None:
                 response.count(account)
             async for chunk in response.chunks():
-                held, size = events.held, len(chunk)
-                taken = taken + size if member_id is None else size
-                if taken > self._max_bytes:
+                buffered, size = events.held, len(chunk)
+                total = total + size if member_id is None else size
+                if total > self._max_bytes:
                     raise ProtocolError(f"the answer is larger than {self._max_bytes:,} bytes")
-                if held > self._max_bytes:
+                if buffered > self._max_bytes:
                     raise ProtocolError(f"an event is larger than {self._max_bytes:,} bytes")
                 for data in events.feed(chunk):
-                    told = (events.last_event_id, events.retry_ms)
+                    position = (events.last_event_id, events.retry_ms)
                     yield data
                 chunk = data = b""  # the next one may come in an hour
                 if member_id is not None:
-                    account.change(events.held - held - size)
-                if told != (events.last_event_id, events.retry_ms):
-                    told = (events.last_event_id, events.retry_ms)
+                    account.change(events.held - buffered - size)
+                if position != (events.last_event_id, events.retry_ms):
+                    position = (events.last_event_id, events.retry_ms)
                     yield b""
         except BudgetError as error:
             raise ProtocolError(f"what it says waits to be passed on: {error}") from error
         finally:
             account.close()
 
-    async def explained(self, live: LiveMember, error: ConnectError) -> ClientError:
+    async def explain(self, live: LiveMember, error: ConnectError) -> ClientError:
         """A failed connection is often the first sign of an exit, which explains more; else the member is at fault."""
-        if found := await self.exit_of(live, is_refusal=error.is_refusal):
-            return found
+        if exit_error := await self.exit_error(live, is_refusal=error.is_refusal):
+            return exit_error
         # A server that serves one at a time cannot take all who call: as long as others run in it, it lives.
-        is_failure = error.is_refusal or live.calls + live.relayed < 2
-        if is_failure and live.member_id not in self._failing:
+        is_failure = error.is_refusal or live.calls + live.relayed_calls < 2
+        if is_failure and live.member_id not in self._failing_members:
             # Once for all whose calls fail together: the threads are few, and others need them.
-            self._failing.add(live.member_id)
+            self._failing_members.add(live.member_id)
             try:
-                work = partial(self._lifecycle.connection_failed, live, error)
+                work = partial(self._lifecycle.handle_connection_failure, live, error)
                 await asyncio.get_running_loop().run_in_executor(None, unit_of_work, work)
             finally:
-                self._failing.discard(live.member_id)
+                self._failing_members.discard(live.member_id)
         return error
 
     @staticmethod
-    async def exit_of(live: LiveMember, *, is_refusal: bool = False) -> ConnectError | None:
+    async def exit_error(live: LiveMember, *, is_refusal: bool = False) -> ConnectError | None:
         """What the exit of the member explains; None while it lives."""
         # Not in a thread: a member that hangs up on many calls of one client would take those that others need.
-        until = asyncio.get_running_loop().time() + EXIT_GRACE
+        deadline = asyncio.get_running_loop().time() + EXIT_GRACE
         while not live.process.exited.is_set():
-            if asyncio.get_running_loop().time() > until:
+            if asyncio.get_running_loop().time() > deadline:
                 return None
-            await asyncio.sleep(EXIT_LOOK)
+            await asyncio.sleep(EXIT_POLL_SECONDS)
         when = "before it took the call" if is_refusal else "during the call"
-        return ConnectError(live.how_it_ended(when), is_refusal=is_refusal)
+        return ConnectError(live.describe_end(when), is_refusal=is_refusal)
 
 
-def _no_answer(response: Response, data: bytes) -> ClientError:
+def _answer_error(response: Response, data: bytes) -> ClientError:
     if response.status != 200:
         with contextlib.suppress(ProtocolError):
             if (error := envelope.read_opened(data).remote_error()) is not None:

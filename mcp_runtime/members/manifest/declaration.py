@@ -1,7 +1,7 @@
 """What guild-member.json may hold: each key once, with its type, its bounds and its meaning.
 
 `parser` reads by this declaration, and the published schema is made of it (`schema`). A new key is a field here, with a
-row in the table of docs/writing-a-member.md.
+row in the table of docs/manifest.md.
 """
 
 from __future__ import annotations
@@ -163,14 +163,14 @@ class Manifest:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Manifest:
-        known = {key: value for key, value in values.items() if key in cls.__dataclass_fields__}
-        return cls(**{**known, "args": tuple(values["args"])})
+        fields = {key: value for key, value in values.items() if key in cls.__dataclass_fields__}
+        return cls(**{**fields, "args": tuple(values["args"])})
 
     @property
     def fetches_server(self) -> bool:
         """Whether the command fetches the server before it starts it, the first time."""
         words = (os.path.basename(self.command), *(arg for arg in self.args if not arg.startswith("-")))
-        return any(words[: len(known)] == known for known in FETCHING_COMMANDS)
+        return any(words[: len(command)] == command for command in FETCHING_COMMANDS)
 
     @property
     def process_digest(self) -> str:
@@ -186,7 +186,7 @@ def _with_port(text: str, port: int) -> str:
 
 _KEYS = {"display_name": "displayName"}
 _TYPE = cast(msgspec.inspect.DataclassType, msgspec.inspect.type_info(Manifest))
-FIELDS = {_KEYS.get(declared.name, declared.name): declared for declared in _TYPE.fields}
+FIELDS = {_KEYS.get(field.name, field.name): field for field in _TYPE.fields}
 """The declaration, by key in the file."""
 
 # The server's settings: at the top in the seeds' form, under `mcp` in the first Guild Hall's.

@@ -110,29 +110,32 @@ def read_folders(
     folders = list(folders)
     originals = _originals(folders)
     files = [
-        _linked(directory, originals[folder]) if folder in originals else read_file(folder, directory, root)
+        _duplicate_folder(directory, originals[folder]) if folder in originals else read_file(folder, directory, root)
         for folder, directory in folders
     ]
     claims: dict[str, list[str]] = {}
     for file in files:
         if file.manifest is not None:
             claims.setdefault(_fold(file.manifest.name), []).append(file.directory)
-    known = {_fold(name): directory for name, directory in (owners or {}).items()}
-    winners = {name: known[name] if known.get(name) in claimed else claimed[0] for name, claimed in claims.items()}
-    return [_unless_taken(file, winners) for file in files]
+    owner_folders = {_fold(name): directory for name, directory in (owners or {}).items()}
+    winners = {
+        name: owner_folders[name] if owner_folders.get(name) in directories else directories[0]
+        for name, directories in claims.items()
+    }
+    return [_refuse_duplicate_name(file, winners) for file in files]
 
 
 def _originals(folders: list[tuple[Path, str]]) -> dict[Path, str]:
     """Of each folder that is found under several names: what the original is called. The original is not in it."""
-    found: dict[Path, tuple[Path, str]] = {}
+    by_target: dict[Path, tuple[Path, str]] = {}
     # The folder itself before links to it.
     for folder, directory in sorted(folders, key=lambda one: one[0].is_symlink()):
-        found.setdefault(folder.resolve(), (folder, directory))
-    kept = {folder for folder, _ in found.values()}
-    return {folder: found[folder.resolve()][1] for folder, _ in folders if folder not in kept}
+        by_target.setdefault(folder.resolve(), (folder, directory))
+    originals = {folder for folder, _ in by_target.values()}
+    return {folder: by_target[folder.resolve()][1] for folder, _ in folders if folder not in originals}
 
 
-def _linked(directory: str, original: str) -> ManifestFile:
+def _duplicate_folder(directory: str, original: str) -> ManifestFile:
     reason = f"the folder {directory!r} is the folder {original!r} under another name; one folder is one member"
     return _faulty(directory, ManifestError("", reason))
 
@@ -142,7 +145,7 @@ def _fold(name: str) -> str:
     return name.casefold()
 
 
-def _unless_taken(file: ManifestFile, winners: Mapping[str, str]) -> ManifestFile:
+def _refuse_duplicate_name(file: ManifestFile, winners: Mapping[str, str]) -> ManifestFile:
     if file.manifest is None or (winner := winners[_fold(file.manifest.name)]) == file.directory:
         return file
     reason = f"{file.manifest.name!r} is taken by the folder {winner!r}; every member needs its own name"
@@ -151,15 +154,15 @@ def _unless_taken(file: ManifestFile, winners: Mapping[str, str]) -> ManifestFil
 
 def read_file(folder: Path, directory: str, root: Path | None = None) -> ManifestFile:
     """The manifest in `folder`. Its file may be a link, but not out of `root`, or of the folder where there is none."""
-    name_hint, unknown = "", []
+    name_hint, key_warnings = "", []
     try:
         _require_storable(directory)
         values = _load(folder / FILE_NAME, root or folder)
         name_hint = "" if name_error(values.get("name")) else values["name"]
-        unknown = unknown_keys(values)  # told with a fault as well: what is missing may be there, misspelt
+        key_warnings = unknown_keys(values)  # told with a fault as well: what is missing may be there, misspelt
         manifest, warnings = parse(values)
     except ManifestError as error:
-        return _faulty(directory, error, tuple(unknown), name_hint)
+        return _faulty(directory, error, tuple(key_warnings), name_hint)
     return ManifestFile(directory, manifest, warnings=tuple(warnings))
 
 
@@ -232,5 +235,5 @@ def command_fault(manifest: Manifest, folder: Path) -> str:
         return ""
     if (folder / command).exists():
         return f"{command!r} is not on the PATH; write './{command}' for the one in the member's folder"
-    found = shutil.which(command, mode=os.F_OK, path=path)
-    return f"{found!r} is not executable" if found else f"{command!r} is not on the PATH"
+    file = shutil.which(command, mode=os.F_OK, path=path)
+    return f"{file!r} is not executable" if file else f"{command!r} is not on the PATH"

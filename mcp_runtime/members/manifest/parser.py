@@ -1,4 +1,4 @@
-"""Validation: JSON values against the declaration. Every fault of a manifest is told, with the key and what to write.
+"""Validation: JSON values against the declaration. Every fault is reported, with its key and what to write.
 
 What the declaration cannot say is validated by hand here: which keys exclude each other, that a key under `mcp` may not
 be at the top too, names that are the hall's own, and what makes a url or a header one that may be sent
@@ -29,13 +29,13 @@ def parse(values: dict[str, Any]) -> tuple[Manifest, list[str]]:
     """The manifest of these JSON values, and warnings (REQ-MCP-HTTP-1 to 4). Raises ManifestError with every fault."""
     if not isinstance(values.get("mcp", {}), dict):
         raise ManifestError("mcp", "must be an object")
-    given = _Given.of(values)
-    faults = list(islice(_faults(given), MAX_FAULTS + 1))
+    document = _Input.of(values)
+    faults = list(islice(_faults(document), MAX_FAULTS + 1))
     if faults:
         first, *others = faults[:MAX_FAULTS]
         more = [ManifestError("", "and more")] if len(faults) > MAX_FAULTS else []
         raise ManifestError(first.path, first.reason, [*others, *more])
-    manifest = Manifest(**{FIELDS[key].name: _plain(FIELDS[key].type, value) for key, value in given.values.items()})
+    manifest = Manifest(**{FIELDS[key].name: _plain(FIELDS[key].type, value) for key, value in document.values.items()})
     return manifest, [*unknown_keys(values), *_port_warnings(manifest)]
 
 
@@ -46,12 +46,12 @@ def name_error(name: Any) -> str:
 
 def unknown_keys(values: dict[str, Any]) -> list[str]:
     """Warnings of keys that are none."""
-    unknown = [key for key in values if key not in KEYS]
-    if isinstance(nested := values.get("mcp"), dict):
-        unknown += [f"mcp.{key}" for key in nested if key not in SERVER_KEYS]
-    warnings = [f"unknown key {key[:MAX_QUOTED]!r} is ignored" for key in unknown[:MAX_WARNINGS]]
-    if len(unknown) > MAX_WARNINGS:
-        warnings.append(f"{len(unknown) - MAX_WARNINGS} more unknown keys are ignored")
+    keys = [key for key in values if key not in KEYS]
+    if isinstance(under_mcp := values.get("mcp"), dict):
+        keys += [f"mcp.{key}" for key in under_mcp if key not in SERVER_KEYS]
+    warnings = [f"unknown key {key[:MAX_QUOTED]!r} is ignored" for key in keys[:MAX_WARNINGS]]
+    if len(keys) > MAX_WARNINGS:
+        warnings.append(f"{len(keys) - MAX_WARNINGS} more unknown keys are ignored")
     return warnings
 
 
@@ -63,7 +63,7 @@ def _port_warnings(manifest: Manifest) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Given:
+class _Input:
     """Values by key, wherever they stand, and where that is."""
 
     values: dict[str, Any]
@@ -71,7 +71,7 @@ class _Given:
     doubled: list[str]
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> _Given:
+    def of(cls, values: dict[str, Any]) -> _Input:
         nested = {key: value for key, value in values.get("mcp", {}).items() if key in SERVER_KEYS}
         top = {key: value for key, value in values.items() if key in FIELDS}
         return cls({**top, **nested}, nested, [key for key in nested if key in top])
@@ -80,85 +80,85 @@ class _Given:
         return f"mcp.{key}" if key in self.nested else key
 
 
-def _faults(given: _Given) -> Iterator[ManifestError]:
-    for key in given.doubled:
+def _faults(document: _Input) -> Iterator[ManifestError]:
+    for key in document.doubled:
         yield ManifestError(key, "is given twice: at the top and under mcp")
     sound = set()
-    for key, declared in FIELDS.items():
-        if key not in given.values:
+    for key, field in FIELDS.items():
+        if key not in document.values:
             if key in REQUIRED_KEYS:
                 yield ManifestError(key, "is required")
             continue
-        faults = list(islice(_errors(declared.type, given.values[key], given.path(key)), MAX_FAULTS + 1))
+        faults = list(islice(_errors(field.type, document.values[key], document.path(key)), MAX_FAULTS + 1))
         yield from faults
         if not faults:
             sound.add(key)
-    yield from _exclusions(given)
-    yield from _reserved({key: given.values[key] for key in sound}, given)
+    yield from _exclusions(document)
+    yield from _value_faults({key: document.values[key] for key in sound}, document)
 
 
 # By the declaration -----------------------------------------------------------------------------------------------
 
 
-def _errors(declared: inspect.Type, value: Any, path: str, error: str = "") -> Iterator[ManifestError]:
-    """Where `value` is not what was declared."""
-    if isinstance(declared, inspect.Metadata):
-        yield from _errors(declared.type, value, path, (declared.extra or {}).get("error", ""))
-    elif isinstance(declared, inspect.UnionType):  # with None, for a key that was not given
-        yield from _errors(declared.types[0], value, path)
-    elif isinstance(declared, inspect.VarTupleType):
-        yield from _array_errors(declared, value, path)
-    elif isinstance(declared, inspect.DictType):
-        yield from _object_errors(declared, value, path)
-    elif reason := _error(declared, value, error):
+def _errors(kind: inspect.Type, value: Any, path: str, error: str = "") -> Iterator[ManifestError]:
+    """Where `value` is not of the kind that was declared."""
+    if isinstance(kind, inspect.Metadata):
+        yield from _errors(kind.type, value, path, (kind.extra or {}).get("error", ""))
+    elif isinstance(kind, inspect.UnionType):  # with None, for an absent key
+        yield from _errors(kind.types[0], value, path)
+    elif isinstance(kind, inspect.VarTupleType):
+        yield from _array_errors(kind, value, path)
+    elif isinstance(kind, inspect.DictType):
+        yield from _object_errors(kind, value, path)
+    elif reason := _error(kind, value, error):
         yield ManifestError(path, reason)
 
 
-def _array_errors(declared: inspect.VarTupleType, value: Any, path: str) -> Iterator[ManifestError]:
+def _array_errors(kind: inspect.VarTupleType, value: Any, path: str) -> Iterator[ManifestError]:
     if not isinstance(value, list):
         yield ManifestError(path, "must be an array of strings")
         return
     for index, item in enumerate(value):
-        yield from _errors(declared.item_type, item, f"{path}.{index}")
+        yield from _errors(kind.item_type, item, f"{path}.{index}")
 
 
-def _object_errors(declared: inspect.DictType, value: Any, path: str) -> Iterator[ManifestError]:
+def _object_errors(kind: inspect.DictType, value: Any, path: str) -> Iterator[ManifestError]:
     if not isinstance(value, dict):
         yield ManifestError(path, "must be an object")
-    elif declared.max_length is not None and len(value) > declared.max_length:
-        yield ManifestError(path, f"must not be more than {declared.max_length}")
+    elif kind.max_length is not None and len(value) > kind.max_length:
+        yield ManifestError(path, f"must not be more than {kind.max_length}")
     else:
         for name, part in value.items():
-            of_name = list(_errors(declared.key_type, name, f"{path}.{name[:MAX_QUOTED]}"))
-            yield from of_name or _errors(declared.value_type, part, f"{path}.{name[:MAX_QUOTED]}")
+            of_name = list(_errors(kind.key_type, name, f"{path}.{name[:MAX_QUOTED]}"))
+            yield from of_name or _errors(kind.value_type, part, f"{path}.{name[:MAX_QUOTED]}")
 
 
-def _error(declared: inspect.Type, value: Any, error: str) -> str:
+def _error(kind: inspect.Type, value: Any, error: str) -> str:
     """What is wrong with a value that has no parts; empty when nothing is."""
-    if isinstance(declared, inspect.BoolType):
+    if isinstance(kind, inspect.BoolType):
         return "" if isinstance(value, bool) else "must be true or false"
-    if isinstance(declared, inspect.FloatType):
-        fits = _is_number(value) and 0 < value <= (declared.le or 0)
-        return "" if fits else f"must be seconds: a number above 0, at most {declared.le:,.0f}"
-    if isinstance(declared, inspect.IntType):
-        fits = _is_number(value) and (declared.ge or 0) <= value <= (declared.le or 0) and value == int(value)
-        return "" if fits else f"must be a whole number from {declared.ge} to {declared.le}"
+    if isinstance(kind, inspect.FloatType):
+        fits = _is_number(value) and 0 < value <= (kind.le or 0)
+        return "" if fits else f"must be seconds: a number above 0, at most {kind.le:,.0f}"
+    if isinstance(kind, inspect.IntType):
+        fits = _is_number(value) and (kind.ge or 0) <= value <= (kind.le or 0) and value == int(value)
+        return "" if fits else f"must be a whole number from {kind.ge} to {kind.le}"
     if not isinstance(value, str):
         return "must be a string"
-    if isinstance(declared, inspect.LiteralType):
-        choices = " or ".join(f'"{choice}"' for choice in declared.values)
-        return "" if value in declared.values else f"{value[:MAX_QUOTED]!r} is not supported; use {choices}"
-    return _text_error(cast(inspect.StrType, declared), value, error)  # no other kind is declared
+    if isinstance(kind, inspect.LiteralType):
+        choices = " or ".join(f'"{choice}"' for choice in kind.values)
+        return "" if value in kind.values else f"{value[:MAX_QUOTED]!r} is not supported; use {choices}"
+    return _text_error(cast(inspect.StrType, kind), value, error)  # no other kind is declared
 
 
-def _text_error(declared: inspect.StrType, value: str, error: str) -> str:
-    if len(value) < (declared.min_length or 0):
+def _text_error(kind: inspect.StrType, value: str, error: str) -> str:
+    if len(value) < (kind.min_length or 0):
         return "must not be empty"
-    if declared.max_length is not None and len(value) > declared.max_length:
-        return f"must not be longer than {declared.max_length:,} characters"
+    if kind.max_length is not None and len(value) > kind.max_length:
+        return f"must not be longer than {kind.max_length:,} characters"
     if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
         return "must not hold NUL characters or lone surrogates"
-    if declared.pattern and not re.fullmatch(declared.pattern, value):
+    if kind.pattern and not re.fullmatch(kind.pattern, value):
         return error.replace("{value}", repr(value[:MAX_QUOTED]))
     return ""
 
@@ -167,56 +167,56 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _plain(declared: inspect.Type, value: Any) -> Any:
+def _plain(kind: inspect.Type, value: Any) -> Any:
     """`value` as the type that was declared: JSON has one kind of number, and arrays for tuples."""
-    if isinstance(declared, inspect.Metadata):
-        return _plain(declared.type, value)
-    if isinstance(declared, inspect.UnionType):
-        return _plain(declared.types[0], value)
-    if isinstance(declared, inspect.VarTupleType):
+    if isinstance(kind, inspect.Metadata):
+        return _plain(kind.type, value)
+    if isinstance(kind, inspect.UnionType):
+        return _plain(kind.types[0], value)
+    if isinstance(kind, inspect.VarTupleType):
         return tuple(value)
-    if isinstance(declared, inspect.DictType):
-        return {name: _plain(declared.value_type, part) for name, part in value.items()}
-    if isinstance(declared, inspect.FloatType):
+    if isinstance(kind, inspect.DictType):
+        return {name: _plain(kind.value_type, part) for name, part in value.items()}
+    if isinstance(kind, inspect.FloatType):
         return float(value)
-    return int(value) if isinstance(declared, inspect.IntType) else value
+    return int(value) if isinstance(kind, inspect.IntType) else value
 
 
 # By hand: what the declaration cannot say -------------------------------------------------------------------------
 
 
-def _exclusions(given: _Given) -> Iterator[ManifestError]:
-    """A server is either started here or runs elsewhere; each has keys of its own."""
-    keys = given.values.keys()
+def _exclusions(document: _Input) -> Iterator[ManifestError]:
+    """A server is either started by the hall or remote; each has keys of its own."""
+    keys = document.values.keys()
     if "url" not in keys:
         if "command" not in keys:
             yield ManifestError("command", "is required, unless url says where a server runs already")
         if "headers" in keys:
-            yield ManifestError(given.path("headers"), "belongs to url; a server that command starts has env")
+            yield ManifestError(document.path("headers"), "belongs to url; a server that command starts has env")
         return
     if "command" in keys:
-        yield ManifestError(given.path("url"), "is given beside command: the server is started here or runs there")
+        yield ManifestError(document.path("url"), "is given beside command: the server is started here or runs there")
         return
-    if given.values.get("transport") == "stdio":
-        yield ManifestError(given.path("url"), 'is for "transport": "http"; a stdio server has a command')
+    if document.values.get("transport") == "stdio":
+        yield ManifestError(document.path("url"), 'is for "transport": "http"; a stdio server has a command')
     for key in ("args", "env"):
         if key in keys:
-            yield ManifestError(given.path(key), "belongs to command; with url nothing is started")
+            yield ManifestError(document.path(key), "belongs to command; with url nothing is started")
 
 
-def _reserved(sound: Mapping[str, Any], given: _Given) -> Iterator[ManifestError]:
+def _value_faults(sound: Mapping[str, Any], document: _Input) -> Iterator[ManifestError]:
     """What may not be sent, or be given to a process, of keys that are right otherwise."""
     for name in sound.get("env", ()):
         if name.startswith(RESERVED_ENV_PREFIX):
             reason = "names beginning with GUILD_HALL_ are the hall's own"
-            yield ManifestError(f"{given.path('env')}.{name[:MAX_QUOTED]}", reason)
+            yield ManifestError(f"{document.path('env')}.{name[:MAX_QUOTED]}", reason)
     if "url" in sound and (fault := remote.url_fault(sound["url"])):
-        yield ManifestError(given.path("url"), fault)
-    seen: set[str] = set()
+        yield ManifestError(document.path("url"), fault)
+    header_names: set[str] = set()
     for name, value in sound.get("headers", {}).items():
-        path = f"{given.path('headers')}.{name[:MAX_QUOTED]}"
+        path = f"{document.path('headers')}.{name[:MAX_QUOTED]}"
         if fault := remote.header_fault(name, value):
             yield ManifestError(path, fault)
-        if name.lower() in seen:
+        if name.lower() in header_names:
             yield ManifestError(path, "is given twice, and headers do not differ by case")
-        seen.add(name.lower())
+        header_names.add(name.lower())

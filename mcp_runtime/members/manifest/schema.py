@@ -23,9 +23,9 @@ REFERENCE = remote.REFERENCE.pattern
 
 def published() -> dict[str, Any]:
     """docs/guild-member.schema.json."""
-    properties = {key: {**_declared(key), **_NOT_DECLARED.get(key, {})} for key in FIELDS}
+    properties = {key: {**_declaration(key), **_NOT_DECLARED.get(key, {})} for key in FIELDS}
     server = {key: {"$ref": f"#/$defs/{key}"} for key in SERVER_KEYS}
-    nested = {
+    under_mcp = {
         "description": "Another place for transport, command, args, env, url and headers. Each may be here or at the "
         "top, not in both.",
         "type": "object",
@@ -36,21 +36,21 @@ def published() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "guild-member.json",
         "description": "The manifest of a guild member: how the hall starts its MCP server, or where one runs. "
-        "docs/writing-a-member.md explains it.",
+        "docs/manifest.md explains it.",
         "type": "object",
         "required": ["name", "version"],
         "properties": {
             "$schema": {"description": "For editors; ignored by the hall."},
             **others,
             **server,
-            "mcp": nested,
+            "mcp": under_mcp,
         },
         "allOf": _EXCLUSIONS,
         "$defs": {key: properties[key] for key in SERVER_KEYS},
     }
 
 
-def _declared(key: str) -> dict[str, Any]:
+def _declaration(key: str) -> dict[str, Any]:
     """One key as it is declared. `null` stands for a key that is not given, and no manifest may write it."""
     field = FIELDS[key]
     part: dict[str, Any] = _PROPERTIES[field.name]

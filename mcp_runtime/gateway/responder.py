@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
-from mcp_runtime.gateway import eras
+from mcp_runtime.gateway import eras, failures
 from mcp_runtime.gateway.catalog import Place
 from mcp_runtime.gateway.endpoints.routing import Endpoints
-from mcp_runtime.gateway.messages import Answer, ClientSession, Event, Request, Stream, unavailable
+from mcp_runtime.gateway.messages import Answer, ClientSession, Event, Request, Stream
 from mcp_runtime.gateway.posts import Post
 from mcp_runtime.gateway.replies import JSON_HEADERS, STREAM_HEADERS, encoded
 from mcp_runtime.gateway.streams.resumable import Owed, TakenOverError
@@ -19,7 +18,7 @@ from mcp_runtime.protocol.errors import ClientError, MethodError, ProtocolError
 from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR
 
 
-class Replying:
+class Responder:
     """Answers requests over HTTP. A client who goes away takes its request along, unless it may come back for it."""
 
     def __init__(self, endpoints: Endpoints, owed: Owed) -> None:
@@ -33,7 +32,7 @@ class Replying:
         try:
             yield
         finally:
-            if session.running.get(request.id) is request and not request.is_owed:
+            if session.running.get(request.id) is request and not request.is_resumable:
                 del session.running[request.id]
 
     async def reply(self, post: Post, request: Request) -> None:
@@ -69,8 +68,21 @@ class Replying:
         except (MethodError, TimeoutError, ClientError) as error:
             return _error_reply(request, error)
 
-    async def go_on(self, request: Request, stream: Stream, event_id: str, exchange: HttpExchange) -> None:
-        """The rest of a reply, for who lost its stream."""
+    async def resume(self, session: ClientSession, event_id: str, exchange: HttpExchange) -> bool:
+        """The rest of a reply, for who lost its stream behind that event. False: no reply of that stream is owed."""
+        owed = await self._owed.take(session, event_id)
+        if owed is None:
+            return False
+        request, stream = owed
+        with self.running(session, request):
+            await self._go_on(request, stream, event_id, exchange)
+        return True
+
+    def give_up(self, request: Request) -> None:
+        """Nobody comes back for its answer."""
+        self._owed.give_up(request)
+
+    async def _go_on(self, request: Request, stream: Stream, event_id: str, exchange: HttpExchange) -> None:
         out = Outgoing(exchange)
         try:
             async with request.deadline.renewed():
@@ -103,10 +115,10 @@ class Outgoing:
 
     @property
     def is_started(self) -> bool:
-        return self._exchange.is_begun
+        return self._exchange.has_begun
 
     def start(self) -> None:
-        if not self._exchange.is_begun:
+        if not self._exchange.has_begun:
             self._exchange.begin(200, STREAM_HEADERS)
 
     async def put(self, event: Event) -> None:
@@ -115,7 +127,7 @@ class Outgoing:
 
     async def end(self, answer: Answer | None) -> None:
         """`answer` is its last word; without one the stream is over, or to be resumed."""
-        if answer is not None and not self._exchange.is_begun:
+        if answer is not None and not self._exchange.has_begun:
             self._exchange.reply(answer.status, answer.body, JSON_HEADERS)
             return
         self.start()
@@ -124,28 +136,9 @@ class Outgoing:
         self._exchange.end()
 
 
-def _out_of_time(request: Request) -> MethodError:
-    """The deadline passed, or the client cancelled: what it is told, first of all whether the member has the call."""
-    deadline = request.deadline
-    if not request.is_sent and not deadline.is_cancelled:
-        if deadline.member:
-            return unavailable(deadline.member, request.not_sent)
-        text = f"{request.method}: the gateway did not get to it within {deadline.seconds:g} s; nothing was sent"
-        return MethodError(INTERNAL_ERROR, text, {"kind": "unavailable", "sent": False})
-    data: dict[str, Any] = {"kind": "cancelled" if deadline.is_cancelled else "timeout"}
-    data |= {"member": deadline.member} if deadline.member else {}
-    if not deadline.is_cancelled:
-        why = f"no complete answer within {deadline.seconds:g} s; it may have run"
-    elif request.is_sent:
-        why = "it was cancelled"
-    else:
-        why, data = "it was cancelled before it was sent", data | {"sent": False}
-    return MethodError(INTERNAL_ERROR, f"{deadline.about or request.method}: {why}", data)
-
-
 def _error_reply(request: Request, error: MethodError | TimeoutError | ClientError) -> Answer:
     if isinstance(error, TimeoutError):
-        error = _out_of_time(request)
+        error = failures.out_of_time(request)
     if isinstance(error, MethodError):
         code, text, data = error.code, str(error), error.data
     else:

@@ -14,7 +14,7 @@ from mcp_runtime.gateway.catalog import LISTS, Entry, Extras
 from mcp_runtime.gateway.members import Members
 from mcp_runtime.gateway.messages import Answer, Client, Deadline, Request
 from mcp_runtime.gateway.upstream.relay import Relay
-from mcp_runtime.gateway.upstream.routes import Wire
+from mcp_runtime.gateway.upstream.routes import Upstream
 from mcp_runtime.members.lifecycle import Lifecycle
 from mcp_runtime.members.live import LiveMember
 from mcp_runtime.protocol import mcp
@@ -32,12 +32,12 @@ MAX_LEARNED_BYTES = 2_000_000  # of one kind; with the page that goes beyond it,
 MAX_PAGES = 100
 
 
-class Learning:
+class ExtrasLoader:
     """Tells `members` what each process lists. On the gateway's loop alone."""
 
-    def __init__(self, lifecycle: Lifecycle, wire: Wire, relay: Relay, members: Members) -> None:
+    def __init__(self, lifecycle: Lifecycle, upstream: Upstream, relay: Relay, members: Members) -> None:
         self._lifecycle = lifecycle
-        self._wire = wire
+        self._upstream = upstream
         self._relay = relay
         self._members = members
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -52,7 +52,7 @@ class Learning:
                 self.lists_changed(member_id)
 
     def lists_changed(self, member_id: int) -> None:
-        live = self._lifecycle.connected(member_id)
+        live = self._lifecycle.connected_member(member_id)
         if live is None:
             return
         if (task := self._tasks.get(member_id)) is None or task.done():
@@ -103,7 +103,7 @@ class Learning:
             return ()  # many that have resources know nothing of templates
 
     async def _pages(self, live: LiveMember, method: str, kind: str) -> AsyncGenerator[list[Entry]]:
-        route = self._wire.route_to(live)
+        route = self._upstream.route_to(live)
         meta = {"_meta": mcp.modern_meta(mcp.HALL_NAME, mcp.HALL_VERSION, {})}
         params: dict[str, Any] = meta
         count = 0
@@ -116,7 +116,7 @@ class Learning:
                     async for event in reply.events:
                         body = event.data if event.is_last else body
             read = partial(_page, live.name, kind, MAX_LEARNED - count)
-            entries, more, cursor = await self._wire.in_thread(OPERATOR.owner, read, body)
+            entries, more, cursor = await self._upstream.read_in_thread(OPERATOR.owner, read, body)
             yield entries
             count += more
             if not cursor or count >= MAX_LEARNED:

@@ -16,12 +16,12 @@ from mcp_runtime.gateway.catalog import Place
 from mcp_runtime.gateway.members import Members
 from mcp_runtime.gateway.messages import Client, Event, Stream
 from mcp_runtime.gateway.outbox import Outbox
-from mcp_runtime.gateway.streams.ears import AGAIN_SECONDS, NO_STREAM, Ear, Ears
 from mcp_runtime.gateway.streams.open_stream import KINDS, OpenStream
+from mcp_runtime.gateway.streams.upstream_listeners import AGAIN_SECONDS, NO_STREAM, UpstreamListener, UpstreamListeners
 from mcp_runtime.gateway.upstream.modern import ModernMembers
 from mcp_runtime.gateway.upstream.questions import Questions
-from mcp_runtime.gateway.upstream.routes import Route, Wire
-from mcp_runtime.gateway.upstream.sessions import Conversation, Conversations
+from mcp_runtime.gateway.upstream.routes import Route, Upstream
+from mcp_runtime.gateway.upstream.sessions import UpstreamSession, UpstreamSessions
 from mcp_runtime.members.live import LiveMember
 from mcp_runtime.protocol import jsonrpc
 from mcp_runtime.protocol.errors import AccessError, ClientError, HttpStatusError, ProtocolError
@@ -39,31 +39,31 @@ class TooManyStreamsError(Exception):
     """More open streams than the gateway holds, in all or for this client."""
 
 
-class Listening:
+class ClientStreams:
     """All open streams."""
 
     def __init__(
         self,
-        wire: Wire,
-        conversations: Conversations,
+        upstream: Upstream,
+        upstream_sessions: UpstreamSessions,
         modern: ModernMembers,
         questions: Questions,
         members: Members,
     ) -> None:
-        self._wire = wire
-        self._with = conversations
+        self._upstream = upstream
+        self._upstream_sessions = upstream_sessions
         self._modern = modern
         self._members = members
         self._open: set[OpenStream] = set()
         self._bytes = limits.bytes_of_streams()
-        self._ears = Ears(wire, conversations, questions, members, self._reader)
+        self._listeners = UpstreamListeners(upstream, upstream_sessions, questions, members, self._reader)
         self._member_changed = asyncio.Event()
 
     async def open(
         self,
         place: Place,
         client: Client,
-        wanted: Mapping[str, Any] | None = None,
+        subscriptions: Mapping[str, Any] | None = None,
         listen_id: Any = None,
         *,
         give_up: Callable[[], None] = lambda: None,
@@ -74,7 +74,7 @@ class Listening:
         """
         self._require_room(client.principal)
         outbox = Outbox(client.principal.owner, self._bytes, give_up)
-        stream = OpenStream(place, client, outbox, wanted, listen_id)
+        stream = OpenStream(place, client, outbox, subscriptions, listen_id)
         self._note(stream)
         self._open.add(stream)
         if (session := client.session) is not None:
@@ -85,7 +85,7 @@ class Listening:
         try:
             await self._resolve(stream)
             self._follow_members(stream)
-            if wanted is not None:
+            if subscriptions is not None:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(READY_SECONDS):
                         for heard in list(stream.heard.values()):
@@ -126,13 +126,13 @@ class Listening:
     @staticmethod
     def honoured(asked: Mapping[str, Any]) -> dict[str, Any]:
         """Of what a modern client wants to hear, what there is, and of that as much as is kept."""
-        wanted: dict[str, Any] = {key: True for key in KINDS if asked.get(key) is True}
+        subscriptions: dict[str, Any] = {key: True for key in KINDS if asked.get(key) is True}
         uris = asked.get("resourceSubscriptions")
         if isinstance(uris, list) and all(isinstance(uri, str) for uri in uris):
             ends = itertools.accumulate(map(len, uris[: limits.MAX_SUBSCRIPTIONS]))
             kept = sum(end <= limits.MAX_SUBSCRIBED for end in ends)
-            wanted["resourceSubscriptions"] = uris[:kept]
-        return wanted
+            subscriptions["resourceSubscriptions"] = uris[:kept]
+        return subscriptions
 
     async def look_again(self, principal_of: Callable[[bytes | None], Awaitable[Principal]]) -> None:
         """Somebody may do other things than before: streams go on with what their clients may now, or end."""
@@ -145,17 +145,17 @@ class Listening:
             member = stream.place.member
             if member is not None and not stream.client.principal.may_see(member):
                 stream.outbox.close()
-        self._ears.readers_changed({one.client.session for one in self._open})
+        self._listeners.readers_changed({one.client.session for one in self._open})
         await self.roster_changed()  # what they are shown may be another list now
 
     def close(self) -> None:
         for stream in list(self._open):
             stream.outbox.close()
-        self._ears.close()
+        self._listeners.close()
 
-    async def let_go(self, conversation: Conversation) -> None:
+    async def let_go(self, upstream_session: UpstreamSession) -> None:
         """Close the stream of the session, for a client that goes on with it where it lost it."""
-        await self._ears.let_go(conversation)
+        await self._listeners.let_go(upstream_session)
 
     async def roster_changed(self) -> None:
         """Tell each stream whose lists are others now. Streams may be many: calls go on in between."""
@@ -174,13 +174,14 @@ class Listening:
     def member_changed(self) -> None:
         self._member_changed.set()
         self._member_changed = asyncio.Event()
-        self._ears.member_changed()
+        self._listeners.member_changed()
 
     def _note(self, stream: OpenStream) -> None:
         roster, principal = self._members.roster, stream.client.principal
-        scope = stream.place.scope
-        stream.told = {kind: roster.digest_of(kind, principal, scope) for kind, _ in KINDS.values()}
-        stream.told["resources"] += roster.digest_of("resourceTemplates", principal, scope)  # one notification for both
+        selection = stream.place.selection
+        stream.told = {kind: roster.digest_of(kind, principal, selection) for kind, _ in KINDS.values()}
+        # One notification for both.
+        stream.told["resources"] += roster.digest_of("resourceTemplates", principal, selection)
 
     def subscriptions_changed(self, client: Client, member: str) -> None:
         """A client with a session (un)subscribed to a resource of the member: its stream hears it from now on."""
@@ -210,13 +211,13 @@ class Listening:
 
     async def _resolve(self, stream: OpenStream) -> None:
         """Find whose resources a filter at the roster names, unless that is known already."""
-        if stream.wanted is None or stream.place.member is not None:
+        if stream.subscriptions is None or stream.place.member is not None:
             return
-        uris = stream.wanted.get("resourceSubscriptions") or []
+        uris = stream.subscriptions.get("resourceSubscriptions") or []
         while (basis := self._basis(stream)) != stream.resolved_for:
             roster, principal, resolved = self._members.roster, stream.client.principal, []
             for count, uri in enumerate(uris, 1):
-                if (found := roster.resource(uri, principal, stream.place.scope)) is not None:
+                if (found := roster.resource(uri, principal, stream.place.selection)) is not None:
                     resolved.append(found)
                 if count % RESOLVED_AT_ONCE == 0:
                     await asyncio.sleep(0)
@@ -244,7 +245,7 @@ class Listening:
                 # may show a client more than it showed the hall.
                 stream.say_all_changed()
             heard, was_away = live, False
-            route = self._wire.route_to(live, member.max_concurrency)
+            route = self._upstream.route_to(live, member.max_concurrency)
             try:
                 await self._hear(stream, route)
             except HttpStatusError as error:
@@ -260,7 +261,7 @@ class Listening:
             await asyncio.sleep(AGAIN_SECONDS)
 
     async def _hear(self, stream: OpenStream, route: Route) -> None:
-        if await self._with.is_modern(route, stream.client):
+        if await self._upstream_sessions.is_modern(route, stream.client):
             async with contextlib.aclosing(self._modern.listen(route, stream.client, stream.filter())) as messages:
                 async for message in messages:
                     stream.heard[route.live.name].set()  # its acknowledgement is the first
@@ -269,13 +270,16 @@ class Listening:
                             stream.carry(route.live.name, message, "")
                     del message  # as below
             return
-        conversation = await self._with.conversation(route, stream.client)
+        upstream_session = await self._upstream_sessions.session_for(route, stream.client)
         uris = [uri for name, uri in stream.resources() if name == route.live.name]
-        await self._ears.share(stream, conversation, uris)
+        await self._listeners.share(stream, upstream_session, uris)
 
-    def _reader(self, ear: Ear) -> OpenStream | None:
+    def _reader(self, listener: UpstreamListener) -> OpenStream | None:
         """The stream of the session's client, at the roster too, where it hears nothing else of the member."""
-        if ear.session is None:
+        if listener.session is None:
             return None
-        name, own = ear.conversation.route.live.name, [one for one in self._open if one.client.session is ear.session]
+        name, own = (
+            listener.upstream_session.route.live.name,
+            [one for one in self._open if one.client.session is listener.session],
+        )
         return next((one for one in own if not one.outbox.is_closed and one.client.principal.may_see(name)), None)

@@ -8,18 +8,20 @@ from typing import Any
 from mcp_runtime.gateway.catalog import Place
 from mcp_runtime.gateway.messages import Client, Event, Stream
 from mcp_runtime.gateway.replies import FORBIDDEN, STREAM_HEADERS, Refusal, encoded
-from mcp_runtime.gateway.streams.listening import Listening, TooManyStreamsError
+from mcp_runtime.gateway.streams.client_streams import ClientStreams, TooManyStreamsError
 from mcp_runtime.http1.server import HttpExchange
 from mcp_runtime.protocol.errors import AccessError, ClientError, MethodError
 from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR
 from mcp_runtime.security import access
 
 
-async def opened(listening: Listening, place: Place, client: Client, exchange: HttpExchange, *listen: Any) -> Stream:
+async def opened(
+    client_streams: ClientStreams, place: Place, client: Client, exchange: HttpExchange, *listen: Any
+) -> Stream:
     """A stream of what comes unasked. Raises Refusal."""
     try:
         access.require_anything(client.principal)
-        return await listening.open(place, client, *listen, give_up=exchange.abort)
+        return await client_streams.open(place, client, *listen, give_up=exchange.abort)
     except AccessError as error:
         raise Refusal(403, MethodError(FORBIDDEN, str(error))) from error
     except TooManyStreamsError as error:

@@ -1,0 +1,86 @@
+"""What a client with a session hears by GET: what comes unasked, or the rest of a stream that it lost."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+
+from mcp_runtime.gateway import eras
+from mcp_runtime.gateway.auth import Principals
+from mcp_runtime.gateway.catalog import Place
+from mcp_runtime.gateway.messages import Client, ClientSession, Event, Stream
+from mcp_runtime.gateway.posts import client_in
+from mcp_runtime.gateway.responder import Responder
+from mcp_runtime.gateway.streams.client_streams import ClientStreams
+from mcp_runtime.gateway.streams.http_streams import hold, opened
+from mcp_runtime.gateway.upstream.questions import Questions
+from mcp_runtime.gateway.upstream.sessions import UpstreamSessions
+from mcp_runtime.http1.server import HttpExchange
+from mcp_runtime.protocol import mcp
+from mcp_runtime.protocol.errors import AccessError, ClientError
+from mcp_runtime.security.access import Principal
+
+
+class SessionStreams:
+    """Serves them."""
+
+    def __init__(
+        self,
+        principals: Principals,
+        client_streams: ClientStreams,
+        upstream_sessions: UpstreamSessions,
+        questions: Questions,
+        responder: Responder,
+    ) -> None:
+        self._principals = principals
+        self._client_streams = client_streams
+        self._upstream_sessions = upstream_sessions
+        self._questions = questions
+        self._responder = responder
+
+    def subscriptions_changed(self, place: Place, client: Client, session: ClientSession) -> None:
+        """The client subscribed to something, or to something no more."""
+        for member in [place.member] if place.member else list(session.subscriptions):
+            self._client_streams.subscriptions_changed(client, member)
+
+    async def get(self, place: Place, principal: Principal, session: ClientSession, exchange: HttpExchange) -> None:
+        """What is said unasked; or with Last-Event-ID the rest of a stream."""
+        client = client_in(session, principal, exchange.headers)
+        last_event_id = eras.text_of(exchange.headers, mcp.LAST_EVENT_HEADER)
+        with exchange:
+            if last_event_id and await self._responder.resume(session, last_event_id, exchange):
+                return
+            rest = await self._rest(session, client, last_event_id) if last_event_id else None
+            await hold(rest or await opened(self._client_streams, place, client, exchange), exchange)
+
+    async def _rest(self, session: ClientSession, client: Client, last_event_id: str) -> Stream | None:
+        """Event ids are the member's own, behind its name: it is asked to go on."""
+        name, _, own = last_event_id.partition("/")
+        upstream_session = next(
+            (one for one in self._upstream_sessions.sessions_of(session) if one.route.live.name == name), None
+        )
+        if upstream_session is None or not client.principal.may_use_all(name):
+            return None
+        await self._client_streams.let_go(upstream_session)
+        try:
+            response = await self._upstream_sessions.open_stream(upstream_session, own)
+        except ClientError:
+            return None
+        events = self._as_long_as_allowed(
+            self._questions.stream_events(response, upstream_session, session), client, name
+        )
+        return Stream(events, response.close)
+
+    async def _as_long_as_allowed(
+        self, events: AsyncGenerator[Event], client: Client, member: str
+    ) -> AsyncGenerator[Event]:
+        """`events`, while the token is good and for this member: a stream may outlive both."""
+        async with contextlib.aclosing(events):
+            async for event in events:
+                try:
+                    principal = await self._principals.principal(client.authorization)
+                except AccessError:
+                    return
+                if not principal.may_use_all(member):
+                    return
+                yield event
