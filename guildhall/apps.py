@@ -5,5 +5,7 @@ from __future__ import annotations
 from django.contrib.admin import apps
 
 
-class AdminConfig(apps.AdminConfig):
+class AdminConfig(apps.SimpleAdminConfig):
+    """The urls of the web import the screens. Commands and the runtime do not need them."""
+
     default_site = "roster.admin_site.HallAdminSite"

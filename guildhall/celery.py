@@ -1,6 +1,6 @@
 """The Celery app. Its settings are the CELERY_ ones of settings.py.
 
-Imported by who rings the bell or hears it (settings.BELL): it takes 0.2 s of CPU, which the others go without.
+Only code that sends or receives notifications imports it (settings.CELERY_APP), because that takes 0.2 s of CPU time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""All settings, each from the environment with a default that works on a bare machine.
+"""All settings. Each comes from the environment, or has a default that works on any machine.
 
-docs/settings.md has the table. A value that cannot be right is refused here, at start, with a hint.
+docs/settings.md has the table. A wrong value stops the start, with a hint.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def env_port_range(name: str) -> tuple[int, int]:
 
 
 def env_url(name: str, default: str, schemes: tuple[str, ...]) -> str:
-    """The address may hold a password: what is wrong is said without showing it."""
+    """Read an address. Errors do not show it, because it may contain a password."""
     text = os.environ.get(name, "").strip() or default
     if ":memory:" in text:
         raise ImproperlyConfigured(f"{name}: web and runtime cannot share a database in memory; give a file's address.")
@@ -83,9 +83,9 @@ def env_origins(name: str) -> list[str]:
 
 
 def private_umask() -> int:
-    """Nothing that the hall makes is for other users. The result is for members: the umask that it was started with."""
+    """Keep the hall's files private. Returns the umask with which the hall was started. It is for the members."""
     before = os.umask(0o077)
-    # One process of the hall starts another, which has the private one from the beginning.
+    # A process that another process of the hall starts has the private umask from the start.
     if not re.fullmatch(r"[0-7]{3}", os.environ.get("GUILD_HALL_USER_UMASK", "")):
         os.environ["GUILD_HALL_USER_UMASK"] = f"{before:03o}"
     return int(os.environ["GUILD_HALL_USER_UMASK"], 8)
@@ -107,8 +107,8 @@ def private_folder(path: Path) -> Path:
 
 
 def close_to_others(path: Path, status: os.stat_result) -> None:
-    """Others could read the password hashes, the secret key and the logs in it."""
-    if status.st_uid != os.geteuid() and os.geteuid() != 0:  # root closes it for whom it belongs to
+    """Make the data folder private, because it has the password hashes, the secret key and the logs."""
+    if status.st_uid != os.geteuid() and os.geteuid() != 0:  # root closes it for its owner
         raise ImproperlyConfigured(
             f"GUILD_HALL_DATA_DIR={path}: it belongs to another user, and others may read it. "
             f"Run: sudo chown {os.geteuid()} {path} && sudo chmod 700 {path}. "
@@ -117,14 +117,14 @@ def close_to_others(path: Path, status: os.stat_result) -> None:
     with contextlib.suppress(OSError):  # a file system without modes: roster.W002 says so
         path.chmod(0o700)
     if not path.stat().st_mode & 0o077:
-        said = f"other users of this machine could read the data folder {path}; it is private now (mode 0700)"
+        message = f"other users of this machine could read the data folder {path}; it is private now (mode 0700)"
         writer = console.Writer(sys.stderr)
-        writer.write(console.line("hall", said))
+        writer.write(console.line("hall", message))
         writer.flush()
 
 
-def made_once(path: Path) -> str:
-    """The secret key in `path`, made on first run. Linking a finished file in place lets two first runs race safely."""
+def secret_key_in(path: Path) -> str:
+    """The secret key in `path`, made on first run. Linking a finished file is safe if two first runs race."""
     if not path.exists():
         draft = path.with_name(f"{path.name}.{os.getpid()}")
         draft.touch(mode=0o600)
@@ -149,26 +149,26 @@ GUILD_HALL_PORT_RANGE = env_port_range("GUILD_HALL_PORT_RANGE")
 GUILD_HALL_MEMBERS_DIR = env_path("GUILD_HALL_MEMBERS_DIR", BASE_DIR / "guild-members")
 USER_UMASK = private_umask()
 GUILD_HALL_DATA_DIR = private_folder(env_path("GUILD_HALL_DATA_DIR", BASE_DIR / "var"))
-# Calls that may run at the same time in the whole hall; threads are made when needed.
+# Calls that may run at the same time in the whole hall. Threads are started when needed.
 GUILD_HALL_CONCURRENCY = env_int("GUILD_HALL_CONCURRENCY", 256, 1, 4096)
 # Members that may be starting at the same time.
 GUILD_HALL_START_CONCURRENCY = env_int("GUILD_HALL_START_CONCURRENCY", 2 * (os.cpu_count() or 1), 1, 1024)
 # Other machines that members' urls may call without TLS.
 GUILD_HALL_PLAIN_HTTP_HOSTS = env_hosts("GUILD_HALL_PLAIN_HTTP_HOSTS")
-# What one token may do, unless it has limits of its own; 0 calls a minute is no limit.
+# The limits of a token that has no other limits. 0 calls a minute means no limit.
 GUILD_HALL_CALLS_PER_MINUTE = env_int("GUILD_HALL_CALLS_PER_MINUTE", 6000, 0, 1_000_000)
 GUILD_HALL_MAX_IN_FLIGHT = env_int("GUILD_HALL_MAX_IN_FLIGHT", 64, 1, 4096)
 GUILD_HALL_MAX_RESULT_BYTES = env_int("GUILD_HALL_MAX_RESULT_BYTES", 4_000_000, 1_000, 100_000_000)
-# Of arguments and results of calls through the gateway so much is written down; 0: nothing of them.
+# So much is stored of the arguments and results of a call through the gateway. 0 stores nothing.
 GUILD_HALL_RECORD_BYTES = env_int("GUILD_HALL_RECORD_BYTES", 4096, 0, 1_000_000)
 GUILD_HALL_KEEP_INVOCATIONS_DAYS = env_int("GUILD_HALL_KEEP_INVOCATIONS_DAYS", 30, 1, 3650)
 GUILD_HALL_KEEP_INVOCATIONS = env_int("GUILD_HALL_KEEP_INVOCATIONS", 100_000, 100, 100_000_000)
-# Agents' runs at the same time, some 250 MB each; and how long one may take, in seconds.
+# How many agents may run at the same time (about 250 MB each), and for how many seconds.
 GUILD_HALL_AGENT_CONCURRENCY = env_int("GUILD_HALL_AGENT_CONCURRENCY", 4, 1, 64)
 GUILD_HALL_AGENT_TIMEOUT = env_int("GUILD_HALL_AGENT_TIMEOUT", 600, 10, 86_400)
-# 1: all of the hall in a pid namespace, which the kernel ends as a whole; see mcp_runtime/runtime/pid_namespace.py.
+# 1 puts the hall in a pid namespace, which the kernel ends as a whole. See mcp_runtime/runtime/pid_namespace.py.
 GUILD_HALL_PID_NAMESPACE = env_int("GUILD_HALL_PID_NAMESPACE", 0, 0, 1)
-# The web: so many processes of so many threads each.
+# The processes of the web, and the threads of each.
 GUILD_HALL_WEB_WORKERS = env_int("GUILD_HALL_WEB_WORKERS", 1, 1, 64)
 GUILD_HALL_WEB_THREADS = env_int("GUILD_HALL_WEB_THREADS", 64, 2, 256)
 REDIS_URL = env_url("REDIS_URL", "", ("redis", "rediss", "unix"))
@@ -176,11 +176,11 @@ REDIS_URL = env_url("REDIS_URL", "", ("redis", "rediss", "unix"))
 # Django -----------------------------------------------------------------------------------------------------------
 
 DEBUG = False
-SECRET_KEY = made_once(GUILD_HALL_DATA_DIR / "secret-key")
+SECRET_KEY = secret_key_in(GUILD_HALL_DATA_DIR / "secret-key")
 ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]", *env_hosts("GUILD_HALL_ALLOWED_HOSTS")]
-if GUILD_HALL_HOST not in ("0.0.0.0", "::"):  # noqa: S104 - compared with, never bound here
+if GUILD_HALL_HOST not in ("0.0.0.0", "::"):  # noqa: S104 - a comparison, not a bind here
     ALLOWED_HOSTS.append(f"[{GUILD_HALL_HOST}]" if ":" in GUILD_HALL_HOST else GUILD_HALL_HOST)
-# Origins of a reverse proxy's own address, e.g. https://hall.example.com; a page from elsewhere gets 403.
+# Origins of a reverse proxy, e.g. https://hall.example.com. A page from another origin gets 403.
 CSRF_TRUSTED_ORIGINS = env_origins("GUILD_HALL_TRUSTED_ORIGINS")
 ROOT_URLCONF = "guildhall.urls"
 WSGI_APPLICATION = "guildhall.wsgi.application"
@@ -199,9 +199,9 @@ STORAGES = {
 }
 LOGIN_URL = "admin:login"
 X_FRAME_OPTIONS = "DENY"
-# Not in a cookie: a new token is among the messages, and to browsers all ports of a machine are one site.
+# Not in a cookie. A message may contain a new token, and browsers send a cookie to all ports of a machine.
 MESSAGE_STORAGE = "django.contrib.messages.storage.session.SessionStorage"
-# Nothing inline, nothing from elsewhere. Named and shaped as in Django 6, whose own middleware can take over then.
+# Nothing inline, nothing from other sites. The format is that of Django 6, whose own middleware can replace ours.
 SECURE_CSP = {
     "default-src": ["'none'"],
     "script-src": ["'self'"],
@@ -214,11 +214,11 @@ SECURE_CSP = {
     "frame-ancestors": ["'none'"],
     "base-uri": ["'none'"],
 }
-# Cookies know no ports: two halls on one machine would log each other's people out.
+# Cookies are shared by all ports. With equal names, two halls on one machine would log out each other's users.
 SESSION_COOKIE_NAME = f"guildhall_{GUILD_HALL_PORT}_session"
 CSRF_COOKIE_NAME = f"guildhall_{GUILD_HALL_PORT}_csrf"
 
-# Of no use to the runtime, which would import them for longer than all the rest: it goes without.
+# The runtime does not need these, and importing them takes longer than everything else. It leaves them out.
 APPS_OF_THE_WEB = [
     "guildhall.apps.AdminConfig",
     "django.contrib.sessions",
@@ -275,38 +275,38 @@ DATABASES = {"default": dj_database_url.parse(DATABASE_URL)}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     DATABASES["default"]["CONN_MAX_AGE"] = None
     DATABASES["default"]["OPTIONS"] = {
-        # The write lock is taken at BEGIN, where it waits its turn; a read that turns into a write fails as "locked".
+        # Take the write lock at BEGIN, which waits for it. A read that becomes a write would fail as "locked".
         "transaction_mode": "IMMEDIATE",
         "timeout": 30,
         "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
     }
-    # REST framework imports it where it can, and it imports psycopg: 11 MB that nobody uses.
+    # REST framework imports it if it can. It imports psycopg, which is 11 MB that nobody uses.
     sys.modules.setdefault("django.contrib.postgres", None)  # type: ignore[arg-type]
-    # A file for tests too: an in-memory database cannot be shared by threads and processes.
+    # A file for tests too, because threads and processes cannot share an in-memory database.
     DATABASES["default"]["TEST"] = {"NAME": str(GUILD_HALL_DATA_DIR / "test.sqlite3")}
 else:
-    # Hundreds of threads share a few connections: each takes one for a unit of work and puts it back.
+    # Hundreds of threads share a few connections. Each takes one for a unit of work, and gives it back.
     DATABASES["default"]["CONN_MAX_AGE"] = 0
     DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
-    # `reconnect_timeout` (300 s by default) is how long one failed attempt, tried ever more rarely, keeps others from
-    # being made: after a short outage of the database nobody would be served for half a minute.
+    # `reconnect_timeout` is 300 s by default. For that time a failed attempt is repeated, at longer and longer
+    # intervals, and prevents others. After a short outage of the database nobody would be served for half a minute.
     pool = {"min_size": 2, "max_size": 16, "timeout": 5, "reconnect_timeout": 1}
     DATABASES["default"].setdefault("OPTIONS", {})["pool"] = pool
 
-# What no manifest may have sent to a server, wherever its own folder lies.
+# Files that a manifest may not send to a server, wherever the member's folder is.
 PRIVATE_PLACES = [GUILD_HALL_DATA_DIR, BASE_DIR / ".env"]
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     PRIVATE_PLACES += [Path(f"{DATABASES['default']['NAME']}{suffix}") for suffix in ("", "-wal", "-shm")]
-# The logins that are files: of agents at the model, and of PostgreSQL's client.
+# Files with logins: of the agents, and of the PostgreSQL client.
 PRIVATE_PLACES.append(Path(os.environ.get("CLAUDE_CONFIG_DIR") or os.path.expanduser("~/.claude"), ".credentials.json"))
 PRIVATE_PLACES.append(Path(os.environ.get("PGPASSFILE") or os.path.expanduser("~/.pgpass")))
 
-# Celery: one queue of doorbells. Rows are the truth, so a message carries nothing and may be lost. -------------------
+# Celery: one queue of notifications. A message carries nothing and may be lost, because the rows say it all. -------
 
-BELL = "guildhall.celery.app"
-# A bell that cannot be rung at once is not worth waiting for: the runtime looks at the rows every second anyway.
+CELERY_APP = "guildhall.celery.app"
+# Do not wait for a notification that cannot be sent at once. The runtime looks at the rows every second.
 BROKER_TIMEOUT = 0.5
-# Without Redis the worker still wants a transport: this one carries nothing.
+# Without Redis the worker still needs a transport. This one carries nothing.
 CELERY_BROKER_URL = REDIS_URL or "memory://localhost"
 CELERY_BROKER_TRANSPORT_OPTIONS = (
     {"socket_connect_timeout": BROKER_TIMEOUT, "socket_timeout": BROKER_TIMEOUT, "max_retries": 0} if REDIS_URL else {}
@@ -320,6 +320,9 @@ CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_WORKER_REDIRECT_STDOUTS = False
 CELERY_WORKER_ENABLE_REMOTE_CONTROL = False
 CELERY_IMPORTS = ["mcp_runtime.runtime.tasks"]
+
+# REST framework imports it if it is installed, for pages that the hall does not have. It takes 1.6 MB.
+sys.modules.setdefault("pygments", None)  # type: ignore[arg-type]
 
 # REST -------------------------------------------------------------------------------------------------------------
 
@@ -344,7 +347,7 @@ SPECTACULAR_SETTINGS = {
     "REDOC_DIST": "SIDECAR",
 }
 
-# Logs: one readable stream, the part of the hall (or the member) in the second column. -----------------------------
+# Logs: one readable stream. The second column is the part of the hall, or the member. ------------------------------
 
 LOGGING = {
     "version": 1,

@@ -1,7 +1,8 @@
-"""Whose request computes. Threads of one interpreter that compute at the same time only make each other late.
+"""Decides which request computes. Threads of one interpreter that compute at the same time only delay each other.
 
-So one of them has the turn. The next turn goes to the user who has used least of the interpreter's time lately, and a
-request that asks the database something leaves its turn to such a user in the midst of its work.
+So one of them has the turn. The next turn goes to the user who has used least CPU time recently. A request that queries
+the database gives its turn to such a user during the query. (Not for statements of `rows.plain_sql` on SQLite, which
+take less time than the change of threads.)
 """
 
 from __future__ import annotations
@@ -16,36 +17,36 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from mcp_runtime.schemas.schema_work import others_compute
 
-# What a user who was quiet may use before it is behind others again, and what a request may use before that counts
-# against it: about one or two requests. Else one that began before others would be behind them at its end.
+# How much CPU time a user may use after a pause before others come first again, and how much a request may use before
+# it counts: about one or two requests. Otherwise a request that started before others would end behind them.
 CREDIT_SECONDS = 0.02
 MAX_USERS = 10_000
-# Who has the turn and goes on for so long computes much, or waits for what nobody here knows of. Then who waits goes on
-# beside it: after a moment who has used less, after a while who has used more, and at last who is of the same user.
-# Else one user's long requests would be all at work at the same time.
+# A request that has the turn for so long computes much, or waits for something unknown here. Then a waiting request
+# runs in parallel. The first limit is for a user who has used less, the second for one who has used more, and the third
+# for the same user. Otherwise all long requests of one user would run at the same time.
 PATIENCE_SECONDS, HEAVY_PATIENCE_SECONDS, OWN_PATIENCE_SECONDS = 0.005, 0.1, 0.5
 
-User = int  # 0: all whom nobody knows
+User = int  # 0 is for all unknown users
 
 
 class Turn:
-    """What a request computes by. `wake` is called when it has its turn, by the thread that hands it over."""
+    """A request's turn to compute. The thread that hands the turn over calls `wake`."""
 
     def __init__(self, user: User, wake: Callable[[], object]) -> None:
         self.user = user
         self.wake = wake
-        self.is_begun = False
-        self.began_at: float | None = None  # what its user had used when it got its turn
-        self.counted = 0.0  # CPU seconds of its thread, as far as they were counted
+        self.has_begun = False
+        self.initial_usage: float | None = None  # the usage of its user when it got its turn
+        self.counted_cpu = 0.0  # CPU time of its thread at the last count
 
 
 class Turns:
-    """Any thread may call all of it.
+    """The turns of all requests. Any thread may call the methods.
 
-    What users use is counted as Linux counts it for processes: one that comes back after a while starts where that one
-    is which was served last, less a small credit. So nobody saves up, and nobody pays for long.
+    Usage is counted as Linux counts it for processes. A user who comes back after a pause starts with the usage of the
+    user who was served last, minus a small credit. So nobody saves up time, and nobody pays for long.
 
-    `clock` goes on always, `cpu_clock` while the thread that asks it computes.
+    `clock` measures real time, `cpu_clock` the CPU time of the calling thread.
     """
 
     def __init__(
@@ -54,21 +55,22 @@ class Turns:
         self._clock, self._cpu_clock = clock, cpu_clock
         self._lock = threading.Lock()
         self._holder: Turn | None = None
-        self._is_away = False  # the holder is at a query
-        self._since = 0.0  # when the holder got it
-        self._beside: list[Turn] = []  # that went on for long, and still do
+        self._is_holder_waiting = False  # the holder waits for a query
+        self._since = 0.0  # when the holder got the turn
+        self._parallel: list[Turn] = []  # former holders that took too long, and still run
         self._waiting: list[Turn] = []
-        self._used: dict[User, float] = {}  # seconds, on a scale that all share
-        self._now = 0.0  # on that scale: where the user is who had the last turn
+        self._usage: dict[User, float] = {}  # seconds, on a scale shared by all users
+        self._now = 0.0  # on that scale, the usage of the user who had the last turn
 
     def take(self, turn: Turn) -> bool:
-        """Whether it has its turn at once; else `wake` tells when."""
+        """Ask for a turn. True if it starts at once. Otherwise `wake` is called when it starts."""
         with self._lock:
-            if turn.user not in self._used and len(self._used) >= MAX_USERS:
-                self._used.clear()
-            self._used[turn.user] = max(self._used_by(turn), self._now - CREDIT_SECONDS)
-            if not self._is_beside(turn) and (
-                self._holder is None or (self._is_away and self._standing(turn) < self._standing(self._holder))
+            if turn.user not in self._usage and len(self._usage) >= MAX_USERS:
+                self._usage.clear()
+            self._usage[turn.user] = max(self._usage_of(turn), self._now - CREDIT_SECONDS)
+            if not self._is_parallel(turn) and (
+                self._holder is None
+                or (self._is_holder_waiting and self._priority(turn) < self._priority(self._holder))
             ):
                 self._give(turn)
                 return True
@@ -76,112 +78,112 @@ class Turns:
             return False
 
     def give_back(self, turn: Turn) -> None:
-        """The request is over, or waits for something else: then its next query brings it back."""
+        """End a turn, because the request is over or waits for something. Its next query asks for a turn again."""
         with self._lock:
             if turn in self._waiting:
                 self._waiting.remove(turn)
-            turn.began_at = None
-            self._let_go(turn)
+            turn.initial_usage = None
+            self._release(turn)
 
     def patience(self, turn: Turn) -> float:
-        """Seconds until one that waits may insist."""
+        """Seconds until a waiting turn may `insist`."""
         with self._lock:
             return max(self._since + self._patience(turn) - self._clock(), PATIENCE_SECONDS / 5)
 
     def insist(self, turn: Turn) -> None:
-        """For one that waits: if who has the turn goes on for long, it is woken to go on beside it."""
+        """Start a waiting turn in parallel if the holder has taken too long."""
         with self._lock:
             if turn in self._waiting and self._clock() > self._since + self._patience(turn):
                 self._waiting.remove(turn)
-                # Who is at a query does not go on beside it: it comes back, and waits for its turn as others do.
-                if self._holder is not None and not self._is_away:
-                    self._beside.append(self._holder)
+                # A holder that waits for a query does not run in parallel. It waits for a turn again, as others do.
+                if self._holder is not None and not self._is_holder_waiting:
+                    self._parallel.append(self._holder)
                 self._give(turn)
                 turn.wake()
 
-    def is_taken(self) -> bool:
-        """Whether somebody computes now."""
-        return self._holder is not None and not self._is_away
+    def is_busy(self) -> bool:
+        """Whether a request computes now."""
+        return self._holder is not None and not self._is_holder_waiting
 
     # In the thread of the request
 
     def begin(self, turn: Turn) -> None:
-        turn.is_begun, turn.counted = True, self._cpu_clock()
+        turn.has_begun, turn.counted_cpu = True, self._cpu_clock()
 
     def count(self, turn: Turn) -> None:
-        """What the request has used since it was counted last."""
-        before, turn.counted = turn.counted, self._cpu_clock()
+        """Add the CPU time since the last count to the usage of the user."""
+        before, turn.counted_cpu = turn.counted_cpu, self._cpu_clock()
         with self._lock:
-            self._used[turn.user] = self._used_by(turn) + turn.counted - before
+            self._usage[turn.user] = self._usage_of(turn) + turn.counted_cpu - before
 
-    def leave(self, turn: Turn) -> None:
-        """For a query: meanwhile a user who has used less may have the turn. `come_back` must follow."""
+    def yield_turn(self, turn: Turn) -> None:
+        """Let a user who has used less have the turn during a query. `wait_for_turn` must follow."""
         self.count(turn)
         with self._lock:
             if turn is not self._holder:
-                self._let_go(turn)
+                self._release(turn)
                 return
-            self._is_away = True
-            first = self._first()
-            if first is not None and self._standing(first) < self._standing(turn):
+            self._is_holder_waiting = True
+            waiting = self._next()
+            if waiting is not None and self._priority(waiting) < self._priority(turn):
                 self._hand_on()
 
-    def come_back(self, turn: Turn) -> None:
-        """The query is answered: go on when it is its turn."""
+    def wait_for_turn(self, turn: Turn) -> None:
+        """Wait for the turn after a query."""
         with self._lock:
             if turn is self._holder:
-                self._is_away = False
+                self._is_holder_waiting = False
                 return
-        called = threading.Semaphore(0)
-        turn.wake = called.release
+        wake_signal = threading.Semaphore(0)
+        turn.wake = wake_signal.release
         if not self.take(turn):
-            while not called.acquire(timeout=self.patience(turn)):
+            while not wake_signal.acquire(timeout=self.patience(turn)):
                 self.insist(turn)
 
-    # With the lock
+    # While the caller has the lock
 
-    def _used_by(self, turn: Turn) -> float:
-        return self._used.get(turn.user, self._now - CREDIT_SECONDS)
+    def _usage_of(self, turn: Turn) -> float:
+        return self._usage.get(turn.user, self._now - CREDIT_SECONDS)
 
-    def _standing(self, turn: Turn) -> float:
-        """The least comes first. It is that of the beginning for a while, for all requests of the user together."""
-        used = self._used_by(turn)
-        return used if turn.began_at is None else max(turn.began_at, used - CREDIT_SECONDS)
+    def _priority(self, turn: Turn) -> float:
+        """The lowest comes first. While a user's credit lasts, it stays as it was at the start of the request."""
+        usage = self._usage_of(turn)
+        return usage if turn.initial_usage is None else max(turn.initial_usage, usage - CREDIT_SECONDS)
 
-    def _is_beside(self, turn: Turn) -> bool:
-        return any(other.user == turn.user for other in self._beside)
+    def _is_parallel(self, turn: Turn) -> bool:
+        return any(other.user == turn.user for other in self._parallel)
 
     def _patience(self, turn: Turn) -> float:
         holder = self._holder
-        if holder is None or holder.user == turn.user or self._is_beside(turn):
+        if holder is None or holder.user == turn.user or self._is_parallel(turn):
             return OWN_PATIENCE_SECONDS
-        return PATIENCE_SECONDS if self._standing(turn) < self._standing(holder) else HEAVY_PATIENCE_SECONDS
+        return PATIENCE_SECONDS if self._priority(turn) < self._priority(holder) else HEAVY_PATIENCE_SECONDS
 
     def _give(self, turn: Turn) -> None:
-        self._holder, self._is_away, self._since = turn, False, self._clock()
-        self._now = max(self._now, self._used_by(turn))
-        if turn.began_at is None:
-            turn.began_at = self._used_by(turn)
+        self._holder, self._is_holder_waiting, self._since = turn, False, self._clock()
+        self._now = max(self._now, self._usage_of(turn))
+        if turn.initial_usage is None:
+            turn.initial_usage = self._usage_of(turn)
 
-    def _let_go(self, turn: Turn) -> None:
-        if turn in self._beside:
-            self._beside.remove(turn)
+    def _release(self, turn: Turn) -> None:
+        if turn in self._parallel:
+            self._parallel.remove(turn)
         if turn is self._holder or self._holder is None:
             self._hand_on()
 
     def _hand_on(self) -> None:
         self._holder = None
-        turn = self._first()
+        turn = self._next()
         if turn is not None:
             self._waiting.remove(turn)
             self._give(turn)
             turn.wake()
 
-    def _first(self) -> Turn | None:
-        """Of one user first what is begun, and then what waits longest. None of whom something goes on beside."""
+    def _next(self) -> Turn | None:
+        """The next turn. Of one user, those that began come first, then the oldest. Parallel users are left out."""
         return min(
-            (waiting for waiting in self._waiting if not self._is_beside(waiting)),
-            key=lambda waiting: (self._standing(waiting), not waiting.is_begun),
+            (waiting for waiting in self._waiting if not self._is_parallel(waiting)),
+            key=lambda waiting: (self._priority(waiting), not waiting.has_begun),
             default=None,
         )
 
@@ -193,9 +195,9 @@ _local = threading.local()
 
 @contextlib.contextmanager
 def computing(turns: Turns, turn: Turn) -> Iterator[None]:
-    """Around what a thread does for a request that has its turn."""
+    """For the work of a thread for a request that has its turn."""
     _local.turn = turns, turn
-    token = others_compute.set(turns.is_taken)  # asked by work that gave its turn back
+    token = others_compute.set(turns.is_busy)  # work that gave its turn back uses it
     turns.begin(turn)
     try:
         yield
@@ -213,14 +215,14 @@ def give_way_at_queries(connection: BaseDatabaseWrapper, **_: Any) -> None:
 
 
 def _at_query(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
-    # Who writes, or waits to write, keeps its turn. Others would only wait for the same lock, in pauses that become
-    # longer and longer (SQLite); and who holds a lock must not wait for one that wants it.
-    here = getattr(_local, "turn", None)
-    if here is None or context["connection"].in_atomic_block or not str(sql).startswith("SELECT"):
+    # A request that writes, or waits to write, keeps its turn. Others would only wait for the same lock, in longer and
+    # longer pauses (SQLite). And a request with a lock must not wait for one that needs the lock.
+    current = getattr(_local, "turn", None)
+    if current is None or context["connection"].in_atomic_block or not str(sql).startswith("SELECT"):
         return execute(sql, params, many, context)
-    turns, turn = here
-    turns.leave(turn)
+    turns, turn = current
+    turns.yield_turn(turn)
     try:
         return execute(sql, params, many, context)
     finally:
-        turns.come_back(turn)
+        turns.wait_for_turn(turn)

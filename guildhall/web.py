@@ -1,4 +1,4 @@
-"""The web as a program: `python -m guildhall.web`. Django, imported once; more than one process are forks of it."""
+"""The web as a program: `python -m guildhall.web`. It imports Django once, and forks if there are more processes."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from mcp_runtime.system.parent import signal_when_parent_dies
 
 logger = logging.getLogger("guildhall.web")
 
-# As in the runtime: a request waits for the interpreter behind each thread that computes, 5 ms a turn by default.
+# As in the runtime. By default a request waits 5 ms for each thread that computes.
 SWITCH_INTERVAL = 0.0001
 STOP_SECONDS = 2.0  # for requests that are being answered
-WAIT_SECONDS = 0.5  # of them for calls to end that clients wait for; then these are answered as they are
-KILL_SECONDS = 1.0  # more, until a process that does not end is killed
+WAIT_SECONDS = 0.5  # of these seconds, for clients that wait for the end of a call. Then they get its state
+KILL_SECONDS = 1.0  # after STOP_SECONDS, until a process that does not end is killed
 QUICK_DEATH_SECONDS = 10.0
 RESTART_SECONDS = 1.0  # after a quick death
-PARENT_SECONDS = 1.0  # between two looks whether the parent is there
+PARENT_SECONDS = 1.0  # between two checks of the parent
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -59,28 +59,28 @@ def main() -> None:
         else:
             Workers(sockets).run()
     finally:
-        gc.freeze()  # as in manage.py: its end is quicker
+        gc.freeze()  # as in manage.py, it makes the exit quicker
 
 
 def end_with(parent: int) -> None:
-    """SIGTERM to this process when its parent dies, of SIGKILL too (Linux)."""
+    """Get SIGTERM when the parent dies, even by SIGKILL (Linux)."""
     signal_when_parent_dies(signal.SIGTERM)
     if sys.platform == "linux" and os.getppid() != parent:
         sys.exit("the parent is gone already")
 
 
 def listen(address: tuple[str, int], workers: int) -> list[socket.socket]:
-    """A socket for each worker. On Linux the kernel deals connections out to them, elsewhere they are one and the same.
+    """A socket for each worker. On Linux the kernel spreads connections over them. Elsewhere all share one socket.
 
-    They outlive a worker that dies: whoever waits in its backlog is served by the next one. Raises OSError.
+    The sockets outlive a worker that dies, so its successor serves the clients in the backlog. Raises OSError.
     """
     if workers == 1 or sys.platform != "linux":
-        return [_bound(address, is_shared=False)] * workers
-    _bound(address, is_shared=False).close()  # a socket that shares its address is never told that it is taken
-    return [_bound(address, is_shared=True) for _ in range(workers)]
+        return [_bind(address, is_shared=False)] * workers
+    _bind(address, is_shared=False).close()  # a socket that shares its address gets no error if the address is in use
+    return [_bind(address, is_shared=True) for _ in range(workers)]
 
 
-def _bound(address: tuple[str, int], *, is_shared: bool) -> socket.socket:
+def _bind(address: tuple[str, int], *, is_shared: bool) -> socket.socket:
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     is_dual = address[0] == "::" and socket.has_dualstack_ipv6()
     return socket.create_server(address, family=family, backlog=BACKLOG, reuse_port=is_shared, dualstack_ipv6=is_dual)
@@ -89,32 +89,32 @@ def _bound(address: tuple[str, int], *, is_shared: bool) -> socket.socket:
 # One process ------------------------------------------------------------------------------------------------------
 
 
-def serve(listening: socket.socket, parent: int = 0) -> None:
-    """Until a signal says so, or until `parent` is not our parent any more."""
+def serve(listener: socket.socket, parent: int = 0) -> None:
+    """Serve until a signal comes, or until the parent dies."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(listening, parent))
+        runner.run(_serve(listener, parent))
 
 
 def settle() -> None:
-    """Import all of the hall, and have the garbage collector pass over it: else it holds the interpreter for 40 ms."""
+    """Import the whole hall, and exclude it from garbage collection, which would block the interpreter for 40 ms."""
     get_resolver().url_patterns  # noqa: B018 - imports the views
     gc.freeze()
 
 
-async def _serve(listening: socket.socket, parent: int) -> None:
-    stopping = asyncio.Event()
+async def _serve(listener: socket.socket, parent: int) -> None:
+    stop_request = asyncio.Event()
     for number in STOP_SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    name = listening.getsockname()[:2]
+        asyncio.get_running_loop().add_signal_handler(number, stop_request.set)
+    name = listener.getsockname()[:2]
     web = WsgiServer(application, threads=settings.GUILD_HALL_WEB_THREADS, name=name, after_step=give_connection_back)
     server = HttpServer(web)
-    await server.start([listening])
+    await server.start([listener])
     if not parent:
         logger.info("ready")
         threading.Thread(target=settle, name="settle", daemon=True).start()
-    while not stopping.is_set() and os.getppid() == (parent or os.getppid()):
+    while not stop_request.is_set() and os.getppid() == (parent or os.getppid()):
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopping.wait(), PARENT_SECONDS if parent else None)
+            await asyncio.wait_for(stop_request.wait(), PARENT_SECONDS if parent else None)
     asyncio.get_running_loop().call_later(WAIT_SECONDS, end_waiting)
     await server.stop(STOP_SECONDS)
 
@@ -123,36 +123,36 @@ async def _serve(listening: socket.socket, parent: int) -> None:
 
 
 class Workers:
-    """A process for each socket: started again when it ends, ended together."""
+    """A process for each socket. Each is restarted when it ends, and all are stopped together."""
 
     def __init__(self, sockets: list[socket.socket]) -> None:
         self._sockets = sockets
         self._slots: dict[int, int] = {}  # by pid
-        self._started_at: dict[int, float] = {}
-        self._due: dict[int, float] = dict.fromkeys(range(len(sockets)), 0.0)  # by slot
+        self._start_moments: dict[int, float] = {}
+        self._start_times: dict[int, float] = dict.fromkeys(range(len(sockets)), 0.0)  # by slot
 
     def run(self) -> None:
         self._signals = Signals()
         settle()
-        self._start_due()
+        self._start_missing()
         logger.info("ready")
         while not self._signals.stops:
             now = time.monotonic()
-            self._signals.wait(max(0.0, min(self._due.values()) - now) if self._due else None)
+            self._signals.wait(max(0.0, min(self._start_times.values()) - now) if self._start_times else None)
             self._collect()
-            self._start_due()
+            self._start_missing()
         self._end()
 
-    def _start_due(self) -> None:
-        for slot in [slot for slot, due in self._due.items() if due <= time.monotonic()]:
-            del self._due[slot]
+    def _start_missing(self) -> None:
+        for slot in [slot for slot, moment in self._start_times.items() if moment <= time.monotonic()]:
+            del self._start_times[slot]
             parent, pid = os.getpid(), os.fork()
             if not pid:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 serve(self._sockets[slot], parent)
                 sys.exit()
-            self._slots[pid], self._started_at[pid] = slot, time.monotonic()
+            self._slots[pid], self._start_moments[pid] = slot, time.monotonic()
 
     def _collect(self) -> None:
         while self._slots:
@@ -160,24 +160,24 @@ class Workers:
             if not pid:
                 return
             if pid not in self._slots:
-                continue  # somebody else's child that became ours: in a container this may be process 1
-            slot, lived = self._slots.pop(pid), time.monotonic() - self._started_at.pop(pid)
-            delay = RESTART_SECONDS if lived < QUICK_DEATH_SECONDS else 0.0
-            self._due[slot] = time.monotonic() + delay
+                continue  # an orphan, which process 1 of a container adopts
+            slot, lifetime = self._slots.pop(pid), time.monotonic() - self._start_moments.pop(pid)
+            delay = RESTART_SECONDS if lifetime < QUICK_DEATH_SECONDS else 0.0
+            self._start_times[slot] = time.monotonic() + delay
             if not self._signals.stops:
                 how = describe_exit(os.waitstatus_to_exitcode(status))
                 logger.warning("a web process ended with %s; starting it again", how)
 
     def _end(self) -> None:
-        self._tell(signal.SIGTERM)
+        self._send_signal(signal.SIGTERM)
         deadline = time.monotonic() + STOP_SECONDS + KILL_SECONDS
         while self._slots:
             if time.monotonic() > deadline:
-                self._tell(signal.SIGKILL)
+                self._send_signal(signal.SIGKILL)
             self._signals.wait(0.1)
             self._collect()
 
-    def _tell(self, number: signal.Signals) -> None:
+    def _send_signal(self, number: signal.Signals) -> None:
         for pid in self._slots:
             os.kill(pid, number)
 

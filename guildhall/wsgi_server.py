@@ -1,12 +1,12 @@
-"""WSGI on our HTTP server: a request is read whole on the loop, within its bounds, before a thread is taken for it.
+"""WSGI on our HTTP server. The loop reads a whole request, within limits, before a thread gets it.
 
-A client that sends half a request, or reads its answer slowly, holds a connection and no thread. Threads are shared:
-the next one goes to the client that has the fewest, and a client that is alone leaves a quarter of them. One of them
-computes at a time (`turns`).
+A client that sends half a request, or reads its answer slowly, uses a connection but no thread. The next free thread
+goes to the client that has the fewest. One client alone can have three quarters of the threads. One thread computes at
+a time (`turns`).
 
-The answer is taken from the application in steps, each in some thread: a step ends when the client has enough to read,
-and the next one begins when it has read that. The generator of an answer may therefore run in several threads, one
-after the other.
+The application produces its answer in steps. A step ends when the client has enough to read, and the next one starts
+when the client has read it. Each step may run in another thread, so the generator of an answer may run in several
+threads, one after the other.
 """
 
 from __future__ import annotations
@@ -36,46 +36,47 @@ from mcp_runtime.security.limits import BudgetError, ByteBudget, Owner, Places
 logger = logging.getLogger("guildhall.web")
 
 MAX_AHEAD = 262_144  # bytes that the application may be ahead of the client
-READ_SECONDS = 30.0  # for a client to read what it was sent
+READ_SECONDS = 30.0  # for a client to read one step of its answer
 FILE_BLOCK = 131_072
-# Bytes of bodies that are complete, until they are answered. A client is an address with its credentials, which nobody
-# has checked yet. Who invents them is refused by the application at once, and its bodies are gone. Who has many good
-# ones meets the bound of its address, which is most of all: behind a proxy all clients have one address.
+# Bytes of complete bodies, until they are answered. A client is an address with its credentials, which are not checked
+# yet. The application refuses invented credentials at once, which frees the bodies. A client with many valid ones meets
+# the limit of its address. That limit is high, because behind a proxy all clients have one address.
 BODIES_OF_CLIENT = 16_000_000
 BODIES_OF_ADDRESS = 48_000_000
 BODIES = 64_000_000
-# Bytes of bodies on their way. No client has a part of its own, for a stranger may have any number of addresses, or
-# invent any number of credentials. The body that has not grown for longest makes room: strangers who fill this have to
-# go on sending, and many times as fast as the client that they want out.
-COMING = 32_000_000
-WAITS = "guildhall.waits"  # in the environment: to be called by a request that is about to wait
-OWNER = "guildhall.owner"  # in the environment: to be called with the ids of the user and token whose request it was
+# Bytes of incomplete bodies. There is no limit for each client, because a stranger may use any number of addresses and
+# credentials. The body that has not grown for the longest time makes room. So strangers who want to push out a client
+# must keep sending many times as fast as it does.
+PARTIAL_BODIES = 32_000_000
+WAITS = "guildhall.waits"  # in the environment: a request calls it before it waits
+OWNER = "guildhall.owner"  # in the environment: a request calls it with the ids of its user and token
 STRANGER: Owner = (0, 0)
 MAX_OWNERS = 10_000
-MAX_CLIENTS = 32  # of one owner that are known: one good token can be spelt in many ways, from many addresses
-SHORT_BODY = 16_384  # bytes; not counted, because as many connections as there may be have 64 MB of them
+MAX_CLIENTS = 32  # of one owner. One token can be written in many ways, and come from many addresses
+SHORT_BODY = 16_384  # bytes. Not counted, because all possible connections together have 64 MB of these
 LOOPBACK = ("127.0.0.1", "::1")
 
 Headers = list[tuple[bytes, bytes]]
 
 
 class WsgiServer:
-    """Answers an exchange. `after_step` runs in the thread after each step, and before one waits: to give connections
-    back."""
+    """Answers exchanges.
+
+    `after_step` runs in the thread after each step, and before a step waits, to give database connections back.
+    """
 
     def __init__(
         self, application: WSGIApplication, *, threads: int, name: tuple[str, int], after_step: Callable[[], None]
     ) -> None:
         self._application = application
         self._threads = Threads(threads)
-        # Of two or three places one client alone would get one or two.
+        # With two or three, one client alone would get only one or two.
         self._places = Places(max(threads, 4))
         self._turns = Turns()
         self._owners = Owners()
         self._after_step = after_step
-        self._coming: dict[
-            HttpExchange, int
-        ] = {}  # bytes of each body; the one that has not grown for longest is first
+        # Bytes of each. First is the one that has not grown for the longest time.
+        self._partial_bodies: dict[HttpExchange, int] = {}
         self._bodies = ByteBudget(of_token=BODIES_OF_CLIENT, of_user=BODIES_OF_ADDRESS, in_all=BODIES)
         self._environment: WSGIEnvironment = {
             "SCRIPT_NAME": "",
@@ -94,11 +95,11 @@ class WsgiServer:
             try:
                 body = await exchange.body(partial(self._grow, exchange), step=SHORT_BODY)
                 if exchange.verb in ("GET", "HEAD"):
-                    body = b""  # it means nothing (RFC 9110, 9.3.1), and anybody may read a large file slowly
-                with self._kept(exchange, len(body)):
+                    body = b""  # it has no meaning (RFC 9110, 9.3.1), and the client may read a large file slowly
+                with self._body_in_budget(exchange, len(body)):
                     environment = {**self._environment, **request_environment(exchange, body)}
                     answer = Answer(self._application, environment, exchange, self._owners.of(client_of(exchange)))
-                    environment[WAITS] = partial(self._rest, answer)
+                    environment[WAITS] = partial(self._pause, answer)
                     environment[OWNER] = partial(self._owners.learn, client_of(exchange))
                     await self._answer(exchange, answer)
             except TooLargeError:
@@ -110,27 +111,28 @@ class WsgiServer:
                 text = f"Too many large requests{whose} are being answered. Try again in a moment."
                 _refuse(exchange, 503 if error.is_full else 429, text)
             finally:
-                self._coming.pop(exchange, None)
+                self._partial_bodies.pop(exchange, None)
 
     def _grow(self, exchange: HttpExchange, size: int) -> None:
-        """So many bytes of its body may be in memory. Where that is too much in all, some other body makes room.
+        """Allow so many bytes of a body in memory. If all bodies together are too large, another one makes room.
 
-        Only what has come is counted: a head alone takes nothing from others.
+        Only bytes that have come are counted, so a head alone takes nothing from others.
         """
-        self._coming.pop(exchange, None)
+        self._partial_bodies.pop(exchange, None)
         if size <= SHORT_BODY or exchange.is_complete:
             return
-        self._coming[exchange] = size
-        while sum(self._coming.values()) > COMING:
-            idlest = next((one for one in self._coming if one is not exchange and not one.is_complete), None)
+        self._partial_bodies[exchange] = size
+        while sum(self._partial_bodies.values()) > PARTIAL_BODIES:
+            others = (each for each in self._partial_bodies if each is not exchange and not each.is_complete)
+            idlest = next(others, None)
             if idlest is None:
                 return
-            del self._coming[idlest]
+            del self._partial_bodies[idlest]
             idlest.abort()
 
     @contextmanager
-    def _kept(self, exchange: HttpExchange, size: int) -> Iterator[None]:
-        """While its body is in memory. Raises BudgetError."""
+    def _body_in_budget(self, exchange: HttpExchange, size: int) -> Iterator[None]:
+        """Charge a body while it is in memory. Raises BudgetError."""
         owner, charge = (hash(exchange.address[0]), client_of(exchange)), size if size > SHORT_BODY else 0
         self._bodies.take(owner, charge)
         try:
@@ -142,16 +144,16 @@ class WsgiServer:
         try:
             while not await self._step(answer):
                 async with asyncio.timeout(READ_SECONDS):
-                    await exchange.drained()
+                    await exchange.drain()
         except TimeoutError:
             exchange.abort()
         finally:
-            answer.is_wanted = False
+            answer.has_client = False
             if not answer.is_closed and not answer.is_in_thread:
                 self._threads.run(lambda: self._close(answer))
 
     async def _step(self, answer: Answer) -> bool:
-        """Whether that was all of it."""
+        """Run one step in a thread. True if it was the last one."""
         loop = asyncio.get_running_loop()
         await self._places.take(answer.owner)
         try:
@@ -159,14 +161,14 @@ class WsgiServer:
         except BaseException:
             self._places.give_back(answer.owner)
             raise
-        over: asyncio.Future[bool] = loop.create_future()
+        result: asyncio.Future[bool] = loop.create_future()
 
         def done(is_over: bool) -> None:
             answer.is_in_thread = False
             self._places.give_back(answer.owner)
-            if not over.done():
-                over.set_result(is_over)
-            elif not answer.is_closed:  # whoever waited for it has gone meanwhile
+            if not result.done():
+                result.set_result(is_over)
+            elif not answer.is_closed:  # the task that waited for it was cancelled
                 self._threads.run(lambda: self._close(answer))
 
         def step() -> None:
@@ -176,30 +178,30 @@ class WsgiServer:
                     is_over = answer.step()
             except Exception:
                 logger.exception("%s was not answered", answer.name)
-                _soon(loop, answer.fail)
+                _call_soon(loop, answer.fail)
             finally:
                 self._finish_step(answer)
-                _soon(loop, done, is_over)
+                _call_soon(loop, done, is_over)
 
         answer.is_in_thread = True
         self._threads.run(step)
-        return await over
+        return await result
 
-    def _rest(self, answer: Answer) -> None:
-        """In the thread of a request that is about to wait: what others need is theirs meanwhile."""
+    def _pause(self, answer: Answer) -> None:
+        """Called in the thread of a request before it waits. Gives its turn and its connections to others."""
         if answer.turn is not None:
             self._turns.give_back(answer.turn)
         self._finish_step(answer)
 
     async def _turn(self, answer: Answer) -> Turn:
         loop = asyncio.get_running_loop()
-        given: asyncio.Future[None] = loop.create_future()
-        turn = answer.turn = Turn(answer.owner[0] or 0, partial(_soon, loop, _settle, given))
+        has_turn: asyncio.Future[None] = loop.create_future()
+        turn = answer.turn = Turn(answer.owner[0] or 0, partial(_call_soon, loop, _settle, has_turn))
         if not self._turns.take(turn):
             try:
-                while not given.done():
-                    await asyncio.wait([given], timeout=self._turns.patience(turn))
-                    if not given.done():
+                while not has_turn.done():
+                    await asyncio.wait([has_turn], timeout=self._turns.patience(turn))
+                    if not has_turn.done():
                         self._turns.insist(turn)
             except asyncio.CancelledError:
                 self._turns.give_back(turn)
@@ -217,11 +219,11 @@ class WsgiServer:
         try:
             self._after_step()
         except Exception:
-            logger.exception("%s left something behind", answer.name)
+            logger.exception("cleaning up after %s failed", answer.name)
 
 
 class Answer:
-    """What the application answers to one request: taken from it in threads, handed to the exchange on the loop."""
+    """The application's answer to one request. Threads produce it, and the loop sends it."""
 
     def __init__(
         self, application: WSGIApplication, environment: WSGIEnvironment, exchange: HttpExchange, owner: Owner
@@ -234,16 +236,16 @@ class Answer:
         self._parts: Iterator[bytes] = iter(())
         self._status = 0
         self._headers: Headers = []
-        self._left: int | None = None  # bytes of the body that are to come, where its length is known
-        self._is_begun = False
+        self._remaining_bytes: int | None = None  # of the body, if its length is known
+        self._has_begun = False
         self._ahead: deque[bytes] = deque()
-        self._given = 0  # bytes, by the threads
-        self._taken = 0  # by the loop
+        self._produced_bytes = 0  # by the threads
+        self._sent_bytes = 0  # by the loop
         self.owner = owner
         self.is_closed = False
         self.is_in_thread = False
         self.turn: Turn | None = None
-        self.is_wanted = True
+        self.has_client = True
 
     @property
     def name(self) -> str:
@@ -252,12 +254,13 @@ class Answer:
     # In a thread
 
     def step(self) -> bool:
-        """As much as the client can take. True: that was all."""
+        """Produce as much as the client can take. True at the end of the answer."""
         before = about_to_wait.set(self._environment.get(WAITS, lambda: None))
         try:
             return self._step()
         finally:
-            about_to_wait.reset(before)  # the thread would keep the request, and tell of another one's waiting
+            # Otherwise the thread would keep the request alive, and call it when a later one waits.
+            about_to_wait.reset(before)
 
     def _step(self) -> bool:
         if self._result is None:
@@ -265,12 +268,12 @@ class Answer:
             self._parts = iter(self._result)
         for part in self._parts:
             if part:
-                self._give(part)
-            if not self.is_wanted:
+                self._produce(part)
+            if not self.has_client:
                 return True
-            if self._exchange.is_blocked or self._given - self._taken > MAX_AHEAD:
+            if self._exchange.is_blocked or self._produced_bytes - self._sent_bytes > MAX_AHEAD:
                 return False
-        _soon(self._loop, self._end)
+        _call_soon(self._loop, self._end)
         self.close()
         return True
 
@@ -281,25 +284,25 @@ class Answer:
         exc_info: tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None] | None = None,
         /,
     ) -> Callable[[bytes], object]:
-        if exc_info is not None and self._is_begun and exc_info[1] is not None:
+        if exc_info is not None and self._has_begun and exc_info[1] is not None:
             raise exc_info[1]
         self._status = int(status[:3])
         self._headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         length = dict(self._headers).get(b"content-length")
-        self._left = None if length is None else int(length)
-        return self._give
+        self._remaining_bytes = None if length is None else int(length)
+        return self._produce
 
-    def _give(self, part: bytes) -> None:
-        if self._left is not None:
-            part = part[: self._left]
-            self._left -= len(part)
-        self._is_begun = True
-        self._given += len(part)
+    def _produce(self, part: bytes) -> None:
+        if self._remaining_bytes is not None:
+            part = part[: self._remaining_bytes]
+            self._remaining_bytes -= len(part)
+        self._has_begun = True
+        self._produced_bytes += len(part)
         self._ahead.append(part)
-        if self._left == 0 and self._given <= MAX_AHEAD:
-            return  # `_end` sends all of it
-        if len(self._ahead) == 1:  # else the loop has not come to the last one yet, and takes this one with it
-            _soon(self._loop, self._flush)
+        if self._remaining_bytes == 0 and self._produced_bytes <= MAX_AHEAD:
+            return  # `_end` sends it all
+        if len(self._ahead) == 1:  # otherwise a `_flush` is already scheduled, and sends this part too
+            _call_soon(self._loop, self._flush)
 
     def close(self) -> None:
         if not self.is_closed:
@@ -327,49 +330,50 @@ class Answer:
             self.fail()
 
     def _send(self) -> None:
-        if not self._exchange.is_begun:
+        if not self._exchange.has_begun:
             self._exchange.begin(self._status, self._headers)
         while self._ahead:
             part = self._ahead.popleft()
-            self._taken += len(part)
+            self._sent_bytes += len(part)
             if part and self._exchange.verb != "HEAD":
                 self._exchange.put(part)
 
     def _send_last(self) -> None:
-        if not self._exchange.is_begun and (not self._left or self._status in server.WITHOUT_BODY):
+        if not self._exchange.has_begun and (not self._remaining_bytes or self._status in server.WITHOUT_BODY):
             headers = [header for header in self._headers if header[0] != b"content-length"]
             self._exchange.reply(self._status, b"".join(self._ahead), headers)
             return
         self._send()
-        if self._left and self._exchange.verb != "HEAD":
-            self._exchange.abort()  # the client would take the next answer for the rest of this one
+        if self._remaining_bytes and self._exchange.verb != "HEAD":
+            self._exchange.abort()  # the client would read the next answer as the rest of this one
         else:
             self._exchange.end()
 
     def fail(self) -> None:
-        self.is_wanted = False
-        if self._exchange.is_begun:
+        self.has_client = False
+        if self._exchange.has_begun:
             self._exchange.abort()
         else:
             _refuse(self._exchange, 500, "The server failed.")
 
 
 class Owners:
-    """Whose the requests of a client are: those whose credentials were good before, or strangers, who are all as one.
+    """The owners of requests, by client. A client whose credentials were not valid before counts as a stranger.
 
-    So who invents credentials, has many addresses, or spells its own in many ways takes no part of anybody else's.
+    All strangers share one owner. So a client that invents credentials, uses many addresses, or writes its credentials
+    in many ways takes no threads from others.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owner_of: dict[int, Owner] = {}
-        self._clients_of: dict[Owner, deque[int]] = {}  # the one that was learnt last is the last, in both
+        self._clients_of: dict[Owner, deque[int]] = {}  # latest last, in both
 
     def of(self, client: int) -> Owner:
         return self._owner_of.get(client, STRANGER)
 
     def learn(self, client: int, user_id: int, token_id: int | None) -> None:
-        """What the application found out."""
+        """Store the owner of a client, as the application identified it."""
         owner = user_id, token_id
         if self._owner_of.get(client) == owner:
             return
@@ -381,8 +385,8 @@ class Owners:
             if len(clients) > MAX_CLIENTS:
                 self._forget(clients[0])
             if len(self._clients_of) > MAX_OWNERS:
-                for one in list(next(iter(self._clients_of.values()))):
-                    self._forget(one)
+                for oldest in list(next(iter(self._clients_of.values()))):
+                    self._forget(oldest)
 
     def _forget(self, client: int) -> None:
         owner = self._owner_of.pop(client, None)
@@ -394,18 +398,18 @@ class Owners:
 
 
 class Threads:
-    """At most so many, made when they are needed. Daemons: work that waits for a minute does not hold up the end."""
+    """At most so many threads, started when needed. They are daemons, so that waiting work does not delay the exit."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._count = 0
         self._idle = threading.Semaphore(0)
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def run(self, work: Callable[[], None]) -> None:
-        """Soon, in one of them; called by the loop alone. Who waits is bounded by the number of connections."""
+        """Run work in one of the threads. Only the loop calls this. The limit of connections limits the queue too."""
         self._work.put(work)
-        if not self._idle.acquire(blocking=False) and self._count < self._most:
+        if not self._idle.acquire(blocking=False) and self._count < self._limit:
             self._count += 1
             threading.Thread(target=self._run, name=f"web-{self._count}", daemon=True).start()
 
@@ -429,7 +433,7 @@ class FileBlocks:
 
 
 def request_environment(exchange: HttpExchange, body: bytes) -> WSGIEnvironment:
-    """What WSGI says of the request alone."""
+    """The part of the WSGI environment that depends on the request."""
     path, _, query = exchange.target.partition(b"?")
     environment: WSGIEnvironment = {
         "REQUEST_METHOD": exchange.verb,
@@ -449,20 +453,20 @@ def request_environment(exchange: HttpExchange, body: bytes) -> WSGIEnvironment:
 
 
 def client_of(exchange: HttpExchange) -> int:
-    """The same for the same credentials from the same address, which may be those of a proxy."""
+    """A number for the credentials and the address, which may be that of a proxy."""
     credentials = exchange.headers.get(b"authorization") or exchange.headers.get(b"cookie", b"")
     return hash((exchange.address[0], credentials))
 
 
 def _scheme(exchange: HttpExchange) -> str:
-    """A proxy on this machine may say that it was https."""
+    """A proxy on this machine may declare that the request came by https."""
     is_https = exchange.headers.get(b"x-forwarded-proto") == b"https" and exchange.address[0] in LOOPBACK
     return "https" if is_https else "http"
 
 
 @lru_cache(maxsize=256)
 def _key(name: bytes) -> str:
-    """Empty for a name with an underscore, which would pass for another header with a hyphen."""
+    """The WSGI name of a header. Empty if it has an underscore, because it would look like a header with a hyphen."""
     if b"_" in name:
         return ""
     key = name.decode("latin-1").upper().replace("-", "_")
@@ -479,6 +483,6 @@ def _settle(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _soon(loop: asyncio.AbstractEventLoop, work: Callable[..., None], *args: Any) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is over
+def _call_soon(loop: asyncio.AbstractEventLoop, work: Callable[..., None], *args: Any) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(work, *args)

@@ -268,8 +268,8 @@ def read_head(stream: Any) -> Request | None:
         if not colon or len(headers) == MAX_HEADERS:
             raise Refusal(431 if colon else 400, "too many headers" if colon else "a header has no colon")
         headers[name.lower()] = value.strip()
-    wish = headers.get("connection", "").lower()
-    return Request(parts[0], parts[1], headers, wish != "close" if parts[2] == "HTTP/1.1" else wish == "keep-alive")
+    option = headers.get("connection", "").lower()
+    return Request(parts[0], parts[1], headers, option != "close" if parts[2] == "HTTP/1.1" else option == "keep-alive")
 
 
 def read_line(stream: Any) -> str:
