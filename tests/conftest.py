@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import fcntl
 import os
 import signal
 import tempfile
@@ -97,7 +96,10 @@ def _touches_rows(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    with _turn(alone=item.get_closest_marker("alone") is not None):
+    measures_time = item.get_closest_marker("alone") is not None
+    with machine.Turn(_shared, may_be_alone=measures_time), pytest.MonkeyPatch.context() as patch:
+        if measures_time:  # which coverage takes from the processes that it starts
+            patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
         return (yield)
 
 
@@ -119,7 +121,8 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     with _ended_when_it_hangs(item):
-        return (yield)
+        yield
+    assert machine.is_ours or not item.get_closest_marker("alone"), "marked `alone`, and never called `take_alone`"
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -143,27 +146,6 @@ def _ended_when_it_hangs(item: pytest.Item) -> Iterator[None]:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
-
-
-@contextlib.contextmanager
-def _turn(*, alone: bool) -> Iterator[None]:
-    """A test marked `alone` waits until no other xdist worker runs one, and holds back the next ones.
-
-    It measures time, so coverage is not in the processes that it starts.
-    """
-    with (
-        (_shared / "gate").open("w") as gate,
-        (_shared / "room").open("w") as room,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        fcntl.flock(gate, fcntl.LOCK_EX)
-        fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        patch.setattr(machine, "is_ours", alone)
-        if alone:
-            patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
-        else:
-            fcntl.flock(gate, fcntl.LOCK_UN)
-        yield
 
 
 def needs_service(variable: str) -> str:

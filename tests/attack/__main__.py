@@ -1,11 +1,11 @@
 """`make attack`: every attack on a real hall, an honest neighbour beside each; exit status 0 only when all holds.
 
     python -m tests.attack            everything, and the neighbour's wait against that of one at a hall beside it
-    python -m tests.attack --short    a share of each, in at most 90 s; what the neighbour waits is told, not judged
+    python -m tests.attack --short    a share of each, in at most 90 s; how long the neighbour waits has no bound
     python -m tests.attack NAME...    these attacks
 
-The short form does not judge the ratio, for machines of continuous integration have neighbours of their own. It does
-judge that every honest call is answered right within ten seconds, which is hundreds of times what one takes.
+The short form has no bound for the ratio, for machines of continuous integration have neighbours of their own. It does
+check that every honest call is answered right within ten seconds, which is hundreds of times what one takes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Row:
 def run(hall: Hall, other: Hall | None, attack: Attack, share: float) -> Row:
     """The attack, repeated until there are enough figures; measured again where the ratio is high."""
     tally, latency, began = Tally(share), Latency(), time.monotonic()
-    least: dict[str, float] = {}  # the ratio by door
+    least: dict[str, float] = {}  # the ratio by source
     figures = ""
     for _ in range(MEASURED):
         once, baseline, seconds = attacked(hall, other, attack, tally)
@@ -75,7 +75,7 @@ def run(hall: Hall, other: Hall | None, attack: Attack, share: float) -> Row:
             break
         tally.expect(not baseline.failures, f"the neighbour of the other hall: {baseline.failures[:1]}")
         ratios, figures = once.against(baseline)
-        least = {door: min(ratio, least.get(door, ratio)) for door, ratio in ratios.items()}
+        least = {source: min(ratio, least.get(source, ratio)) for source, ratio in ratios.items()}
         if max(least.values()) <= RATIO or seconds > LONG:
             break
     return Row(attack, tally, latency, max(least.values(), default=None), figures, time.monotonic() - began)

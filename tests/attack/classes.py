@@ -28,7 +28,7 @@ CLASSES = {
     3: Class(
         "an endpoint that tries a server out starts it",
         ("manifests",),
-        reason="no endpoint takes a command or an address; what judges manifests starts nothing, and that is tried",
+        reason="no endpoint takes a command or an address; what validates manifests starts nothing, and that is tried",
     ),
     4: Class(
         "requests to inner addresses",

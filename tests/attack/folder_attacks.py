@@ -36,7 +36,7 @@ def manifests_that_reach_out(hall: Hall, tally: Tally) -> None:
                 name == "marker" or row["faults"],
                 f"a manifest is taken: {name} {INNER[int(name[1:])] if name[1:].isdigit() else ''}",
             )
-        tally.expect(len(rows) == len(INNER) + 4, "not every manifest was judged")
+        tally.expect(len(rows) == len(INNER) + 4, "not every manifest was validated")
         tally.expect(not (Path(folder) / "pwned").exists(), "a check of a manifest ran its command")
 
 

@@ -16,34 +16,34 @@ from dataclasses import dataclass, field
 
 from tests.attack.hall import ROOT, Hall
 
-DOORS = ("gateway", "rest")
+SOURCES = ("gateway", "rest")
 
 
 @dataclass
 class Latency:
-    """Seconds that honest calls took, by door, and what failed of them."""
+    """Seconds that honest calls took, by source, and what failed of them."""
 
-    took: dict[str, list[float]] = field(default_factory=lambda: {door: [] for door in DOORS})
+    took: dict[str, list[float]] = field(default_factory=lambda: {source: [] for source in SOURCES})
     failures: list[str] = field(default_factory=list)
 
     def add(self, other: Latency) -> None:
-        for door in DOORS:
-            self.took[door] += other.took[door]
+        for source in SOURCES:
+            self.took[source] += other.took[source]
         self.failures += other.failures
 
     @property
     def count(self) -> int:
         return sum(map(len, self.took.values()))
 
-    def p95(self, door: str) -> float:
+    def p95(self, source: str) -> float:
         """Milliseconds."""
-        took = sorted(self.took[door])
+        took = sorted(self.took[source])
         return took[math.ceil(len(took) * 0.95) - 1] * 1000 if took else math.nan
 
     def against(self, baseline: Latency) -> tuple[dict[str, float], str]:
-        """The ratio of the 95th percentiles at each door, and the figures of both in words."""
-        figures = [f"{door} {self.p95(door):.1f} ms against {baseline.p95(door):.1f}" for door in DOORS]
-        return {door: self.p95(door) / baseline.p95(door) for door in DOORS}, ", ".join(figures)
+        """The ratio of the 95th percentiles of each source, and the figures of both in words."""
+        figures = [f"{source} {self.p95(source):.1f} ms against {baseline.p95(source):.1f}" for source in SOURCES]
+        return {source: self.p95(source) / baseline.p95(source) for source in SOURCES}, ", ".join(figures)
 
 
 @contextlib.contextmanager

@@ -67,7 +67,7 @@ def held(hall: Hall, port: int, data: bytes, number: int) -> Iterator[list[socke
 
 
 def honest_calls(hall: Hall, tally: Tally, seconds: float) -> None:
-    """The victim is served all the while, at both doors, on new connections, within moments.
+    """The victim is served all the while, at gateway and web, on new connections, within moments.
 
     Not the neighbour: its figures are of what it waits for others, not for calls of its own.
     """
@@ -95,7 +95,7 @@ def _through_gateway(hall: Hall) -> bool:
 
 
 def half_sent_requests(hall: Hall, tally: Tally) -> None:
-    """Heads and bodies that never end, at both doors, with a token and without: more than the web has threads."""
+    """Heads and bodies that never end, at gateway and web, with a token and without: more than the web has threads."""
     seconds = 6.0 * max(tally.share, 0.2)
     for port, path in ((hall.port, "/api/roster/"), (hall.gateway_port, "/mcp")):
         beginnings = [
@@ -251,7 +251,7 @@ def _slow_socket(port: int) -> socket.socket:
 
 
 def giant_answers(hall: Hall, tally: Tally) -> None:
-    """A member answers with 50 MB, more than is taken, to several clients at once, over both doors."""
+    """A member answers with 50 MB, more than is taken, to several clients at once, through gateway and REST."""
 
     def call(number: int) -> None:
         if number % 4 == 0:
@@ -272,9 +272,9 @@ def giant_answers(hall: Hall, tally: Tally) -> None:
 
 def hanging_calls(hall: Hall, tally: Tally) -> None:
     """One token's 64 hanging calls leave room for another's at the same member, at the gateway and in the queue."""
-    for door in ("gateway", "queue"):
+    for source in ("gateway", "queue"):
         with ThreadPoolExecutor(64) as pool, contextlib.ExitStack() as stack:
-            hung = [pool.submit(_hang, hall, stack, door) for _ in range(64)]
+            hung = [pool.submit(_hang, hall, stack, source) for _ in range(64)]
             for one in hung:
                 one.result()
             tally.tries += len(hung)
@@ -283,7 +283,7 @@ def hanging_calls(hall: Hall, tally: Tally) -> None:
                 with hall.client("victim", seconds=15) as client, hall.web("victim", seconds=15) as web:
                     right = False
                     with contextlib.suppress(OSError, http.client.HTTPException):
-                        if door == "gateway":
+                        if source == "gateway":
                             right = client.call("shared__echo", {"text": f"{number}"}, modern=True).text == f"{number}"
                         else:
                             body = {"arguments": {"text": f"text {number}"}}
@@ -293,15 +293,15 @@ def hanging_calls(hall: Hall, tally: Tally) -> None:
                                 json.loads(reply.body)["result"]
                             )
                 took = time.monotonic() - began
-                tally.expect(right, f"another token's call failed beside 64 hanging ones ({door})")
+                tally.expect(right, f"another token's call failed beside 64 hanging ones ({source})")
                 tally.expect(
-                    took < WAIT, f"another token's call waited over {WAIT:g} s behind 64 hanging ones ({door})"
+                    took < WAIT, f"another token's call waited over {WAIT:g} s behind 64 hanging ones ({source})"
                 )
             _cancel_all(hall)
 
 
-def _hang(hall: Hall, stack: contextlib.ExitStack, door: str) -> None:
-    if door == "queue":
+def _hang(hall: Hall, stack: contextlib.ExitStack, source: str) -> None:
+    if source == "queue":
         with hall.web("attacker") as web:
             web.rest("POST", "/api/members/shared/tools/sleep/invoke/", {"arguments": {"seconds": 25}})
         return

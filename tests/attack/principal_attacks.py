@@ -205,7 +205,7 @@ def headers_to_members(hall: Hall, tally: Tally) -> None:
 
 
 def ambiguous_json(hall: Hall, tally: Tally) -> None:
-    """What was judged is what goes out: doubled and case-variant keys, NaN, 1e999, depth, invalid UTF-8."""
+    """What was validated is what goes out: doubled and case-variant keys, NaN, 1e999, depth, invalid UTF-8."""
     own, deep = '"jsonrpc":"2.0","id":1', "[" * 10_000 + "]" * 10_000
     bodies = [
         '{{OWN},"method":"tools/list","method":"tools/call","params":{"name":"{T}headers","arguments":{}}}',

@@ -62,7 +62,7 @@ GET   /admin/roster/guildmember/runtime/                known                   
 POST  /admin/roster/guildmember/sync/                   control_member                            302  403
 GET   /admin/roster/guildmember/<int:member_id>/groups/ change_guildmember                        200  403
 POST  /admin/roster/guildmember/<int:member_id>/groups/ change_guildmember                        302  403
-POST  /admin/roster/guildmember/<int:member_id>/wish/<slug:verb>/ control_member                  302  403
+POST  /admin/roster/guildmember/<int:member_id>/do/<slug:verb>/ control_member                  302  403
 GET   /admin/roster/guildmember/<int:member_id>/parts/<slug:part>/ view_guildmember|change_guildmember 200 403
 GET   /admin/roster/guildmember/<int:member_id>/log/    view_guildmember|change_guildmember       200  403
 GET   /admin/roster/guildmember/<int:member_id>/log/file/ view_guildmember|change_guildmember     200  403
@@ -105,9 +105,9 @@ GET   /admin/roster/tool/<int:tool_id>/call/            invoke_tool             
 POST  /admin/roster/tool/<int:tool_id>/call/            invoke_tool                               200/302 403
 GET   /admin/roster/tool/<int:tool_id>/call/<int:invocation_id>/ VIEW_CALL&invoke_tool 200 403/404
 POST  /admin/roster/tool/<int:tool_id>/snippets/        invoke_tool                               200  403
-GET   /admin/roster/tool/<int:tool_id>/sets/            invoke_tool                               200  403
-POST  /admin/roster/tool/<int:tool_id>/sets/            invoke_tool                               302  403
-POST  /admin/roster/tool/<int:tool_id>/sets/<int:set_id>/delete/ none                             -    403/404
+GET   /admin/roster/tool/<int:tool_id>/presets/         invoke_tool                               200  403
+POST  /admin/roster/tool/<int:tool_id>/presets/         invoke_tool                               302  403
+POST  /admin/roster/tool/<int:tool_id>/presets/<int:preset_id>/delete/ none                             -    403/404
 GET   /admin/roster/tool/                               view_tool|change_tool                     200  403
 GET   /admin/roster/tool/add/                           none                                      -    403
 GET   /admin/roster/tool/<path:object_id>/history/      view_tool|change_tool                     200  403

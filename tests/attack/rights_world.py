@@ -21,10 +21,10 @@ from roster.models import (
     AgentMessage,
     AgentSession,
     ApiToken,
-    ArgumentSet,
     GuildMember,
     Invocation,
     PortAllocation,
+    Preset,
     StatusChange,
     TokenClient,
     Tool,
@@ -117,7 +117,7 @@ def _belongings(member: GuildMember, tool_name: str, owner: User) -> dict[str, A
     now = timezone.now()
     TokenClient.objects.create(token=token, name="word-of-client", first_seen_at=now, last_seen_at=now)
     call = Invocation.objects.create(
-        **{"member": member, "tool_name": tool_name, "timeout": 5, "door": "rest", "status": "failed"},
+        **{"member": member, "tool_name": tool_name, "timeout": 5, "source": "rest", "status": "failed"},
         **{"requested_by": owner, "token": token, "arguments": {"text": "word-of-arguments"}, "error_kind": "tool"},
         **{"error_message": "word-of-failure", "started_at": now - timedelta(seconds=1), "finished_at": now},
         result={"content": [{"type": "text", "text": "word-of-result"}], "isError": True},
@@ -126,19 +126,19 @@ def _belongings(member: GuildMember, tool_name: str, owner: User) -> dict[str, A
     session = AgentSession.objects.create(name=f"word-of-session {member.name}", created_by=owner, made_with=token)
     session.members.add(member)
     message = AgentMessage.objects.create(
-        session=session, prompt="word-of-prompt", timeout=5, door="rest", requested_by=owner, status="succeeded"
+        session=session, prompt="word-of-prompt", timeout=5, source="rest", requested_by=owner, status="succeeded"
     )
     AgentEvent.objects.create(message=message, kind="text", data={"text": "word-of-transcript"})
     change = StatusChange.objects.create(
         member=member, old="connected", new="error", cause="exit", message="exit", log_tail="word-of-change"
     )
     port = PortAllocation.objects.create(member=member, port=20000 + member.pk)
-    kept = ArgumentSet.objects.create(user=owner, tool=tool, name="word-of-set", arguments={"text": "word-of-set"})
+    kept = Preset.objects.create(user=owner, tool=tool, name="word-of-set", arguments={"text": "word-of-set"})
     content = ContentType.objects.get_for_model(GuildMember)
     LogEntry.objects.create(user=owner, content_type=content, object_id=member.pk, action_flag=CHANGE)
     return {
         **{"member_id": member.pk, "tool_id": tool.pk, "invocation_id": call.pk, "session_id": session.pk},
-        **{"token_id": token.pk, "set_id": kept.pk, "name": member.name, "tool": tool_name},
+        **{"token_id": token.pk, "preset_id": kept.pk, "name": member.name, "tool": tool_name},
         **{"invocation": call.pk, "session": session.pk, "token": token.pk},  # `pk` in routes of the API
         **{"statuschange": change.pk, "portallocation": port.pk, "guildmember": member.pk},
         **{"agentsession": session.pk, "apitoken": token.pk, "user": owner.pk, "group": owner.groups.get().pk},

@@ -1,7 +1,7 @@
-"""The README's pictures, made anew: `make screenshots`.
+"""The pictures of README and docs, made again: `make screenshots`.
 
-A hall of its own with the shipped members, one more and one that is broken; calls of the last hour are written into
-its rows, the last ones are made.
+For the README a hall of its own with the shipped members, one more and one that is broken. Calls of the last hour are
+written into its rows, and the last ones are made. For docs/first-server.md another hall, as its reader has it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.browser.rig import BrowserHall, Visitor, chromium, hall_in, launched
 from tests.conftest import ROOT
@@ -62,7 +63,7 @@ import random
 from datetime import timedelta
 from django.utils import timezone
 from mcp_runtime.calls import statistics
-from roster.models import CallSum, GuildMember, Hall, Invocation, Tool
+from roster.models import CallRollup, GuildMember, Hall, Invocation, Tool
 random.seed(7)
 now = timezone.now()
 busy = {"example": 140, "notes": 60, "weather": 90}
@@ -74,14 +75,14 @@ for member in GuildMember.objects.filter(name__in=busy):
         ended = began + timedelta(seconds=random.lognormvariate(-3, 1))
         failed = random.random() < 0.06
         rows.append(Invocation(
-            member=member, tool_name=random.choice(tools), timeout=30, door=random.choice(["rest", "gateway"]),
+            member=member, tool_name=random.choice(tools), timeout=30, source=random.choice(["rest", "gateway"]),
             requester=random.choice(["ada", "grace", "admin"]), queued_at=began, started_at=began, finished_at=ended,
             status="failed" if failed else "succeeded", error_kind="tool" if failed else "",
             error_message="the tool failed" if failed else "", result=None if failed else {"content": []}))
 Invocation.objects.bulk_create(sorted(rows, key=lambda row: row.queued_at))
-CallSum.objects.all().delete()
-Hall.objects.update(summed_until=None)
-statistics.sum_up()
+CallRollup.objects.all().delete()
+Hall.objects.update(rolled_up_until=None)
+statistics.roll_up()
 """
 
 
@@ -124,9 +125,51 @@ def show_calls(page: Page) -> None:
 SCREENS = {"roster": (show_roster, 630), "runner": (show_runner, 1000), "calls": (show_calls, 1000)}
 
 
-def take(visitor: Visitor) -> None:
-    for scheme in ("light", "dark"):
-        for name, (show, height) in SCREENS.items():
+# docs/first-server.md ----------------------------------------------------------------------------------------------
+
+
+def furnish_first(hall: BrowserHall) -> None:
+    for name in SHIPPED:
+        shutil.copytree(ROOT / "guild-members" / name, hall.members_dir / name)
+    hall.bring_up(*SHIPPED)
+    created = hall.manage("new_member", "greeter")
+    assert created.returncode == 0, created.stderr
+    hall.wait_for_status("greeter", "connected")
+
+
+def show_first_roster(page: Page) -> None:
+    page.goto("/")
+    expect(page.locator(".card")).to_have_count(3)
+    expect(page.get_by_role("link", name="greeter", exact=True)).to_be_visible()
+
+
+def show_first_call(page: Page) -> None:
+    page.goto("/")
+    page.get_by_role("link", name="greeter", exact=True).click()
+    page.get_by_role("link", name="Call hello").click()
+    page.get_by_role("textbox", name="name").fill("Ada")
+    page.get_by_role("button", name="Call", exact=True).click()
+    expect(page.get_by_role("region", name="Result").get_by_text("succeeded", exact=True)).to_be_visible()
+    page.evaluate("scrollTo(0, 0)")
+
+
+def show_first_calls(page: Page) -> None:
+    page.goto("/admin/roster/invocation/")
+    expect(page.get_by_role("cell", name="hello greeter")).to_be_visible()
+
+
+FIRST_SCREENS = {
+    "first-roster": (show_first_roster, 440),
+    "first-call": (show_first_call, 700),
+    "first-calls": (show_first_calls, 460),
+}
+
+Screens = Mapping[str, tuple[Callable[[Page], None], int]]
+
+
+def take(visitor: Visitor, screens: Screens, *schemes: str) -> None:
+    for scheme in schemes:
+        for name, (show, height) in screens.items():
             page = visitor.window(width=WIDTH, height=height, scheme=scheme, reduced_motion="reduce", traced=False)
             show(page)
             path = IMAGES / f"{name}{'-dark' if scheme == 'dark' else ''}.png"
@@ -136,15 +179,21 @@ def take(visitor: Visitor) -> None:
     assert visitor.faults.unexpected() == []
 
 
+def visit(browser: Browser, furnish_hall: Callable[[BrowserHall], None], screens: Screens, *schemes: str) -> None:
+    with tempfile.TemporaryDirectory() as folder, hall_in(Path(folder)) as hall:
+        furnish_hall(hall)
+        visitor = Visitor(browser, hall)
+        take(visitor, screens, *schemes)
+        visitor.close()
+
+
 def main() -> None:
     if not chromium():
         sys.exit("No Chromium: install it (Debian: apt-get install chromium) or name one in CHROMIUM.")
-    with tempfile.TemporaryDirectory() as folder, hall_in(Path(folder)) as hall, sync_playwright() as playwright:
-        furnish(hall)
+    with sync_playwright() as playwright:
         browser = launched(playwright)
-        visitor = Visitor(browser, hall)
-        take(visitor)
-        visitor.close()
+        visit(browser, furnish, SCREENS, "light", "dark")
+        visit(browser, furnish_first, FIRST_SCREENS, "light")
         browser.close()
 
 

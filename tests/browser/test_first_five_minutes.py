@@ -1,4 +1,4 @@
-"""A new user, who read nothing: finds what is broken among what works, reads why, mends it, calls a tool."""
+"""A new user, who read nothing: finds what is broken among what works, reads why, fixes it, calls a tool."""
 
 from __future__ import annotations
 

@@ -49,11 +49,11 @@ Tool.objects.bulk_create(
 )
 ended = [timezone.now() - timedelta(minutes=5 * ago, seconds=30) for ago in range(12)]
 Invocation.objects.bulk_create(
-    Invocation(member=member, tool_name="tool-1", timeout=30, door="rest", status=status, queued_at=moment,
+    Invocation(member=member, tool_name="tool-1", timeout=30, source="rest", status=status, queued_at=moment,
                started_at=moment, finished_at=moment)
     for moment in reversed(ended) for member in members for status in ("succeeded", "failed")
 )
-statistics.sum_up()
+statistics.roll_up()
 """
 
 

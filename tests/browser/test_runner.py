@@ -335,7 +335,7 @@ def test_a_required_date_that_is_empty_is_asked_for(runner: Runner) -> None:
     assert runner.told() == {"date": "2026-01-31", "email": "a@example.org"}
 
 
-def test_a_misfit_without_a_field_is_told_above(runner: Runner) -> None:
+def test_a_validation_error_without_a_field_is_shown_above(runner: Runner) -> None:
     runner.open("wide")
     runner.write({"field_1": 5})
     runner.press()
@@ -459,7 +459,7 @@ def test_a_set_is_saved_used_and_deleted_without_its_secret(runner: Runner) -> N
     runner.page.get_by_role("link", name="ada's", exact=True).click()
     expect(runner.page.get_by_text("Secrets are not kept; fill in again: key.")).to_be_visible()
     assert runner.arguments() == {"user": "ada"}
-    runner.page.get_by_role("button", name="Delete the set ada's").click()
+    runner.page.get_by_role("button", name="Delete the preset ada's").click()
     expect(runner.page.get_by_role("link", name="ada's", exact=True)).to_have_count(0)
 
 

@@ -1,7 +1,7 @@
 """The hall's client as the subject of the MCP conformance suite: `python tests/conformance/client.py URL`.
 
 The suite says in the environment which scenario it plays, which protocol version, and what else the client should know.
-It judges by what reaches its server; the exit code is 0 when everything went as it should.
+It decides by what reaches its server; the exit code is 0 when everything went as it should.
 """
 
 from __future__ import annotations

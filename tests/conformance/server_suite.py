@@ -110,7 +110,9 @@ def run(url: str, version: str, scenario: str | None = None) -> dict[str, Outcom
         exit_code, said = suite.execute(
             "server", "--url", url, *chosen, *limits, "--output-dir", results, timeout=RUN_SECONDS
         )
-        outcomes = {_scenario(written): suite.judged(written) for written in Path(results).glob("server-*/checks.json")}
+        outcomes = {
+            _scenario(written): suite.outcome_of(written) for written in Path(results).glob("server-*/checks.json")
+        }
     return {**{name: suite.no_results(exit_code, said) for name in wanted}, **outcomes}
 
 

@@ -89,7 +89,7 @@ def run(version: str, scenario: str) -> Outcome:
         written = list(Path(results).glob("*/checks.json"))
         if not written:
             return no_results(exit_code, said)
-        outcome = judged(written[0])
+        outcome = outcome_of(written[0])
         client_said = (written[0].parent / "stderr.txt").read_text()
     complaints = list(outcome.complaints)
     # In one scenario the suite lets a client end as it likes.
@@ -103,7 +103,7 @@ def run(version: str, scenario: str) -> Outcome:
     return replace(outcome, failed=failed, complaints=tuple(complaints))
 
 
-def judged(written: Path) -> Outcome:
+def outcome_of(written: Path) -> Outcome:
     """What the suite wrote about one scenario."""
     checks = json.loads(written.read_text())
     counts = Counter(check["status"] for check in checks)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(server_suite.RUN_SECONDS + 60)
 
 # A member that speaks the one era, asked in the other: what cannot pass, by era and version, each with its reason.
 # The tests print what is to be added or taken out.
-UNDECLARED = "what a caller has declared is judged by the member, and this one judges by the session alone"
+UNDECLARED = "what a caller has declared is checked by the member, and this one goes by the session alone"
 ONE_QUESTION = "a member with sessions asks one question after the other, and none of them has a name"
 NO_EVENT_IDS = "streams of a modern member have no event ids: there is nothing to resume"
 EXPECTED_FAILURES: dict[tuple[str, str], dict[Unmet, str]] = {

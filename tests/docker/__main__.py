@@ -3,9 +3,9 @@
     python -m tests.docker
 
 A version without the newest migration is built, started and used, then updated to this one as docs/operations.md
-says. Then containers are killed one after another and all at once while clients call at every door; members and clients
-each keep a ledger, and afterwards they are held against each other. In the end all of it is stopped and removed. Last,
-the image by itself: `docker run`, killed and started again.
+says. Then containers are killed one after another and all at once while clients call through REST and the gateway;
+members and clients each keep a ledger, and afterwards they are held against each other. In the end all of it is stopped
+and removed. Last, the image by itself: `docker run`, killed and started again.
 
 Where no Docker daemon answers, root on Linux may install Debian's (docker.io, docker-compose, debootstrap): the trial
 starts one of its own, with base images made of Debian's packages in place of the official ones. Its files stay in
@@ -33,10 +33,10 @@ from tests.docker.stack import HEALTHY_SECONDS, USER, Stack, stack
 from tests.storm.reckoning import Strike, reckon
 
 FOLDER = Path("/var/lib/guild-hall-docker")
-CALLS_BEFORE = 10  # at each door, to the old version
+CALLS_BEFORE = 10  # of each source, to the old version
 ACCEPTED = 300  # calls at least: else nobody called
-# A fault excuses what fails until each door answers again and so much longer: its other clients have each a connection
-# and a session of their own, and notice with their next call.
+# A fault excuses what fails until each source is answered again and so much longer: its other clients have each a
+# connection and a session of their own, and notice with their next call.
 NOTICED_SECONDS = 3.0
 PEACE_SECONDS = 5.0  # then, until the next fault, in which nothing may fail
 IN_PEACE = 200  # calls that no fault excuses, at least: else nothing could have failed without one
@@ -116,7 +116,7 @@ def update(hall: Stack, report: Report, revision: str) -> None:
     hall.up()
     hall.make_token()
     hall.wait_well()
-    answered = sum(hall.answers(door) for door in ("rest", "gateway") for _ in range(CALLS_BEFORE))
+    answered = sum(hall.answers(source) for source in ("rest", "gateway") for _ in range(CALLS_BEFORE))
     what = f"a version without the newest migration ({revision[:12]}) is up and answers"
     report.check(what, answered == 2 * CALLS_BEFORE, f"{answered} calls")
     report.check(
@@ -181,7 +181,7 @@ def storm(hall: Stack, report: Report) -> None:
             report.check(
                 fault.name,
                 back_at - at <= bound,
-                f"calls are answered at every door after {back_at - at:.1f} s of {bound:.0f}",
+                f"calls of every source are answered after {back_at - at:.1f} s of {bound:.0f}",
             )
             if fault.ends_members:
                 report.none(f"{fault.name}: alive two seconds later", left)

@@ -16,7 +16,7 @@ from tests.docker.stack import MEMBERS, STAYING, Stack
 class Fault:
     """`fire` returns when it had struck, in monotonic seconds.
 
-    `seconds`: until calls succeed again at every door, at most. `ends_members`: no process of a member may outlive it.
+    `seconds`: until calls of every source succeed, at most. `ends_members`: no process of a member may outlive it.
     `is_mended`: by Docker, by the restart policy; else by `compose up`.
     """
 
@@ -38,7 +38,7 @@ def worker_killed(stack: Stack) -> float:
 
 
 def killed_by_docker(stack: Stack) -> float:
-    """Docker takes it for somebody's wish, and leaves it dead."""
+    """Docker takes it for somebody's request, and leaves it dead."""
     stack.docker("kill", stack.container("runtime"))
     return time.monotonic()
 

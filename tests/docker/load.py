@@ -1,4 +1,4 @@
-"""Clients of the hall in containers: at each door some, each with one call under way at a time."""
+"""Clients of the hall in containers: some of each source, each with one call under way at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.docker.stack import MEMBERS, Stack
 from tests.storm.ledger import SILENT, Told
 from tests.storm.load import FINISHED, WAYS, Call, of_row
 
-CLIENTS_OF_A_DOOR = 3
+CLIENTS_OF_A_SOURCE = 3
 PAUSE = 0.2  # seconds between a client's calls
 SETTLE_SECONDS = 45.0
 ON_THE_WAY = 0.5  # seconds that an answer from before a fault may still take to its client
@@ -28,9 +28,9 @@ class Load:
         self.told: list[Told] = []
         self.faults: list[str] = []  # of our own
         self._threads = [
-            threading.Thread(target=self._work, args=(door, number))
-            for door in WAYS
-            for number in range(CLIENTS_OF_A_DOOR)
+            threading.Thread(target=self._work, args=(source, number))
+            for source in WAYS
+            for number in range(CLIENTS_OF_A_SOURCE)
         ]
 
     def __enter__(self) -> Load:
@@ -44,26 +44,28 @@ class Load:
             thread.join()
 
     def wait_for_successes(self, since: float, seconds: float) -> float:
-        """When the last door had its first success since, of the member that answers at once; monotonic seconds."""
+        """When the last source had its first success since, of the member that answers at once; monotonic seconds."""
         since += ON_THE_WAY
 
-        def first(door: str) -> float | None:
-            told = [one for one in list(self.told) if one.door == door and one.member == "quick"]
+        def first(source: str) -> float | None:
+            told = [one for one in list(self.told) if one.source == source and one.member == "quick"]
             return min((one.told_at for one in told if one.told_at > since and one.end == "succeeded"), default=None)
 
-        return max(wait_until(lambda door=door: first(door), seconds, f"a call succeeds: {door}") for door in WAYS)
+        return max(
+            wait_until(lambda source=source: first(source), seconds, f"a call succeeds: {source}") for source in WAYS
+        )
 
-    def _work(self, door: str, number: int) -> None:
+    def _work(self, source: str, number: int) -> None:
         try:
-            with self._stack.client(door) as client:
+            with self._stack.client(source) as client:
                 turn = 0
                 while not self._over.wait(PAUSE):
                     turn += 1
                     for member in MEMBERS:
-                        call = Call(f"{door}-{number}-{member}-{turn}", member, door)
-                        self.told.append(WAYS[door](client, call, self._over))
+                        call = Call(f"{source}-{number}-{member}-{turn}", member, source)
+                        self.told.append(WAYS[source](client, call, self._over))
         except Exception as error:  # noqa: BLE001 - a client that ended early is a fault of the trial, and is told
-            self.faults.append(f"a client ({door}) ended with {type(error).__name__}: {error}")
+            self.faults.append(f"a client ({source}) ended with {type(error).__name__}: {error}")
 
 
 def settled(stack: Stack, told: list[Told]) -> list[Told]:
@@ -77,5 +79,5 @@ def _settled(client: Client, told: Told, deadline: float) -> Told:
     while time.monotonic() < deadline:
         reply = client.rest("GET", told.url, Prefer="wait=5")
         if reply.status in (200, 202) and (row := json.loads(reply.body))["status"] in FINISHED:
-            return replace(of_row(Call(told.key, told.member, told.door), row), asked_at=told.asked_at)
+            return replace(of_row(Call(told.key, told.member, told.source), row), asked_at=told.asked_at)
     return told

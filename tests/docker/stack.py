@@ -107,13 +107,15 @@ class Stack:
         self.compose("up", "-d", seconds=300)
 
     def wait_well(self) -> None:
-        """Every service healthy, and a call answered at each door."""
+        """Every service healthy, and a call of each source answered."""
         wait_until(self.is_healthy, HEALTHY_SECONDS, "every service is healthy")
         self.wait_answers()
 
     def wait_answers(self) -> None:
-        for door in ("rest", "gateway"):
-            wait_until(lambda door=door: self.answers(door), ANSWER_SECONDS, f"a call is answered at the door {door!r}")
+        for source in ("rest", "gateway"):
+            wait_until(
+                lambda source=source: self.answers(source), ANSWER_SECONDS, f"a call is answered, source {source!r}"
+            )
 
     def container(self, service: str) -> str:
         """Its id, of a stopped one too; or nothing."""
@@ -157,13 +159,13 @@ class Stack:
         )
         self.token = said.split()[-1]
 
-    def client(self, door: str, seconds: float = 40.0) -> Client:
-        return Client(self.port if door == "rest" else self.gateway_port, self.token, seconds=seconds)
+    def client(self, source: str, seconds: float = 40.0) -> Client:
+        return Client(self.port if source == "rest" else self.gateway_port, self.token, seconds=seconds)
 
-    def answers(self, door: str) -> bool:
+    def answers(self, source: str) -> bool:
         """Whether a call of a tool succeeds there now."""
-        with contextlib.suppress(OSError, http.client.HTTPException, ValueError), self.client(door, 5.0) as client:
-            if door != "rest":
+        with contextlib.suppress(OSError, http.client.HTTPException, ValueError), self.client(source, 5.0) as client:
+            if source != "rest":
                 return client.call("example__echo", {"text": "well"}, modern=True).text == "well"
             path = "/api/members/example/tools/echo/invoke/"
             reply = client.rest("POST", path, {"arguments": {"text": "well"}}, Prefer="wait=4")

@@ -45,7 +45,7 @@ LAST_CALLS_SECONDS = 3.0  # so that who is back is called
 KILLS_A_MINUTE, ACCEPTED_A_SECOND = 5, 5  # at least: else it was no storm. Two cores manage 20 to 30 calls
 TRIES_AGAIN = 3  # of a fault that could not be fired at once
 MEMBERS_ALONE_SECONDS = 20.0  # at most, in each round
-LONG_SECONDS = 300.0  # a storm that lasts as long is judged by how long the runtime takes to be back, and by memory
+LONG_SECONDS = 300.0  # a storm that lasts as long is measured by how long the runtime takes to be back, and by memory
 
 
 def main() -> int:
@@ -124,9 +124,9 @@ def run(hall: StormHall, seconds: float, seed: int, command: str, others: float)
         *stopped(hall),
         figures.none_of("times that `manage.py up` ended by itself", scene.ended),
         figures.none_of("members ended by a hall on a copy of the database", scene.ended_by_copies),
-        *figures.truth_of_the_roster(scene.judged, scene.untrue),
+        *figures.truth_of_the_roster(scene.looks, scene.untrue),
         figures.none_of(f"members that were not back {BACK_SECONDS:g} s after the storm", missing),
-        *figures.recoveries(scene.strikes, judged=is_long and others <= MOST_OF_OTHERS),
+        *figures.recoveries(scene.strikes, has_bound=is_long and others <= MOST_OF_OTHERS),
         *figures.every_recovery(scene.strikes),
         *measured,
         *figures.happened(

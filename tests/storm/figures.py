@@ -1,4 +1,4 @@
-"""The figures by which a storm is judged, each with its bound."""
+"""The figures of a storm, each with its bound."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def promises(found: Reckoning) -> list[Figure]:
 
 
 def remains(strikes: Sequence[Strike]) -> list[Figure]:
-    """What was left two seconds after each kill. Not judged where the runtime was kept from its work meanwhile."""
+    """What was left two seconds after each kill. Without a bound where the runtime was kept from its work meanwhile."""
     general = [strike for strike in strikes if strike.member == ALL]
     left = [
         f"{strike.fault} {strike.member or strike.told} at {strike.fired_at:.1f}: {one}"
@@ -56,7 +56,7 @@ def remains(strikes: Sequence[Strike]) -> list[Figure]:
     ]
 
 
-def recovery(name: str, waits: Sequence[float | None], bound: float, *, judged: bool = True) -> Figure:
+def recovery(name: str, waits: Sequence[float | None], bound: float, *, has_bound: bool = True) -> Figure:
     """Seconds at the 95th percentile; None: it never came back."""
     came = [wait for wait in waits if wait is not None]
     never = len(waits) - len(came)
@@ -64,20 +64,24 @@ def recovery(name: str, waits: Sequence[float | None], bound: float, *, judged: 
         f"{percentile(came, 0.5):.1f} / {percentile(came, 0.95):.1f} / {max(came, default=0.0):.1f} s of {len(waits)}"
     )
     value += f", {never} never" if never else ""
-    if not judged:
-        return Figure(f"{name} (median / p95 / longest)", value, f"p95 {bound:g} s, not judged", True)
+    if not has_bound:
+        return Figure(f"{name} (median / p95 / longest)", value, f"p95 {bound:g} s, no bound here", True)
     holds = not waits or (not never and percentile(came, 0.95) < bound)
     return Figure(f"{name} (median / p95 / longest)", value, f"p95 < {bound:g} s", holds)
 
 
-def recoveries(strikes: Sequence[Strike], *, judged: bool) -> list[Figure]:
-    """`judged`: by the time that the runtime takes, too, which a machine with other work does not keep."""
+def recoveries(strikes: Sequence[Strike], *, has_bound: bool) -> list[Figure]:
+    """`has_bound`: whether the runtime's own recovery has a bound, which a machine with other work does not keep."""
     member = [one.answered_after for one in alone(strikes) if one.fault == "member killed"]
     figures = [recovery("a killed member's calls, beyond its back-off", member, RECOVERY_SECONDS)]
     runtime = [one for one in strikes if one.fault in ("worker killed", "guard killed")]
     first, every = [one.answered_after for one in runtime], [one.well_after for one in runtime]
-    figures.append(recovery("the first call after the runtime was killed", first, FIRST_CALL_SECONDS, judged=judged))
-    figures.append(recovery("every member after the runtime was killed", every, EVERY_MEMBER_SECONDS, judged=judged))
+    figures.append(
+        recovery("the first call after the runtime was killed", first, FIRST_CALL_SECONDS, has_bound=has_bound)
+    )
+    figures.append(
+        recovery("every member after the runtime was killed", every, EVERY_MEMBER_SECONDS, has_bound=has_bound)
+    )
     return figures
 
 
@@ -118,10 +122,10 @@ def stopped(left: Sequence[str], seconds: float, status: int | None) -> list[Fig
     ]
 
 
-def truth_of_the_roster(judged: int, untrue: Sequence[str]) -> list[Figure]:
+def truth_of_the_roster(looks: int, untrue: Sequence[str]) -> list[Figure]:
     return [
         none_of("members that answer and are shown as disconnected", untrue),
-        Figure("looks at that in the midst of a fault", f"{judged:,}", "at least 1", judged >= 1),
+        Figure("looks at that in the midst of a fault", f"{looks:,}", "at least 1", looks >= 1),
     ]
 
 

@@ -37,7 +37,8 @@ CLIENTS = 40
 # Before a command: it does not outlive who starts it, be it killed (Linux).
 END_WITH_US = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
 LOG_LINES = 40  # shown, of a hall that did not come up
-PARTS = {"guard": "mcp_runtime.runtime.guard", "worker": "mcp_runtime.runtime.worker", "web": "guildhall.web"}
+# The end of one of the words of its command line.
+PARTS = {"guard": "/mcp_runtime/runtime/guard.py", "worker": "mcp_runtime.runtime.worker", "web": "guildhall.web"}
 MAKE_TOKENS = """
 import json
 from django.contrib.auth.models import Permission, User
@@ -143,7 +144,8 @@ class StormHall(BenchHall):
         with contextlib.suppress(psutil.Error):
             for process in family(root):
                 with contextlib.suppress(psutil.Error):
-                    if PARTS[name] in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+                    is_it = any(word.endswith(PARTS[name]) for word in process.cmdline())
+                    if is_it and process.status() != psutil.STATUS_ZOMBIE:
                         return process
         return None
 

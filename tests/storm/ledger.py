@@ -19,14 +19,14 @@ GONE = "gone"  # accepted, and later nobody knew of it
 class Told:
     """What a client was told of one call. Times are in seconds of the machine's monotonic clock.
 
-    `door`: rest, session or modern. `kind`: of the error, or the HTTP status of a refusal. `sent`: what an error of the
-    gateway said of it. `text`: of the result, or of a refusal. `url`: where REST accepted it. `later`: what REST said
-    of it in the end, where that is not what its client was told.
+    `source`: rest, session or modern. `kind`: of the error, or the HTTP status of a refusal. `sent`: what an error of
+    the gateway said of it. `text`: of the result, or of a refusal. `url`: where REST accepted it. `later`: what REST
+    said of it in the end, where that is not what its client was told.
     """
 
     key: str
     member: str
-    door: str
+    source: str
     asked_at: float
     told_at: float
     end: str
@@ -39,7 +39,7 @@ class Told:
     @property
     def is_accepted(self) -> bool:
         """REST: it has an address. The gateway has no such word: a call that it answered was accepted."""
-        return bool(self.url) if self.door == "rest" else self.end in ("succeeded", "failed", "cancelled")
+        return bool(self.url) if self.source == "rest" else self.end in ("succeeded", "failed", "cancelled")
 
     @property
     def seconds(self) -> float:

@@ -17,7 +17,7 @@ from tests.attack.client import Client, Reply
 from tests.storm.hall import CALL_SECONDS, CLIENTS, StormHall
 from tests.storm.ledger import BROKEN, GONE, REFUSED, SILENT, Book, Told
 
-DOORS = ("rest", "session", "modern")
+SOURCES = ("rest", "session", "modern")
 # Seconds that a client waits: for the call's own deadline, a hall that starts anew, and a machine that is busy.
 PATIENCE = CALL_SECONDS + 30.0
 WAIT = 5  # seconds, in Prefer
@@ -28,12 +28,12 @@ FINISHED = ("succeeded", "failed", "cancelled")
 class Call:
     """One call under way. `end()` gives what its client writes down."""
 
-    def __init__(self, key: str, member: str, door: str) -> None:
-        self.key, self.member, self.door = key, member, door
+    def __init__(self, key: str, member: str, source: str) -> None:
+        self.key, self.member, self.source = key, member, source
         self.asked_at = time.monotonic()
 
     def end(self, end: str, **values: Any) -> Told:
-        return Told(self.key, self.member, self.door, self.asked_at, time.monotonic(), end, **values)
+        return Told(self.key, self.member, self.source, self.asked_at, time.monotonic(), end, **values)
 
 
 # REST -----------------------------------------------------------------------------------------------------------------
@@ -171,22 +171,22 @@ class Load:
             thread.join()
 
     def _work(self, number: int) -> None:
-        door = DOORS[number % len(DOORS)]
+        source = SOURCES[number % len(SOURCES)]
         chance = random.Random(f"{self._seed} {number}")
-        book = Book(self._books / f"{door}-{number}.jsonl")
+        book = Book(self._books / f"{source}-{number}.jsonl")
         try:
-            with self._client(door, number) as client:
+            with self._client(source, number) as client:
                 for turn in self._turns(chance):
-                    call = Call(f"{door}-{number}-{turn}", chance.choice(self._hall.names), door)
-                    book.add(WAYS[door](client, call, self._over))
+                    call = Call(f"{source}-{number}-{turn}", chance.choice(self._hall.names), source)
+                    book.add(WAYS[source](client, call, self._over))
         except Exception as error:  # noqa: BLE001 - a client that ended early is a fault of the storm, and is told
-            self.faults.append(f"client {number} ({door}) ended with {type(error).__name__}: {error}")
+            self.faults.append(f"client {number} ({source}) ended with {type(error).__name__}: {error}")
         finally:
             book.close()
 
-    def _client(self, door: str, number: int) -> Client:
+    def _client(self, source: str, number: int) -> Client:
         name = str(number)
-        return self._hall.web(name, PATIENCE) if door == "rest" else self._hall.agent(name, PATIENCE)
+        return self._hall.web(name, PATIENCE) if source == "rest" else self._hall.agent(name, PATIENCE)
 
     def _turns(self, chance: random.Random) -> Iterator[int]:
         """Numbers, at the client's pace; a call that took long is not made up for."""
@@ -217,7 +217,7 @@ def settle(hall: StormHall, told: list[Told], seconds: float) -> list[Told]:
 def rest_calls(hall: StormHall) -> dict[str, dict[str, Any]]:
     """By url. Empty while the web does not answer."""
     rows: dict[str, dict[str, Any]] = {}
-    path = "/api/invocations/?door=rest&page_size=200"
+    path = "/api/invocations/?source=rest&page_size=200"
     while path:
         page = hall.asked(path, 10.0)
         if page is None:

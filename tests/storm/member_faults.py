@@ -102,7 +102,7 @@ class BackOff:
         row = self._hall.asked(f"/api/members/{self._member}/") or {}
         if row.get("status") == "error":
             failed_at, again_at = row["status_changed_at"], row["next_restart_at"]
-            if again_at is not None:  # else it is not tried again by itself, which is no pause
+            if again_at is not None:  # else it is not tried again automatically, which is no pause
                 pause = datetime.fromisoformat(again_at) - datetime.fromisoformat(failed_at)
                 self._pauses[failed_at] = max(pause.total_seconds(), 0.0)
         return row

@@ -57,7 +57,7 @@ def freeze(name: str) -> Callable[[Scene, random.Random], None]:
         try:
             time.sleep(seconds)
             if name in ("up", "guard"):  # without these two calls are answered
-                scene.judge_the_roster(strike)
+                scene.check_the_roster(strike)
         finally:
             send(part, signal.SIGCONT)
         strike.over_at = time.monotonic()

@@ -77,13 +77,13 @@ def reckon(told: Sequence[Told], effects: Mapping[str, Sequence[Effect]], strike
     found = Reckoning(asked=len(told), accepted=sum(one.is_accepted for one in told))
     found.doubled = doubled(effects)
     for one in told:
-        found.ends[f"{one.door}: {one.end}{f' {one.kind}' if one.kind else ''}"] += 1
+        found.ends[f"{one.source}: {one.end}{f' {one.kind}' if one.kind else ''}"] += 1
         ran = one.key in effects
         if one.end == GONE:
             found.lost.append(words(one, ran))
         elif one.end == SILENT and one.sent is not False:
             found.never_ended.append(words(one, ran))
-        if why := misfit(one, ran):
+        if why := contradiction(one, ran):
             found.mistold.append(f"{words(one, ran)}: {why}")
         if is_failure(one) and not any(strike.covers(one) for strike in strikes):
             found.unprovoked.append(words(one, ran))
@@ -100,7 +100,7 @@ def doubled(effects: Mapping[str, Sequence[Effect]]) -> list[str]:
     ]
 
 
-def misfit(told: Told, ran: bool) -> str:
+def contradiction(told: Told, ran: bool) -> str:
     """Why what was told is not what happened; empty where it may be."""
     if told.end == "succeeded" and not ran:
         return "told that it succeeded, and nothing took effect"

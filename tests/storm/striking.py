@@ -25,15 +25,15 @@ BRIEF_SECONDS, SOME_SECONDS, LONG_SECONDS, LONG_ONE_IN = (0.5, 2.5), (1.0, 5.0),
 class Scene:
     """What a fault has to do with. `strikes` grows while it storms; `hit`: members under a fault.
 
-    `is_long`: there is time for faults that outlive the lease. `untrue`: what the roster said against what it was, of
-    `judged` looks. `ended`: when `manage.py up` ended by itself.
+    `is_long`: there is time for faults that outlive the lease. `untrue`: what the roster said against what it was;
+    `looks`: how often it was compared. `ended`: when `manage.py up` ended by itself.
     """
 
     hall: StormHall
     is_long: bool = False
     strikes: list[Strike] = field(default_factory=list)
     hit: set[str] = field(default_factory=set)
-    judged: int = 0
+    looks: int = 0
     untrue: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     ended_by_copies: list[str] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Scene:
             self.hit.add(member)
             return is_free
 
-    def judge_the_roster(self, strike: Strike) -> None:
+    def check_the_roster(self, strike: Strike) -> None:
         """In the midst of a fault: who answers a call is not shown as disconnected."""
         name = next(name for name in self.hall.well() if name not in self.hit)
         with (
@@ -90,7 +90,7 @@ class Scene:
             row = self.hall.asked(f"/api/members/{name}/")
             if not answers or row is None:
                 return
-            self.judged += 1
+            self.looks += 1
             if row["status"] != "connected":
                 after = time.monotonic() - strike.fired_at
                 self.untrue.append(f"{strike.fault} for {after:.1f} s: {name} answers, and is shown as {row['status']}")

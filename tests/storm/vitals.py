@@ -14,7 +14,7 @@ import psutil
 from tests.storm.figures import Figure
 from tests.storm.hall import CLIENTS, PARTS, StormHall
 from tests.storm.ledger import Book
-from tests.storm.load import DOORS, WAYS, Call
+from tests.storm.load import SOURCES, WAYS, Call
 
 CALLERS = 12  # clients at the same time
 # What may be there in addition after the storm: connections and threads that come and go.
@@ -49,16 +49,16 @@ def vitals(hall: StormHall) -> dict[str, Vitals]:
 def calm(hall: StormHall, book: Path, calls: tuple[int, int], members: Sequence[str]) -> None:
     """So many calls through gateway and REST, one after the other to each member; the books tell how they ended."""
     gateway, rest = calls
-    of_rest = len(range(0, CLIENTS, len(DOORS)))
+    of_rest = len(range(0, CLIENTS, len(SOURCES)))
 
     def work(number: int) -> None:
-        door = DOORS[number % len(DOORS)]
-        count = rest // of_rest if door == "rest" else gateway // (CLIENTS - of_rest)
+        source = SOURCES[number % len(SOURCES)]
+        count = rest // of_rest if source == "rest" else gateway // (CLIENTS - of_rest)
         names, own = members, Book(book.with_name(f"{book.name}-{number}.jsonl"))
-        with hall.web(str(number)) if door == "rest" else hall.agent(str(number)) as client:
+        with hall.web(str(number)) if source == "rest" else hall.agent(str(number)) as client:
             for turn in range(count):
-                call = Call(f"{book.name}-{number}-{turn}", names[turn % len(names)], door)
-                own.add(WAYS[door](client, call, threading.Event()))
+                call = Call(f"{book.name}-{number}-{turn}", names[turn % len(names)], source)
+                own.add(WAYS[source](client, call, threading.Event()))
         own.close()
 
     with ThreadPoolExecutor(CALLERS) as pool:

@@ -32,7 +32,7 @@ RESET = struct.pack("ii", 1, 0)
 
 @contextlib.contextmanager
 def lasting(scene: Scene, strike: Strike, seconds: float) -> Iterator[None]:
-    """Around what begins a fault; afterwards it has lasted so long, and what the roster said just before was judged."""
+    """Around what begins a fault; afterwards it has lasted so long, and the roster was checked just before."""
     yield
     time.sleep(max(strike.fired_at + seconds - time.monotonic(), 0.0))
     strike.told = ", ".join(filter(None, (strike.told, f"{seconds:.1f} s")))
@@ -49,7 +49,7 @@ def lock_the_database(scene: Scene, chance: random.Random) -> None:
         strike = scene.strike("database locked")
         with lasting(scene, strike, seconds):
             pass
-        scene.judge_the_roster(strike)
+        scene.check_the_roster(strike)
         connection.execute("ROLLBACK")
     strike.over_at = time.monotonic()
     await_all(scene, strike)
@@ -61,7 +61,7 @@ def fill_the_disk(scene: Scene, chance: random.Random) -> None:
     try:
         with lasting(scene, strike, seconds):
             scene.hall.disk.fill()
-        scene.judge_the_roster(strike)
+        scene.check_the_roster(strike)
     finally:
         scene.hall.disk.empty()
     strike.over_at = time.monotonic()

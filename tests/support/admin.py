@@ -1,4 +1,4 @@
-"""What tests of the admin make, ask for and read."""
+"""Rows, addresses and readers for tests of the admin."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def make_tool(member: GuildMember, name: str = "echo", **columns: Any) -> Tool:
 
 
 def make_call(member: GuildMember, **columns: Any) -> Invocation:
-    values = {"tool_name": "echo", "timeout": 30, "door": "rest", "requester": "alice", **columns}
+    values = {"tool_name": "echo", "timeout": 30, "source": "rest", "requester": "alice", **columns}
     return Invocation.objects.create(member=member, **values)
 
 

@@ -1,4 +1,4 @@
-"""An agent as raw HTTP: what it sends to the gateway, word for word, and what comes back, status and all."""
+"""An agent in raw HTTP: the exact requests it sends to the gateway, and the exact responses."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ META = "io.modelcontextprotocol/"
 
 
 def make_token(user: User | None = None, **options: Any) -> str:
-    """Of a superuser, unless told otherwise; without a limit of calls a minute."""
+    """A token of `user`, or of a superuser, without a limit of calls a minute."""
     user = user or User.objects.filter(is_superuser=True).first() or User.objects.create_superuser("agent")
     return ApiToken.make(user=user, **{"calls_per_minute": 0, **options})[1]
 
 
 def messages_of(response: requests.Response) -> list[dict[str, Any]]:
-    """The JSON-RPC messages of a reply, whether it came whole or as a stream."""
+    """The JSON-RPC messages of a response, which is JSON or an event stream."""
     if response.headers["content-type"].startswith("application/json"):
-        told = response.json()
-        return told if isinstance(told, list) else [told]
+        body = response.json()
+        return body if isinstance(body, list) else [body]
     events = response.content.decode().split("\n\n")
     return [json.loads(event.partition("data: ")[2]) for event in events if "data: " in event]
 
 
 class Agent:
-    """One caller at one path. `begin` shakes hands; without it each request is sent as it is, or in the modern way."""
+    """One client at one path. `begin` shakes hands. Without it requests have no session, or are modern."""
 
     def __init__(self, hall: Hall, token: str | None, path: str = "/mcp") -> None:
         self.url = f"http://127.0.0.1:{hall.gateway_port}{path}"
@@ -63,10 +63,10 @@ class Agent:
         return self
 
     def post(self, message: Any, **headers: str | None) -> requests.Response:
-        """Bytes and text go as they are. Header names with _ for -; None takes one away."""
+        """Bytes are sent unchanged. In header names write _ for -. The value None removes a header."""
         data = message if isinstance(message, bytes) else json.dumps(message).encode()
-        named = {"Content-Type": "application/json", **{name.replace("_", "-"): v for name, v in headers.items()}}
-        return self.http.post(self.url, data=data, headers=named, timeout=40)
+        all_headers = {"Content-Type": "application/json", **{name.replace("_", "-"): v for name, v in headers.items()}}
+        return self.http.post(self.url, data=data, headers=all_headers, timeout=40)
 
     def send(self, method: str, **params: Any) -> requests.Response:
         return self.post({"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params})
@@ -75,17 +75,17 @@ class Agent:
         return self.post({"jsonrpc": "2.0", "method": method, "params": params})
 
     def ask(self, method: str, **params: Any) -> dict[str, Any]:
-        """The response to a request; what came before it is not looked at."""
+        """The response to a request. Messages that came before it are ignored."""
         return messages_of(self.send(method, **params))[-1]
 
     def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
         return self.ask("tools/call", name=tool, arguments=arguments)
 
     def text(self, tool: str, **arguments: Any) -> str:
-        """What the tool said. Fails where it said nothing."""
-        told = self.call(tool, **arguments)
-        assert "result" in told, told
-        return str(told["result"]["content"][0]["text"])
+        """The text of a tool's result. Fails if the call failed."""
+        response = self.call(tool, **arguments)
+        assert "result" in response, response
+        return str(response["result"]["content"][0]["text"])
 
     def tools(self) -> list[str]:
         return [tool["name"] for tool in self.ask("tools/list")["result"]["tools"]]
@@ -95,7 +95,7 @@ class Agent:
         return self.post(message, **headers)
 
     def modern_message(self, method: str, **params: Any) -> tuple[dict[str, Any], dict[str, str]]:
-        """The message, and the headers that repeat what it says."""
+        """A modern message, and the headers that repeat parts of it."""
         meta = {f"{META}protocolVersion": MODERN, f"{META}clientCapabilities": {}, **params.pop("meta", {})}
         message = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": {**params, "_meta": meta}}
         headers = {"MCP_Protocol_Version": MODERN, "Mcp_Method": method}
@@ -103,44 +103,44 @@ class Agent:
             headers["Mcp_Name"] = params.get("name") or params["uri"]
         return message, headers
 
-    def listening(self) -> Heard:
-        """The stream of what is said unasked."""
-        return Heard(self, "GET", None, {"Accept": "text/event-stream"})
+    def listen(self) -> MessageStream:
+        """The stream for messages that answer no request."""
+        return MessageStream(self, "GET", None, {"Accept": "text/event-stream"})
 
-    def sent(self, message: Any, **headers: str) -> http.client.HTTPConnection:
-        """A request whose reply nobody reads: close what comes back to go away."""
+    def send_only(self, message: Any, **headers: str) -> http.client.HTTPConnection:
+        """Send a request without reading its reply. Close the returned connection to disconnect."""
         parts = urlsplit(self.url)
         connection = http.client.HTTPConnection(parts.netloc)
-        named = {**self.http.headers, "Content-Type": "application/json"}
-        named |= {name.replace("_", "-"): value for name, value in headers.items()}
-        told = {str(name): str(value) for name, value in named.items()}
-        connection.request("POST", self.url.removeprefix(f"http://{parts.netloc}"), json.dumps(message), told)
+        values = {**self.http.headers, "Content-Type": "application/json"}
+        values |= {name.replace("_", "-"): value for name, value in headers.items()}
+        all_headers = {str(name): str(value) for name, value in values.items()}
+        connection.request("POST", self.url.removeprefix(f"http://{parts.netloc}"), json.dumps(message), all_headers)
         return connection
 
-    def streaming(self, message: Any, **headers: str) -> Heard:
-        """A request whose reply is read as it comes."""
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return Heard(self, "POST", json.dumps(message), {"Content-Type": "application/json", **named})
+    def stream(self, message: Any, **headers: str) -> MessageStream:
+        """A request whose reply is read message by message."""
+        more = {name.replace("_", "-"): value for name, value in headers.items()}
+        return MessageStream(self, "POST", json.dumps(message), {"Content-Type": "application/json", **more})
 
 
-class Heard:
-    """A stream that is open: its messages as they come. `close` goes away without a word, as a process that ends."""
+class MessageStream:
+    """An open stream, and its messages. `close` drops the connection, as a process does that ends."""
 
     def __init__(self, agent: Agent, verb: str, body: str | None, headers: dict[str, str]) -> None:
         parts = urlsplit(agent.url)
         self._connection = http.client.HTTPConnection(parts.netloc, timeout=40)
-        named = {str(name): str(value) for name, value in {**agent.http.headers, **headers}.items()}
-        self._connection.request(verb, agent.url.removeprefix(f"http://{parts.netloc}"), body, named)
+        all_headers = {str(name): str(value) for name, value in {**agent.http.headers, **headers}.items()}
+        self._connection.request(verb, agent.url.removeprefix(f"http://{parts.netloc}"), body, all_headers)
         self._socket = self._connection.sock
         self._response = self._connection.getresponse()
         assert self._response.status == 200, self._response.read()
         self.ended = threading.Event()
         self._messages: queue.Queue[dict[str, Any]] = queue.Queue()
-        self.everything: list[dict[str, Any]] = []  # that came, in its order
+        self.all_messages: list[dict[str, Any]] = []  # in the order in which they came
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
-    def __enter__(self) -> Heard:
+    def __enter__(self) -> MessageStream:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -158,28 +158,28 @@ class Heard:
         with contextlib.suppress(OSError, http.client.HTTPException):
             while line := self._response.readline():
                 if line.startswith(b"data: "):
-                    self.everything.append(json.loads(line[6:]))
-                    self._messages.put(self.everything[-1])
+                    self.all_messages.append(json.loads(line[6:]))
+                    self._messages.put(self.all_messages[-1])
         self.ended.set()
 
     def next(self, within: float = 10.0) -> dict[str, Any]:
         return self._messages.get(timeout=within)
 
     def until(self, method: str, within: float = 10.0) -> dict[str, Any]:
-        """The next message with this method, or the response for an empty one."""
+        """The next message with this method. For an empty method, the next response."""
         while (message := self.next(within)).get("method", "") != method:
             pass
         return message
 
     def forget(self) -> None:
-        """What came so far."""
+        """Drop the messages that came so far."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._messages.get_nowait()
 
 
 def is_up(hall: Hall) -> bool:
-    """Whether the gateway answers: members may be up before it is."""
+    """Whether the gateway answers. Members may be up before it is."""
     try:
         return Agent(hall, None).send("ping").status_code == 401
     except requests.ConnectionError:
@@ -187,7 +187,7 @@ def is_up(hall: Hall) -> bool:
 
 
 def on_the_roster(hall: Hall, *names: str) -> Agent:
-    """Once these members are connected, and the gateway lists their tools: moments after their rows say so."""
+    """Wait until these members are connected and the gateway lists their tools. Returns an agent."""
     for name in names:
         wait_for_status(hall, name, "connected", within=40)
     eventually(lambda: is_up(hall), within=20)
@@ -197,7 +197,7 @@ def on_the_roster(hall: Hall, *names: str) -> Agent:
 
 
 def kill(name: str) -> None:
-    """SIGKILL for a member; over when the kernel is done with all its threads and sockets."""
+    """Kill a member, and wait until the kernel has ended its threads and sockets."""
     pid = member(name).pid or 0
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: not psutil.pid_exists(pid))

@@ -17,7 +17,7 @@ METHODS = ("get", "head", "post", "put", "patch", "delete", "options")
 
 
 def api_addresses() -> Iterator[str]:
-    """Every route under /api/, filled in."""
+    """An address for every route under /api/."""
     for entry in get_resolver().url_patterns:
         if isinstance(entry, URLResolver) and str(entry.pattern) == "api/":
             for route in entry.url_patterns:
@@ -54,7 +54,7 @@ ECHO_SCHEMA = {
 
 
 def client_of(user: User, **scope: Any) -> Client:
-    """With a token that was used a moment ago: the first use of one costs some queries more."""
+    """A client with a token that is already used, because the first use of a token needs more queries."""
     lease.hall()
     token = ApiToken.make(user=user, **scope)[1]
     principals.principal_of_token(token)
@@ -63,8 +63,8 @@ def client_of(user: User, **scope: Any) -> Client:
 
 def add_member(name: str = "example", **values: Any) -> GuildMember:
     manifest = {**MANIFEST, "name": name}
-    known = {"manifest": manifest, "display_name": "An example", "version": "1.2", "directory": name}
-    return GuildMember.objects.create(name=name, **{**known, **values})
+    defaults = {"manifest": manifest, "display_name": "An example", "version": "1.2", "directory": name}
+    return GuildMember.objects.create(name=name, **{**defaults, **values})
 
 
 def add_tool(member: GuildMember, name: str, schema: dict[str, Any] | None = None, **values: Any) -> Tool:
@@ -75,8 +75,8 @@ def add_tool(member: GuildMember, name: str, schema: dict[str, Any] | None = Non
 
 
 def add_call(member: GuildMember, tool: str = "echo", **values: Any) -> Invocation:
-    known = {"timeout": 30.0, "door": Invocation.Door.REST, "requester": "alice"}
-    return Invocation.objects.create(member=member, tool_name=tool, **{**known, **values})
+    defaults = {"timeout": 30.0, "source": Invocation.Source.REST, "requester": "alice"}
+    return Invocation.objects.create(member=member, tool_name=tool, **{**defaults, **values})
 
 
 EXAMPLES: dict[str, Any] = {"name": "example", "tool": "echo", "pk": 1}

@@ -1,4 +1,4 @@
-"""A certificate authority for one test, and certificates that it signed. Made with openssl: no library is needed."""
+"""A certificate authority for one test, and certificates that it signs. Uses openssl, so it needs no library."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Authority:
         )
 
     def context(self, name: str = "IP:127.0.0.1") -> ssl.SSLContext:
-        """What a server of that subjectAltName needs."""
-        key, request, signed, extension = (self._folder / f"server.{end}" for end in ("key", "csr", "pem", "ext"))
+        """The context of a server with this subjectAltName."""
+        key, request, certificate, extension = (self._folder / f"server.{end}" for end in ("key", "csr", "pem", "ext"))
         extension.write_text(f"subjectAltName={name}\n")
         _openssl(
             *("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"),
@@ -27,10 +27,10 @@ class Authority:
         )
         _openssl(
             *("x509", "-req", "-in", str(request), "-CA", str(self.file), "-CAkey", str(self._key), "-CAcreateserial"),
-            *("-days", "2", "-extfile", str(extension), "-out", str(signed)),
+            *("-days", "2", "-extfile", str(extension), "-out", str(certificate)),
         )
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(signed, key)
+        context.load_cert_chain(certificate, key)
         return context
 
 

@@ -1,4 +1,4 @@
-"""The real gateway in this process, with members that are scripts: servers made of raw sockets, which may misbehave."""
+"""The real gateway in this process, with scripted members. They are raw sockets, so that they can misbehave."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from roster.models import GuildMember, Invocation, Tool
 from tests.conftest import eventually
 from tests.support.agents import Agent, make_token
 from tests.support.scripted_server import Behaviour, Server, initialize_result
-from tests.support.scripted_server import Request as Asked
+from tests.support.scripted_server import Request as MemberRequest
 
 ALL = {"tools": {}, "prompts": {}, "resources": {"subscribe": True}, "logging": {}, "completions": {}}
 MAX_BYTES = 200_000
 
 
 def event(message: Any, event_id: str = "", retry: int | None = None) -> bytes:
-    """A message on a stream; without one, an event that only says where to go on."""
+    """An event with a message. Without a message it has only an id or a retry time."""
     lines = [f"id: {event_id}"] if event_id else []
     lines += [f"retry: {retry}"] if retry is not None else []
     lines += [f"data: {json.dumps(message)}"] if message is not None else ["data:"]
@@ -46,88 +46,90 @@ def notification(method: str, **params: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "method": method, "params": params}
 
 
-def result(message_id: Any, **told: Any) -> dict[str, Any]:
-    return {"jsonrpc": "2.0", "id": message_id, "result": told}
+def result(message_id: Any, **values: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": message_id, "result": values}
 
 
-def text(said: str) -> dict[str, Any]:
-    return {"content": [{"type": "text", "text": said}]}
+def text(value: str) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": value}]}
 
 
-def with_session(asked: Asked) -> None:
-    """A handshake that begins a session, each its own."""
-    number = len([one for one in asked.server.requests if one.body and one.message.get("method") == "initialize"])
-    asked.result(initialize_result(asked.message["params"]["protocolVersion"]), Mcp_Session_Id=f"s{number}")
+def with_session(incoming: MemberRequest) -> None:
+    """Answer a handshake with a new session."""
+    number = incoming.server.methods.count("initialize")
+    incoming.result(initialize_result(incoming.message["params"]["protocolVersion"]), Mcp_Session_Id=f"s{number}")
 
 
-def modern_only(asked: Asked) -> None:
-    asked.error(-32022, "Unsupported protocol version", status=400, data={"supported": [mcp.MODERN_VERSION]})
+def refuse_handshake(incoming: MemberRequest) -> None:
+    incoming.error(-32022, "Unsupported protocol version", status=400, data={"supported": [mcp.MODERN_VERSION]})
 
 
-def discovered(asked: Asked) -> None:
-    asked.result({"supportedVersions": [mcp.MODERN_VERSION], "capabilities": ALL, "resultType": "complete"})
+def discovered(incoming: MemberRequest) -> None:
+    incoming.result({"supportedVersions": [mcp.MODERN_VERSION], "capabilities": ALL, "resultType": "complete"})
 
 
 DEFAULT: dict[str, Behaviour] = {
     "initialize": with_session,
-    "server/discover": lambda asked: asked.error(-32601, "Method not found", status=404),
-    "GET": lambda asked: asked.http(405),
-    "DELETE": lambda asked: asked.http(200),
-    "tools/call": lambda asked: asked.result(text(json.dumps(asked.message["params"].get("arguments")))),
-    "*": lambda asked: asked.error(-32601, "Method not found"),
+    "server/discover": lambda incoming: incoming.error(-32601, "Method not found", status=404),
+    "GET": lambda incoming: incoming.http(405),
+    "DELETE": lambda incoming: incoming.http(200),
+    "tools/call": lambda incoming: incoming.result(text(json.dumps(incoming.message["params"].get("arguments")))),
+    "*": lambda incoming: incoming.error(-32601, "Method not found"),
 }
-MODERN: dict[str, Behaviour] = {"initialize": modern_only, "server/discover": discovered}
+MODERN: dict[str, Behaviour] = {"initialize": refuse_handshake, "server/discover": discovered}
 
 
 class Member:
-    """A script, its row, and the hall's connection to it."""
+    """A scripted server, its row, and the hall's connection to it."""
 
     def __init__(self, row: GuildMember, server: Server, behaviours: dict[str, Behaviour]) -> None:
         self.row, self.server = row, server
         self.behaviours = server.behaviours = {**DEFAULT, **behaviours}
         self.client = JsonRpcClient(server.url)
-        self.live = self.restarted()
+        self.live = self.restart()
 
-    def restarted(self) -> LiveMember:
-        """The next process, which knows nothing of the one before."""
+    def restart(self) -> LiveMember:
+        """Connect again, as to a new process without the old sessions."""
         self.client.connect(5)
         self.live = LiveMember(self.row.pk, self.row.name, 0, self.client, NoProcess(), self.server.url)
         self.live.connected_at = 1.0
         return self.live
 
     @property
-    def requests(self) -> list[Asked]:
+    def requests(self) -> list[MemberRequest]:
         return self.server.requests
 
-    def heard(self, method: str) -> list[Any]:
-        """The messages with this method, as they came."""
-        told = [one.message for one in list(self.server.requests) if one.body]
-        return [message for message in told if isinstance(message, dict) and message.get("method", "reply") == method]
+    def messages(self, method: str) -> list[Any]:
+        """The messages that the server received with this method."""
+        messages = [request.message for request in list(self.server.requests) if request.body]
+        return [
+            message for message in messages if isinstance(message, dict) and message.get("method", "reply") == method
+        ]
 
 
 class World:
-    """The gateway and all around it. It stands in for the lifecycle: who is there is what the test says."""
+    """The gateway and its surroundings. It replaces the lifecycle, so that a test decides which members are there."""
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
         self.live: dict[int, LiveMember] = {}
         self.failures: list[str] = []
-        self.woken = 0
+        self.wake_count = 0
         self.restarts = Restarts()
         self.awaited: set[int] = set()
         self.max_bytes = MAX_BYTES
         self.record_bytes = 4096
         self._gateway: Gateway | None = None
-        self._door: socket.socket | None = None
-        self._opened: list[Any] = []
+        self._listener: socket.socket | None = None
+        self._resources: list[Any] = []
         self.gateway_port = 0
         self._token = ""
 
-    # What the gateway asks of the lifecycle
+    # What the gateway needs of the lifecycle
 
-    def connected(self, member_id: int) -> LiveMember | None:
+    def connected_member(self, member_id: int) -> LiveMember | None:
         live = self.live.get(member_id)
-        return live if live and not live.stop_asked.is_set() else None
+        return live if live and not live.stop_requested.is_set() else None
 
     def live_members(self) -> list[LiveMember]:
         return list(self.live.values())
@@ -135,17 +137,17 @@ class World:
     def own_row(self, member_id: int) -> QuerySet[GuildMember]:
         return GuildMember.objects.filter(pk=member_id)
 
-    def connection_failed(self, live: LiveMember, error: ConnectError) -> None:
+    def handle_connection_failure(self, live: LiveMember, error: ConnectError) -> None:
         self.failures.append(f"{live.name}: {error}")
         self.live.pop(live.member_id, None)
 
     def _wake(self) -> None:
-        self.woken += 1
+        self.wake_count += 1
 
-    # What tests do
+    # For tests
 
     def member(self, name: str = "notes", behaviours: dict[str, Behaviour] | None = None, **options: Any) -> Member:
-        """A connected member with the tool `echo`. `tools` are its definitions, `capabilities` its row's."""
+        """A connected member with the tool `echo`. `tools` and `capabilities` replace those of its rows."""
         tools = options.pop("tools", [{"name": "echo", "inputSchema": {"type": "object"}}])
         capabilities = options.pop("capabilities", {"tools": {}})
         row = GuildMember.objects.create(
@@ -154,23 +156,23 @@ class World:
         for position, definition in enumerate(tools):
             Tool.objects.create(member=row, name=definition["name"], position=position, definition=definition)
         server = Server({})
-        self._opened.append(server)
-        made = Member(row, server, behaviours or {})
-        made.client.capabilities = capabilities
-        self._opened.append(made.client)
-        self.live[row.pk] = made.live
+        self._resources.append(server)
+        member = Member(row, server, behaviours or {})
+        member.client.capabilities = capabilities
+        self._resources.append(member.client)
+        self.live[row.pk] = member.live
         if self._gateway is not None:
             self._gateway.member_changed(row.pk)
-        return made
+        return member
 
     @property
     def gateway(self) -> Gateway:
-        """Started when it is needed first."""
+        """Started at its first use."""
         if self._gateway is None:
             sockets = listeners.bind("127.0.0.1", 0)
             for other in sockets[1:]:
                 other.close()
-            self._door = sockets[0]
+            self._listener = sockets[0]
             self.gateway_port = sockets[0].getsockname()[1]
             trusted = ["http://trusted.example"]
             options = Options(["127.0.0.1"], trusted, self.max_bytes, self.record_bytes, self.data_dir)
@@ -187,22 +189,22 @@ class World:
         assert self.gateway
         self._token = self._token or make_token()
         agent = Agent(self, token or self._token, path)  # type: ignore[arg-type]
-        self._opened.append(agent.http)
+        self._resources.append(agent.http)
         return agent
 
-    def next_gateway(self) -> None:
-        """Another one, which knows what the first one left behind."""
+    def replace_gateway(self) -> None:
+        """Stop the gateway. The next use starts another one on the same data folder."""
         self.close_gateway()
         self._gateway = None
 
     def calls(self, count: int = 1) -> list[Invocation]:
-        """The calls written down, oldest first, once there are so many."""
+        """The stored calls, oldest first, once there are so many."""
         eventually(lambda: Invocation.objects.count() >= count)
         return list(Invocation.objects.order_by("id"))
 
     def close(self) -> None:
-        for opened in reversed(self._opened):
-            opened.close()
+        for resource in reversed(self._resources):
+            resource.close()
         self.close_gateway()
 
     def close_gateway(self) -> None:
@@ -211,28 +213,28 @@ class World:
             for thread in threading.enumerate():
                 if thread.name == "gateway-access":
                     thread.join(10)
-        if self._door is not None:
-            self._door.close()  # as the gateway does, if it ever began
+        if self._listener is not None:
+            self._listener.close()  # as the gateway does, if it was started
 
 
 @contextlib.contextmanager
 def in_background(work: Callable[[], Any]) -> Iterator[list[Any]]:
-    """`work` meanwhile; its result comes into the list, at the latest when the block ends."""
-    ends: list[Any] = []
-    thread = threading.Thread(target=lambda: ends.append(work()), name="server-background")
+    """Run `work` during the block. The list gets its result before the block ends."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(work()), name="server-background")
     thread.start()
     try:
-        yield ends
+        yield results
     finally:
         thread.join(20)
         assert not thread.is_alive()
 
 
-def reply_to(asked: Asked, question_id: Any) -> dict[str, Any]:
-    """What the hall says to a question that the script asked; waits for it as long as the script lives."""
-    while not asked.server.closing.wait(0.005):
-        for one in list(asked.server.requests):
-            message = one.message if one.body else {}
+def reply_to(incoming: MemberRequest, question_id: Any) -> dict[str, Any]:
+    """Wait for the hall's answer to a request of the server, until the server is closed."""
+    while not incoming.server.closing.wait(0.005):
+        for request in list(incoming.server.requests):
+            message = request.message if request.body else {}
             if isinstance(message, dict) and "method" not in message and message.get("id") == question_id:
                 return message
     raise OSError

@@ -1,14 +1,12 @@
-"""Real runtimes with real members on the test database. Everything started here is ended here, by pid."""
+"""Real runtimes with real members on the test database. All processes that are started here are ended here, by pid."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import uuid
@@ -25,37 +23,18 @@ from django.db import connection
 from mcp_runtime.calls.invocations import Caller
 from mcp_runtime.control.calls import queue_call, wait_for_call
 from mcp_runtime.control.notify import celery_app, queue_name
+from mcp_runtime.members import ports
 from mcp_runtime.rows import lease
 from roster.models import GuildMember, Invocation
 from roster.models import Hall as HallRow
 from tests.conftest import ROOT, eventually
+from tests.support.ports import free_range
 
-# One for all tests: the broker's connections of this process ring for the hall that they were made for.
+# One for all tests, because the broker's connections of this process notify the hall for which they were made.
 HALL_ID = uuid.uuid4()
 SERVER = ROOT / "tests" / "support" / "servers" / "server.py"
-# Seconds for what a test waits for and promises nothing about.
+# Seconds to wait for things whose speed is not tested.
 PATIENCE = 30.0
-
-
-def free_range(size: int = 40) -> tuple[int, int]:
-    """A part of the managed range that nobody uses now; each xdist worker looks in a slice of its own."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
-    width = 10_000 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    for _ in range(200):
-        first = 20_000 + worker * width + random.randrange(width - size)
-        if all(_is_free(port) for port in range(first, first + size)):
-            return first, first + size - 1
-    pytest.fail("no free part of the managed port range")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def database_url() -> str:
@@ -67,7 +46,7 @@ def database_url() -> str:
 
 
 class Hall:
-    """A members folder, a port range and a data folder on the test database; starts runtimes for them."""
+    """A members folder, a port range and a data folder on the test database. Starts runtimes for them."""
 
     def __init__(self, folder: Path) -> None:
         self.members_dir = folder / "members"
@@ -122,7 +101,7 @@ class Hall:
         return process
 
     def start(self, **environment: str) -> subprocess.Popen[bytes]:
-        """A runtime, its lease taken."""
+        """Start a runtime, and wait until it has the lease."""
         before = lease.hall().lease_id
         process = self.popen([sys.executable, "-m", "mcp_runtime.runtime.guard"], **environment)
         eventually(
@@ -134,7 +113,7 @@ class Hall:
         return process
 
     def up(self, *, umask: int = -1, **environment: str) -> subprocess.Popen[bytes]:
-        """The whole hall, web included, as `make run` starts it; on its way up."""
+        """Start the whole hall with the web, as `make run` does. Does not wait until it is up."""
         return self.popen([sys.executable, "manage.py", "up"], umask=umask, **environment)
 
     @property
@@ -161,21 +140,21 @@ class Hall:
     def worker_pid(self) -> int:
         return lease.hall().lease_pid or 0
 
-    def marked(self, name: str = "") -> list[psutil.Process]:
-        """Every process that carries this hall's mark, or that of one of its members."""
+    def tagged_processes(self, name: str = "") -> list[psutil.Process]:
+        """Every process with the environment tag of this hall, or of its member `name`."""
         start, end = f"{lease.hall().hall_id}/", f"/{name}" if name else ""
-        found = []
+        processes = []
         for process in psutil.process_iter():
             try:
-                mark = process.environ().get("GUILD_HALL_MEMBER", "")
-                if mark.startswith(start) and mark.endswith(end) and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                tag = process.environ().get("GUILD_HALL_MEMBER", "")
+                if tag.startswith(start) and tag.endswith(end) and process.status() != psutil.STATUS_ZOMBIE:
+                    processes.append(process)
             except psutil.Error:
                 continue
-        return found
+        return processes
 
-    def held_ports(self) -> list[int]:
-        return [port for port in range(self.port_range[0], self.port_range[1] + 1) if not _is_free(port)]
+    def busy_ports(self) -> list[int]:
+        return [port for port in range(self.port_range[0], self.port_range[1] + 1) if not ports.is_free(port)]
 
     def end(self) -> None:
         for process in self.processes:
@@ -202,7 +181,7 @@ def hall_in(folder: Path) -> Iterator[Hall]:
 
 
 def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """The process and all that came from it."""
+    """The process and all its descendants."""
     root = psutil.Process(process.pid)
     return [root, *root.children(recursive=True)]
 
@@ -215,14 +194,14 @@ def lives(process: psutil.Process) -> bool:
 
 
 def command_of(process: psutil.Process) -> str:
-    """The end of its command line; empty once it ended, as it may between any two looks."""
+    """The last words of its command line. Empty if the process has ended."""
     try:
-        return " ".join(list(filter(None, process.cmdline()))[-3:])  # a title has empty words behind it
+        return " ".join(list(filter(None, process.cmdline()))[-3:])  # a process title ends with empty words
     except psutil.Error:
         return ""
 
 
-def all_gone(processes: list[psutil.Process], *, within: float) -> None:
+def wait_for_end_of(processes: list[psutil.Process], *, within: float) -> None:
     names = {process: command_of(process) for process in processes}
     try:
         eventually(lambda: not any(map(lives, processes)), within=within)
@@ -257,21 +236,22 @@ def call(name: str, tool: str, arguments: dict[str, Any] | None = None, *, withi
 
 
 def queue(name: str, tool: str, arguments: dict[str, Any] | None = None) -> Invocation:
-    return queue_call(name, tool, arguments or {}, caller=Caller(Invocation.Door.COMMAND))[0]
+    return queue_call(name, tool, arguments or {}, caller=Caller(Invocation.Source.COMMAND))[0]
+
+
+def web_answers(hall: Hall) -> bool:
+    try:
+        return requests.get(f"{hall.url}/healthz", timeout=5).ok
+    except requests.ConnectionError:
+        return False
 
 
 def wait_for_web(hall: Hall) -> None:
-    def answers() -> bool:
-        try:
-            return requests.get(f"{hall.url}/healthz", timeout=5).ok
-        except requests.ConnectionError:
-            return False
-
-    eventually(answers, within=20, what=f"the web answers; so far:\n{hall.output()}")
+    eventually(lambda: web_answers(hall), within=20, what=f"the web answers; so far:\n{hall.output()}")
 
 
 def bring_up(hall: Hall, *names: str, **environment: str) -> subprocess.Popen[bytes]:
-    """The hall with these members connected."""
+    """Start the whole hall, and wait until these members are connected."""
     process = hall.up(**environment)
     for name in names:
         wait_for_status(hall, name, "connected", within=30)
@@ -280,15 +260,15 @@ def bring_up(hall: Hall, *names: str, **environment: str) -> subprocess.Popen[by
 
 
 def token_of(hall: Hall, **environment: str) -> str:
-    done = hall.manage("create_token", "admin", env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
+    result = hall.manage("create_token", "admin", env=environment)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()[-1]
 
 
 def roster(hall: Hall, token: str) -> dict[str, str]:
-    answer = requests.get(f"{hall.url}/api/roster/", headers={"Authorization": f"Bearer {token}"}, timeout=10)
-    assert answer.status_code == 200, answer.text
-    return {row["name"]: row["status"] for row in answer.json()["members"]}
+    response = requests.get(f"{hall.url}/api/roster/", headers={"Authorization": f"Bearer {token}"}, timeout=10)
+    assert response.status_code == 200, response.text
+    return {row["name"]: row["status"] for row in response.json()["members"]}
 
 
 WEB = [sys.executable, "-m", "guildhall.web"]

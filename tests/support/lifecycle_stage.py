@@ -1,36 +1,34 @@
-"""A lifecycle with members of which a test says what they do, and what the rows say of them."""
+"""A real lifecycle with members that a test controls, and helpers that read their rows."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import json
-import random
 import sys
 import threading
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 from django.db import connection
 from django.db.models import QuerySet
 
-from mcp_runtime.members import discovery, ports
+from mcp_runtime.members import discovery
 from mcp_runtime.members.lifecycle import Lifecycle
-from mcp_runtime.members.process import EXIT_THREADS, MARK_VARIABLE
+from mcp_runtime.members.process import EXIT_THREADS, TAG_VARIABLE, exit_threads
 from mcp_runtime.members.starting import StartOptions
 from mcp_runtime.rows import lease
 from mcp_runtime.system.runtime_id import RuntimeId
 from roster.models import GuildMember, Hall, PortAllocation, StatusChange
 from tests.conftest import eventually
+from tests.support.ports import free_range
 from tests.support.scripted_server import Behaviour, Server
 
 Status = GuildMember.Status
-# A member whose behaviour is in files beside it, so that a test can change it while it runs.
+# A member whose behaviour depends on files in its folder, so that a test can change it at any time.
 SERVER = """
 import json, os, signal, socketserver, sys, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -90,44 +88,42 @@ print("listening", flush=True)
 server.serve_forever()
 """
 ECHO = {"name": "echo", "inputSchema": {"type": "object"}}
-DEAD = dataclasses.replace(RuntimeId.own(), started=1)  # its pid is ours now
+DEAD = dataclasses.replace(RuntimeId.own(), started=1)  # our pid, but another start time
 
 
-def free_range(size: int = 6) -> tuple[int, int]:
-    for _ in range(200):
-        first = random.randrange(20000, 30000 - size)
-        if all(ports.is_free(port) for port in range(first, first + size)):
-            return first, first + size - 1
-    pytest.fail("no free part of the managed port range")
+def wait_for_exit_callbacks() -> None:
+    """Wait until the callbacks of all exits so far are done. Then all their threads are free at the same time."""
+    free = threading.Barrier(EXIT_THREADS + 1)
+    for _ in range(EXIT_THREADS):
+        exit_threads.submit(free.wait, 20)
+    free.wait(20)
 
 
 class Stage:
-    """A members folder, the lease, and a lifecycle that serves it."""
+    """A members folder, the lease, and a lifecycle for it."""
 
     def __init__(self, folder: Path) -> None:
         self.members_dir = folder / "members"
         self.members_dir.mkdir()
         self.data_dir = folder / "data"
         self.hall_id = lease.hall().hall_id
-        self.port_range = free_range()
+        self.port_range = free_range(6)
         self.changes: list[tuple[int, str]] = []
         self.lease_id = lease.take()
-        self.exits = ThreadPoolExecutor(EXIT_THREADS, thread_name_prefix="member-exit")  # which a test can wait for
         self.lifecycle = self.make_lifecycle()
 
-    def make_lifecycle(self, lease_id: uuid.UUID | None = None, **changed: Any) -> Lifecycle:
-        options = StartOptions(
+    def make_lifecycle(self, lease_id: uuid.UUID | None = None, **options: Any) -> Lifecycle:
+        defaults = StartOptions(
             hall_id=self.hall_id,
             runtime=RuntimeId.own(),
             members_dir=self.members_dir,
             data_dir=self.data_dir,
             port_range=self.port_range,
             max_result_bytes=1_000_000,
-            exits=self.exits,
         )
         return Lifecycle(
             lease_id=lease_id or self.lease_id,
-            options=dataclasses.replace(options, **changed),
+            options=dataclasses.replace(defaults, **options),
             on_change=self.note_change,
         )
 
@@ -161,7 +157,7 @@ class Stage:
         return GuildMember.objects.get(name=name)
 
     def up(self, *args: Any, **options: Any) -> GuildMember:
-        """A member that is connected."""
+        """Add a member and connect it."""
         member = self.add(*args, **options)
         self.lifecycle.start(member.pk)
         member.refresh_from_db()
@@ -169,17 +165,17 @@ class Stage:
         return member
 
     def live(self, member: GuildMember) -> Any:
-        (found,) = [live for live in self.lifecycle.live_members() if live.member_id == member.pk]
-        return found
+        (live_member,) = [live for live in self.lifecycle.live_members() if live.member_id == member.pk]
+        return live_member
 
     def processes(self) -> list[psutil.Process]:
-        found = []
-        for each in psutil.process_iter():
+        processes = []
+        for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                mark = each.environ().get(MARK_VARIABLE, "")
-                if mark.startswith(f"{self.hall_id}/") and each.status() != psutil.STATUS_ZOMBIE:
-                    found.append(each)
-        return found
+                tag = process.environ().get(TAG_VARIABLE, "")
+                if tag.startswith(f"{self.hall_id}/") and process.status() != psutil.STATUS_ZOMBIE:
+                    processes.append(process)
+        return processes
 
     def lose_the_lease(self) -> None:
         Hall.objects.update(lease_id=uuid.uuid4())
@@ -215,7 +211,7 @@ def in_thread(work: Callable[[], None]) -> threading.Thread:
 
 
 class RemoteStage(Stage):
-    """A stage with servers that were there before it."""
+    """A stage with remote servers, which it does not start."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -241,17 +237,17 @@ class RemoteStage(Stage):
 
 
 def in_error(stage: RemoteStage, member: GuildMember) -> GuildMember:
-    """The row, which is in error, with nothing left behind and the next try due."""
-    found = row(member)
-    assert found.status == Status.ERROR
-    assert (found.pid, found.endpoint, PortAllocation.objects.count()) == (None, None, 0)
+    """The row of a member in error. Checks that nothing remains of the start, and that the next try is scheduled."""
+    failed = row(member)
+    assert failed.status == Status.ERROR
+    assert (failed.pid, failed.endpoint, PortAllocation.objects.count()) == (None, None, 0)
     assert stage.lifecycle.live_members() == []
-    assert found.next_restart_at is not None
-    return found
+    assert failed.next_restart_at is not None
+    return failed
 
 
-class Asked(Lifecycle):
-    """A lifecycle that only writes down what it is asked. While `held` is set, verbs take for ever."""
+class RecordingLifecycle(Lifecycle):
+    """A lifecycle that only records its calls. While `released` is cleared, they do not return."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -294,8 +290,8 @@ class Asked(Lifecycle):
     def abort_refresh(self, member_id: int) -> None:
         self.calls.append(("abort_refresh", GuildMember.objects.get(pk=member_id).name))
 
-    def lost_track(self, member_id: int) -> None:
-        self._do("lost_track", member_id)
+    def handle_lost_process(self, member_id: int) -> None:
+        self._do("handle_lost_process", member_id)
 
     def request_refreshes(self) -> None:
         pass

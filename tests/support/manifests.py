@@ -1,4 +1,4 @@
-"""Manifests that are right, and every way in which one is wrong."""
+"""Valid manifests, and every way in which a manifest can be wrong."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ SEEDS_FORM: dict[str, Any] = {
     "args": ["run", "server.ts", "--port", "${PORT}"],
     "env": {"NODE_ENV": "production"},
 }
-ELSEWHERE: dict[str, Any] = {
-    "name": "elsewhere",
+REMOTE: dict[str, Any] = {
+    "name": "remote",
     "version": "1.0.0",
     "transport": "http",
     "url": "https://mcp.example.com/mcp",
     "headers": {"Authorization": "Bearer ${env:EXAMPLE_TOKEN}", "X-Team": "blue"},
 }
-WRONG_ELSEWHERE: list[tuple[dict[str, Any], str]] = [
+WRONG_REMOTE: list[tuple[dict[str, Any], str]] = [
     ({"command": "bun"}, "url"),
     ({"args": []}, "args"),
     ({"env": {}}, "env"),

@@ -1,4 +1,4 @@
-"""A member's server as a real process, started as its manifest says, on a port that the system chose."""
+"""A member's server as a real process, started from its manifest on a free port."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def free_port() -> int:
 
 
 def spawn(folder: Path, port: int, stderr: Any = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-    found = read_file(folder, folder.name).manifest
-    assert found is not None
-    environment = {"PATH": os.environ["PATH"], **found.environment(port)}
+    manifest = read_file(folder, folder.name).manifest
+    assert manifest is not None
+    environment = {"PATH": os.environ["PATH"], **manifest.environment(port)}
     return subprocess.Popen(
-        found.argv(port), cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr
+        manifest.argv(port), cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr
     )
 
 
@@ -45,13 +45,13 @@ class RunningMember:
         self._last_id = 0
 
     def post(self, body: Any = None, path: str = "/mcp", **headers: str) -> requests.Response:
-        """POST `body` (JSON unless it is bytes); `Mcp_Protocol_Version` is the header with dashes."""
-        named = {key.replace("_", "-"): value for key, value in headers.items()}
+        """POST `body`, as JSON unless it is bytes. In header names write _ for -."""
+        all_headers = {key.replace("_", "-"): value for key, value in headers.items()}
         content = {"data": body} if isinstance(body, bytes) else {"json": body}
         if isinstance(body, bytes):
-            named.setdefault("Content-Type", "application/json")
+            all_headers.setdefault("Content-Type", "application/json")
         url = f"http://127.0.0.1:{self.port}{path}"
-        return self.session.post(url, headers=named, timeout=10, **content)
+        return self.session.post(url, headers=all_headers, timeout=10, **content)
 
     def ask(self, method: str, params: Any = None, request_id: Any = None) -> dict[str, Any]:
         """The whole JSON-RPC answer to one request."""
@@ -71,7 +71,7 @@ class RunningMember:
         return block["text"], answer["result"]["isError"]
 
     def raw(self, request: str) -> tuple[int, str]:
-        """Send `request` byte for byte on a connection of its own; the status and everything that came back."""
+        """Send `request` byte for byte on a new connection. Returns the status and the whole response."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
             connection.sendall(request.replace("\n", "\r\n").encode())
             answer = b""
@@ -84,7 +84,7 @@ class RunningMember:
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[RunningMember]:
-    """The member in `folder`, answering; ended afterwards. If its port was taken meanwhile: another, as a hall does."""
+    """Run the member in `folder` during the block. If its port is taken, it gets another one, as in a hall."""
     deadline = time.monotonic() + 10
     port = free_port()
     process = spawn(folder, port)

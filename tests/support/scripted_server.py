@@ -1,4 +1,4 @@
-"""An HTTP server whose every answer is a script, and what it takes to ask it."""
+"""An HTTP server with a script for every answer, and clients for it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from mcp_runtime.protocol.errors import ClientError
 from tests.support import machine
 from tests.support.machine import Stopwatch
 
-# What a total deadline may be missed by: threads of a busy machine get their turn late.
+# Seconds by which a total deadline may be missed, because threads of a busy machine start late.
 SLACK = 1.0
 
 
 @dataclass
 class Request:
-    """One request as it came, and the means to answer it."""
+    """One request, with methods to answer it."""
 
-    connection: int  # the how-manieth connection it came on
+    connection: int  # the number of its connection
     headers: dict[str, str]
     body: bytes
-    wire: socket.socket
+    sock: socket.socket
     server: Server
 
     @property
@@ -44,7 +44,7 @@ class Request:
         return self.message["id"]
 
     def send(self, data: bytes) -> None:
-        self.wire.sendall(data)
+        self.sock.sendall(data)
 
     def http(self, status: int, body: bytes = b"", kind: str = "application/json", **headers: str) -> None:
         named = {"Content-Type": kind, "Content-Length": str(len(body))}
@@ -63,26 +63,26 @@ class Request:
         self.json({"jsonrpc": "2.0", "id": self.id, "error": error}, status)
 
     def stream(self, *events: bytes) -> None:
-        """An event stream that ends when the connection does."""
+        """Send an event stream. The end of the connection ends it."""
         self.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + b"".join(events))
 
     def answer_event(self, result: Any) -> bytes:
         return b"data: " + json.dumps({"jsonrpc": "2.0", "id": self.id, "result": result}).encode() + b"\n\n"
 
     def hang(self) -> None:
-        """Say nothing until the client goes away."""
+        """Send nothing until the client closes the connection."""
         while not self.server.closing.is_set():
-            readable, _, _ = select.select([self.wire], [], [], 0.05)
-            if readable and not self.wire.recv(65_536):
+            readable, _, _ = select.select([self.sock], [], [], 0.05)
+            if readable and not self.sock.recv(65_536):
                 raise Hangup
 
     def dribble(self, drop: bytes) -> None:
-        """`drop` again and again, until nobody listens any more."""
+        """Send `drop` again and again, until the client closes the connection."""
         while not self.server.closing.wait(0.02):
             self.send(drop)
 
     def reset(self) -> None:
-        self.wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         raise Hangup
 
     def hang_up(self) -> None:
@@ -100,8 +100,8 @@ def initialize_result(version: str = "2025-06-18", **more: Any) -> dict[str, Any
     return {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": {"name": "wire"}, **more}
 
 
-def text(said: str) -> dict[str, Any]:
-    return {"content": [{"type": "text", "text": said}]}
+def text(value: str) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": value}]}
 
 
 def accept_notification(request: Request) -> None:
@@ -116,7 +116,7 @@ WELL_BEHAVED: dict[str, Behaviour] = {
 
 
 class Server:
-    """Accepts connections; each request goes to the behaviour of its method."""
+    """Accepts connections, and passes each request to the behaviour of its method."""
 
     def __init__(self, behaviours: dict[str, Behaviour], port: int = 0) -> None:
         self.behaviours = {**WELL_BEHAVED, **behaviours}
@@ -124,7 +124,7 @@ class Server:
         self.first_line = b"POST /mcp HTTP/1.1\r\n"
         self.closing = threading.Event()
         self._connections = itertools.count(1)
-        self._wires: list[socket.socket] = []
+        self._sockets: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", port))
         self.port = int(self._listener.getsockname()[1])
         self._threads = [threading.Thread(target=self._accept, name="server-accept")]
@@ -141,16 +141,16 @@ class Server:
     def _accept(self) -> None:
         while True:
             try:
-                wire, _ = self._listener.accept()
+                sock, _ = self._listener.accept()
             except OSError:
                 return
-            self._wires.append(wire)
-            thread = threading.Thread(target=self._serve, args=(wire, next(self._connections)), name="server-wire")
+            self._sockets.append(sock)
+            thread = threading.Thread(target=self._serve, args=(sock, next(self._connections)), name="server-sock")
             self._threads.append(thread)
             thread.start()
 
-    def _serve(self, wire: socket.socket, number: int) -> None:
-        with wire, wire.makefile("rb") as reader, contextlib.suppress(OSError, Hangup, ValueError):
+    def _serve(self, sock: socket.socket, number: int) -> None:
+        with sock, sock.makefile("rb") as reader, contextlib.suppress(OSError, Hangup, ValueError):
             while first := reader.readline():
                 verb, _, rest = first.partition(b" ")
                 assert rest == self.first_line.partition(b" ")[2]
@@ -158,7 +158,7 @@ class Server:
                 named = (line.decode("latin-1").rstrip("\r\n").partition(": ") for line in lines)
                 headers = {name: value for name, _, value in named}
                 body = reader.read(int(headers.get("Content-Length", 0)))
-                request = Request(number, headers, body, wire, self)
+                request = Request(number, headers, body, sock, self)
                 self.requests.append(request)
                 self._behaviour(verb.decode() if verb != b"POST" else request.message.get("method", "reply"))(request)
 
@@ -172,9 +172,9 @@ class Server:
         self._listener.close()
 
     def drop_idle_connections(self) -> None:
-        for wire in self._wires:
+        for sock in self._sockets:
             with contextlib.suppress(OSError):
-                wire.shutdown(socket.SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.closing.set()
@@ -187,7 +187,7 @@ class Server:
 
 @dataclass
 class Peers:
-    """A server with the behaviours asked for, and a client of it."""
+    """Makes servers with given behaviours, and clients of them."""
 
     opened: list[Any] = field(default_factory=list)
 
@@ -197,18 +197,18 @@ class Peers:
         return server, self.client(server.url, **options)
 
     def client(self, url: str, **options: Any) -> JsonRpcClient:
-        made = JsonRpcClient(url, **options)
-        self.opened.append(made)
-        return made
+        client = JsonRpcClient(url, **options)
+        self.opened.append(client)
+        return client
 
-    def calling(self, behaviour: Behaviour, **options: Any) -> JsonRpcClient:
+    def client_with(self, behaviour: Behaviour, **options: Any) -> JsonRpcClient:
         """A client whose tool calls get `behaviour`."""
         return self({"tools/call": behaviour}, **options)[1]
 
 
 @contextlib.contextmanager
 def takes(seconds: float) -> Iterator[None]:
-    """What is inside ends when `seconds` have passed: not much sooner, not much later."""
+    """The block must take about `seconds`, not much less and not much more."""
     watch = Stopwatch()
     yield
     assert watch.elapsed >= seconds * 0.9
@@ -223,8 +223,8 @@ def takes_no_time() -> Iterator[None]:
 
 
 def connections_to(port: int) -> list[Any]:
-    ours = psutil.Process().net_connections(kind="tcp")
-    return [c for c in ours if c.raddr and c.raddr.port == port and c.status == psutil.CONN_ESTABLISHED]
+    connections = psutil.Process().net_connections(kind="tcp")
+    return [c for c in connections if c.raddr and c.raddr.port == port and c.status == psutil.CONN_ESTABLISHED]
 
 
 def client_threads() -> set[threading.Thread]:
@@ -232,23 +232,23 @@ def client_threads() -> set[threading.Thread]:
 
 
 def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
-    """`work` in a thread; its result, or its ClientError, comes into the list."""
-    ends: list[Any] = []
+    """Run `work` in a thread. The list gets its result or its ClientError."""
+    results: list[Any] = []
 
     def run() -> None:
         try:
-            ends.append(work())
+            results.append(work())
         except ClientError as error:
-            ends.append(error)
+            results.append(error)
 
     thread = threading.Thread(target=run)
     thread.start()
-    return thread, ends
+    return thread, results
 
 
 @contextlib.contextmanager
 def full_backlog() -> Iterator[int]:
-    """A port whose server never accepts, its backlog full."""
+    """A port with a full backlog, whose server never accepts."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         address = listener.getsockname()
@@ -274,11 +274,11 @@ class TlsServer(Server):
     def url(self) -> str:
         return f"https://127.0.0.1:{self.port}/mcp"
 
-    def _serve(self, wire: socket.socket, number: int) -> None:
+    def _serve(self, sock: socket.socket, number: int) -> None:
         try:
-            secured = self.context.wrap_socket(wire, server_side=True)
-        except OSError:  # the client did not like the certificate
-            wire.close()
+            tls_socket = self.context.wrap_socket(sock, server_side=True)
+        except OSError:  # the client refused the certificate
+            sock.close()
             return
-        self._wires.append(secured)
-        super()._serve(secured, number)
+        self._sockets.append(tls_socket)
+        super()._serve(tls_socket, number)

@@ -1,7 +1,7 @@
-"""The way of one call through our code: which functions, in which files, in which order.
+"""The path of one call through our code: its functions and files, in order.
 
-A property, a comprehension or a lambda is read where it is used, so it is no step of its own. A coroutine is one step,
-however often it is resumed.
+A property, a comprehension or a lambda is read where it is used, so it does not count as a step. A coroutine counts
+once, however often it is resumed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OURS = tuple(f"{ROOT / name}/" for name in ("guildhall", "mcp_runtime", "roster"
 
 @dataclass
 class Trace:
-    """Functions in the order in which they were entered, each as file and name."""
+    """Functions in the order of their calls, each as file and name."""
 
     thread: str
     steps: list[tuple[str, str]] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Trace:
 
     @property
     def visits(self) -> list[tuple[str, list[str]]]:
-        """Each stay in a file, with the functions that were entered there. A reader turns to another after each."""
+        """The path as visits to files, each with the functions that were called there."""
         steps = [(file, name) for file, name in self.steps if name not in _properties(file)]
         stays = groupby(steps, key=lambda step: step[0])
         return [(str(Path(file).relative_to(ROOT)), [name for _, name in those]) for file, those in stays]
@@ -60,7 +60,7 @@ class Trace:
 
 @contextmanager
 def threads_traced(name: str) -> Iterator[Trace]:
-    """Threads of that name that start meanwhile are traced, while `Trace.recorded()` is open."""
+    """Trace threads with this name that start during the block. They are recorded only inside of `Trace.recorded()`."""
     trace = Trace(name)
     threading.setprofile(trace)
     try:

@@ -17,7 +17,7 @@ from roster.models import GuildMember, Invocation
 from roster.models import Hall as HallRow
 from tests.conftest import eventually
 from tests.support.hall import Hall, call, member, queue, wait_for_status
-from tests.support.machine import Stopwatch
+from tests.support.machine import Stopwatch, take_alone
 
 pytestmark = pytest.mark.alone
 
@@ -62,6 +62,7 @@ def good(hall: Hall) -> Hall:
     hall.add("good")
     hall.start(GUILD_HALL_CONCURRENCY="64", GUILD_HALL_START_CONCURRENCY="32")
     wait_for_status(hall, "good", "connected")
+    take_alone()
     return hall
 
 

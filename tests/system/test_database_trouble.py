@@ -166,7 +166,7 @@ def test_the_commands_that_are_told_bring_the_backup_back(hall: Hall, own_file: 
     env = {"DATABASE_URL": f"sqlite:///{own_file}"}
     said = hall.manage("roster", env=env).stderr
     Path(f"{own_file}-wal").write_text("journal")
-    commands = said[said.index("mv ") : said.index(" See Backup")].rstrip(".").replace("BACKUP", f"'{backup}'")
+    commands = said[said.index("mv ") : said.index(" See docs/backup.md")].rstrip(".").replace("BACKUP", f"'{backup}'")
     subprocess.run(["sh", "-c", commands], check=True)
     assert Path(f"{own_file}.damaged-wal").read_text() == "journal"
     assert hall.manage("roster", env=env).returncode == 0

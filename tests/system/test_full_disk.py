@@ -11,10 +11,8 @@ import requests
 
 from tests.conftest import eventually
 from tests.storm.surroundings import Disk
-from tests.support.hall import PATIENCE, Hall, all_gone, command_of, family, roster, wait_for_web
-from tests.support.machine import Stopwatch
-
-pytestmark = pytest.mark.alone
+from tests.support.hall import PATIENCE, Hall, command_of, family, roster, wait_for_end_of, wait_for_web
+from tests.support.machine import Stopwatch, take_alone
 
 WAITS = "the start waits, and goes on once it can be"
 
@@ -105,10 +103,12 @@ def test_a_runtime_that_was_killed_on_a_full_disk_waits_for_space_and_says_so_on
     assert "Traceback" not in hall.output()
 
 
+@pytest.mark.alone
 def test_a_hall_whose_runtime_waits_for_space_ends_when_it_is_asked(hall: Hall, disk: Disk) -> None:
     client = without_space(hall, disk, signal.SIGTERM)
     processes = family(client.up)
+    take_alone()
     client.up.terminate()
-    all_gone(processes, within=5)
+    wait_for_end_of(processes, within=5)
     assert client.up.wait(PATIENCE) == 0
     assert "Traceback" not in hall.output()

@@ -142,7 +142,7 @@ def test_sessions_are_their_tokens_own_and_end_when_they_are_ended(one: Hall) ->
     assert (put.status_code, put.headers["allow"]) == (405, "GET, POST, DELETE")
     assert agent.send("ping").status_code == 200
     assert agent.post(PING, MCP_Protocol_Version="1999-01-01").status_code == 400
-    with agent.listening() as heard:
+    with agent.listen() as heard:
         assert agent.http.delete(agent.url).status_code == 204
         eventually(heard.ended.is_set, within=2)
     assert agent.send("ping").status_code == 404
@@ -214,7 +214,7 @@ def test_tokens_have_limits_that_answers_and_notices_do_not_count_for(one: Hall)
         assert slow.result(3).status_code == 200
     assert agent.send("ping").status_code == 200
     message, headers = agent.modern_message("subscriptions/listen", notifications={"toolsListChanged": True})
-    with Agent(one, token).streaming(message, **headers) as heard:
+    with Agent(one, token).stream(message, **headers) as heard:
         heard.next()
         assert agent.send("ping").status_code == 200  # a stream that is listened to is no call
 

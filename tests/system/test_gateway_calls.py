@@ -52,7 +52,7 @@ def test_a_call_starts_what_is_stopped_and_says_why_nothing_else_can_be_called(h
     with ThreadPoolExecutor(8) as threads:
         together = [threads.submit(Agent(hall, token).begin().text, "one__echo", text=str(n)) for n in range(8)]
         assert [one.result() for one in together] == [str(number) for number in range(8)]
-    assert (member("one").status, member("one").wanted) == ("connected", "running")
+    assert (member("one").status, member("one").desired_state) == ("connected", "running")
 
     watch = Stopwatch()
     crash = Agent(hall, token, "/mcp/crash").begin().call("anything")["error"]
@@ -79,7 +79,7 @@ def test_a_member_that_is_killed_fails_the_calls_in_it_by_name_and_takes_the_nex
     message = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "one__progress", "arguments": {}}}
     message["params"]["_meta"] = {"progressToken": "p"}  # type: ignore[index]
     for number in range(1, 3):
-        with ThreadPoolExecutor(2) as threads, Agent(one, make_token()).begin().streaming(message) as heard:
+        with ThreadPoolExecutor(2) as threads, Agent(one, make_token()).begin().stream(message) as heard:
             silent = threads.submit(agent.call, "one__dribble")
             assert heard.next()["params"]["progressToken"] == "p"
             eventually(lambda: len(received(one, "one", "dribble")) == number)  # noqa: B023
@@ -153,7 +153,7 @@ def test_who_cancels_or_goes_away_cancels_at_the_member(one: Hall) -> None:
     modern, headers = first.modern_message("tools/call", name="one__dribble", arguments={})
     (one.members_dir / "one" / "requests.jsonl").unlink()
     for agent, message, named in [(first, call, {}), (Agent(one, token), modern, headers)]:
-        gone = agent.sent(message, **named)
+        gone = agent.send_only(message, **named)
         eventually(lambda: (one.members_dir / "one" / "requests.jsonl").exists() and received(one, "one", "dribble"))
         gone.close()
         assert cancelled(one, "one")["requestId"] == received(one, "one", "dribble")[-1]["body"]["id"]
@@ -169,7 +169,7 @@ def test_a_member_with_all_its_places_taken_delays_nobody_else(hall: Hall) -> No
     token = make_token(max_in_flight=200)
     agents = [Agent(hall, token).begin() for _ in range(50)]
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "bad__sleep", "arguments": {}}}
-    hanging = [agent.sent(call) for agent in agents]
+    hanging = [agent.send_only(call) for agent in agents]
     took: list[float] = []
 
     def work(agent: Agent) -> None:
@@ -199,7 +199,7 @@ def test_each_call_is_written_down_with_its_end_and_without_its_secrets(one: Hal
     before = timezone.now()
     assert agent.text("one__echo", text="hello", password="hunter2") == "hello"
     told = recorded(tool_name="echo")
-    assert (told.door, told.requested_by, told.token, told.requester) == ("gateway", user, row, "grace (laptop)")
+    assert (told.source, told.requested_by, told.token, told.requester) == ("gateway", user, row, "grace (laptop)")
     assert (told.member.name, told.status, told.error_kind) == ("one", "succeeded", "")
     assert told.arguments == {"text": "hello", "password": "********"}
     assert told.result == {"content": [{"type": "text", "text": "hello"}]}
@@ -267,7 +267,7 @@ def test_what_a_caller_may_not_is_not_there_from_one_moment_to_the_next(hall: Ha
     agent = Agent(hall, token).begin()
     eventually(lambda: agent.tools() == everything)
     listen, headers = agent.modern_message("subscriptions/listen", notifications={"toolsListChanged": True})
-    with agent.listening() as legacy, Agent(hall, token).streaming(listen, **headers) as modern:
+    with agent.listen() as legacy, Agent(hall, token).stream(listen, **headers) as modern:
         assert modern.next()["method"] == "notifications/subscriptions/acknowledged"
 
         def changed(*gone: str) -> None:
@@ -308,7 +308,7 @@ def test_what_a_caller_may_not_is_not_there_from_one_moment_to_the_next(hall: Ha
         changed("one__", "two__")
         assert (legacy.ended.is_set(), modern.ended.is_set()) == (False, False)
         ApiToken.objects.filter(pk=row.pk).update(revoked_at=timezone.now())
-        HallRow.access_changed()
+        HallRow.note_access_change()
         watch = Stopwatch()
         eventually(lambda: agent.send("ping").status_code == 401)
         assert legacy.ended.wait(PATIENCE)
@@ -326,7 +326,7 @@ def test_the_stream_of_a_member_ends_with_the_right_to_use_it(hall: Hall) -> Non
     token = make_token(user)
     eventually(lambda: Agent(hall, token, "/mcp/one").send("initialize").status_code != 404)
     agent = Agent(hall, token, "/mcp/one").begin()
-    with agent.listening() as heard:
+    with agent.listen() as heard:
         reserve_member(member("one"), [Group.objects.create(name="team")])
         eventually(heard.ended.is_set, within=1)
 
@@ -340,10 +340,10 @@ def test_a_stop_with_streams_and_calls_under_way_is_over_in_five_seconds(one: Ha
     listen, headers = agents[0].modern_message("subscriptions/listen", notifications={"toolsListChanged": True})
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "one__dribble", "arguments": {}}}
     progress = {**call, "params": {"name": "one__progress", "arguments": {}, "_meta": {"progressToken": 1}}}
-    streams = [agent.listening() for agent in agents]
-    streams += [Agent(one, token).streaming(listen, **headers) for _ in range(3)]
-    streams += [agents[0].streaming(progress)]
-    connections = [agent.sent(call) for agent in agents]
+    streams = [agent.listen() for agent in agents]
+    streams += [Agent(one, token).stream(listen, **headers) for _ in range(3)]
+    streams += [agents[0].stream(progress)]
+    connections = [agent.send_only(call) for agent in agents]
     eventually(lambda: len(received(one, "one", "dribble")) == 10)
     watch = Stopwatch()
     one.processes[-1].terminate()
@@ -354,7 +354,7 @@ def test_a_stop_with_streams_and_calls_under_way_is_over_in_five_seconds(one: Ha
         stream.close()
     for connection in connections:
         connection.close()
-    assert (one.held_ports(), one.marked()) == ([], [])
+    assert (one.busy_ports(), one.tagged_processes()) == ([], [])
     one.start()  # its own port is free as well
     wait_for_status(one, "one", "connected")
     assert agents[0].text("one__echo", text="same session") == "same session"

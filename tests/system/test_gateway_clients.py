@@ -22,7 +22,7 @@ from mcp import types
 from mcp_runtime.control.members import stop_member, switch_tool
 from roster.models import ApiToken, Tool
 from tests.conftest import eventually
-from tests.support.agents import Agent, Heard, is_up, kill, make_token, on_the_roster
+from tests.support.agents import Agent, MessageStream, is_up, kill, make_token, on_the_roster
 from tests.support.hall import PATIENCE, Hall, call, member, wait_for_status
 from tests.support.real_servers.__init__ import NODE, SERVERS, SUITE, python
 
@@ -294,14 +294,14 @@ def test_who_subscribed_to_a_resource_hears_of_it_also_from_the_members_next_pro
     token, uri = make_token(), "guild://full/memo://one"
     agent, modern = Agent(full, token).begin(), Agent(full, token)
     message, headers = modern.modern_message("subscriptions/listen", notifications={"resourceSubscriptions": [uri]})
-    with agent.listening() as heard, modern.streaming(message, **headers) as listening:
+    with agent.listen() as heard, modern.stream(message, **headers) as listening:
         first = listening.next()["params"]
         assert first["notifications"] == {"resourceSubscriptions": [uri]}
         assert agent.ask("resources/subscribe", uri=uri)["result"] == {}
         for _ in range(2):
             for hears in (heard, listening):
 
-                def is_heard(hears: Heard = hears) -> bool:
+                def is_heard(hears: MessageStream = hears) -> bool:
                     agent.text("full__change", text="new")
                     try:
                         return bool(hears.until("notifications/resources/updated", within=0.3)["params"]["uri"] == uri)

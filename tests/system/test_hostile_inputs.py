@@ -47,7 +47,7 @@ def invoke(hall: Hall, token: str, member: str, tool: str, arguments: dict[str, 
 
 def recorded(name: str) -> Invocation:
     """The one call of the member through the gateway."""
-    calls = Invocation.objects.filter(door="gateway", member__name=name)
+    calls = Invocation.objects.filter(source="gateway", member__name=name)
     eventually(calls.exists, within=PATIENCE)
     return calls.get()
 

@@ -33,7 +33,7 @@ def test_a_call_ends_with_its_result_and_says_who_asked(running: Hall) -> None:
     done = call("one", "echo", {"text": "grüß dich"})
     assert done.status == "succeeded"
     assert done.result == {"content": [{"type": "text", "text": "grüß dich"}]}
-    assert done.door == "command"
+    assert done.source == "command"
     assert done.requester
     assert done.duration.total_seconds() < 5
 
@@ -78,14 +78,14 @@ def test_a_reset_connection_is_an_error_of_the_member_and_its_restart(running: H
     eventually(lambda: member("one").status == "connected" and member("one").pid != pid)
     change = member("one").status_changes.filter(new="error").get()
     assert change.cause == "connection"
-    assert len(running.marked()) == 1
+    assert len(running.tagged_processes()) == 1
 
 
 def test_a_stopped_member_is_started_for_a_call(running: Hall) -> None:
     stop_member(member("one"))
     wait_for_status(running, "one", "disconnected")
     assert call("one", "echo", {"text": "wake up"}).status == "succeeded"
-    assert member("one").wanted == "running"
+    assert member("one").desired_state == "running"
 
 
 def test_a_call_waits_for_a_restart_that_is_due_in_time(running: Hall) -> None:

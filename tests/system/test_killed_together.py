@@ -15,6 +15,7 @@ from mcp_runtime.control.members import live_runtime
 from mcp_runtime.runtime import pid_namespace
 from tests.conftest import ROOT, eventually
 from tests.support.hall import PATIENCE, Hall, call, command_of, family, lives, member, wait_for_status
+from tests.support.machine import take_alone
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers"),
@@ -50,7 +51,7 @@ def bring_up(hall: Hall, **environment: str) -> dict[str, psutil.Process]:
         name: part
         for part in family(up)
         for name in ("guard", "worker")
-        if f"mcp_runtime.runtime.{name}" in command_of(part)
+        if f"runtime.{name}" in command_of(part).replace("/", ".")
     }
     return {"up": innermost(up, "manage.py up"), "outside": psutil.Process(up.pid), **parts}
 
@@ -66,18 +67,19 @@ def kill_at_once(processes: list[psutil.Process]) -> None:
 def gone_in_two_seconds(hall: Hall, processes: list[psutil.Process], *, and_ports: bool) -> None:
     names = {process: command_of(process) for process in processes}
     try:
-        eventually(lambda: not any(map(lives, processes)) and not (and_ports and hall.held_ports()), within=2)
+        eventually(lambda: not any(map(lives, processes)) and not (and_ports and hall.busy_ports()), within=2)
     except pytest.fail.Exception:
         left = [names[process] for process in processes if lives(process)]
-        pytest.fail(f"{left}, ports {hall.held_ports()}")
+        pytest.fail(f"{left}, ports {hall.busy_ports()}")
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("victims", ["up", "guard worker", "up guard", "up worker"])
 def test_two_seconds_later_nothing_of_members_lives_or_holds_a_port(hall: Hall, victims: str) -> None:
     parts = bring_up(hall)
-    started = [*in_members_folders(hall), *hall.marked()]
+    started = [*in_members_folders(hall), *hall.tagged_processes()]
     rest = [] if victims == "guard worker" else list(parts.values())
+    take_alone()
     kill_at_once([parts[name] for name in victims.split()])
     gone_in_two_seconds(hall, [*started, *rest], and_ports=bool(rest))
     if not rest:  # `up` lives, and starts it again
@@ -92,6 +94,7 @@ def test_a_daemon_that_a_member_started_ends_with_it_whether_it_is_killed_or_sto
     pid = wait_for_status(hall, "one", "connected").pid
     first = [process for process in in_members_folders(hall) if process.pid != pid]
     assert len(first) == 1
+    take_alone()
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: not any(map(lives, first)), within=2)
     wait_for_status(hall, "one", "error")
@@ -103,7 +106,6 @@ def test_a_daemon_that_a_member_started_ends_with_it_whether_it_is_killed_or_sto
     eventually(lambda: not in_members_folders(hall), within=PATIENCE)
 
 
-@pytest.mark.alone
 def test_a_daemon_that_is_all_there_is_left_ends_with_the_next_start(hall: Hall) -> None:
     hall.add("one", "escape")
     hall.start()
@@ -138,11 +140,11 @@ def test_in_a_pid_namespace_all_of_it_may_be_killed_at_once_and_nothing_is_left(
     assert live_runtime() is not None
     assert call("plain", "echo", {"text": "hi"}).status == "succeeded"
     started = in_members_folders(hall)
+    take_alone()
     kill_at_once([parts[name] for name in victims.split()])
     gone_in_two_seconds(hall, [*started, *parts.values()], and_ports=True)
 
 
-@pytest.mark.alone
 def test_ctrl_c_ends_a_hall_in_a_pid_namespace_in_peace(hall: Hall, namespace: dict[str, str]) -> None:
     hall.add("plain")
     up = hall.up(**namespace)
@@ -158,6 +160,6 @@ def test_a_runtime_alone_runs_in_a_pid_namespace_as_well(hall: Hall, namespace: 
     outside = hall.popen([sys.executable, "manage.py", "runtime"], **namespace)
     wait_for_status(hall, "plain", "connected", within=2 * PATIENCE)
     started = [*family(outside), *in_members_folders(hall)]
-    innermost(outside, "mcp_runtime.runtime.guard").kill()
+    innermost(outside, "mcp_runtime/runtime/guard.py").kill()
     gone_in_two_seconds(hall, started, and_ports=False)
     assert outside.wait(PATIENCE) == 128 + signal.SIGKILL

@@ -24,6 +24,7 @@ from roster.models import ApiToken, Invocation, Tool
 from tests.conftest import ROOT, eventually
 from tests.support.agents import META, MODERN, on_the_roster
 from tests.support.hall import PATIENCE, Hall, member, wait_for_status
+from tests.support.machine import take_alone
 from tests.support.real_servers import python
 
 ARGV = [sys.executable, "manage.py", "mcp_stdio"]
@@ -194,7 +195,7 @@ def test_the_official_client_uses_all_that_a_member_offers(hall: Hall, mode: str
 
     asyncio.run(asyncio.wait_for(talk(), 60))
     assert asked == ["Which color?"] * (mode == "legacy")
-    eventually(lambda: Invocation.objects.filter(tool_name="echo", status="succeeded", door="gateway").count() == 8)
+    eventually(lambda: Invocation.objects.filter(tool_name="echo", status="succeeded", source="gateway").count() == 8)
     eventually(lambda: not tokens())
 
 
@@ -301,6 +302,7 @@ def test_it_ends_within_two_seconds_cancels_its_calls_and_leaves_no_token(peer: 
         peer.request("tools/call", number, name="one__progress", arguments={}, _meta={"progressToken": number})
         while peer.until(method="notifications/progress")["params"]["progressToken"] != number:
             pass
+    take_alone()
     began = time.monotonic()
     if how == "end of input":
         assert peer.end() == 0

@@ -143,7 +143,7 @@ def test_a_server_that_never_shakes_hands_is_killed_and_shown_in_error_while_the
         begun = row.status_changes.get(new="starting")
         assert 1 <= (change.created_at - begun.created_at).total_seconds() < machine.patience(2.5)
         assert not hasattr(row, "port_allocation")
-    eventually(lambda: len(hall.marked()) == 1, what="only the good member's process is left")
+    eventually(lambda: len(hall.tagged_processes()) == 1, what="only the good member's process is left")
 
 
 def test_a_server_that_exits_at_once_is_quoted_in_the_error(hall: Hall) -> None:
@@ -174,7 +174,7 @@ def test_a_failing_tools_list_is_an_error(hall: Hall) -> None:
     row = wait_for_status(hall, "one", "error")
     assert "tools/list failed" in row.last_error
     assert "no list today" in row.last_error
-    eventually(lambda: not hall.marked())
+    eventually(lambda: not hall.tagged_processes())
 
 
 def test_a_killed_member_is_in_error_at_once_its_port_freed_and_it_comes_back_on_the_same_port(hall: Hall) -> None:
@@ -224,10 +224,10 @@ def test_stop_ends_grandchildren_that_left_the_group_and_ignore_sigterm(hall: Ha
     hall.add("one", "fork", "ignore-term")
     hall.start()
     wait_for_status(hall, "one", "connected")
-    eventually(lambda: len(hall.marked()) >= 3)
+    eventually(lambda: len(hall.tagged_processes()) >= 3)
     stop_member(member("one"))
     wait_for_status(hall, "one", "disconnected")
-    assert hall.marked() == []
+    assert hall.tagged_processes() == []
     assert not PortAllocation.objects.exists()
 
 
@@ -235,14 +235,14 @@ def test_stop_is_obeyed_while_starting(hall: Hall) -> None:
     hall.add("one", "hang-initialize", start_timeout=60)
     hall.start()
     wait_for_status(hall, "one", "starting")
-    eventually(hall.marked)
+    eventually(hall.tagged_processes)
     stop_member(member("one"))
     wait_for_status(hall, "one", "disconnected", within=6)
-    eventually(lambda: not hall.marked())
+    eventually(lambda: not hall.tagged_processes())
     assert not PortAllocation.objects.exists()
 
 
-def test_wishes_are_obeyed_restart_disable_enable(hall: Hall) -> None:
+def test_requests_are_obeyed_restart_disable_enable(hall: Hall) -> None:
     hall.add("one")
     hall.start()
     pid = wait_for_status(hall, "one", "connected").pid
@@ -250,7 +250,7 @@ def test_wishes_are_obeyed_restart_disable_enable(hall: Hall) -> None:
     eventually(lambda: member("one").pid not in (None, pid) and member("one").status == "connected")
     disable_member(member("one"))
     wait_for_status(hall, "one", "disconnected")
-    eventually(lambda: not hall.marked())
+    eventually(lambda: not hall.tagged_processes())
     enable_member(member("one"))
     wait_for_status(hall, "one", "connected")
 
@@ -282,7 +282,7 @@ def test_folders_that_come_change_and_go_are_picked_up_and_only_they_are_touched
     shutil.rmtree(hall.members_dir / "two")
     eventually(lambda: member("two").removed_at is not None and member("two").status == "disconnected")
     assert member("one").pid == pid
-    assert len(hall.marked()) == 1
+    assert len(hall.tagged_processes()) == 1
 
 
 def test_a_manifest_that_breaks_shows_its_fault_and_the_running_server_runs_on(hall: Hall) -> None:

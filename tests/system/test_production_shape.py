@@ -293,7 +293,7 @@ def test_no_accepted_call_is_lost_when_processes_end(production: Production, wha
 
 
 @pytest.mark.parametrize("what", ["kill_broker", "cut_broker_connections"])
-def test_no_accepted_call_is_lost_with_the_broker_and_the_bell_rings_again(production: Production, what: str) -> None:
+def test_no_accepted_call_is_lost_with_the_broker_which_is_heard_again(production: Production, what: str) -> None:
     broker = production.broker
     assert broker
     load = survive(production, getattr(production, what))

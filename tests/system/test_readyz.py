@@ -14,7 +14,7 @@ from django.db import connection
 from tests.conftest import eventually
 from tests.storm.proxy import Proxy
 from tests.support.hall import PATIENCE, WEB, Hall, wait_for_web
-from tests.support.machine import Stopwatch
+from tests.support.machine import Stopwatch, take_alone
 
 pytestmark = [pytest.mark.services, pytest.mark.alone]
 
@@ -40,6 +40,7 @@ def web(hall: Hall, proxy: Proxy) -> Iterator[psutil.Process]:
     process = hall.popen(WEB, DATABASE_URL=f"postgres://{user}@{proxy.address}/{values['NAME']}")
     wait_for_web(hall)
     eventually(lambda: ready(hall)["ready"], within=PATIENCE, what="the hall is ready")
+    take_alone()
     yield psutil.Process(process.pid)
     proxy.heal()
 

@@ -54,6 +54,6 @@ def test_it_starts_lists_calls_is_killed_and_comes_back(hall: Hall, name: str) -
     assert call(name, "add", {"a": 1, "b": 1}).status == "succeeded"
     hall.manage("member", "stop", name)
     wait_for_status(hall, name, "disconnected", within=3)
-    eventually(lambda: not hall.marked())
+    eventually(lambda: not hall.tagged_processes())
     assert not Invocation.objects.exclude(status__in=Invocation.FINISHED).exists()
     assert member(name).exit_code is not None

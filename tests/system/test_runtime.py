@@ -22,7 +22,7 @@ from mcp_runtime.rows import lease
 from roster.models import GuildMember, Invocation, PortAllocation
 from tests.conftest import eventually
 from tests.support.hall import PATIENCE, Hall, call, lives, member, queue, wait_for_status
-from tests.support.machine import Stopwatch
+from tests.support.machine import Stopwatch, take_alone
 
 pytestmark = pytest.mark.services
 
@@ -45,10 +45,11 @@ def test_sigkill_leaves_no_process_and_no_port_within_two_seconds(hall: Hall, vi
     guard = hall.start()
     wait_for_status(hall, "plain", "connected")
     wait_for_status(hall, "deaf", "connected")
-    eventually(lambda: len(hall.marked()) >= 4)
+    eventually(lambda: len(hall.tagged_processes()) >= 4)
     hung = queue("deaf", "sleep")
     eventually(lambda: Invocation.objects.get(pk=hung.pk).status == "running")
-    marked = hall.marked()
+    marked = hall.tagged_processes()
+    take_alone()
     if victim in ("worker", "both"):
         os.kill(hall.worker_pid, signal.SIGSTOP if victim == "both" else signal.SIGKILL)
     if victim in ("guard", "both"):
@@ -61,7 +62,7 @@ def test_sigkill_leaves_no_process_and_no_port_within_two_seconds(hall: Hall, vi
         eventually(lambda: not any(lives(process) for process in marked), within=5)
         wait_for_status(hall, "deaf", "connected")
         return
-    eventually(lambda: not hall.marked() and not hall.held_ports(), within=2)
+    eventually(lambda: not hall.tagged_processes() and not hall.busy_ports(), within=2)
     assert guard.wait(PATIENCE) != 0
     eventually(lambda: live_runtime() is None)
     if victim == "guard":  # the worker had the time to do it properly
@@ -101,11 +102,12 @@ def test_the_first_signal_ends_everything_within_two_seconds(hall: Hall) -> None
         hall.add(name)
     guard = hall.start()
     eventually(lambda: GuildMember.objects.filter(status="connected").count() == 3, within=20)
+    take_alone()
     watch = Stopwatch()
     guard.send_signal(signal.SIGINT)
     assert guard.wait(PATIENCE) == 0
     assert watch.seconds < 2
-    assert hall.marked() == []
+    assert hall.tagged_processes() == []
     assert set(GuildMember.objects.values_list("status", flat=True)) == {"disconnected"}
     assert not PortAllocation.objects.exists()
     assert lease.hall().lease_id is None
@@ -120,6 +122,7 @@ def test_a_hung_member_with_a_hung_call_is_stopped_within_five_seconds_and_the_c
     wait_for_status(hall, "deaf", "connected")
     running = queue("hung", "sleep")
     eventually(lambda: Invocation.objects.get(pk=running.pk).status == "running")
+    take_alone()
     watch = Stopwatch()
     guard.send_signal(signal.SIGTERM)
     assert guard.wait(PATIENCE) == 0
@@ -140,10 +143,11 @@ def test_a_stop_has_its_end_though_the_database_does_not_answer(
     wait_for_status(hall, "one", "connected")
     wait_for_status(hall, "deaf", "connected")
     worker = psutil.Process(hall.worker_pid)
+    take_alone()
     with transaction.atomic():
-        GuildMember.objects.update(wanted="running")  # nobody else can write to those rows any more
+        GuildMember.objects.update(desired_state="running")  # nobody else can write to those rows any more
         guard.send_signal(number)
-        eventually(lambda: not hall.marked() and not lives(worker), within=within)
+        eventually(lambda: not hall.tagged_processes() and not lives(worker), within=within)
     assert guard.wait(PATIENCE) == (70 if number == signal.SIGINT else -number)
     # What could not be written is put in order by the next runtime.
     assert set(GuildMember.objects.values_list("status", flat=True)) == {"connected"}
@@ -168,13 +172,14 @@ def test_a_second_signal_ends_it_within_a_second(hall: Hall) -> None:
     hall.add("deaf", "ignore-term", "fork")
     guard = hall.start()
     wait_for_status(hall, "deaf", "connected")
+    take_alone()
     guard.send_signal(signal.SIGINT)
     eventually(lambda: "stopping" in hall.output())
     watch = Stopwatch()
     guard.send_signal(signal.SIGINT)
     guard.wait(PATIENCE)
     assert watch.seconds < 1
-    assert hall.marked() == []
+    assert hall.tagged_processes() == []
 
 
 def test_calls_queued_without_a_runtime_wait_their_turn(hall: Hall) -> None:
@@ -197,7 +202,7 @@ def test_a_runtime_that_lost_its_lease_ends_its_members_and_exits(hall: Hall) ->
     wait_for_status(hall, "one", "connected")
     type(lease.hall()).objects.update(lease_id="00000000-0000-4000-8000-000000000000", lease_host="elsewhere")
     assert guard.wait(PATIENCE) == 75
-    eventually(lambda: not hall.marked())
+    eventually(lambda: not hall.tagged_processes())
     # It may not write any more: the row is the new holder's to change.
     assert member("one").status == "connected"
 
@@ -274,6 +279,6 @@ def test_a_broker_that_is_mute_or_dead_delays_calls_and_loses_none(hall: Hall, b
         guard.send_signal(signal.SIGTERM)
         guard.wait(PATIENCE)
         assert watch.seconds < 4
-        assert hall.marked() == []
+        assert hall.tagged_processes() == []
     finally:
         mute.close()

@@ -24,6 +24,7 @@ from mcp_runtime.rows import lease
 from roster.models import ApiToken, GuildMember, Invocation, PortAllocation, Tool
 from tests.conftest import eventually
 from tests.support.hall import Hall, call, member, wait_for_status
+from tests.support.machine import take_alone
 
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 
@@ -31,7 +32,7 @@ SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "require
 @pytest.fixture
 def echo(db: None) -> Tool:
     """A tool of a member that is stopped."""
-    row = GuildMember.objects.create(name="example", directory="example", version="1", wanted="stopped")
+    row = GuildMember.objects.create(name="example", directory="example", version="1", desired_state="stopped")
     return Tool.objects.create(member=row, name="echo", definition={"name": "echo", "inputSchema": SCHEMA})
 
 
@@ -77,11 +78,11 @@ def test_a_port_is_kept_for_the_life_of_its_process_and_freed_when_that_stops(ha
     eventually(lambda: member("one").refresh_requested_at is None)
     assert PortAllocation.objects.values().get() == held
     assert member("one").pid == row.pid
-    assert held["port"] in hall.held_ports()
+    assert held["port"] in hall.busy_ports()
     stop_member(row)
     wait_for_status(hall, "one", "disconnected")
     assert not PortAllocation.objects.exists()
-    assert held["port"] not in hall.held_ports()
+    assert held["port"] not in hall.busy_ports()
 
 
 # Start and stop ---------------------------------------------------------------------------------------------------
@@ -122,19 +123,20 @@ def test_a_server_that_refuses_the_handshake_is_ended_and_in_error(hall: Hall) -
     hall.start()
     row = wait_for_status(hall, "one", "error")
     assert "member 'one' could not be started: not today" in row.last_error
-    eventually(lambda: not hall.marked() and not hall.held_ports())
+    eventually(lambda: not hall.tagged_processes() and not hall.busy_ports())
     assert not PortAllocation.objects.exists()
 
 
 @pytest.mark.alone
 def test_a_handshake_has_five_seconds_when_the_manifest_says_nothing(hall: Hall) -> None:
     hall.add("one", "hang-initialize", restart="never")
+    take_alone()
     hall.start()
     row = wait_for_status(hall, "one", "error")
     assert "within 5 s" in row.last_error
     begun, ended = row.status_changes.get(new="starting"), row.status_changes.get(new="error")
     assert 5 <= (ended.created_at - begun.created_at).total_seconds() < 6.5
-    eventually(lambda: not hall.marked())
+    eventually(lambda: not hall.tagged_processes())
 
 
 def test_members_are_asked_to_end_when_the_runtime_stops(hall: Hall) -> None:
@@ -186,14 +188,14 @@ def test_a_member_that_refuses_connections_while_it_lives_is_in_error_and_ended(
     hall.start()
     wait_for_status(hall, "one", "connected")
     assert call("one", "html").status == "succeeded"
-    eventually(lambda: not hall.held_ports(), what="it does not listen any more")
+    eventually(lambda: not hall.busy_ports(), what="it does not listen any more")
     failed = call("one", "echo", {"text": "anybody?"})
     assert (failed.status, failed.error_kind) == ("failed", "unavailable")
     assert "member 'one': connection refused; the call was not sent" in failed.error_message
     row = wait_for_status(hall, "one", "error")
     assert "member 'one' does not answer on port" in row.last_error
     assert "connection refused" in row.last_error
-    eventually(lambda: not hall.marked())
+    eventually(lambda: not hall.tagged_processes())
 
 
 # Errors -----------------------------------------------------------------------------------------------------------
@@ -235,11 +237,11 @@ def test_every_refusal_of_a_call_names_the_member(
 ) -> None:
     prepare(echo)
     with pytest.raises(RequestRefusedError, match="'example'"):
-        queue_call("example", tool, arguments, caller=Caller(Invocation.Door.COMMAND))
+        queue_call("example", tool, arguments, caller=Caller(Invocation.Source.COMMAND))
 
 
 @pytest.mark.parametrize("verb", ["start", "restart", "refresh"])
-def test_every_refusal_of_a_wish_names_the_member(echo: Tool, verb: str) -> None:
+def test_every_refusal_of_a_request_names_the_member(echo: Tool, verb: str) -> None:
     _disable_member(echo)
     with pytest.raises(RequestRefusedError, match="'example'"):
         MEMBER_VERBS[verb](find_member("example"))

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import requests
+from django.contrib.auth.models import User
 
 from mcp_runtime.calls.invocations import Caller
 from mcp_runtime.control.members import FORCIBLE_VERBS, MEMBER_VERBS, start_member, stop_member
@@ -23,15 +24,16 @@ from mcp_runtime.control.sessions import agent_problem, create_session, queue_me
 from mcp_runtime.protocol.errors import AgentUnavailableError, MemberInUseError
 from roster.models import AgentMessage, AgentSession, ApiToken, Invocation, PortAllocation, Tool
 from tests.conftest import eventually
-from tests.support.hall import PATIENCE, Hall, family, lives, member, wait_for_status
+from tests.support.agents import make_token
+from tests.support.hall import PATIENCE, Hall, bring_up, family, lives, member, wait_for_status
 from tests.support.machine import Stopwatch
 from tests.support.servers.model import Model
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 # Without the one whose schema is broken: the CLI would take none of them.
 TOOLS = "tools=echo,sleep,fail"
-COMMAND_LINE = Caller(Invocation.Door.COMMAND)
+COMMAND_LINE = Caller(Invocation.Source.COMMAND)
 
 
 def needs_agent_sdk() -> None:
@@ -44,33 +46,58 @@ needs_gateway = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def model() -> Iterator[Model]:
+@pytest.fixture(scope="module")
+def only_model() -> Iterator[Model]:
     needs_agent_sdk()
     with Model() as model:
         yield model
 
 
 @pytest.fixture
-def key(model: Model, tmp_path: Path) -> dict[str, str]:
+def model(only_model: Model) -> Model:
+    """The one of the module, without the requests of earlier tests."""
+    only_model.requests.clear()
+    return only_model
+
+
+def environment_of(model: Model, folder: Path) -> dict[str, str]:
     """What a runtime is given to reach the stand-in, and a home without anybody's login."""
-    (tmp_path / "home").mkdir()
+    (folder / "home").mkdir()
     nobodys = {"ANTHROPIC_AUTH_TOKEN": "", "CLAUDE_CODE_OAUTH_TOKEN": "", "CLAUDE_CONFIG_DIR": ""}
     return {
         **nobodys,
         "ANTHROPIC_BASE_URL": model.url,
         "ANTHROPIC_API_KEY": "sk-sesame",
-        "HOME": str(tmp_path / "home"),
+        "HOME": str(folder / "home"),
     }
 
 
 @pytest.fixture
-def running(hall: Hall, key: dict[str, str]) -> Hall:
-    hall.add("one", TOOLS)
-    hall.start(**key)
-    wait_for_status(hall, "one", "connected")
+def key(model: Model, tmp_path: Path) -> dict[str, str]:
+    return environment_of(model, tmp_path)
+
+
+SECRETS = {"SECRET_KEY": "hall-secret", "AWS_SECRET_ACCESS_KEY": "cloud-secret"}
+
+
+@pytest.fixture(scope="module")
+def whole_hall(shared_hall: Hall, only_model: Model, tmp_path_factory: pytest.TempPathFactory) -> Hall:
+    """`one` always runs. Tests stop `two`, switch a tool of `three` off, and move `four` to a wrong port."""
+    for name in ("one", "two", "three", "four"):
+        shared_hall.add(name, TOOLS)
+    shared_hall.add("broken", "exit=3", restart="never")
+    bring_up(shared_hall, "one", **environment_of(only_model, tmp_path_factory.mktemp("agent")), **SECRETS)
     knows_no_problem()
-    return hall
+    return shared_hall
+
+
+@pytest.fixture
+def running(whole_hall: Hall, model: Model) -> Iterator[Hall]:
+    """The hall of the module. No test leaves an agent that still asks the model."""
+    yield whole_hall
+    for talk in AgentSession.objects.filter(messages__isnull=False, messages__finished_at=None).distinct():
+        stop_session(talk)
+    eventually(lambda: not agents(whole_hall), what="no agent is left")
 
 
 def knows_no_problem() -> None:
@@ -100,7 +127,7 @@ def transcript(message: AgentMessage) -> list[tuple[str, Any]]:
 
 
 def agents(hall: Hall) -> list[psutil.Process]:
-    return hall.marked("agent")
+    return hall.tagged_processes("agent")
 
 
 def runs_with_a_hung_model(hall: Hall, talk: AgentSession, model: Model, **values: Any) -> AgentMessage:
@@ -115,9 +142,11 @@ def runs_with_a_hung_model(hall: Hall, talk: AgentSession, model: Model, **value
 # The way of the seeds: the members' own endpoints -------------------------------------------------------------------
 
 
+@pytest.mark.services
 def test_the_agent_is_offered_the_tools_calls_one_and_says_what_came_back(running: Hall, model: Model) -> None:
-    Tool.objects.filter(name="fail").update(enabled=False)
-    done = ask(session("one"), 'call echo {"text": "grüß dich"}')
+    wait_for_status(running, "three", "connected")
+    Tool.objects.filter(member__name="three", name="fail").update(enabled=False)
+    done = ask(session("three"), 'call echo {"text": "grüß dich"}')
     assert (done.status, done.error_message) == ("succeeded", "")
     assert done.result == "The tool said: grüß dich"
     assert done.usage["turns"] == 2
@@ -125,83 +154,65 @@ def test_the_agent_is_offered_the_tools_calls_one_and_says_what_came_back(runnin
     assert [kind for kind, _ in kinds] == ["text", "tool_call", "tool_result", "text", "result"]
     assert kinds[0][1] == {"text": "Let me see."}
     call = kinds[1][1]
-    assert (call["server"], call["tool"], call["arguments"]) == ("one", "echo", {"text": "grüß dich"})
+    assert (call["server"], call["tool"], call["arguments"]) == ("three", "echo", {"text": "grüß dich"})
     assert kinds[2][1] == {
         "id": call["id"],
         "content": [{"type": "text", "text": "grüß dich"}],
         "is_error": False,
     }
     assert kinds[4][1]["status"] == "succeeded"
-    offered = model.offered()
-    assert {"mcp__one__echo", "mcp__one__sleep"} <= offered
-    assert "mcp__one__fail" not in offered  # switched off in the hall
-    assert {name for name in offered if not name.startswith("mcp__one__")} == set()  # none of the agent's own
+    tool_names = model.tool_names()
+    assert {"mcp__three__echo", "mcp__three__sleep"} <= tool_names
+    assert "mcp__three__fail" not in tool_names  # switched off in the hall
+    assert {name for name in tool_names if not name.startswith("mcp__three__")} == set()  # none of the agent's own
 
 
-def test_the_next_message_goes_on_with_the_conversation(running: Hall) -> None:
-    talk = session("one")
-    ask(talk, "say the first thing")
-    again = ask(talk, "remember")
-    assert again.result == "say the first thing | remember"
-    other = ask(session("one"), "remember")
-    assert other.result == "remember"
-
-
-def test_messages_of_one_session_run_one_after_the_other_and_sessions_side_by_side(running: Hall, model: Model) -> None:
+@pytest.mark.services
+def test_messages_of_one_session_go_on_with_it_one_after_the_other_and_sessions_run_side_by_side(running: Hall) -> None:
     first, second = session("one"), session("one")
-    waiting = [queue_message(first, f"say {word}", caller=COMMAND_LINE) for word in ("a", "b", "c")]
-    ask(second, "say other")
+    prompts = ("say a", "say b", "remember")
+    waiting = [queue_message(first, prompt, caller=COMMAND_LINE) for prompt in prompts]
+    assert ask(second, "remember").result == "remember"
     for message in waiting:
         ended(message)
-    assert [message.result for message in waiting] == ["a", "b", "c"]
+    assert [message.error_message for message in waiting] == [""] * 3
+    assert [message.result for message in waiting] == ["a", "b", "say a | say b | remember"]
     for earlier, later in itertools.pairwise(waiting):
         assert earlier.finished_at <= later.started_at
-    assert ask(first, "remember").result == "say a | say b | say c | remember"
 
 
 def test_a_stopped_member_is_started_for_the_session(running: Hall) -> None:
-    stop_member(member("one"))
-    wait_for_status(running, "one", "disconnected")
-    done = ask(session("one"), 'call echo {"text": "awake"}')
+    stop_member(member("two"))
+    wait_for_status(running, "two", "disconnected")
+    done = ask(session("two"), 'call echo {"text": "awake"}')
     assert done.result == "The tool said: awake"
 
 
-def test_a_member_that_will_not_start_makes_the_message_unavailable_with_the_reason(
-    hall: Hall, key: dict[str, str]
-) -> None:
-    hall.add("one", "exit=3", restart="never")
-    hall.start(**key)
-    wait_for_status(hall, "one", "error")
-    knows_no_problem()
-    done = ask(session("one"), "say hello")
+def test_a_member_that_will_not_start_makes_the_message_unavailable_with_the_reason(running: Hall) -> None:
+    wait_for_status(running, "broken", "error")
+    done = ask(session("broken"), "say hello")
     assert (done.status, done.error_kind) == ("failed", "unavailable")
-    assert "member 'one'" in done.error_message
+    assert "member 'broken'" in done.error_message
     assert "exit code 3" in done.error_message
 
 
-def test_an_error_of_the_model_is_the_message_s(running: Hall) -> None:
-    done = ask(session("one"), "fail")
-    assert (done.status, done.error_kind) == ("failed", "agent")
-    assert "not today" in done.error_message
-    assert not agents(running)
-
-
+@pytest.mark.services
 def test_members_that_a_session_needs_are_not_stopped_under_it_unless_forced(running: Hall, model: Model) -> None:
-    talk = session("one", name="my talk")
+    talk = session("two", name="my talk")
     runs_with_a_hung_model(running, talk, model)
     for verb in FORCIBLE_VERBS:
         with pytest.raises(MemberInUseError, match="needed by session 'my talk'"):
-            MEMBER_VERBS[verb](member("one"))
-    refused = running.manage("member", "stop", "one")
+            MEMBER_VERBS[verb](member("two"))
+    refused = running.manage("member", "stop", "two")
     assert refused.returncode == 1
     assert "needed by session 'my talk'" in refused.stderr
-    assert member("one").wanted == "running"
-    forced = running.manage("member", "stop", "one", "--force")
+    assert member("two").desired_state == "running"
+    forced = running.manage("member", "stop", "two", "--force")
     assert forced.returncode == 0, forced.stderr
     stop_session(talk)
     ended(talk.messages.get())
-    start_member(member("one"))
-    stop_member(member("one"))  # nobody needs it now
+    start_member(member("two"))
+    stop_member(member("two"))  # nobody needs it now
 
 
 def test_a_conversation_that_is_lost_is_said_and_the_next_message_begins_a_new_one(running: Hall) -> None:
@@ -217,6 +228,7 @@ def test_a_conversation_that_is_lost_is_said_and_the_next_message_begins_a_new_o
 # Ends ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.services
 def test_stop_ends_the_agent_and_cancels_what_waits_and_the_session_goes_on(running: Hall, model: Model) -> None:
     talk = session("one")
     message = runs_with_a_hung_model(running, talk, model)
@@ -237,6 +249,7 @@ def test_a_run_that_takes_too_long_ends_at_its_deadline(running: Hall, model: Mo
     eventually(lambda: not agents(running), within=3)
 
 
+@pytest.mark.services
 def test_a_killed_runtime_leaves_no_agent_and_the_message_ends_as_lost(
     hall: Hall, key: dict[str, str], model: Model
 ) -> None:
@@ -249,13 +262,14 @@ def test_a_killed_runtime_leaves_no_agent_and_the_message_ends_as_lost(
     os.kill(hall.worker_pid, signal.SIGKILL)
     runtime.wait(PATIENCE)
     eventually(lambda: not any(lives(process) for process in processes), within=2)
-    assert not hall.marked()
+    assert not hall.tagged_processes()
     hall.start(**key)
     assert ended(message, within=10).error_kind == "lost"
     assert transcript(message)[-1][1]["error_kind"] == "lost"
     eventually(lambda: not list((hall.data_dir / "agent").glob("*.json")))
 
 
+@pytest.mark.services
 def test_guard_and_worker_killed_at_once_leave_agents_that_the_next_start_ends(
     hall: Hall, key: dict[str, str], model: Model
 ) -> None:
@@ -274,6 +288,7 @@ def test_guard_and_worker_killed_at_once_leave_agents_that_the_next_start_ends(
     eventually(lambda: not any(lives(process) for process in left), within=2)
 
 
+@pytest.mark.services
 def test_a_runtime_that_is_stopped_stops_its_agents_in_time(hall: Hall, key: dict[str, str], model: Model) -> None:
     hall.add("one", TOOLS)
     runtime = hall.start(**key)
@@ -287,7 +302,7 @@ def test_a_runtime_that_is_stopped_stops_its_agents_in_time(hall: Hall, key: dic
     message.refresh_from_db()
     assert (message.status, message.error_kind) == ("failed", "lost")
     assert "was stopped" in message.error_message
-    assert not hall.marked()
+    assert not hall.tagged_processes()
 
 
 # What it needs, and what it is not given ----------------------------------------------------------------------------
@@ -319,20 +334,14 @@ def test_without_the_sdk_a_message_is_refused_with_what_to_install(
         queue_message(session("one"), "say hello", caller=COMMAND_LINE)
 
 
-def test_neither_the_agent_nor_its_list_of_processes_holds_a_secret_of_the_hall(
-    hall: Hall, key: dict[str, str], model: Model
-) -> None:
-    hall.add("one", TOOLS)
-    hall.start(**key, SECRET_KEY="hall-secret", AWS_SECRET_ACCESS_KEY="cloud-secret")
-    wait_for_status(hall, "one", "connected")
-    knows_no_problem()
-    runs_with_a_hung_model(hall, session("one"), model)
-    for process in agents(hall):
+def test_neither_the_agent_nor_its_list_of_processes_holds_a_secret_of_the_hall(running: Hall, model: Model) -> None:
+    runs_with_a_hung_model(running, session("one"), model)
+    for process in agents(running):
         environment = process.environ()
         assert environment["ANTHROPIC_API_KEY"] == "sk-sesame"
-        assert not {"DATABASE_URL", "SECRET_KEY", "REDIS_URL", "AWS_SECRET_ACCESS_KEY"} & environment.keys()
+        assert not {"DATABASE_URL", "REDIS_URL", *SECRETS} & environment.keys()
         assert "localhost" not in " ".join(process.cmdline())  # the servers are in a file that is ours alone
-    files = list((hall.data_dir / "agent").glob("*.json"))
+    files = list((running.data_dir / "agent").glob("*.json"))
     assert files
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
 
@@ -340,6 +349,7 @@ def test_neither_the_agent_nor_its_list_of_processes_holds_a_secret_of_the_hall(
 # The command --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.services
 def test_the_command_shows_text_calls_and_results_and_its_code_says_how_it_went(running: Hall) -> None:
     done = running.manage("agent", 'call echo {"text": "hi"}', "--members", "one", "--direct", "--session", "talk")
     assert done.returncode == 0, done.stderr
@@ -352,25 +362,31 @@ def test_the_command_shows_text_calls_and_results_and_its_code_says_how_it_went(
     failed = running.manage("agent", "fail", "--session", "talk")
     assert failed.returncode == 1
     assert "not today" in failed.stderr
+    message = AgentMessage.objects.get(session__name="talk", prompt="fail")
+    assert (message.status, message.error_kind) == ("failed", "agent")
+    assert "not today" in message.error_message
+    assert not agents(running)
 
 
+@pytest.mark.services
 def test_ctrl_c_stops_the_agent_of_the_command(running: Hall, model: Model) -> None:
     asking = running.popen([sys.executable, "manage.py", "agent", "hang", "--members", "one", "--direct"])
     eventually(lambda: model.requests, within=30)
     asking.send_signal(signal.SIGINT)
     assert asking.wait(15) == 130, running.output()
-    assert AgentMessage.objects.get().status == "cancelled"
+    assert AgentMessage.objects.latest("pk").status == "cancelled"
     eventually(lambda: not agents(running), within=3)
 
 
 # The gateway --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.services
 def test_by_default_the_agent_is_given_the_gateway_and_a_token_that_dies_with_the_run(
-    running: Hall, model: Model, django_user_model: Any
+    running: Hall, model: Model
 ) -> None:
-    user = django_user_model.objects.create_superuser("alice")
-    talk = create_session(["one"], caller=Caller(Invocation.Door.REST, user))
+    user = User.objects.create_superuser("alice")
+    talk = create_session(["one"], caller=Caller(Invocation.Source.REST, user))
     message = runs_with_a_hung_model(running, talk, model)
     config = json.loads(next((running.data_dir / "agent").glob("mcp-*.json")).read_text())
     server = config["mcpServers"]["guild-hall"]
@@ -379,54 +395,44 @@ def test_by_default_the_agent_is_given_the_gateway_and_a_token_that_dies_with_th
     assert ApiToken.objects.get(digest=digest).user == user
     stop_session(talk)
     ended(message)
-    assert not ApiToken.objects.exists()
+    assert not user.api_tokens.exists()
 
 
 def test_a_server_that_the_agent_cannot_use_is_in_the_transcript_and_the_agent_works_on(running: Hall) -> None:
-    PortAllocation.objects.update(port=running.port_range[1])  # where nobody listens
-    done = ask(session("one"), "say hello")
+    wait_for_status(running, "four", "connected")
+    PortAllocation.objects.filter(member__name="four").update(port=running.port_range[1])  # where nobody listens
+    done = ask(session("four"), "say hello")
     assert (done.status, done.result) == ("succeeded", "hello")
     said = dict(transcript(done))  # the agent may speak before it knows of its servers
     missing = said["servers"]["servers"]
-    assert [(server["name"], server["status"]) for server in missing] == [("one", "failed")]
+    assert [(server["name"], server["status"]) for server in missing] == [("four", "failed")]
     assert missing[0]["error"]
 
 
 @needs_gateway
-def test_through_the_gateway_the_agent_is_offered_the_tools_of_its_members_alone(
-    hall: Hall, key: dict[str, str], model: Model, django_user_model: Any
-) -> None:
-    user = django_user_model.objects.create_superuser("alice")
-    hall.add("one", TOOLS)
-    hall.add("two", TOOLS)
-    hall.start(**key)
-    for name in ("one", "two"):
-        wait_for_status(hall, name, "connected")
-    knows_no_problem()
-    talk = create_session(["one"], caller=Caller(Invocation.Door.REST, user))
+def test_through_the_gateway_the_agent_is_offered_the_tools_of_its_members_alone(running: Hall, model: Model) -> None:
+    user = User.objects.create_superuser("bob")
+    talk = create_session(["one"], caller=Caller(Invocation.Source.REST, user))
     done = ask(talk, 'call one__echo {"text": "grüß dich"}')
     assert done.result == "The tool said: grüß dich"
-    assert model.offered() == {f"mcp__guild-hall__one__{tool}" for tool in ("echo", "sleep", "fail")}
-    eventually(Invocation.objects.exists)  # it is written down a moment later
-    assert Invocation.objects.get().door == "gateway"
-    assert not ApiToken.objects.exists()
+    assert model.tool_names() == {f"mcp__guild-hall__one__{tool}" for tool in ("echo", "sleep", "fail")}
+    calls = Invocation.objects.filter(requested_by=user)
+    eventually(calls.exists)  # it is written down a moment later
+    assert calls.get().source == "gateway"
+    assert not user.api_tokens.exists()
 
 
 # Over REST ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_over_rest_streams_what_the_agent_does(hall: Hall, key: dict[str, str], model: Model) -> None:
-    hall.add("one", TOOLS)
-    hall.up(**key, GUILD_HALL_ADMIN_PASSWORD="sesame-sesame")
-    wait_for_status(hall, "one", "connected", within=30)
-    knows_no_problem()
-    token = hall.manage("create_token", "admin").stdout.split()[-1]
+@pytest.mark.services
+def test_a_prompt_over_rest_streams_what_the_agent_does(running: Hall) -> None:
     with requests.Session() as rest:
-        rest.headers["Authorization"] = f"Bearer {token}"
-        eventually(lambda: is_up(hall), within=20)
-        made = rest.post(f"{hall.url}/api/sessions/", json={"members": ["one"], "direct": True}, timeout=10).json()
+        rest.headers["Authorization"] = f"Bearer {make_token()}"
+        session_of = {"members": ["one"], "direct": True}
+        made = rest.post(f"{running.url}/api/sessions/", json=session_of, timeout=10).json()
         said = rest.post(
-            f"{hall.url}{made['url']}messages/",
+            f"{running.url}{made['url']}messages/",
             json={"prompt": 'call echo {"text": "hi"}'},
             headers={"Accept": "text/event-stream"},
             timeout=60,
@@ -435,10 +441,3 @@ def test_a_prompt_over_rest_streams_what_the_agent_does(hall: Hall, key: dict[st
     names = [line.removeprefix("event: ") for line in said.text.splitlines() if line.startswith("event: ")]
     assert names == ["message", "text", "tool_call", "tool_result", "text", "result", "end"]
     assert "The tool said: hi" in said.text
-
-
-def is_up(hall: Hall) -> bool:
-    try:
-        return requests.get(f"{hall.url}/healthz", timeout=2).status_code == 200
-    except requests.ConnectionError:
-        return False

@@ -79,9 +79,9 @@ def test_a_frozen_member_is_shown_and_left_alone_until_it_answers_again(hall: Ha
     assert (member("one").status, member("one").pid) == ("connected", up.pid)
 
 
-@pytest.mark.parametrize("door", ["queue", "gateway"])
+@pytest.mark.parametrize("source", ["queue", "gateway"])
 def test_a_member_whose_manifest_asks_for_it_is_restarted_when_calls_and_a_ping_have_no_answer(
-    hall: Hall, token: str, door: str
+    hall: Hall, token: str, source: str
 ) -> None:
     hall.add("one", timeout=1, unresponsive="restart")
     hall.start()
@@ -89,7 +89,7 @@ def test_a_member_whose_manifest_asks_for_it_is_restarted_when_calls_and_a_ping_
     eventually(lambda: "result" in relayed(hall, token, "one__echo", {"text": "hi"}))
     os.kill(up.pid or 0, signal.SIGSTOP)
     for _ in range(3):
-        if door == "queue":
+        if source == "queue":
             queue("one", "echo", {"text": "hi"})
         else:
             assert "within 1 s" in relayed(hall, token, "one__echo", {"text": "hi"})["error"]["message"]

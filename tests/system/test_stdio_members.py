@@ -104,7 +104,7 @@ def test_what_a_stdio_server_says_of_one_tokens_call_reaches_no_other_token(hall
     on_the_roster(hall, "one")
     users = [User.objects.create_superuser(name) for name in ("ann", "bob")]
     ann, bob = (Agent(hall, make_token(user), "/mcp/one").begin() for user in users)
-    with ann.listening() as anns, bob.listening() as bobs:
+    with ann.listen() as anns, bob.listen() as bobs:
         assert ann.ask("resources/subscribe", uri="x:1")["result"] == {}
         assert ann.ask("logging/setLevel", level="debug")["result"] == {}
 
@@ -114,15 +114,15 @@ def test_what_a_stdio_server_says_of_one_tokens_call_reaches_no_other_token(hall
         (mine,) = logged(ann, text="ann's secret", level="debug")
         assert mine["params"]["data"]["text"] == "ann's secret"
         assert logged(bob, text="bob's secret", level="debug") == []
-        waiting = bob.sent({"jsonrpc": "2.0", "id": 9, "method": "tools/call", "params": WAIT})
+        waiting = bob.send_only({"jsonrpc": "2.0", "id": 9, "method": "tools/call", "params": WAIT})
         eventually((folder / "waiting-bob").exists)
         assert logged(ann, text="whose is it?") == []
         ann.call("updated", uri="x:1")
         assert anns.until("notifications/resources/updated")["params"] == {"uri": "x:1"}
         ann.call("list_changed")  # everybody hears it, and nothing before it
         bobs.until("notifications/tools/list_changed")
-        assert bobs.everything == [{"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}]
-        assert "notifications/message" not in [message.get("method") for message in anns.everything]
+        assert bobs.all_messages == [{"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}]
+        assert "notifications/message" not in [message.get("method") for message in anns.all_messages]
         waiting.close()
     eventually(lambda: "whose is it?" in hall.manage("logs", "one").stdout)
 
@@ -161,8 +161,8 @@ def test_a_stop_leaves_no_process(hall: Hall, modes: tuple[str, ...]) -> None:
     stop_member(member("one"))
     wait_for_status(hall, "one", "disconnected")
     assert not lives(before)
-    assert hall.marked() == []
-    assert hall.held_ports() == []
+    assert hall.tagged_processes() == []
+    assert hall.busy_ports() == []
 
 
 def test_a_long_start_shows_its_progress_in_the_roster_and_is_waited_for(hall: Hall) -> None:
@@ -193,11 +193,11 @@ def test_a_start_that_fails_says_why(hall: Hall, modes: list[str], manifest: dic
     row = wait_for_status(hall, "one", "error")
     assert said in row.last_error
     assert row.status_changes.filter(new="starting").count() == 1
-    assert hall.marked() == []
+    assert hall.tagged_processes() == []
 
 
 def test_a_killed_worker_leaves_no_bridge_and_no_server(running: Hall) -> None:
-    before = running.marked()
+    before = running.tagged_processes()
     assert len(before) == 2
     os.kill(running.worker_pid, signal.SIGKILL)
     eventually(lambda: not any(lives(process) for process in before), within=5)

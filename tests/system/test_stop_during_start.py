@@ -28,7 +28,7 @@ def test_a_stop_soon_after_the_lease_was_taken_gives_it_back_and_leaves_no_proce
     runtime.send_signal(signal.SIGTERM)
     assert runtime.wait(PATIENCE) == 0, hall.output()
     assert lease.hall().lease_id is None
-    assert hall.marked() == []
+    assert hall.tagged_processes() == []
     assert "takes too long" not in hall.output()
     assert "Traceback" not in hall.output()
     assert time.monotonic() - began < PATIENCE

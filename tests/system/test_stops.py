@@ -16,7 +16,7 @@ from mcp_runtime.rows import lease
 from roster.models import Invocation
 from tests.conftest import eventually
 from tests.support.agents import Agent, make_token, on_the_roster
-from tests.support.hall import PATIENCE, Hall, bring_up, family, member, queue
+from tests.support.hall import PATIENCE, Hall, bring_up, command_of, family, member, queue
 from tests.support.machine import Stopwatch
 
 pytestmark = pytest.mark.services
@@ -113,15 +113,15 @@ def clients(hall: Hall, count: int) -> Iterator[Clients]:
         calling.end()
 
 
-@pytest.mark.parametrize("part", ["worker", "guard"])
-def test_agents_are_refused_nothing_while_the_runtime_is_stopped_and_started_again(hall: Hall, part: str) -> None:
+@pytest.mark.parametrize("program", ["mcp_runtime.runtime.worker", "/mcp_runtime/runtime/guard.py"])
+def test_agents_are_refused_nothing_while_the_runtime_is_stopped_and_started_again(hall: Hall, program: str) -> None:
     hall.add("one")
     up = bring_up(hall, "one")
     on_the_roster(hall, "one")
     before = lease.hall().lease_id
     with clients(hall, 8) as calling:
         eventually(lambda: calling.met["answered"] > 100)
-        next(one for one in family(up) if f"mcp_runtime.runtime.{part}" in " ".join(one.cmdline())).terminate()
+        next(one for one in family(up) if program in command_of(one)).terminate()
         eventually(lambda: lease.hall().lease_id not in (None, before), within=PATIENCE)
         answered = calling.met["answered"]
         eventually(lambda: calling.met["answered"] > answered + 100, within=PATIENCE)

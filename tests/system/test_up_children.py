@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.conftest import ROOT, eventually
+from tests.support.hall import command_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
 
@@ -37,7 +38,13 @@ class Up:
     ) -> None:
         self.folder = folder
         script = PARTS.format(before=textwrap.dedent(before), runtime=textwrap.dedent(runtime), say=say)
-        environment = {**os.environ, "FOLDER": str(folder), "PYTHONPATH": str(ROOT), **environment}
+        environment = {
+            **os.environ,
+            "FOLDER": str(folder),
+            "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "1",
+            **environment,
+        }
         with (folder / "output").open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", script], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
@@ -57,7 +64,7 @@ class Up:
 
     def part(self, word: str) -> psutil.Process:
         def find() -> list[psutil.Process]:
-            return [part for part in self.parts if word in " ".join(part.cmdline())]
+            return [part for part in self.parts if word in command_of(part)]
 
         eventually(find, what=f"{word} begins; so far: {self.output()}")
         return find()[0]
@@ -136,7 +143,7 @@ def test_what_a_part_leaves_is_ended_when_the_part_was_killed(run: Ups, clean: s
         """
     )
     left = up.pid("left")
-    eventually(lambda: psutil.Process(left).cmdline()[0] == "sleep", what="it has its own environment")
+    eventually(lambda: command_of(psutil.Process(left)).startswith("sleep"), what="it has its own environment")
     up.part("time.sleep").kill()
     eventually(lambda: not lives(left), within=5, what=up.output())
     assert up.process.poll() is None
@@ -168,7 +175,12 @@ def test_a_frozen_part_is_killed_when_patience_ends_and_what_it_started_ends_too
         TIMES=str(times),
     )
     left = up.pid("left")
-    web = next(part.pid for part in up.parts if part.pid != left and part.cmdline()[0] == "sleep")
+
+    def sleepers() -> list[int]:
+        return [part.pid for part in up.parts if part.pid != left and command_of(part).startswith("sleep")]
+
+    eventually(sleepers, what="the web runs its program")
+    (web,) = sleepers()
     up.part("time.sleep").suspend()
     up.process.send_signal(signal.SIGTERM)
     eventually(lambda: not lives(web), what="the web has ended")

@@ -1,4 +1,4 @@
-"""Members that are servers elsewhere: a process that the hall did not start, which lets in nobody without a secret."""
+"""Members that are remote servers: a process that the hall did not start, which lets in nobody without a secret."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEY = "key-hunter2-hunter2"
 WRONG_KEY = "wrong-hunter2-hunter2"
 
 
-class Elsewhere:
+class RemoteServer:
     """A server outside the hall, on a port outside its range; it may be killed and started again."""
 
     def __init__(self, folder: Path) -> None:
@@ -47,8 +47,8 @@ class Elsewhere:
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path) -> Iterator[Elsewhere]:
-    server = Elsewhere(tmp_path / "elsewhere")
+def server(tmp_path: Path) -> Iterator[RemoteServer]:
+    server = RemoteServer(tmp_path / "server")
     server.start()
     yield server
     server.kill()
@@ -64,31 +64,31 @@ def add_remote(hall: Hall, url: str, **manifest: Any) -> Path:
     return folder
 
 
-def test_a_server_elsewhere_is_listed_called_missed_and_found_again(hall: Hall, elsewhere: Elsewhere) -> None:
-    add_remote(hall, elsewhere.url)
+def test_a_remote_server_is_listed_called_missed_and_found_again(hall: Hall, server: RemoteServer) -> None:
+    add_remote(hall, server.url)
     hall.add("near")
     hall.start(FAR_TOKEN=TOKEN)
     row = wait_for_status(hall, "far", "connected")
     wait_for_status(hall, "near", "connected")
-    assert (row.endpoint, row.port, row.pid) == (elsewhere.url, None, None)
-    assert len(hall.marked()) == 1  # near's
+    assert (row.endpoint, row.port, row.pid) == (server.url, None, None)
+    assert len(hall.tagged_processes()) == 1  # near's
     assert call("far", "echo", {"text": "hi"}).result == {"content": [{"type": "text", "text": "hi"}]}
     assert call("far", "fail").error_kind == "tool"
 
-    elsewhere.kill()
+    server.kill()
     missed = call("far", "echo", {"text": "hi"})
     assert (missed.status, missed.error_kind) == ("failed", "unavailable")
     assert "does not answer at" in wait_for_status(hall, "far", "error").last_error
     assert call("near", "echo", {"text": "hi"}).status == "succeeded"
 
-    elsewhere.start()
+    server.start()
     waiting = queue("far", "echo", {"text": "back"})
     wait_for_status(hall, "far", "connected", within=25)
     eventually(lambda: not waiting.refresh_from_db() and waiting.status == "succeeded")
 
 
-def test_a_stop_leaves_the_server_alone_and_the_runtime_ends_without_it(hall: Hall, elsewhere: Elsewhere) -> None:
-    add_remote(hall, elsewhere.url)
+def test_a_stop_leaves_the_server_alone_and_the_runtime_ends_without_it(hall: Hall, server: RemoteServer) -> None:
+    add_remote(hall, server.url)
     runtime = hall.start(FAR_TOKEN=TOKEN)
     wait_for_status(hall, "far", "connected")
     assert hall.manage("member", "stop", "far").returncode == 0
@@ -100,12 +100,12 @@ def test_a_stop_leaves_the_server_alone_and_the_runtime_ends_without_it(hall: Ha
     lost.refresh_from_db()
     assert (lost.status, lost.error_kind) == ("failed", "lost")
     wait_for_status(hall, "far", "disconnected")
-    assert elsewhere.process is not None
-    assert elsewhere.process.poll() is None
+    assert server.process is not None
+    assert server.process.poll() is None
 
 
-def test_secrets_are_nowhere_but_in_what_is_sent(hall: Hall, elsewhere: Elsewhere) -> None:
-    folder = add_remote(hall, elsewhere.url)
+def test_secrets_are_nowhere_but_in_what_is_sent(hall: Hall, server: RemoteServer) -> None:
+    folder = add_remote(hall, server.url)
     (folder / "key.txt").write_text(WRONG_KEY)
     hall.add("near")
     bring_up(hall, "near", FAR_TOKEN=TOKEN)
@@ -130,7 +130,7 @@ def test_secrets_are_nowhere_but_in_what_is_sent(hall: Hall, elsewhere: Elsewher
     }
     assert "${env:FAR_TOKEN}" in places["REST and commands"]
     assert "${env:FAR_TOKEN}" in places["database"]
-    assert elsewhere.url in places["console"]
+    assert server.url in places["console"]
     for place, text in places.items():
         assert "hunter2" not in text, place
 

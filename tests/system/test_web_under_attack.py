@@ -69,7 +69,7 @@ def held(hall: Hall, count: int, said: bytes, *, receive: int = 0) -> Iterator[l
 
 
 def form(hall: Hall) -> bytes:
-    """The head of a form that Django reads before it judges anybody."""
+    """The head of a form that Django reads before it checks who sent it."""
     return FORM % (f"guildhall_{hall.web_port}_csrf".encode(), b"a" * 32)
 
 

@@ -25,9 +25,10 @@ from roster.models import AgentSession, ApiToken, Hall, Invocation, Tool
 from tests.attack import rights_table
 from tests.conftest import eventually
 from tests.rows.mcp_runtime.gateway import conftest
-from tests.support.agents import Agent, Heard, make_token
+from tests.support.agents import Agent, MessageStream, make_token
 from tests.support.gateway_world import ALL, DEFAULT, World, event, notification, request, result, text
 
+pytestmark = pytest.mark.no_cover  # as in test_rights
 world = conftest.world  # the fixture
 
 SECRET = "word-of-somebody-else"
@@ -323,7 +324,7 @@ def test_every_method_answers_each_kind_of_token_as_the_table_says(place: Place,
 
 def test_no_method_is_for_who_has_no_good_token(place: Place) -> None:
     before = [
-        len(script.heard(method)) for script in place.scripts.values() for method in METHODS if "list" not in method
+        len(script.messages(method)) for script in place.scripts.values() for method in METHODS if "list" not in method
     ]
     for method, kind, is_at_member in product(METHODS, UNKNOWN, (False, True)):
         agent = place.agent(kind, "/mcp/notes" if is_at_member else "/mcp")
@@ -331,7 +332,7 @@ def test_no_method_is_for_who_has_no_good_token(place: Place) -> None:
         assert not has_result, (method, kind)
         assert "word-of" not in said, (method, kind)
     assert before == [
-        len(script.heard(method)) for script in place.scripts.values() for method in METHODS if "list" not in method
+        len(script.messages(method)) for script in place.scripts.values() for method in METHODS if "list" not in method
     ]
 
 
@@ -421,31 +422,31 @@ def test_an_answer_that_is_owed_to_somebody_is_given_to_nobody_else(place: Place
     owner = place.world.agent("/mcp/slow", make_token(place.victim))
     eventually(lambda: owner.send("ping").status_code != 404)
     owner.begin()
-    with owner.streaming(request(5, "tools/call", name="echo", arguments={})) as lost:
+    with owner.stream(request(5, "tools/call", name="echo", arguments={})) as lost:
         lost.until("notifications/progress")
     thief = place.agent("full", "/mcp/slow").begin()
     told: list[Any] = []
 
     def steal(event_id: str) -> None:
-        with Heard(thief, "GET", None, {"Accept": "text/event-stream", "Last-Event-ID": event_id}) as heard:
+        with MessageStream(thief, "GET", None, {"Accept": "text/event-stream", "Last-Event-ID": event_id}) as heard:
             heard.ended.wait(0.5)
-        told.extend(heard.everything)
+        told.extend(heard.all_messages)
 
     steal("e1")
     # The member is asked once the thief's own session with it has begun.
     eventually(lambda: steal("slow/e1") or "e1" in asked_for)
     assert SECRET not in json.dumps(told)
-    with Heard(owner, "GET", None, {"Accept": "text/event-stream", "Last-Event-ID": "slow/e1"}) as heard:
-        eventually(lambda: SECRET in json.dumps(heard.everything))
+    with MessageStream(owner, "GET", None, {"Accept": "text/event-stream", "Last-Event-ID": "slow/e1"}) as heard:
+        eventually(lambda: SECRET in json.dumps(heard.all_messages))
 
 
 def test_a_subscription_of_somebody_else_is_not_heard(place: Place, victim: Agent) -> None:
-    with victim.listening() as theirs, place.agent("tools").begin().listening() as mine:
+    with victim.listen() as theirs, place.agent("tools").begin().listen() as mine:
         switch_tool(Tool.objects.get(member=place.members["other"]), on=False)
         theirs.until("notifications/tools/list_changed")
         switch_tool(Tool.objects.get(member=place.members["notes"]), on=False)
         assert mine.until("notifications/tools/list_changed")
-        assert [message["method"] for message in mine.everything] == ["notifications/tools/list_changed"]
+        assert [message["method"] for message in mine.all_messages] == ["notifications/tools/list_changed"]
 
 
 def test_calls_of_the_gateway_are_told_to_who_made_them(place: Place, victim: Agent, client: Any) -> None:

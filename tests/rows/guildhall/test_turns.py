@@ -14,7 +14,7 @@ from guildhall import turns as module
 from guildhall.turns import Turn, Turns, computing, give_way_at_queries
 from mcp_runtime.schemas.schema_work import others_compute
 from tests.conftest import eventually
-from tests.support.held import entries_held_by
+from tests.support.resources import entries_in
 
 ANNA, BERT, CARL = 1, 2, 3
 
@@ -93,7 +93,7 @@ def test_of_one_client_first_comes_what_is_begun_and_then_what_waits_longest(ben
     holder = bench.asks(BERT)
     bench.asks(ANNA, "first")
     bench.asks(ANNA, "second")
-    bench.asks(ANNA, "begun").is_begun = True
+    bench.asks(ANNA, "begun").has_begun = True
     order = []
     for _ in range(3):
         bench.turns.give_back(holder)
@@ -108,7 +108,7 @@ def test_who_asks_the_database_leaves_its_turn_to_who_has_used_less_and_to_nobod
     holder = bench.asks(ANNA, "anna")
     bench.turns.begin(holder)
     bench.asks(CARL, "carl")
-    bench.turns.leave(holder)
+    bench.turns.yield_turn(holder)
     assert bench.told == ["anna"]
     bench.asks(BERT, "bert")  # comes while the other is at its query
     assert bench.told == ["anna", "bert"]
@@ -118,9 +118,9 @@ def test_who_comes_back_from_a_query_waits_for_who_has_its_turn_now(bench: Bench
     bench.used(ANNA, 0.5)
     holder, back = bench.asks(ANNA), threading.Event()
     bench.turns.begin(holder)
-    bench.turns.leave(holder)
+    bench.turns.yield_turn(holder)
     other = bench.asks(BERT, "bert")
-    waiting = threading.Thread(target=lambda: (bench.turns.come_back(holder), back.set()))
+    waiting = threading.Thread(target=lambda: (bench.turns.wait_for_turn(holder), back.set()))
     waiting.start()
     eventually(lambda: holder in bench.turns.waited)
     bench.turns.give_back(other)
@@ -136,12 +136,12 @@ def test_who_was_at_a_query_when_another_insisted_has_its_turn_as_soon_as_that_o
     bench.used(BERT, 0.5)
     holder, back = bench.asks(ANNA), threading.Event()
     bench.turns.begin(holder)
-    bench.turns.leave(holder)
+    bench.turns.yield_turn(holder)
     other = bench.asks(BERT, "bert")
     bench.now += module.HEAVY_PATIENCE_SECONDS * 1.1  # a query that takes long
     bench.turns.insist(other)
     assert bench.told == ["", "bert"]
-    waiting = threading.Thread(target=lambda: (bench.turns.come_back(holder), back.set()))
+    waiting = threading.Thread(target=lambda: (bench.turns.wait_for_turn(holder), back.set()))
     waiting.start()
     eventually(lambda: holder in bench.turns.waited)
     bench.turns.give_back(other)
@@ -156,8 +156,8 @@ def test_who_was_at_a_query_when_another_insisted_has_its_turn_as_soon_as_that_o
 def test_who_comes_back_and_was_not_wanted_away_goes_on(bench: Bench) -> None:
     holder = bench.asks(ANNA)
     bench.turns.begin(holder)
-    bench.turns.leave(holder)
-    bench.turns.come_back(holder)
+    bench.turns.yield_turn(holder)
+    bench.turns.wait_for_turn(holder)
     bench.used(BERT, -1.0)
     bench.asks(BERT, "bert")
     assert bench.told == [""]
@@ -203,7 +203,7 @@ def test_while_a_users_long_request_goes_on_beside_others_no_other_one_of_it_beg
     bench.turns.give_back(last)
     assert bench.told == ["", "bert", "carl"]
     bench.turns.begin(long)
-    bench.turns.leave(long)  # now it comes back only when it is its turn
+    bench.turns.yield_turn(long)  # now it comes back only when it is its turn
     assert bench.told == ["", "bert", "carl", "anna again"]
 
 
@@ -217,9 +217,9 @@ def test_a_long_request_that_ends_leaves_nothing_behind(bench: Bench) -> None:
     assert bench.told == ["", "bert"]
     bench.turns.give_back(other)
     assert bench.given[-1] is waiting
-    assert bench.turns.is_taken()
+    assert bench.turns.is_busy()
     bench.turns.give_back(waiting)
-    assert not bench.turns.is_taken()
+    assert not bench.turns.is_busy()
     for user in (ANNA, BERT):
         bench.turns.give_back(bench.asks(user, f"user {user}"))
     assert bench.told == ["", "bert", "anna again", "user 1", "user 2"]
@@ -243,7 +243,7 @@ def test_what_was_computed_is_counted(bench: Bench, others_seconds: float, first
         until = time.thread_time() + 0.02
         while time.thread_time() < until:
             pass
-    assert not bench.turns.is_taken()
+    assert not bench.turns.is_busy()
     bench.used(BERT, others_seconds)
     assert bench.first_of(ANNA, BERT) == first
 
@@ -253,7 +253,7 @@ def test_users_that_were_counted_are_bounded(bench: Bench, monkeypatch: pytest.M
     for number in range(50):
         bench.turns.give_back(bench.asks(number))
         bench.used(number, 1.0)
-    assert entries_held_by(bench.turns) <= 5
+    assert entries_in(bench.turns) <= 5
 
 
 # Queries ----------------------------------------------------------------------------------------------------------
@@ -265,13 +265,13 @@ def told() -> Iterator[list[str]]:
     words: list[str] = []
 
     class Told(Turns):
-        def leave(self, turn: Turn) -> None:
+        def yield_turn(self, turn: Turn) -> None:
             words.append("left")
-            super().leave(turn)
+            super().yield_turn(turn)
 
-        def come_back(self, turn: Turn) -> None:
+        def wait_for_turn(self, turn: Turn) -> None:
             words.append("came back")
-            super().come_back(turn)
+            super().wait_for_turn(turn)
 
     turns, turn = Told(), Turn(ANNA, lambda: None)
     turns.take(turn)
@@ -310,9 +310,9 @@ def test_work_that_steps_aside_learns_whether_somebody_computes(bench: Bench) ->
         assert not others_compute.get()()
         other = bench.asks(BERT)
         assert others_compute.get()()
-        bench.turns.leave(other)  # it is at a query
+        bench.turns.yield_turn(other)  # it is at a query
         assert not others_compute.get()()
-        bench.turns.come_back(other)
+        bench.turns.wait_for_turn(other)
         assert others_compute.get()()
         bench.turns.give_back(other)
     assert not others_compute.get()()
@@ -330,9 +330,9 @@ def test_a_request_that_came_first_is_not_behind_at_its_end_for_what_it_used_its
     own = begun(bench, BERT)
     bench.asks(ANNA, "anna")
     bench.used(BERT, 0.01)
-    bench.turns.leave(own)
+    bench.turns.yield_turn(own)
     assert bench.told == [""]
-    bench.turns.come_back(own)
+    bench.turns.wait_for_turn(own)
     assert bench.told == [""]
 
 
@@ -342,7 +342,7 @@ def test_a_request_that_uses_much_is_soon_behind(bench: Bench) -> None:
     own = begun(bench, BERT)
     bench.asks(ANNA, "anna")
     bench.used(BERT, 0.01 + module.CREDIT_SECONDS)
-    bench.turns.leave(own)
+    bench.turns.yield_turn(own)
     assert bench.told == ["", "anna"]
 
 
@@ -354,5 +354,5 @@ def test_what_comes_back_from_a_long_wait_is_as_what_comes_anew(bench: Bench) ->
     bench.turns.give_back(own)
     holder = begun(bench, ANNA)
     assert not bench.turns.take(own)
-    bench.turns.leave(holder)
+    bench.turns.yield_turn(holder)
     assert bench.given == [own, holder]

@@ -20,6 +20,7 @@ from mcp_runtime.protocol.errors import AccessError, NotAllowedError, TokenError
 from mcp_runtime.rows import lease
 from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import OPERATOR, Principal
+from mcp_runtime.security.limits import Limits
 from roster.models import ApiToken, GuildMember, Hall, MemberGroup, Tool
 
 pytestmark = pytest.mark.django_db
@@ -60,8 +61,8 @@ def writers() -> Group:
     return Group.objects.create(name="writers")
 
 
-def with_token(user: User, **wishes: Any) -> Principal:
-    return principals.principal_of_token(ApiToken.make(user=user, **wishes)[1])
+def with_token(user: User, **values: Any) -> Principal:
+    return principals.principal_of_token(ApiToken.make(user=user, **values)[1])
 
 
 # Permissions and groups -------------------------------------------------------------------------------------------
@@ -207,11 +208,11 @@ def test_a_scope_never_opens_what_the_user_may_not(bob: User, notes: GuildMember
 def test_limits_are_the_tokens_own_or_those_of_the_settings(bob: User, settings: Any) -> None:
     settings.GUILD_HALL_CALLS_PER_MINUTE, settings.GUILD_HALL_MAX_IN_FLIGHT = 60, 7
     who = with_token(bob)
-    assert (who.calls_per_minute, who.max_in_flight) == (60, 7)
+    assert (who.limits.calls_per_minute, who.limits.max_in_flight) == (60, 7)
     own = with_token(bob, calls_per_minute=0, max_in_flight=3)
-    assert (own.calls_per_minute, own.max_in_flight) == (0, 3)
+    assert (own.limits.calls_per_minute, own.limits.max_in_flight) == (0, 3)
     session = principals.principal_of_user(bob)
-    assert (session.calls_per_minute, session.max_in_flight) == (0, 0)
+    assert session.limits == Limits()
 
 
 def test_an_unknown_token_is_refused_with_what_makes_one() -> None:
@@ -256,6 +257,17 @@ def test_the_token_of_a_user_who_is_not_active_opens_nothing(bob: User) -> None:
     User.objects.filter(pk=bob.pk).update(is_active=False)
     with pytest.raises(TokenError, match="not active"):
         principals.principal_of_token(token)
+
+
+def test_what_one_request_does_to_its_user_no_other_request_sees(bob: User) -> None:
+    token = ApiToken.make(user=bob)[1]
+    principals.holder_of(token)
+    first, second = principals.holder_of(token)[0], principals.holder_of(token)[0]
+    assert first == second == bob
+    first.username = "somebody else"
+    first.has_perm("roster.add_apitoken")  # which Django remembers on the object
+    assert (second.username, principals.holder_of(token)[0].username) == ("bob", "bob")
+    assert not [name for name in principals.holder_of(token)[0].__dict__ if "perm" in name]
 
 
 def test_the_last_use_is_written_at_most_once_a_minute(

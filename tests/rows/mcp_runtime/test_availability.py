@@ -68,11 +68,11 @@ def verdict(hall: Hall_, row: GuildMember, patience: timedelta = HOUR, waited: t
 
 
 def test_a_stopped_member_is_wanted_again_and_the_supervisor_woken_once(hall: Hall_) -> None:
-    row = member(wanted="stopped")
-    hall.availability.wish(row.pk)
-    hall.availability.wish(row.pk)
+    row = member(desired_state="stopped")
+    hall.availability.ask_for_start(row.pk)
+    hall.availability.ask_for_start(row.pk)
     row.refresh_from_db()
-    assert (row.wanted, hall.woken) == ("running", 1)
+    assert (row.desired_state, hall.woken) == ("running", 1)
 
 
 def test_who_waits_is_told_why_a_member_failed_without_what_it_wrote_last(hall: Hall_) -> None:
@@ -82,12 +82,12 @@ def test_who_waits_is_told_why_a_member_failed_without_what_it_wrote_last(hall: 
     assert verdict(hall, row) == "it exited with code 3"
 
 
-def test_without_the_lease_nothing_is_wished(hall: Hall_) -> None:
-    row = member(wanted="stopped")
+def test_without_the_lease_the_desired_state_stays(hall: Hall_) -> None:
+    row = member(desired_state="stopped")
     hall.has_lease = False
-    hall.availability.wish(row.pk)
+    hall.availability.ask_for_start(row.pk)
     row.refresh_from_db()
-    assert (row.wanted, hall.woken) == ("stopped", 0)
+    assert (row.desired_state, hall.woken) == ("stopped", 0)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_without_the_lease_nothing_is_wished(hall: Hall_) -> None:
         ({"manifest_error": "no command", "status": "starting"}, ""),
         ({"status": "starting"}, ""),
         ({"status": "disconnected"}, ""),
-        ({"status": "error", "wanted": "stopped", "last_error": "x"}, ""),
+        ({"status": "error", "desired_state": "stopped", "last_error": "x"}, ""),
     ],
 )
 def test_the_row_says_whether_it_may_come_up(hall: Hall_, fields: dict[str, Any], reason: str) -> None:

@@ -83,15 +83,15 @@ def test_it_may_be_used_by_another_thread_than_made_it(changes: SqliteChanges, w
 @pytest.mark.django_db(transaction=True)
 def test_it_says_whether_there_are_rows_as_the_orm_would() -> None:
     changes = SqliteChanges(str(connection.settings_dict["NAME"]))
-    wishes, named = unfulfilled(), GuildMember.objects.filter(name="100%", status_changed_at__lte=timezone.now())
+    members, named = unfulfilled(), GuildMember.objects.filter(name="100%", status_changed_at__lte=timezone.now())
     try:
-        assert not changes.exists(wishes)
+        assert not changes.exists(members)
         assert not changes.exists(named)
         GuildMember.objects.create(name="100%", directory="anna")
         assert changes.look()
-        assert changes.exists(wishes)
-        GuildMember.objects.update(wanted="stopped", status_changed_at="2020-01-01T00:00:00Z")
-        assert not changes.exists(wishes)
+        assert changes.exists(members)
+        GuildMember.objects.update(desired_state="stopped", status_changed_at="2020-01-01T00:00:00Z")
+        assert not changes.exists(members)
         assert changes.exists(named)
     finally:
         changes.close()

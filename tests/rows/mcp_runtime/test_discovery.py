@@ -63,7 +63,7 @@ def test_a_new_folder_becomes_a_member_with_what_its_manifest_says(tmp_path: Pat
     assert sync(tmp_path) == "1 added: echo"
     row = member("echo")
     assert (row.directory, row.version, row.title, row.description) == ("echo", "1.0.0", "Echo", "Says it again.")
-    assert (row.status, row.wanted, row.enabled) == (Status.DISCONNECTED, GuildMember.Wanted.RUNNING, True)
+    assert (row.status, row.desired_state, row.enabled) == (Status.DISCONNECTED, GuildMember.DesiredState.RUNNING, True)
     assert row.manifest_warnings == ["unknown key 'oops' is ignored"]
     assert row.call_timeout == 9.0
     assert Manifest.from_json(row.manifest).argv(20000) == ["python3", "server.py", "20000"]

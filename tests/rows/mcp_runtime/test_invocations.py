@@ -39,8 +39,8 @@ from roster.models import ApiToken, CallTotal, GuildMember, Hall, Invocation, St
 
 pytestmark = pytest.mark.django_db
 
-REST = Invocation.Door.REST
-COMMAND = Invocation.Door.COMMAND
+REST = Invocation.Source.REST
+COMMAND = Invocation.Source.COMMAND
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -136,7 +136,7 @@ def test_a_call_is_queued_as_a_row_that_says_who_asked_for_what_and_how(echo: To
     assert created
     assert (found.status, found.member, found.tool_name) == ("queued", echo.member, "echo")
     assert found.arguments == {"text": "hi"}
-    assert (found.door, found.requested_by, found.requester) == ("rest", bob, "bob")
+    assert (found.source, found.requested_by, found.requester) == ("rest", bob, "bob")
     assert (found.started_at, found.finished_at, found.lease_id, found.result) == (None, None, None, None)
     assert found.queued_at is not None
 
@@ -311,7 +311,7 @@ def test_where_secrets_are_is_remembered(echo: Tool) -> None:
 
 def test_the_same_key_gives_the_first_call_again(echo: Tool, bob: User) -> None:
     first, created = ask(caller=Caller(REST, bob), key="k")
-    again, created_again = ask(caller=Caller(Invocation.Door.ADMIN, bob), key="k")
+    again, created_again = ask(caller=Caller(Invocation.Source.ADMIN, bob), key="k")
     assert (created, created_again) == (True, False)
     assert again == first
     assert Invocation.objects.count() == 1
@@ -332,8 +332,8 @@ def test_a_key_is_its_users_own(echo: Tool, bob: User) -> None:
     assert ask(caller=Caller(REST, alice), key="k")[1]
 
 
-def with_token(user: User, **wishes: Any) -> Caller:
-    return Caller(REST, user, principals.principal_of_token(ApiToken.make(user=user, **wishes)[1]))
+def with_token(user: User, **values: Any) -> Caller:
+    return Caller(REST, user, principals.principal_of_token(ApiToken.make(user=user, **values)[1]))
 
 
 def test_a_key_is_its_tokens_own_whatever_the_scopes(echo: Tool, bob: User) -> None:
@@ -654,7 +654,7 @@ def finished(number: int, *, age: float = 0, status: str = "succeeded", kind: st
     member = GuildMember.objects.get(name="anna")
     rows = [
         Invocation(
-            member=member, tool_name="echo", timeout=1, door=REST, status=status, error_kind=kind, finished_at=moment
+            member=member, tool_name="echo", timeout=1, source=REST, status=status, error_kind=kind, finished_at=moment
         )
         for _ in range(number)
     ]
@@ -796,6 +796,6 @@ def test_work_is_found_without_reading_what_is_over(echo: Tool, lease_id: uuid.U
 def test_of_many_calls_those_that_are_over_are_told(echo: Tool, lease_id: uuid.UUID) -> None:
     over = [invocations.cancel(queued()).pk, *finished(2), *finished(1, status="failed", kind="tool")]
     going_on = [queued().pk, running(lease_id).pk]
-    assert invocations.finished_among([*over, *going_on, 999_999]) == set(over)
-    assert invocations.finished_among(over[:1]) == set(over[:1])
-    assert invocations.finished_among([]) == set()
+    assert invocations.ids_of_finished([*over, *going_on, 999_999]) == set(over)
+    assert invocations.ids_of_finished(over[:1]) == set(over[:1])
+    assert invocations.ids_of_finished([]) == set()

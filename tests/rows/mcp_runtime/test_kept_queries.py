@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db
 def calls() -> list[Invocation]:
     anna = GuildMember.objects.create(name="anna", directory="anna", manifest={"name": "anna"})
     token = ApiToken.objects.create(user=User.objects.create_user("bob"), name="his", hint="abcd", digest="d")
-    common = {"member": anna, "tool_name": "echo", "door": "rest"}
+    common = {"member": anna, "tool_name": "echo", "source": "rest"}
     full = {
         "arguments": {"text": "ä\n", "many": [1, 2.5, None, True]},
         "timeout": 2.5,

@@ -27,6 +27,11 @@ from tests.support.machine import Stopwatch
 pytestmark = pytest.mark.django_db
 
 
+@pytest.fixture(autouse=True)
+def long_lease() -> None:
+    """It lasts as long as in a hall."""
+
+
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -122,7 +127,7 @@ def test_a_wall_clock_that_is_set_makes_no_living_holder_dead(monkeypatch: pytes
     assert lease.renew(lease_id)
 
 
-def test_a_holder_in_another_container_is_judged_by_its_heartbeat_and_not_by_its_pid() -> None:
+def test_a_holder_in_another_container_lives_by_its_heartbeat_and_not_by_its_pid() -> None:
     beside = dataclasses.replace(RuntimeId.own(), pid=999_999_999, namespace="1")
     hold(pid=beside.pid, runtime=beside)
     refused()
@@ -130,7 +135,7 @@ def test_a_holder_in_another_container_is_judged_by_its_heartbeat_and_not_by_its
     lease.take()
 
 
-def test_a_clone_of_this_machine_with_its_name_is_judged_by_its_heartbeat(child: subprocess.Popen[bytes]) -> None:
+def test_a_clone_of_this_machine_with_its_name_lives_by_its_heartbeat(child: subprocess.Popen[bytes]) -> None:
     hold(pid=child.pid, runtime=dataclasses.replace(RuntimeId.of(child.pid), started=1, boot="another"))
     refused()
 
@@ -334,7 +339,7 @@ def test_who_has_waited_for_the_next_heartbeat_does_not_wait_again_to_take(child
     hold(pid=child.pid, heartbeat_age=Hall.LEASE_SECONDS + 1)
     seen = lease.require_free()
     watch = Stopwatch()
-    lease.take(seen=seen)
+    lease.take(row=seen)
     assert watch.seconds < 1
 
 
@@ -344,7 +349,7 @@ def test_who_takes_it_again_because_the_answer_was_lost_has_it() -> None:
         assert lease.take(lambda: resets.append(lease_id), seen, lease_id) == lease_id
     assert resets == [lease_id]
     with pytest.raises(LeaseError):
-        lease.take(seen=seen, lease_id=uuid.uuid4())
+        lease.take(row=seen, lease_id=uuid.uuid4())
 
 
 # Keeping and giving back ------------------------------------------------------------------------------------------

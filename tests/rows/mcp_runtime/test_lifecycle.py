@@ -25,7 +25,7 @@ from mcp_runtime.client.client import JsonRpcClient
 from mcp_runtime.client.handshake import InitializeResult
 from mcp_runtime.client.transport import Exchange
 from mcp_runtime.members import announcements, lifecycle, ports, process, status, supervisor, tools
-from mcp_runtime.members.process import MemberProcess, kill_marked
+from mcp_runtime.members.process import MemberProcess, kill_tagged
 from mcp_runtime.members.readiness import StoppedWhileStartingError
 from mcp_runtime.members.restarts import QUICK_TRIES
 from mcp_runtime.members.status import Statuses
@@ -34,7 +34,18 @@ from mcp_runtime.system.loops import loop
 from mcp_runtime.system.runtime_id import RuntimeId
 from roster.models import GuildMember, Hall, PortAllocation, Tool
 from tests.conftest import ROOT, eventually
-from tests.support.lifecycle_stage import DEAD, ECHO, Stage, Status, history, in_thread, last_change, row, wait_for
+from tests.support.lifecycle_stage import (
+    DEAD,
+    ECHO,
+    Stage,
+    Status,
+    history,
+    in_thread,
+    last_change,
+    row,
+    wait_for,
+    wait_for_exit_callbacks,
+)
 from tests.support.machine import Stopwatch
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -45,16 +56,17 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     stage = Stage(tmp_path)
     threads = set(threading.enumerate())
     yield stage
-    kill_marked(f"{stage.hall_id}/")
+    kill_tagged(f"{stage.hall_id}/")
     eventually(lambda: not psutil.Process().children(), what="all exits are noticed")
     asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop("member-exits")).result(10)
-    stage.exits.shutdown()
+    wait_for_exit_callbacks()
     eventually(lambda: set(threading.enumerate()) - threads <= serving_all(), what="threads that write are done")
 
 
 def serving_all() -> set[threading.Thread]:
-    """The threads that read output, watch for exits and write to the console stay."""
-    return {one for one in threading.enumerate() if one.name in ("member-output", "member-exits", "console")}
+    """The threads that read output, watch for exits, tell of them and write to the console stay."""
+    names = ("member-output", "member-exit", "console")
+    return {one for one in threading.enumerate() if one.name.startswith(names)}
 
 
 # Start ------------------------------------------------------------------------------------------------------------
@@ -72,7 +84,7 @@ def test_a_start_ends_connected_with_everything_that_was_told_written_down(stage
     assert list(Tool.objects.values_list("name", "listed")) == [("echo", True)]
     assert history(member) == ["disconnected -> starting: start", "starting -> connected: handshake"]
     assert stage.changes == [(member.pk, "connected")]
-    live = stage.lifecycle.connected(member.pk)
+    live = stage.lifecycle.connected_member(member.pk)
     assert live is not None
     assert (live.port, live.process.pid) == (first, process.pid)
 
@@ -97,7 +109,7 @@ def test_a_start_out_of_error_forgets_when_the_next_try_was_due(stage: Stage) ->
 
 def test_each_process_has_a_mark_of_its_own_below_its_runtimes(stage: Stage) -> None:
     members = [stage.up("anna"), stage.up("bob")]
-    marks = [stage.live(member).process.mark for member in members]
+    marks = [stage.live(member).process.tag for member in members]
     below = f"{stage.hall_id}/{RuntimeId.own()}/"
     assert marks == [f"{below}1/anna", f"{below}2/bob"]
 
@@ -164,7 +176,7 @@ def test_a_fault_of_the_hall_itself_is_an_error_of_the_member_and_ends_its_proce
     monkeypatch.setattr(tools, "write", broken)
     stage.lifecycle.start(member.pk)
     assert row(member).status == "error"
-    assert "the hall failed while starting it: ZeroDivisionError('a bug')" in row(member).last_error
+    assert "internal error while starting it: ZeroDivisionError('a bug')" in row(member).last_error
     assert (stage.processes(), stage.lifecycle.live_members()) == ([], [])
     assert "Traceback" in caplog.text
 
@@ -252,7 +264,7 @@ def test_ends_that_wait_for_a_locked_database_are_told_as_what_they_are(
 ) -> None:
     """Also those that wait for their turn to be written."""
     one_at_a_time = ThreadPoolExecutor(1)
-    stage.lifecycle = stage.make_lifecycle(exits=one_at_a_time)
+    monkeypatch.setattr(process, "exit_threads", one_at_a_time)
     monkeypatch.setattr(supervisor, "UNTRACKED_SECONDS", -1.0)
     members = [stage.up("anna"), stage.up("bob")]
     unlocked, waiting = threading.Event(), threading.Event()
@@ -265,7 +277,7 @@ def test_ends_that_wait_for_a_locked_database_are_told_as_what_they_are(
     monkeypatch.setattr(status, "persistently", locked)
     looks = supervisor.Supervisor(lifecycle=stage.lifecycle, members_dir=stage.members_dir, start_concurrency=1)
     lost: list[int] = []
-    monkeypatch.setattr(stage.lifecycle, "lost_track", lost.append)
+    monkeypatch.setattr(stage.lifecycle, "handle_lost_process", lost.append)
     for process_ in [stage.live(member).process for member in members]:
         os.kill(process_.pid, signal.SIGKILL)
         assert process_.exited.wait(5)
@@ -285,7 +297,7 @@ def test_a_server_that_exits_between_its_list_and_its_row_is_in_error(stage: Sta
     stage.lifecycle.start(member.pk)
     found = wait_for(member, Status.ERROR)
     assert found.exit_code == 9
-    assert stage.lifecycle.connected(member.pk) is None
+    assert stage.lifecycle.connected_member(member.pk) is None
 
 
 def test_a_member_that_others_can_reach_is_warned_about(stage: Stage) -> None:
@@ -455,7 +467,7 @@ def fail(stage: Stage, member: GuildMember, how: str) -> None:
     if how == "exit":
         os.kill(live.process.pid, signal.SIGKILL)
     elif how == "connection":
-        stage.lifecycle.connection_failed(live, ConnectError("connection refused"))
+        stage.lifecycle.handle_connection_failure(live, ConnectError("connection refused"))
     else:
         stage.set("tools.json", "{}")
         stage.lifecycle.refresh(member.pk)
@@ -478,7 +490,7 @@ def test_a_member_that_refuses_connections_is_gone_before_the_database_is_asked(
 
 def test_words_of_a_member_that_postgres_would_not_store_are_made_harmless(stage: Stage) -> None:
     member = stage.up()
-    stage.lifecycle.connection_failed(stage.live(member), ConnectError("\x00"))
+    stage.lifecycle.handle_connection_failure(stage.live(member), ConnectError("\x00"))
     assert row(member).status == "error"
     assert row(member).last_error.count("\N{REPLACEMENT CHARACTER}") == 1
 
@@ -487,9 +499,9 @@ def test_a_process_that_is_gone_unnoticed_counts_as_a_failure(stage: Stage) -> N
     member = stage.up()
     GuildMember.objects.update(restarts=2)
     live = stage.live(member)
-    live.stop_asked.set()
+    live.stop_requested.set()
     live.process.stop()
-    stage.lifecycle.lost_track(member.pk)
+    stage.lifecycle.handle_lost_process(member.pk)
     found = row(member)
     assert (found.status, found.restarts, stage.lifecycle.live_members()) == ("error", 3, [])
     assert "hall missed when and why" in found.last_error
@@ -499,7 +511,7 @@ def test_a_process_that_is_gone_unnoticed_counts_as_a_failure(stage: Stage) -> N
 def test_a_stop_that_was_not_written_to_its_end_is_finished(stage: Stage) -> None:
     member = stage.add()
     GuildMember.objects.update(status=Status.STOPPING)
-    stage.lifecycle.lost_track(member.pk)
+    stage.lifecycle.handle_lost_process(member.pk)
     assert (row(member).status, row(member).restarts) == ("disconnected", 0)
 
 
@@ -529,10 +541,10 @@ def test_what_a_crashed_member_left_is_ended_and_never_its_successor(stage: Stag
         """As if looking through all processes took long."""
         sweeping.set()
         assert go_on.wait(10)
-        return kill_marked(mark)
+        return kill_tagged(mark)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "kill_marked", sweep_late)
+        patch.setattr(process, "kill_tagged", sweep_late)
         os.kill(old.pid, signal.SIGKILL)
         assert sweeping.wait(10)
         assert row(member).status == "error"
@@ -548,19 +560,19 @@ def test_what_a_crashed_member_left_is_ended_and_never_its_successor(stage: Stag
 def test_a_refused_connection_is_an_error_at_once_and_ends_the_process(stage: Stage) -> None:
     member = stage.up("anna", "deaf")
     live = stage.live(member)
-    stage.lifecycle.connection_failed(live, ConnectError("connection refused"))
+    stage.lifecycle.handle_connection_failure(live, ConnectError("connection refused"))
     found = row(member)
     assert found.status == "error"
     assert f"does not answer on port {live.port}: connection refused" in found.last_error
     assert history(member)[-1] == "connected -> error: connection"
-    assert (stage.processes(), stage.lifecycle.connected(member.pk)) == ([], None)
+    assert (stage.processes(), stage.lifecycle.connected_member(member.pk)) == ([], None)
 
 
 def test_many_calls_that_fail_at_once_are_one_error(stage: Stage) -> None:
     member = stage.up()
     live = stage.live(member)
     error = ConnectError("refused")
-    threads = [in_thread(lambda: stage.lifecycle.connection_failed(live, error)) for _ in range(5)]
+    threads = [in_thread(lambda: stage.lifecycle.handle_connection_failure(live, error)) for _ in range(5)]
     for thread in threads:
         thread.join(10)
     assert row(member).restarts == 1
@@ -571,7 +583,7 @@ def test_an_exit_explains_a_failed_connection_better(stage: Stage) -> None:
     member = stage.up()
     live = stage.live(member)
     os.kill(live.process.pid, signal.SIGKILL)
-    stage.lifecycle.connection_failed(live, ConnectError("reset"))
+    stage.lifecycle.handle_connection_failure(live, ConnectError("reset"))
     wait_for(member, Status.ERROR)
     assert history(member)[-1] == "connected -> error: exit"
 
@@ -579,10 +591,10 @@ def test_an_exit_explains_a_failed_connection_better(stage: Stage) -> None:
 def test_a_connection_that_fails_because_of_a_stop_is_no_error(stage: Stage) -> None:
     member = stage.up()
     live = stage.live(member)
-    live.stop_asked.set()
-    stage.lifecycle.connection_failed(live, ConnectError("reset"))
+    live.stop_requested.set()
+    stage.lifecycle.handle_connection_failure(live, ConnectError("reset"))
     assert row(member).status == "connected"
-    live.stop_asked.clear()
+    live.stop_requested.clear()
 
 
 # Stop -------------------------------------------------------------------------------------------------------------

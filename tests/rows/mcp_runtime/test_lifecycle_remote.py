@@ -1,4 +1,4 @@
-"""The verbs for a server that runs elsewhere: a real one, in this process, that the hall did not start."""
+"""The verbs for a remote server: a real one, in this process, that the hall did not start."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_start_ends_connected_without_a_process_or_a_port(stage: RemoteStage) 
     assert list(Tool.objects.values_list("name", "listed")) == [("echo", True)]
     assert history(member) == ["disconnected -> starting: start", "starting -> connected: handshake"]
     assert stage.processes() == []
-    live = stage.lifecycle.connected(member.pk)
+    live = stage.lifecycle.connected_member(member.pk)
     assert live is not None
     assert live.client.invoke_tool("echo", {"n": 1})["content"]
 
@@ -185,14 +185,14 @@ def test_a_failed_connection_is_an_error_that_names_the_address(stage: RemoteSta
     server = stage.serve()
     member = stage.up_remote(server)
     live = stage.live(member)
-    stage.lifecycle.connection_failed(live, ConnectError("connection refused", is_refusal=True))
+    stage.lifecycle.handle_connection_failure(live, ConnectError("connection refused", is_refusal=True))
     found = in_error(stage, member)
     assert found.last_error == f"member 'anna' does not answer at {server.url}: connection refused"
     assert last_change(member).cause == "connection"
 
 
 @pytest.mark.parametrize("failures", [0, QUICK_TRIES, 1000, 2000])
-def test_a_server_elsewhere_is_tried_until_it_is_back(stage: RemoteStage, failures: int) -> None:
+def test_a_remote_server_is_tried_until_it_is_back(stage: RemoteStage, failures: int) -> None:
     server = stage.serve()
     server.close()
     member = stage.add_remote(server.url)

@@ -32,7 +32,7 @@ def test_what_a_schema_marks_as_a_secret_is_not_in_the_transcript(direct: bool) 
     for name, schema in (("log in", SECRETIVE), ("echo", {"type": "object"})):
         Tool.objects.create(member=anna, name=name, definition={"name": name, "inputSchema": schema})
     server, tool = ("anna", "log_in") if direct else ("guild-hall", mcp.qualified_name("anna", "log in"))
-    caller = Caller(Invocation.Door.COMMAND)
+    caller = Caller(Invocation.Source.COMMAND)
     session = create_session(["anna"], caller=caller, direct=direct)
     transcript = Transcript(sessions.queue(session, "hello", timeout=30, caller=caller))
 
@@ -66,12 +66,17 @@ def test_no_agent_is_started_for_who_may_not_use_the_members_any_more(
     GuildMember.objects.create(name="anna", directory="anna", status="connected")
     bob = User.objects.create_user("bob")
     bob.user_permissions.add(Permission.objects.get(codename="invoke_tool"))
-    caller, lease_id = Caller(Invocation.Door.REST, bob), lease.take()
+    caller, lease_id = Caller(Invocation.Source.REST, bob), lease.take()
     session = create_session(["anna"], caller=caller, direct=direct)
     message = queue_message(session, "hello", caller=caller)
     bob.user_permissions.clear()
     runner = SessionRunner(
-        lease_id=lease_id, mark="m", directory=tmp_path, concurrency=1, gateway_address="127.0.0.1:1", has_broker=False
+        lease_id=lease_id,
+        tag_prefix="m",
+        directory=tmp_path,
+        concurrency=1,
+        gateway_address="127.0.0.1:1",
+        has_broker=False,
     )
     runner.turn()
     eventually(lambda: AgentMessage.objects.get().is_finished)
@@ -96,11 +101,11 @@ def test_agents_of_one_token_leave_a_slot_to_another_user(tmp_path: Path, monkey
 
     monkeypatch.setattr(setup, "problem", problem)
     for user in (*[bob] * 6, eve):
-        caller = Caller(Invocation.Door.REST, user)
+        caller = Caller(Invocation.Source.REST, user)
         sessions.queue(create_session(["anna"], caller=caller), "hello", timeout=30, caller=caller)
     runner = SessionRunner(
         lease_id=lease.take(),
-        mark="m",
+        tag_prefix="m",
         directory=tmp_path,
         concurrency=4,
         gateway_address="127.0.0.1:1",

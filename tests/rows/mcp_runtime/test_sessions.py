@@ -39,7 +39,7 @@ from roster.models import AgentEvent, AgentMessage, AgentSession, ApiToken, Guil
 
 pytestmark = pytest.mark.django_db
 
-COMMAND_LINE = Caller(Invocation.Door.COMMAND)
+COMMAND_LINE = Caller(Invocation.Source.COMMAND)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def bobs(anna: GuildMember, lease_id: uuid.UUID) -> AgentSession:
     """A session of a user who may call tools, and no more."""
     bob = User.objects.create_user("bob")
     bob.user_permissions.add(Permission.objects.get(codename="invoke_tool"))
-    return create_session(["anna"], caller=Caller(Invocation.Door.REST, bob), name="bobs")
+    return create_session(["anna"], caller=Caller(Invocation.Source.REST, bob), name="bobs")
 
 
 def queued(talk: AgentSession, prompt: str = "hello") -> AgentMessage:
@@ -80,13 +80,13 @@ def running(talk: AgentSession, lease_id: uuid.UUID) -> AgentMessage:
 # Making ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_session_wishes_its_members_running(lease_id: uuid.UUID, anna: GuildMember) -> None:
-    GuildMember.objects.update(wanted="stopped", status="error")
+def test_a_new_session_starts_its_members(lease_id: uuid.UUID, anna: GuildMember) -> None:
+    GuildMember.objects.update(desired_state="stopped", status="error")
     made = create_session(["anna", "anna"], caller=COMMAND_LINE)
     assert [member.name for member in made.members.all()] == ["anna"]
     assert made.name.startswith("anna-")
     anna.refresh_from_db()
-    assert anna.wanted == "running"
+    assert anna.desired_state == "running"
     assert anna.restart_requested_at is not None
 
 
@@ -144,11 +144,11 @@ def test_what_the_runtime_lacks_refuses_messages(talk: AgentSession, lease_id: u
     assert queued(talk).status == "queued"
 
 
-def test_a_message_wishes_members_running_that_were_stopped_meanwhile(talk: AgentSession, anna: GuildMember) -> None:
+def test_a_message_starts_members_that_were_stopped_meanwhile(talk: AgentSession, anna: GuildMember) -> None:
     stop_member(anna)
     queued(talk)
     anna.refresh_from_db()
-    assert anna.wanted == "running"
+    assert anna.desired_state == "running"
 
 
 # One after the other --------------------------------------------------------------------------------------------------
@@ -159,11 +159,11 @@ def test_of_each_session_the_oldest_message_is_due_while_none_of_it_runs(
 ) -> None:
     other = create_session(["anna"], caller=COMMAND_LINE)
     first, second, third = queued(talk), queued(talk), queued(other)
-    assert list(sessions.due()) == [first, third]
+    assert list(sessions.due_messages()) == [first, third]
     assert sessions.claim(first, lease_id)
-    assert list(sessions.due()) == [third]
+    assert list(sessions.due_messages()) == [third]
     sessions.finish(first, Outcome(sessions.Status.SUCCEEDED, result="done"), lease_id)
-    assert list(sessions.due()) == [second, third]
+    assert list(sessions.due_messages()) == [second, third]
 
 
 def test_a_message_is_claimed_once_and_only_with_the_lease(talk: AgentSession, lease_id: uuid.UUID) -> None:
@@ -219,7 +219,7 @@ def test_without_a_user_whose_rights_it_could_have_an_agent_gets_no_token(
 def asked_with(session: AgentSession, **limits: Any) -> tuple[AgentMessage, ApiToken]:
     """A message that the session's maker queued with a token, and the token."""
     row, text = ApiToken.make(user=session.created_by, **limits)
-    caller = Caller(Invocation.Door.REST, session.created_by, principals.principal_of_token(text))
+    caller = Caller(Invocation.Source.REST, session.created_by, principals.principal_of_token(text))
     return queue_message(session, "hello", caller=caller), row
 
 
@@ -227,9 +227,9 @@ def test_the_agents_token_has_the_limits_and_the_end_of_the_one_it_was_queued_wi
     soon = timezone.now() + timedelta(seconds=60)
     message, _ = asked_with(bobs, calls_per_minute=7, max_in_flight=3, expires_at=soon)
     own = principals.principal_of_token(sessions.make_token(message))
-    assert (own.calls_per_minute, own.max_in_flight, own.expires_at) == (7, 3, soon)
+    assert (own.limits.calls_per_minute, own.limits.max_in_flight, own.expires_at) == (7, 3, soon)
     free = principals.principal_of_token(sessions.make_token(queued(bobs)))
-    assert (free.calls_per_minute, free.max_in_flight) == (6000, 64)
+    assert (free.limits.calls_per_minute, free.limits.max_in_flight) == (6000, 64)
     assert free.expires_at is not None
     assert free.expires_at > soon
 
@@ -239,7 +239,7 @@ def test_what_was_taken_away_since_it_was_queued_keeps_a_message_from_running(
     bobs: AgentSession, anna: GuildMember, taken: str
 ) -> None:
     message, token = asked_with(bobs)
-    sessions.require_allowed(message)
+    sessions.require_access(message)
     match taken:
         case "permission":
             bobs.created_by.user_permissions.clear()  # type: ignore[union-attr]
@@ -252,16 +252,16 @@ def test_what_was_taken_away_since_it_was_queued_keeps_a_message_from_running(
         case "deleted":
             token.delete()
     with pytest.raises(AccessError):
-        sessions.require_allowed(AgentMessage.objects.get(pk=message.pk))
+        sessions.require_access(AgentMessage.objects.get(pk=message.pk))
 
 
 def test_the_operator_may_let_agents_use_everything_and_nobody_nothing(talk: AgentSession) -> None:
-    sessions.require_allowed(queued(talk))
-    gone = queue_message(talk, "hello", caller=Caller(Invocation.Door.REST, User.objects.create_superuser("c")))
+    sessions.require_access(queued(talk))
+    gone = queue_message(talk, "hello", caller=Caller(Invocation.Source.REST, User.objects.create_superuser("c")))
     User.objects.all().delete()
     gone.refresh_from_db()
     with pytest.raises(AccessError, match="The user who asked is gone"):
-        sessions.require_allowed(gone)
+        sessions.require_access(gone)
 
 
 def test_what_a_dead_runtime_ran_ends_as_lost_and_what_waited_waits(talk: AgentSession, lease_id: uuid.UUID) -> None:
@@ -301,7 +301,7 @@ def test_a_member_that_a_session_needs_is_left_alone_unless_forced(
     with pytest.raises(MemberInUseError, match=f"session 'talk', whose message {message.pk} is queued"):
         MEMBER_VERBS[verb](anna)
     anna.refresh_from_db()
-    assert (anna.enabled, anna.wanted, anna.restart_requested_at) == (True, "running", None)
+    assert (anna.enabled, anna.desired_state, anna.restart_requested_at) == (True, "running", None)
     MEMBER_VERBS[verb](anna, force=True)
     stop_session(talk)
     GuildMember.objects.update(enabled=True)

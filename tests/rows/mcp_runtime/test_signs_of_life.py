@@ -60,19 +60,19 @@ def test_a_member_is_pinged_once_for_each_call_that_timed_out_and_not_again(stag
     watched = Watched(stage)
     watched.answer_pings(lambda r: r.hang())
     assert watched.pings() == 0
-    watched.live.silence.timed_out(30)
+    watched.live.silence.note_timeout(30)
     assert [watched.pings(), watched.pings()] == [1, 0]
-    watched.live.silence.timed_out(1)
-    watched.live.silence.timed_out(1)
+    watched.live.silence.note_timeout(1)
+    watched.live.silence.note_timeout(1)
     assert [watched.pings(), watched.pings()] == [1, 0]
 
 
 def test_a_member_is_pinged_by_one_at_a_time(stage: RemoteStage) -> None:
     watched = Watched(stage)
     watched.answer_pings(lambda r: r.hang())
-    watched.live.silence.timed_out(1)
+    watched.live.silence.note_timeout(1)
     watched.signs.turn()
-    watched.live.silence.timed_out(1)
+    watched.live.silence.note_timeout(1)
     watched.signs.turn()
     assert len(watched.waiting) == 1
     watched.waiting.pop()()
@@ -85,7 +85,7 @@ def test_so_many_are_pinged_at_a_time_and_the_others_at_later_turns(
     monkeypatch.setattr(signs_of_life, "MAX_PINGS", 0)
     watched = Watched(stage)
     watched.answer_pings(lambda r: r.result({}))
-    watched.live.silence.timed_out(1)
+    watched.live.silence.note_timeout(1)
     assert watched.pings() == 0
     monkeypatch.setattr(signs_of_life, "MAX_PINGS", 1)
     assert watched.pings() == 1
@@ -94,7 +94,7 @@ def test_so_many_are_pinged_at_a_time_and_the_others_at_later_turns(
 def test_where_the_system_gives_no_thread_the_next_turn_asks(stage: RemoteStage) -> None:
     watched = Watched(stage)
     watched.answer_pings(lambda r: r.result({}))
-    watched.live.silence.timed_out(1)
+    watched.live.silence.note_timeout(1)
     watched.has_threads = False
     assert watched.pings() == 0
     watched.has_threads = True
@@ -106,7 +106,7 @@ def test_any_answer_to_a_ping_ends_the_silence(stage: RemoteStage, answer: Calla
     watched = Watched(stage, unresponsive="restart")
     watched.answer_pings(answer)
     for _ in range(5):
-        watched.live.silence.timed_out(0)
+        watched.live.silence.note_timeout(0)
         assert watched.pings() == 1
         assert watched.live.silence.timeouts == 0
     assert (row(watched.member).no_answer_since, row(watched.member).status) == (None, Status.CONNECTED)
@@ -116,7 +116,7 @@ def test_a_member_without_an_answer_is_shown_until_one_comes(stage: RemoteStage)
     watched = Watched(stage)
     watched.answer_pings(lambda r: r.hang())
     for _ in range(5):
-        watched.live.silence.timed_out(30)
+        watched.live.silence.note_timeout(30)
     watched.pings()
     found = row(watched.member)
     assert found.no_answer_since is not None
@@ -125,7 +125,7 @@ def test_a_member_without_an_answer_is_shown_until_one_comes(stage: RemoteStage)
     assert found.all_warnings[0] == found.silence
     found.no_answer_since -= timedelta(days=3)
     assert found.silence == f"no answer since {found.no_answer_since:%Y-%m-%d %H:%M:%S} UTC"
-    watched.live.silence.answered()
+    watched.live.silence.note_answer()
     watched.pings()
     assert row(watched.member).no_answer_since is None
 
@@ -133,11 +133,11 @@ def test_a_member_without_an_answer_is_shown_until_one_comes(stage: RemoteStage)
 def test_one_whose_manifest_asks_for_it_is_restarted_after_three_calls_and_a_ping(stage: RemoteStage) -> None:
     watched = Watched(stage, unresponsive="restart")
     watched.answer_pings(lambda r: r.hang())
-    watched.live.silence.timed_out(30)
-    watched.live.silence.timed_out(1)
+    watched.live.silence.note_timeout(30)
+    watched.live.silence.note_timeout(1)
     watched.pings()
     assert row(watched.member).status == Status.CONNECTED
-    watched.live.silence.timed_out(1)
+    watched.live.silence.note_timeout(1)
     watched.pings()
     found = in_error(stage, watched.member)
     assert "has given no answer since" in found.last_error
@@ -149,7 +149,7 @@ def test_one_that_is_being_stopped_is_not_in_error_for_its_silence(stage: Remote
     watched = Watched(stage, unresponsive="restart")
     watched.answer_pings(lambda r: r.hang())
     for _ in range(3):
-        watched.live.silence.timed_out(1)
-    watched.live.stop_asked.set()
+        watched.live.silence.note_timeout(1)
+    watched.live.stop_requested.set()
     watched.pings()
     assert (row(watched.member).status, row(watched.member).no_answer_since) == (Status.CONNECTED, None)

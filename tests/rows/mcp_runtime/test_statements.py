@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 
 from mcp_runtime.calls import invocations, statements
 from mcp_runtime.calls.invocations import ErrorKind, Outcome
-from mcp_runtime.calls.statements import PassedOver, find_queued
+from mcp_runtime.calls.statements import Exclusions, find_queued
 from mcp_runtime.rows import lease
 from roster.models import GuildMember, Invocation
 
@@ -27,7 +27,7 @@ def member(name: str) -> GuildMember:
 
 
 def queued(of: GuildMember, **columns: Any) -> Invocation:
-    values = {"tool_name": "echo", "timeout": 7.5, "door": Invocation.Door.REST, **columns}
+    values = {"tool_name": "echo", "timeout": 7.5, "source": Invocation.Source.REST, **columns}
     return Invocation.objects.create(member=of, **values)
 
 
@@ -35,7 +35,7 @@ def test_a_queued_call_is_found_with_all_that_is_read_of_it_in_one_statement() -
     anna = member("anna")
     made = queued(anna, arguments={"text": "ä", "n": [1, None]}, secret_paths=[["text"]])
     with CaptureQueriesContext(connection) as queries:
-        [found] = find_queued(PassedOver(), 5)
+        [found] = find_queued(Exclusions(), 5)
         read = (found.pk, found.tool_name, found.arguments, found.timeout, found.secret_paths)
         assert read == (made.pk, "echo", {"text": "ä", "n": [1, None]}, 7.5, [["text"]])
         assert (found.member_id, found.requested_by_id, found.token_id) == (anna.pk, None, None)
@@ -46,18 +46,18 @@ def test_a_queued_call_is_found_with_all_that_is_read_of_it_in_one_statement() -
 def test_the_oldest_are_found_first_without_those_that_are_passed_over() -> None:
     anna, bob = member("anna"), member("bob")
     first, second, third = queued(anna), queued(bob), queued(anna)
-    assert find_queued(PassedOver(), 2) == [first, second]
-    assert find_queued(PassedOver(members=frozenset({anna.pk})), 5) == [second]
+    assert find_queued(Exclusions(), 2) == [first, second]
+    assert find_queued(Exclusions(members=frozenset({anna.pk})), 5) == [second]
     nobody = (None, None)
-    assert find_queued(PassedOver(requesters=frozenset({(nobody, frozenset({bob.pk}))})), 5) == [first, third]
-    assert find_queued(PassedOver(requesters=frozenset({(nobody, None)})), 5) == []
+    assert find_queued(Exclusions(requesters=frozenset({(nobody, frozenset({bob.pk}))})), 5) == [first, third]
+    assert find_queued(Exclusions(requesters=frozenset({(nobody, None)})), 5) == []
 
 
 def test_a_second_call_has_none_of_its_sql_put_together_again(
     lease_id: uuid.UUID, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run() -> None:
-        [found] = find_queued(PassedOver(), 5)
+        [found] = find_queued(Exclusions(), 5)
         assert statements.claim([found.pk], lease_id) == 1
         assert invocations.finish(found, Outcome.succeeded({"content": []}), lease_id)
 

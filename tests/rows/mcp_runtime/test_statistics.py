@@ -15,7 +15,7 @@ from django.utils import timezone
 from mcp_runtime.calls import invocations, statistics
 from mcp_runtime.control.calls import call_series, calls_of_last_hour
 from mcp_runtime.rows import lease
-from roster.models import CallSum, GuildMember, Hall, Invocation
+from roster.models import CallRollup, GuildMember, Hall, Invocation
 
 pytestmark = pytest.mark.django_db
 
@@ -63,7 +63,7 @@ def ended(
             member=member,
             tool_name=tool,
             timeout=1,
-            door="rest",
+            source="rest",
             status=status,
             started_at=started,
             finished_at=finished,
@@ -85,7 +85,7 @@ def shape(series: statistics.Series) -> dict[int, tuple[int, int]]:
 minutes = lambda number: timedelta(minutes=number)  # noqa: E731
 
 
-# Sums -------------------------------------------------------------------------------------------------------------
+# Rollups -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("set_clock")
@@ -95,7 +95,7 @@ def test_a_call_is_told_the_same_before_and_after_it_was_summed(anna: GuildMembe
     ended(anna, minutes(1), status="cancelled", took=None)
     before = hour(member=anna)
     assert shape(before) == {2: (3, 0), 1: (3, 2)}
-    assert statistics.sum_up() == 6
+    assert statistics.roll_up() == 6
     after = hour(member=anna)
     assert shape(after) == shape(before)
     assert [(point.p50, point.p95) for point in after.points] == [(point.p50, point.p95) for point in before.points]
@@ -104,7 +104,7 @@ def test_a_call_is_told_the_same_before_and_after_it_was_summed(anna: GuildMembe
 @pytest.mark.usefixtures("set_clock")
 def test_what_was_summed_is_not_summed_again(anna: GuildMember) -> None:
     ended(anna, minutes(5), number=3)
-    assert [statistics.sum_up(), statistics.sum_up()] == [3, 0]
+    assert [statistics.roll_up(), statistics.roll_up()] == [3, 0]
     assert shape(hour(member=anna)) == {5: (3, 0)}
 
 
@@ -114,29 +114,31 @@ def test_a_minute_that_is_summed_in_parts_has_all_its_calls(
     for seconds in range(6):
         set_clock(NOON + timedelta(seconds=seconds))
         ended(anna)
-        statistics.sum_up(timezone.now() + timedelta(microseconds=1))
+        statistics.roll_up(timezone.now() + timedelta(microseconds=1))
     assert shape(hour(member=anna)) == {0: (6, 0)}
-    assert CallSum.objects.filter(seconds=60, tool_name="echo").count() == 1
+    assert CallRollup.objects.filter(seconds=60, tool_name="echo").count() == 1
 
 
 @pytest.mark.usefixtures("set_clock")
 def test_what_ended_a_moment_ago_waits_for_those_who_write_late(anna: GuildMember) -> None:
     ended(anna, timedelta(seconds=1))
-    assert statistics.sum_up() == 0
+    assert statistics.roll_up() == 0
     ended(anna, timedelta(seconds=2))  # written down after one that ended later
     assert shape(hour(member=anna)) == {0: (2, 0)}
 
 
 @pytest.mark.usefixtures("set_clock")
-def test_after_a_long_stop_the_sums_catch_up_in_steps(anna: GuildMember) -> None:
+def test_after_a_long_stop_the_rollups_catch_up_in_steps(anna: GuildMember) -> None:
     for hours in (1, 3, 30, 100):
         ended(anna, timedelta(hours=hours), number=hours)
     steps = iter([True, True, False])
-    assert statistics.sum_up(keep_going=lambda: next(steps)) == 130
-    assert statistics.sum_up() == 4
+    assert statistics.roll_up(keep_going=lambda: next(steps)) == 130
+    assert statistics.roll_up() == 4
     assert shape(call_series("week", member=anna)) == {1: (1, 0), 3: (3, 0), 30: (30, 0), 100: (100, 0)}
-    assert set(CallSum.objects.filter(seconds=60).values_list("calls", flat=True)) == {1}  # no plot of minutes has more
-    assert Hall.objects.get().summed_until == NOON - timedelta(seconds=statistics.GRACE_SECONDS)
+    assert set(CallRollup.objects.filter(seconds=60).values_list("calls", flat=True)) == {
+        1
+    }  # no plot of minutes has more
+    assert Hall.objects.get().rolled_up_until == NOON - timedelta(seconds=statistics.GRACE_SECONDS)
 
 
 @pytest.mark.usefixtures("set_clock")
@@ -144,17 +146,17 @@ def test_calls_are_counted_on_when_the_clock_was_ahead_and_is_put_right(
     anna: GuildMember, set_clock: Callable[[datetime], None]
 ) -> None:
     set_clock(NOON + timedelta(hours=3))
-    statistics.sum_up()
+    statistics.roll_up()
     set_clock(NOON)
-    assert statistics.sum_up() == 0
+    assert statistics.roll_up() == 0
     set_clock(NOON + timedelta(seconds=60))
     ended(anna, timedelta(seconds=10))
-    assert statistics.sum_up() == 1
+    assert statistics.roll_up() == 1
 
 
 def test_calls_that_are_under_way_are_in_no_figure(anna: GuildMember) -> None:
-    Invocation.objects.create(member=anna, tool_name="echo", timeout=1, door="rest")
-    assert statistics.sum_up() == 0
+    Invocation.objects.create(member=anna, tool_name="echo", timeout=1, source="rest")
+    assert statistics.roll_up() == 0
     assert shape(hour(member=anna)) == {}
 
 
@@ -164,25 +166,25 @@ def test_pruned_calls_stay_in_the_figures_even_those_of_this_moment(
     ended(anna, timedelta(hours=2), number=4)
     ended(anna, minutes(3), number=3)
     ended(anna, number=2)
-    statistics.sum_up(NOON - minutes(100))
+    statistics.roll_up(NOON - minutes(100))
     before = call_series("day", member=anna)
     assert invocations.prune(days=30, keep=0) == 9
     after = call_series("day", member=anna)
     assert (shape(after), after.total.p95) == (shape(before), before.total.p95)
     set_clock(NOON + timedelta(seconds=1))
-    statistics.sum_up()
+    statistics.roll_up()
     ended(anna)
     assert call_series("day", member=anna).total.calls == 10
 
 
 @pytest.mark.django_db(transaction=True)
-def test_two_who_sum_at_once_count_each_call_once(anna: GuildMember) -> None:
+def test_two_who_roll_up_at_once_count_each_call_once(anna: GuildMember) -> None:
     for ago in range(1, 40):
         ended(anna, minutes(ago), number=2)
     added: list[int] = []
 
     def work() -> None:
-        added.append(statistics.sum_up())
+        added.append(statistics.roll_up())
         connection.close()
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -194,13 +196,13 @@ def test_two_who_sum_at_once_count_each_call_once(anna: GuildMember) -> None:
     assert call_series("day", member=anna).total.calls == 78
 
 
-def test_sums_that_no_plot_shows_are_deleted(anna: GuildMember, set_clock: Callable[[datetime], None]) -> None:
+def test_rollups_that_no_plot_shows_are_deleted(anna: GuildMember, set_clock: Callable[[datetime], None]) -> None:
     ended(anna)
-    statistics.sum_up(NOON + timedelta(seconds=1))
+    statistics.roll_up(NOON + timedelta(seconds=1))
     for later, left in ((timedelta(0), {60, 900, 3600}), (timedelta(hours=3), {900, 3600}), (timedelta(days=9), set())):
         set_clock(NOON + later)
         statistics.forget()
-        assert set(CallSum.objects.values_list("seconds", flat=True)) == left
+        assert set(CallRollup.objects.values_list("seconds", flat=True)) == left
 
 
 def test_the_index_on_the_end_is_what_a_step_reads(anna: GuildMember) -> None:
@@ -208,12 +210,12 @@ def test_the_index_on_the_end_is_what_a_step_reads(anna: GuildMember) -> None:
     with CaptureQueriesContext(
         connection,
     ) as queries:
-        statistics.sum_up(timezone.now())
+        statistics.roll_up(timezone.now())
     assert len(queries) <= 11
-    sums = next(query["sql"] for query in queries if "MATERIALIZED" in query["sql"])
+    rollups = next(query["sql"] for query in queries if "MATERIALIZED" in query["sql"])
     if connection.vendor == "sqlite":
         with connection.cursor() as cursor:
-            cursor.execute(f"EXPLAIN QUERY PLAN {sums}")
+            cursor.execute(f"EXPLAIN QUERY PLAN {rollups}")
             assert "invocation_by_end" in str(cursor.fetchall())
 
 
@@ -227,7 +229,7 @@ def test_members_and_tools_are_told_apart(anna: GuildMember, bert: GuildMember, 
     ended(anna, minutes(1), number=2, tool="add")
     ended(bert, minutes(1), number=4, tool="echo")
     if is_summed:
-        assert statistics.sum_up() == 7
+        assert statistics.roll_up() == 7
     assert hour(member=anna, tool_name="echo").total.calls == 1
     assert hour(member=anna, tool_name="add").total.calls == 2
     assert hour(member=anna).total.calls == 3
@@ -242,7 +244,7 @@ def test_a_span_has_its_points_however_many_calls(anna: GuildMember, span: str, 
     ended(anna, timedelta(seconds=seconds * (points - 1)), number=2)
     ended(anna, timedelta(seconds=seconds * points), number=9)  # a moment too old
     ended(anna)
-    statistics.sum_up()
+    statistics.roll_up()
     found = call_series(span, member=anna)
     assert len(found.points) == points
     assert shape(found) == {points - 1: (2, 0), 0: (1, 0)}
@@ -258,7 +260,7 @@ def test_a_span_has_its_points_however_many_calls(anna: GuildMember, span: str, 
 def test_percentiles_are_right_to_a_fifth(anna: GuildMember, took: float, is_summed: bool) -> None:
     ended(anna, minutes(1), number=20, took=took)
     if is_summed:
-        statistics.sum_up()
+        statistics.roll_up()
     total = hour(member=anna).total
     assert total.mean == pytest.approx(took, abs=2e-6)
     for found in (total.p50, total.p95):
@@ -294,9 +296,9 @@ def test_database_and_python_know_the_same_slots(anna: GuildMember) -> None:
     lengths = [0.0002, 0.0012, 0.0016, 0.05, 1.3, 17.0, 300.0, 2000.0]
     for length in lengths:
         ended(anna, minutes(2), took=length)
-    statistics.sum_up()
+    statistics.roll_up()
     slots = Counter[int]()
-    for row in CallSum.objects.filter(seconds=60, tool_name=""):
+    for row in CallRollup.objects.filter(seconds=60, tool_name=""):
         slots.update({int(slot): count for slot, count in row.slots.items()})
     assert sorted(slots.elements()) == [bisect_right(statistics.SLOT_ENDS, length) for length in lengths]
 
@@ -326,7 +328,7 @@ def test_the_last_hour_of_all_members_takes_one_query(
     ended(anna, minutes(12), number=3, status="failed")
     ended(bert, minutes(55))
     ended(bert, minutes(65))
-    statistics.sum_up()
+    statistics.roll_up()
     ended(anna, number=4)
     with CaptureQueriesContext(connection) as queries:
         found = calls_of_last_hour()

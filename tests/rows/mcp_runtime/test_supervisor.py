@@ -24,7 +24,7 @@ from mcp_runtime.members.silence import Silence
 from mcp_runtime.members.supervisor import Supervisor, Threads, unfulfilled
 from roster.models import GuildMember
 from tests.conftest import eventually
-from tests.support.lifecycle_stage import Asked
+from tests.support.lifecycle_stage import RecordingLifecycle
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -52,7 +52,7 @@ class Turns:
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.folder = folder
-        self.asked = Asked()
+        self.asked = RecordingLifecycle()
         self.threads = CountingThreads()
         self.supervisor = Supervisor(
             lifecycle=self.asked,
@@ -110,8 +110,8 @@ def row(member: GuildMember) -> GuildMember:
 # Which verb for which row -----------------------------------------------------------------------------------------
 
 NOW = timezone.now()
-RUNNING: dict[str, Any] = {"wanted": "running"}
-STOPPED: dict[str, Any] = {"wanted": "stopped"}
+RUNNING: dict[str, Any] = {"desired_state": "running"}
+STOPPED: dict[str, Any] = {"desired_state": "stopped"}
 UNWANTED = [STOPPED, {"enabled": False}, {"removed_at": NOW}]
 RESTART: dict[str, Any] = {"restart_requested_at": NOW}
 REFRESH: dict[str, Any] = {"refresh_requested_at": NOW}
@@ -147,7 +147,7 @@ VERBS = [
 
 
 @pytest.mark.parametrize(("status", "columns", "verbs"), VERBS)
-def test_each_row_gets_the_verb_that_brings_it_nearer_to_what_is_wished(
+def test_each_row_gets_the_verb_that_brings_it_nearer_to_its_desired_state(
     turns: Turns, status: str, columns: dict[str, Any], verbs: list[tuple[Any, ...]]
 ) -> None:
     add(status=status, **columns)
@@ -166,7 +166,7 @@ def test_a_turn_writes_no_status_itself(
 @pytest.mark.parametrize(("status", "columns", "verbs"), [case for case in VERBS if case[2] and case[0] != "stopping"])
 def test_whoever_has_a_verb_coming_is_unfulfilled(status: str, columns: dict[str, Any], verbs: object) -> None:
     member = add(status=status, **columns)
-    assert list(unfulfilled(due={member.pk})) == [member]
+    assert list(unfulfilled(retry_ids={member.pk})) == [member]
 
 
 def test_one_in_error_is_fulfilled_until_its_restart_is_due() -> None:
@@ -175,21 +175,21 @@ def test_one_in_error_is_fulfilled_until_its_restart_is_due() -> None:
 
 
 @pytest.mark.parametrize("status", [Status.DISCONNECTED, Status.CONNECTED])
-def test_whose_wishes_are_fulfilled_is_not_looked_at(status: Status) -> None:
-    add(status=status, wanted="running" if status == Status.CONNECTED else "stopped")
+def test_a_member_that_is_as_it_should_be_is_not_looked_at(status: Status) -> None:
+    add(status=status, desired_state="running" if status == Status.CONNECTED else "stopped")
     assert not unfulfilled().exists()
 
 
-# Wishes are cleared -----------------------------------------------------------------------------------------------
+# Requests are cleared ---------------------------------------------------------------------------------------------
 
 
-def test_a_restart_wish_is_taken_with_the_start_and_forgets_the_failures(turns: Turns) -> None:
+def test_a_restart_request_is_taken_with_the_start_and_forgets_the_failures(turns: Turns) -> None:
     member = add(status="error", restart_requested_at=NOW, restarts=4)
     turns.take()
     assert (row(member).restart_requested_at, row(member).restarts) == (None, 0)
 
 
-def test_a_restart_wish_survives_the_stop_before_it(turns: Turns) -> None:
+def test_a_restart_request_survives_the_stop_before_it(turns: Turns) -> None:
     member = add(status="connected", restart_requested_at=NOW)
     turns.asked.effect = lambda verb, pk: void(GuildMember.objects.filter(pk=pk).update(status="disconnected"))
     assert turns.take() == [("stop", "anna", "restart")]
@@ -202,7 +202,7 @@ def void(_: object) -> None:
     """For a lambda that must return nothing."""
 
 
-def test_a_restart_wish_that_came_again_meanwhile_is_not_lost(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_request_that_came_again_meanwhile_is_not_lost(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
     member = add(status="disconnected", restart_requested_at=NOW)
     own_row = turns.asked.own_row
 
@@ -215,7 +215,7 @@ def test_a_restart_wish_that_came_again_meanwhile_is_not_lost(turns: Turns, monk
     assert row(member).restart_requested_at == NOW + LATER
 
 
-def test_a_refresh_wish_is_cleared_when_the_tools_are_there_and_not_before(turns: Turns) -> None:
+def test_a_refresh_request_is_cleared_when_the_tools_are_there_and_not_before(turns: Turns) -> None:
     member = add(status="connected", refresh_requested_at=NOW)
     seen = []
     turns.asked.effect = lambda verb, pk: seen.append(row(member).refresh_requested_at)
@@ -224,7 +224,7 @@ def test_a_refresh_wish_is_cleared_when_the_tools_are_there_and_not_before(turns
     assert row(member).refresh_requested_at is None
 
 
-def test_a_refresh_wish_is_cleared_when_it_failed_too(turns: Turns, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refresh_request_is_cleared_when_it_failed_too(turns: Turns, caplog: pytest.LogCaptureFixture) -> None:
     member = add(status="connected", refresh_requested_at=NOW)
     turns.asked.error = ZeroDivisionError()
     turns.take()
@@ -233,7 +233,7 @@ def test_a_refresh_wish_is_cleared_when_it_failed_too(turns: Turns, caplog: pyte
 
 
 @pytest.mark.parametrize("columns", [*UNWANTED, FAULTY])
-def test_wishes_that_cannot_be_fulfilled_are_cleared(turns: Turns, columns: dict[str, Any]) -> None:
+def test_requests_that_cannot_be_fulfilled_are_cleared(turns: Turns, columns: dict[str, Any]) -> None:
     member = add(status="disconnected", restart_requested_at=NOW, refresh_requested_at=NOW, **columns)
     turns.take()
     assert (row(member).restart_requested_at, row(member).refresh_requested_at) == (None, None)
@@ -256,13 +256,13 @@ def test_a_stop_during_a_start_aborts_it_once(turns: Turns) -> None:
     member = add()
     turns.asked.released.clear()
     turns.take()
-    GuildMember.objects.update(status="starting", wanted="stopped")
+    GuildMember.objects.update(status="starting", desired_state="stopped")
     assert turns.take() == [("abort_start", "anna")]
     assert turns.take() == []
     turns.asked.released.set()
     turns.settle()
     assert turns.take() == [("stop", "anna", "stop")]  # in case the abort came too late
-    assert row(member).wanted == "stopped"
+    assert row(member).desired_state == "stopped"
 
 
 def test_a_hung_verb_of_one_member_keeps_no_other_waiting(turns: Turns) -> None:
@@ -270,7 +270,7 @@ def test_a_hung_verb_of_one_member_keeps_no_other_waiting(turns: Turns) -> None:
     turns.asked.released.clear()
     assert turns.take() == [("start", "anna")]
     add("bob")
-    add("carl", status="connected", wanted="stopped")
+    add("carl", status="connected", desired_state="stopped")
     assert turns.take() == [("start", "bob"), ("stop", "carl", "stop")]
 
 
@@ -330,7 +330,7 @@ def test_stops_need_no_place(two_places: Turns) -> None:
     for name in "ab":
         add(name)
     for name in "cd":
-        add(name, status="connected", wanted="stopped")
+        add(name, status="connected", desired_state="stopped")
     two_places.asked.released.clear()
     assert two_places.take() == [("start", "a"), ("start", "b"), ("stop", "c", "stop"), ("stop", "d", "stop")]
 
@@ -375,10 +375,10 @@ def test_a_start_that_computes_keeps_its_place_for_longer_though_not_for_ever(
 
 
 def test_a_member_that_is_busy_takes_no_place(two_places: Turns) -> None:
-    add("anna", status="connected", wanted="stopped")
+    add("anna", status="connected", desired_state="stopped")
     two_places.asked.released.clear()
     two_places.take()
-    GuildMember.objects.update(status="disconnected", wanted="running")
+    GuildMember.objects.update(status="disconnected", desired_state="running")
     assert two_places.take() == []
     for name in "bcd":
         add(name)
@@ -401,7 +401,7 @@ class Live:
         self.silence = Silence()
         self.member_id = member_id
         self.name = GuildMember.objects.get(pk=member_id).name
-        self.process = SimpleNamespace(told=threading.Event())
+        self.process = SimpleNamespace(exit_handled=threading.Event())
         self.connected_at = connected_at
         self.is_remote = is_remote
 
@@ -413,7 +413,7 @@ def test_a_row_that_claims_a_process_that_is_not_there_begins_afresh(
     add(status=status)
     assert turns.take() == []  # it may be a moment between two writes
     monkeypatch.setattr(supervisor, "UNTRACKED_SECONDS", 0.0)
-    assert turns.take() == [("lost_track", "anna")]
+    assert turns.take() == [("handle_lost_process", "anna")]
 
 
 def test_a_row_whose_process_is_there_is_left_alone(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,10 +421,10 @@ def test_a_row_whose_process_is_there_is_left_alone(turns: Turns, monkeypatch: p
     member = add(status="connected")
     turns.asked.live = [Live(member.pk)]
     assert turns.take() == []
-    turns.asked.live[0].process.told.set()
-    assert turns.take() == [("lost_track", "anna")]
+    turns.asked.live[0].process.exit_handled.set()
+    assert turns.take() == [("handle_lost_process", "anna")]
     turns.asked.live = []
-    assert turns.take() == [("lost_track", "anna")]
+    assert turns.take() == [("handle_lost_process", "anna")]
 
 
 def test_a_row_whose_end_is_being_written_is_left_alone(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,7 +432,7 @@ def test_a_row_whose_end_is_being_written_is_left_alone(turns: Turns, monkeypatc
     turns.asked.ending = {add(status="connected").pk}
     assert turns.take() == []
     turns.asked.ending = set()
-    assert turns.take() == [("lost_track", "anna")]
+    assert turns.take() == [("handle_lost_process", "anna")]
 
 
 def test_a_row_with_a_verb_under_way_is_left_alone(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -568,7 +568,7 @@ def test_a_stop_ends_a_refresh_that_is_under_way(turns: Turns) -> None:
     member = add(status="connected", refresh_requested_at=timezone.now())
     turns.asked.released.clear()
     assert turns.take() == [("refresh", "anna")]
-    GuildMember.objects.update(wanted="stopped")
+    GuildMember.objects.update(desired_state="stopped")
     turns.supervisor.tick()
     assert turns.asked.calls[1:] == [("abort_refresh", "anna")]
     turns.asked.released.set()
@@ -607,7 +607,7 @@ def test_a_folder_that_changes_while_the_loop_is_woken_all_the_time_is_seen(make
     eventually(is_started, within=2.5)
 
 
-def test_a_wish_that_nobody_announced_is_seen_within_a_second_or_so(turns: Turns) -> None:
+def test_a_request_that_nobody_announced_is_seen_within_a_second_or_so(turns: Turns) -> None:
     turns.supervisor.start()
     time.sleep(0.05)
     add()
@@ -639,14 +639,14 @@ def test_stop_before_start_is_fine(turns: Turns) -> None:
 
 
 def test_the_stand_in_is_asked_what_a_lifecycle_can_do() -> None:
-    for verb in (name for name in vars(Asked) if not name.startswith("_")):
+    for verb in (name for name in vars(RecordingLifecycle) if not name.startswith("_")):
         assert callable(getattr(Lifecycle, verb))
 
 
-# Servers elsewhere ------------------------------------------------------------------------------------------------
+# Remote servers --------------------------------------------------------------------------------------------------
 
 
-def test_a_server_elsewhere_is_looked_at_when_its_last_look_is_long_past(
+def test_a_remote_server_is_looked_at_when_its_last_look_is_long_past(
     turns: Turns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     member = add(status="connected")
@@ -677,7 +677,7 @@ def test_a_look_that_hangs_keeps_nobody_and_is_taken_once(turns: Turns, monkeypa
     assert turns.take() == [("refresh", "anna")]
     add("bob")
     assert turns.take() == [("start", "bob")]
-    GuildMember.objects.filter(pk=member.pk).update(wanted="stopped")
+    GuildMember.objects.filter(pk=member.pk).update(desired_state="stopped")
     turns.supervisor.tick()
     assert turns.asked.calls[-1] == ("abort_refresh", "anna")
 

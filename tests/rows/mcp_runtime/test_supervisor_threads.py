@@ -12,7 +12,7 @@ from mcp_runtime.members import supervisor
 from mcp_runtime.members.supervisor import Supervisor
 from roster.models import GuildMember
 from tests.conftest import eventually
-from tests.support.lifecycle_stage import Asked
+from tests.support.lifecycle_stage import RecordingLifecycle
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -20,15 +20,15 @@ Status = GuildMember.Status
 
 
 @pytest.fixture
-def asked() -> Iterator[Asked]:
-    asked = Asked()
+def asked() -> Iterator[RecordingLifecycle]:
+    asked = RecordingLifecycle()
     yield asked
     asked.released.set()
     eventually(lambda: verbs_under_way() == 0, what="all verbs are done")
 
 
 @pytest.fixture
-def turns(asked: Asked, tmp_path: Path) -> Supervisor:
+def turns(asked: RecordingLifecycle, tmp_path: Path) -> Supervisor:
     turns = Supervisor(lifecycle=asked, members_dir=tmp_path, start_concurrency=1000)  # type: ignore[arg-type]
     turns.tick()
     return turns
@@ -49,10 +49,10 @@ def obeyed(verb: str, member_id: int) -> None:
 
 
 def test_many_stops_at_once_take_a_bounded_number_of_threads_and_all_happen(
-    turns: Supervisor, asked: Asked, monkeypatch: pytest.MonkeyPatch
+    turns: Supervisor, asked: RecordingLifecycle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "MAX_VERBS", 10)
-    roster(30, Status.CONNECTED, wanted=GuildMember.Wanted.STOPPED)
+    roster(30, Status.CONNECTED, desired_state=GuildMember.DesiredState.STOPPED)
     asked.effect = obeyed
     asked.released.clear()
     turns.tick()
@@ -67,7 +67,7 @@ def test_many_stops_at_once_take_a_bounded_number_of_threads_and_all_happen(
 
 
 def test_starts_that_take_minutes_leave_threads_to_stops(
-    turns: Supervisor, asked: Asked, monkeypatch: pytest.MonkeyPatch
+    turns: Supervisor, asked: RecordingLifecycle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "MAX_VERBS", 6)
     monkeypatch.setattr(supervisor, "MAX_STARTS", 4)
@@ -75,12 +75,12 @@ def test_starts_that_take_minutes_leave_threads_to_stops(
     asked.released.clear()
     turns.tick()
     eventually(lambda: [call[0] for call in asked.calls] == ["start"] * 4)
-    roster(1, Status.CONNECTED, wanted=GuildMember.Wanted.STOPPED)
+    roster(1, Status.CONNECTED, desired_state=GuildMember.DesiredState.STOPPED)
     turns.tick()
     eventually(lambda: ("stop", "connected-000", "stop") in asked.calls)
 
 
-def test_no_thread_stays_when_all_verbs_are_done(turns: Supervisor, asked: Asked) -> None:
+def test_no_thread_stays_when_all_verbs_are_done(turns: Supervisor, asked: RecordingLifecycle) -> None:
     roster(20, Status.DISCONNECTED)
     asked.effect = obeyed
     turns.tick()
@@ -89,7 +89,7 @@ def test_no_thread_stays_when_all_verbs_are_done(turns: Supervisor, asked: Asked
 
 
 def test_a_verb_that_gets_no_thread_is_tried_again(
-    turns: Supervisor, asked: Asked, monkeypatch: pytest.MonkeyPatch
+    turns: Supervisor, asked: RecordingLifecycle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     roster(1, Status.DISCONNECTED)
 

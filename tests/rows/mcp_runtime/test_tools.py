@@ -74,7 +74,7 @@ def test_two_thousand_tools_are_written(anna: GuildMember) -> None:
 def test_a_list_of_schemas_that_take_long_to_check_takes_a_bounded_time(
     anna: GuildMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was not reached counts as usable: it is judged again when the tool is first called."""
+    """What was not reached counts as usable: it is checked again when the tool is first called."""
 
     def check(schema: Any) -> str:
         began = time.thread_time()
@@ -91,16 +91,16 @@ def test_a_list_of_schemas_that_take_long_to_check_takes_a_bounded_time(
     assert [row.schema_error for row in rows][10:] == [""] * 1990
 
 
-def test_a_schema_that_was_judged_before_is_not_judged_again(
+def test_a_schema_that_was_checked_before_is_not_checked_again(
     anna: GuildMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    definitions = [{"name": "echo", "inputSchema": {"type": "object", "title": "judged once"}}]
+    definitions = [{"name": "echo", "inputSchema": {"type": "object", "title": "checked once"}}]
     tools.rows_of(anna.pk, definitions)
     monkeypatch.setattr(validation, "check_schema", lambda schema: pytest.fail("again"))
     assert [row.schema_error for row in tools.rows_of(anna.pk, definitions)] == [""]
 
 
-def test_a_schema_that_took_too_long_in_a_busy_moment_is_judged_again(
+def test_a_schema_that_took_too_long_in_a_busy_moment_is_checked_again(
     anna: GuildMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     definitions = [{"name": "echo", "inputSchema": {"type": "object", "title": "slow once"}}]

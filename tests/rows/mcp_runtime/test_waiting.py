@@ -13,6 +13,7 @@ from django.utils import timezone
 from mcp_runtime.calls import invocations, waiting
 from mcp_runtime.calls.waiting import CallWatch
 from mcp_runtime.control.calls import wait_for_call
+from mcp_runtime.rows.changes import notify
 from roster.models import GuildMember, Invocation
 from tests.conftest import eventually
 from tests.support.machine import Stopwatch
@@ -20,26 +21,49 @@ from tests.support.machine import Stopwatch
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+class Watch(CallWatch):
+    """What it asks the database for: the ids of calls, at each look."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks: list[set[int]] = []
+
+    def has_looked_for(self, call: Invocation) -> bool:
+        return any(call.pk in look for look in self.looks)
+
+
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[CallWatch]:
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     """A watch that lets go of its database connection soon after the last one waited."""
     monkeypatch.setattr(waiting, "LINGER_SECONDS", 0.1)
     monkeypatch.setattr(waiting, "RETRY_INTERVAL", 0.01)
-    watch = CallWatch()
+    watch, real = Watch(), waiting.ids_of_finished
+
+    def ids_of_finished(ids: set[int]) -> set[int]:
+        watch.looks.append(set(ids))
+        return real(ids)
+
+    monkeypatch.setattr(waiting, "ids_of_finished", ids_of_finished)
     yield watch
-    assert watch.awaited == set()
-    watch.wait(0, 0)  # wakes it, in case it lingers longer
+
+    def has_forgotten_all_others() -> bool:
+        notify(waiting.CALL_ENDED)  # it may listen for a minute
+        watch.wait(0, 0.05)  # wakes it, in case it lingers
+        return watch.looks[-1:] == [{0}]
+
+    eventually(has_forgotten_all_others)
+    notify(waiting.CALL_ENDED)  # nobody waits now: it lets go
     time.sleep(0.2)  # no other test must meet its connection
 
 
 @pytest.fixture
 def call() -> Invocation:
     member = GuildMember.objects.create(name="anna", directory="anna")
-    return Invocation.objects.create(member=member, tool_name="echo", timeout=1, door="rest", status="running")
+    return Invocation.objects.create(member=member, tool_name="echo", timeout=1, source="rest", status="running")
 
 
 def another(call: Invocation) -> Invocation:
-    return Invocation.objects.create(member=call.member, tool_name="echo", timeout=1, door="rest", status="running")
+    return Invocation.objects.create(member=call.member, tool_name="echo", timeout=1, source="rest", status="running")
 
 
 def finish(*calls: Invocation) -> None:
@@ -50,12 +74,12 @@ def finish(*calls: Invocation) -> None:
 class Waiter:
     """A thread that waits."""
 
-    def __init__(self, watch: CallWatch, call: Invocation, timeout: float = 20) -> None:
+    def __init__(self, watch: Watch, call: Invocation, timeout: float = 20) -> None:
         self.answers: list[bool] = []
         self.answered_at = 0.0
         self._thread = threading.Thread(target=self._wait, args=(watch, call.pk, timeout))
         self._thread.start()
-        eventually(lambda: call.pk in watch.awaited)
+        eventually(lambda: watch.has_looked_for(call))
 
     def _wait(self, watch: CallWatch, pk: int, timeout: float) -> None:
         try:
@@ -83,7 +107,7 @@ def watchers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "call-watch"]
 
 
-def test_waiting_ends_when_the_call_does(watch: CallWatch, call: Invocation) -> None:
+def test_waiting_ends_when_the_call_does(watch: Watch, call: Invocation) -> None:
     waiter = Waiter(watch, call)
     assert waiter.answers == []
     finished_at = time.monotonic()
@@ -93,7 +117,7 @@ def test_waiting_ends_when_the_call_does(watch: CallWatch, call: Invocation) -> 
 
 
 def test_the_database_itself_tells_of_an_end_without_being_asked(
-    watch: CallWatch, call: Invocation, monkeypatch: pytest.MonkeyPatch
+    watch: Watch, call: Invocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "SQLITE_UNSEEN", 60.0)
     monkeypatch.setattr(waiting, "POSTGRES_UNSEEN", 60.0)
@@ -105,7 +129,7 @@ def test_the_database_itself_tells_of_an_end_without_being_asked(
 
 
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="only PostgreSQL has one that listens")
-def test_a_listener_that_is_cut_off_costs_a_moment(watch: CallWatch, call: Invocation) -> None:
+def test_a_listener_that_is_cut_off_costs_a_moment(watch: Watch, call: Invocation) -> None:
     waiter = Waiter(watch, call)
     (listener,) = eventually(listeners)  # type: ignore[misc]
     with connection.cursor() as cursor:
@@ -115,38 +139,38 @@ def test_a_listener_that_is_cut_off_costs_a_moment(watch: CallWatch, call: Invoc
     assert waiter.answer()
 
 
-def test_a_call_that_is_over_already_is_not_waited_for(watch: CallWatch, call: Invocation) -> None:
+def test_a_call_that_is_over_already_is_not_waited_for(watch: Watch, call: Invocation) -> None:
     finish(call)
     clock = Stopwatch()
     assert watch.wait(call.pk, 20)
     assert clock.seconds < 10
 
 
-def test_a_call_that_does_not_end_in_time_is_not_over(watch: CallWatch, call: Invocation) -> None:
+def test_a_call_that_does_not_end_in_time_is_not_over(watch: Watch, call: Invocation) -> None:
     clock = Stopwatch()
     assert not watch.wait(call.pk, 0.2)
     assert clock.elapsed >= 0.2
     assert clock.seconds < 10
 
 
-def test_a_call_that_is_not_there_is_not_over(watch: CallWatch, call: Invocation) -> None:
+def test_a_call_that_is_not_there_is_not_over(watch: Watch, call: Invocation) -> None:
     assert not watch.wait(call.pk + 1000, 0.1)
 
 
 @pytest.mark.parametrize("status", Invocation.FINISHED)
-def test_any_end_is_an_end(watch: CallWatch, call: Invocation, status: str) -> None:
+def test_any_end_is_an_end(watch: Watch, call: Invocation, status: str) -> None:
     waiter = Waiter(watch, call)
     Invocation.objects.update(status=status, finished_at=timezone.now())
     assert waiter.answer()
 
 
-def test_many_wait_for_one_call_and_all_are_told(watch: CallWatch, call: Invocation) -> None:
+def test_many_wait_for_one_call_and_all_are_told(watch: Watch, call: Invocation) -> None:
     waiters = [Waiter(watch, call) for _ in range(8)]
     finish(call)
     assert all(waiter.answer() for waiter in waiters)
 
 
-def test_each_is_told_of_its_own_call(watch: CallWatch, call: Invocation) -> None:
+def test_each_is_told_of_its_own_call(watch: Watch, call: Invocation) -> None:
     other = another(call)
     one, two = Waiter(watch, call), Waiter(watch, other)
     finish(call)
@@ -156,7 +180,7 @@ def test_each_is_told_of_its_own_call(watch: CallWatch, call: Invocation) -> Non
     assert two.answer()
 
 
-def test_one_thread_watches_for_all_who_wait(watch: CallWatch, call: Invocation) -> None:
+def test_one_thread_watches_for_all_who_wait(watch: Watch, call: Invocation) -> None:
     before = len(watchers())
     calls = [another(call) for _ in range(10)]
     waiters = [Waiter(watch, each) for each in calls]
@@ -165,7 +189,7 @@ def test_one_thread_watches_for_all_who_wait(watch: CallWatch, call: Invocation)
     assert all(waiter.answer() for waiter in waiters)
 
 
-def test_the_watch_serves_again_after_nobody_waited_for_a_while(watch: CallWatch, call: Invocation) -> None:
+def test_the_watch_serves_again_after_nobody_waited_for_a_while(watch: Watch, call: Invocation) -> None:
     finish(call)
     assert watch.wait(call.pk, 20)
     time.sleep(0.3)  # longer than it lingers
@@ -176,7 +200,7 @@ def test_the_watch_serves_again_after_nobody_waited_for_a_while(watch: CallWatch
 
 
 def test_a_watch_that_nobody_needs_holds_no_connection(
-    watch: CallWatch, call: Invocation, monkeypatch: pytest.MonkeyPatch
+    watch: Watch, call: Invocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = threading.Event()
     real = type(connections["default"]).close
@@ -196,23 +220,23 @@ def test_a_watch_that_nobody_needs_holds_no_connection(
     "error", [OperationalError("gone"), InterfaceError("closed"), sqlite3.OperationalError("disk I/O error")]
 )
 def test_a_database_that_goes_away_costs_a_moment(
-    watch: CallWatch, call: Invocation, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    watch: Watch, call: Invocation, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    errors, real = [error], waiting.finished_among
+    errors, real = [error], waiting.ids_of_finished
 
-    def finished_among(ids: Any) -> set[int]:
+    def ids_of_finished(ids: Any) -> set[int]:
         if errors:
             raise errors.pop()
         return real(ids)
 
-    monkeypatch.setattr(waiting, "finished_among", finished_among)
+    monkeypatch.setattr(waiting, "ids_of_finished", ids_of_finished)
     waiter = Waiter(watch, call)
     finish(call)
     assert waiter.answer()
     assert caplog.text.count("cannot look for finished calls") == 1
 
 
-def test_a_waiting_thread_keeps_no_connection_of_a_pool(watch: CallWatch, call: Invocation) -> None:
+def test_a_waiting_thread_keeps_no_connection_of_a_pool(watch: Watch, call: Invocation) -> None:
     held: list[bool] = []
 
     def wait() -> None:

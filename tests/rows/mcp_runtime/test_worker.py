@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ from mcp_runtime.calls import dispatcher
 from mcp_runtime.control.notify import queue_name
 from mcp_runtime.http1 import listeners
 from mcp_runtime.rows import database, lease
-from mcp_runtime.runtime import bootstep, processes, stopping, worker
+from mcp_runtime.runtime import bootstep, heartbeat, processes, stopping, worker
 from mcp_runtime.runtime import runtime as runtime_module
 from mcp_runtime.runtime.runtime import Runtime
 from tests.conftest import ROOT, eventually
@@ -47,7 +48,7 @@ def runtime(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> Runtime:
 
 
 def watched(runtime: Runtime) -> threading.Thread:
-    thread = threading.Thread(target=runtime.stopping.bound)
+    thread = threading.Thread(target=runtime.stopping.limit_stop)
     thread.start()
     return thread
 
@@ -75,14 +76,14 @@ def test_a_stop_that_was_asked_for_because_of_the_lease_keeps_its_exit_code(runt
 def test_a_stop_that_ends_in_time_is_left_alone(runtime: Runtime, ends: Ends) -> None:
     runtime.ask_to_stop()
     thread = watched(runtime)
-    runtime.stopping.done.set()
+    runtime.stopping.is_over.set()
     thread.join(5)
     assert not thread.is_alive()
     assert ends == []
 
 
 def test_a_stop_has_more_time_the_more_members_there_are_and_less_than_the_patience_of_up() -> None:
-    bound = stopping.stop_bound
+    bound = stopping.stop_seconds
     assert bound(0) == stopping.STOP_BOUND < bound(20) < bound(80) < 7.0
     assert bound(100_000) < processes.PATIENCE_SECONDS
 
@@ -143,6 +144,75 @@ def test_a_start_adds_nothing_to_a_runtime_that_is_being_stopped(
     assert built == ["a pool"]
 
 
+@pytest.mark.django_db(transaction=True)
+def test_a_stop_waits_for_the_parts_that_are_being_built(
+    held: Runtime, ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it does not see it would not end."""
+    building, over = threading.Event(), threading.Event()
+
+    def build(**_: object) -> None:
+        building.set()
+        hang_until(over)()
+
+    def start() -> None:
+        with contextlib.suppress(GaveUp):
+            held.start("a pool")  # type: ignore[arg-type]
+
+    monkeypatch.setattr(dispatcher, "Dispatcher", build)
+    thread = threading.Thread(target=start)
+    thread.start()
+    assert building.wait(5)
+    held.ask_to_stop()
+    assert not held.stopping.is_over.wait(0.3)
+    assert ends == []
+    over.set()
+    thread.join(5)
+    assert held.stopping.is_over.wait(5)
+
+
+@pytest.fixture
+def dispossessed(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
+    """A runtime whose lease is somebody else's, and what it is sent for that."""
+    lease.take()
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_SECONDS", 0.01)
+    threads = set(threading.enumerate())
+    yield runtime
+    runtime.stopping.is_over.set()
+    eventually(lambda: set(threading.enumerate()) <= threads)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_runtime_that_lost_its_lease_ends_its_members_and_itself(
+    dispossessed: Runtime, ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_module.os, "kill", lambda *about: ends.append(about))
+    dispossessed.heartbeat.start()
+    eventually(lambda: ends == ["killed", (os.getpid(), signal.SIGTERM)])
+    assert dispossessed.stopping.exit_code == stopping.EX_TEMPFAIL
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_lease_that_is_lost_during_a_stop_changes_nothing_of_the_stop(
+    dispossessed: Runtime, ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stop ends the members in peace, and gives the lease back itself."""
+    looks, renew = [], lease.renew
+
+    def look(lease_id: uuid.UUID) -> bool:
+        looks.append(renew(lease_id))
+        return looks[-1]
+
+    monkeypatch.setattr(lease, "renew", look)
+    monkeypatch.setattr(runtime_module.os, "kill", lambda *about: ends.append(about))
+    dispossessed.ask_to_stop()
+    dispossessed.heartbeat.start()
+    eventually(lambda: len(looks) > 2, what="it goes on looking")
+    assert not any(looks)
+    assert ends == []
+    assert dispossessed.stopping.exit_code == 0
+
+
 def step_of(runtime: object, monkeypatch: pytest.MonkeyPatch) -> bootstep.RuntimeStep:
     step = bootstep.RuntimeStep.__new__(bootstep.RuntimeStep)
     monkeypatch.setattr(step, "runtime", runtime, raising=False)
@@ -162,7 +232,7 @@ def held(runtime: Runtime, ends: Ends, monkeypatch: pytest.MonkeyPatch) -> Itera
     """A runtime that holds the lease, its threads those that end it."""
     monkeypatch.setattr(stopping, "CELERY_GRACE", 0)
     runtime.parts.lease_id = lease.take()
-    monkeypatch.setattr(runtime.stopping, "bound", lambda: None)
+    monkeypatch.setattr(runtime.stopping, "limit_stop", lambda: None)
     monkeypatch.setattr(runtime.heartbeat, "start", lambda: None)
     monkeypatch.setattr(runtime.parts.supervisor, "start", lambda: None)
     monkeypatch.setattr(runtime.parts.supervisor, "stop", lambda: None)

@@ -43,7 +43,7 @@ def test_what_cannot_be_asked_is_said(members: None) -> None:
 
 def test_a_session_keeps_its_members(members: None) -> None:
     lease.take()
-    create_session(["anna"], caller=Caller(Invocation.Door.COMMAND), name="talk")
+    create_session(["anna"], caller=Caller(Invocation.Source.COMMAND), name="talk")
     assert "session 'talk' has other members" in refusal("hello", "--session", "talk", "--members", "anna,bert")
 
 

@@ -96,10 +96,10 @@ def test_without_a_runtime_nobody_has_a_direct_entry() -> None:
 def test_only_members_that_may_be_called_are_chosen(up: GuildMember) -> None:
     who = Principal(1, "bob", invokes=True, closed_members=frozenset({"up"}))
     add_member("open")
-    assert [row.name for row in agent_config.chosen_members(who, [])] == ["open"]
+    assert [row.name for row in agent_config.select_members(who, [])] == ["open"]
     with pytest.raises(UnknownMemberError):
-        agent_config.chosen_members(who, ["up"])
-    assert [row.name for row in agent_config.chosen_members(OPERATOR, ["up", "open", "up"])] == ["up", "open"]
+        agent_config.select_members(who, ["up"])
+    assert [row.name for row in agent_config.select_members(OPERATOR, ["up", "open", "up"])] == ["up", "open"]
 
 
 def test_the_cost_counts_what_may_be_called_and_is_switched_on(up: GuildMember) -> None:

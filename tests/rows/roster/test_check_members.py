@@ -156,7 +156,7 @@ def test_of_a_member_and_its_copy_the_copy_is_faulty_whatever_they_are_called(me
     assert "original: ok" in output
 
 
-def test_given_folders_are_judged_instead(members_dir: Path, tmp_path: Path) -> None:
+def test_given_folders_are_validated_instead(members_dir: Path, tmp_path: Path) -> None:
     put(members_dir / "broken", args=5)
     put(members_dir / "echo")
     outside = put(tmp_path / "outside")
@@ -218,8 +218,8 @@ def test_a_running_member_that_strangers_can_reach_is_told_on(members_dir: Path)
     assert "warning" not in check()[0]  # without a live runtime nothing runs
     lease.take()
     assert f"echo: ok\n  warning of the running process: {EXPOSED}\n" in check()[0]
-    (judged,) = json.loads(check("--json")[0])
-    assert judged["process_warnings"] == [EXPOSED]
+    (report,) = json.loads(check("--json")[0])
+    assert report["process_warnings"] == [EXPOSED]
 
 
 def test_a_folder_elsewhere_has_nothing_to_do_with_the_member_of_its_name(members_dir: Path, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_check_changes_no_row(members_dir: Path) -> None:
     assert not GuildMember.objects.exists()
 
 
-def test_a_database_that_fails_is_no_reason_not_to_judge(members_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_fails_is_no_reason_not_to_validate(members_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise DatabaseError("no such table")
 

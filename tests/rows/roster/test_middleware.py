@@ -95,7 +95,7 @@ def test_a_foreign_page_changes_nothing_even_with_a_session() -> None:
     ]:
         assert client.post("/api/members/example/stop/", headers=headers).status_code == http_status
     member.refresh_from_db()
-    assert member.wanted == GuildMember.Wanted.RUNNING
+    assert member.desired_state == GuildMember.DesiredState.RUNNING
 
 
 def test_it_stands_before_everything_else() -> None:

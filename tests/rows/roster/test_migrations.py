@@ -29,7 +29,12 @@ def test_an_old_session_belongs_to_the_token_that_alone_spoke_in_it() -> None:
         session = AgentSession.objects.create(name=name, created_by=bob)
         for token in tokens:
             AgentMessage.objects.create(
-                session=session, prompt="p", timeout=60, door=Invocation.Door.REST, requested_by=bob, asked_with=token
+                session=session,
+                prompt="p",
+                timeout=60,
+                source=Invocation.Source.REST,
+                requested_by=bob,
+                asked_with=token,
             )
     AgentSession.objects.create(name="known", created_by=bob, made_with=other)
 

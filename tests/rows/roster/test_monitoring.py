@@ -60,7 +60,7 @@ def figures(client: Client) -> Figures:
 
 def add_calls(member: GuildMember, count: int, **values: Any) -> None:
     for _ in range(count):
-        Invocation.objects.create(member=member, tool_name="echo", timeout=30, door="rest", **values)
+        Invocation.objects.create(member=member, tool_name="echo", timeout=30, source="rest", **values)
 
 
 # Alive ------------------------------------------------------------------------------------------------------------

@@ -74,7 +74,6 @@ def test_it_says_what_to_do_next(members_dir: Path) -> None:
     output = new_member("weather")
     for verb in ("check_members", "member restart weather", "invoke weather hello", "logs weather -f"):
         assert f"manage.py {verb}" in output
-    assert output.endswith(f"Made member weather in {members_dir}/weather.\n")
 
 
 @pytest.mark.parametrize(
@@ -103,11 +102,21 @@ def test_the_name_of_a_member_in_another_folder_is_refused(members_dir: Path) ->
     assert refusal("Weather") == f"the member in {members_dir}/moved is called weather already"
 
 
-def test_a_missing_members_folder_is_an_error_that_says_what_to_do(members_dir: Path) -> None:
+def test_a_missing_members_folder_is_made(members_dir: Path) -> None:
     members_dir.rmdir()
-    assert refusal("weather") == (
-        f"the members folder {members_dir} is missing; make it, or set GUILD_HALL_MEMBERS_DIR"
-    )
+    new_member("weather")
+    assert (members_dir / "weather" / "guild-member.json").is_file()
+
+
+def test_a_members_folder_that_cannot_be_made_is_an_error_that_names_it(members_dir: Path, settings: Any) -> None:
+    settings.GUILD_HALL_MEMBERS_DIR = members_dir / "not" / "there"
+    assert refusal("weather") == f"cannot write to {members_dir}/not/there: No such file or directory"
+
+
+def test_what_was_made_is_said_before_what_to_do_next(members_dir: Path) -> None:
+    first, second, *_ = new_member("weather").splitlines()
+    assert first == f"Made member weather in {members_dir}/weather."
+    assert second == "A hall that runs starts it automatically. Next:"
 
 
 def test_a_folder_that_cannot_be_written_leaves_nothing_behind(

@@ -1,4 +1,4 @@
-"""Members and clients that are made with the official SDKs and FastMCP."""
+"""Members and clients that use the official SDKs and FastMCP."""
 
 from __future__ import annotations
 

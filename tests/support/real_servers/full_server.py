@@ -1,4 +1,4 @@
-"""A server with everything that members may ask and tell: `full_server.py PORT`, on the official Python SDK."""
+"""A server with all requests and notifications of members: `full_server.py PORT`, on the official Python SDK."""
 
 import sys
 
@@ -28,7 +28,7 @@ async def accept(ctx: object, params: RequestParams) -> EmptyResult:
     return EmptyResult()
 
 
-# Of sessions only: the SDK leaves these to the server.
+# Only sessions have these methods. The SDK leaves them to the server.
 server._lowlevel_server.add_request_handler("resources/subscribe", SubscribeRequestParams, subscribe)
 server._lowlevel_server.add_request_handler("logging/setLevel", SetLevelRequestParams, accept)
 

@@ -1,5 +1,5 @@
 // A server on the official TypeScript SDK: `typescript_sdk.mjs PORT`, or without a port on stdin and stdout.
-// Found in NODE_PATH's manner by its full path: the SDK is installed beside the conformance suite.
+// It is loaded by its full path, because the SDK is installed in the folder of the conformance suite.
 import { createServer } from "node:http";
 import { randomUUID } from "node:crypto";
 import { createRequire } from "node:module";
@@ -14,7 +14,7 @@ const { z } = await import(pathToFileURL(require.resolve("zod")).href);
 
 function makeServer() {
   const server = new McpServer({ name: "typescript-sdk", version: "1" });
-  const text = (said) => ({ content: [{ type: "text", text: said }] });
+  const text = (value) => ({ content: [{ type: "text", text: value }] });
   server.registerTool("add", { description: "Adds.", inputSchema: { a: z.number(), b: z.number() } },
     async ({ a, b }) => text(String(a + b)));
   server.registerTool("count", { description: "Counts.", inputSchema: { to: z.number() } }, async ({ to }, extra) => {

@@ -1,4 +1,4 @@
-"""A member with a tool for each kind of schema and of result: `gallery.py PORT`. Tools say what they were given."""
+"""A member with a tool for each kind of schema and of result: `gallery.py PORT`. Tools return their arguments."""
 
 import base64
 import json
@@ -21,7 +21,7 @@ def of(properties, *required, **more):
 
 
 def branch(number):
-    """Ten properties, each with ten ways to go on."""
+    """Ten properties, each with ten branches."""
     ways = {"anyOf": [{"$ref": f"#/$defs/{number}"}] * 10}
     names = [f"p{index}" for index in range(10)]
     return of(dict.fromkeys(names, ways), *names)
@@ -185,7 +185,7 @@ def text(value):
 
 
 def png(width=160, height=90):
-    """A picture with a slope of color."""
+    """A picture with a color gradient."""
     rows = b"".join(
         b"\0" + bytes(part for x in range(width) for part in (x * 255 // width, y * 255 // height, 160))
         for y in range(height)

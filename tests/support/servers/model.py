@@ -1,14 +1,14 @@
-"""A stand-in for the model behind an agent: the Messages API on loopback, as much of it as the agent's CLI uses.
+"""A stand-in for the model of an agent. It serves the part of the Messages API that the agent's CLI uses.
 
-What it answers is up to the prompt:
+The prompt decides what it answers:
 
-    say TEXT            says it
-    call TOOL {JSON}    calls the offered tool whose name ends in TOOL, then says what came back
-    remember            says every prompt of the conversation, which shows whether it was resumed
+    say TEXT            says TEXT
+    call TOOL {JSON}    calls the tool whose name ends in TOOL, then says its result
+    remember            says all prompts of the conversation, which shows whether it was resumed
     fail                answers with an error of the API
     hang                does not answer
 
-`python model.py PORT` serves it by hand.
+`python model.py PORT` starts it by hand.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROMPT = re.compile(r"\s*(say|call|remember|fail|hang)\b\s*(.*)", re.DOTALL)
 
 
 def prompts_of(body: dict[str, Any]) -> list[str]:
-    """What the user said, without what the CLI adds to it."""
+    """The prompts of the user, without the texts that the CLI adds."""
     texts: list[str] = []
     for message in body["messages"]:
         if message["role"] == "user":
@@ -38,7 +38,7 @@ def prompts_of(body: dict[str, Any]) -> list[str]:
 
 
 def tool_result_of(body: dict[str, Any]) -> str | None:
-    """What the tool that was called last answered, if that is what the conversation ends with."""
+    """The text of a tool's result, if the conversation ends with one."""
     content = body["messages"][-1]["content"]
     for block in content if isinstance(content, list) else []:
         if block["type"] == "tool_result":
@@ -50,9 +50,9 @@ def tool_result_of(body: dict[str, Any]) -> str | None:
 
 def reply(body: dict[str, Any]) -> list[dict[str, Any]]:
     """The blocks of the answer."""
-    said = tool_result_of(body)
-    if said is not None:
-        return [{"type": "text", "text": f"The tool said: {said}"}]
+    tool_result = tool_result_of(body)
+    if tool_result is not None:
+        return [{"type": "text", "text": f"The tool said: {tool_result}"}]
     prompts = prompts_of(body)
     match = PROMPT.match(prompts[-1] if prompts else "say nothing")
     assert match
@@ -60,11 +60,11 @@ def reply(body: dict[str, Any]) -> list[dict[str, Any]]:
     if verb == "remember":
         return [{"type": "text", "text": " | ".join(prompts)}]
     if verb == "call":
-        tool, _, arguments = rest.partition(" ")
-        offered = [offer["name"] for offer in body.get("tools", []) if offer["name"].endswith(tool)]
-        if not offered:
-            return [{"type": "text", "text": f"I was not offered {tool}."}]
-        use = {"type": "tool_use", "id": f"toolu_{len(body['messages'])}", "name": offered[0]}
+        suffix, _, arguments = rest.partition(" ")
+        names = [tool["name"] for tool in body.get("tools", []) if tool["name"].endswith(suffix)]
+        if not names:
+            return [{"type": "text", "text": f"I was not offered {suffix}."}]
+        use = {"type": "tool_use", "id": f"toolu_{len(body['messages'])}", "name": names[0]}
         return [{"type": "text", "text": "Let me see."}, {**use, "input": json.loads(arguments or "{}")}]
     return [{"type": "text", "text": rest or "nothing"}]
 
@@ -72,7 +72,7 @@ def reply(body: dict[str, Any]) -> list[dict[str, Any]]:
 def events(body: dict[str, Any], blocks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     usage = {"input_tokens": 10, "output_tokens": 1}
     message: dict[str, Any] = {"type": "message", "role": "assistant", "model": body["model"], "content": []}
-    message["id"] = f"msg_{next(numbers)}"  # the CLI takes two of one id for parts of the same
+    message["id"] = f"msg_{next(numbers)}"  # the CLI would join two messages with the same id
     yield {"type": "message_start", "message": {**message, "stop_reason": None, "stop_sequence": None, "usage": usage}}
     for index, block in enumerate(blocks):
         if block["type"] == "text":
@@ -127,7 +127,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Model(ThreadingHTTPServer):
-    """Serves in threads until it is closed; `requests` holds every body that came."""
+    """Serves in threads until it is closed. `requests` has the bodies of all requests."""
 
     daemon_threads = True
 
@@ -140,12 +140,12 @@ class Model(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
 
-    def offered(self) -> set[str]:
-        """The names of the tools that came with the last request."""
+    def tool_names(self) -> set[str]:
+        """The names of the tools in the last request."""
         return {tool["name"] for tool in self.requests[-1].get("tools", [])}
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # agents that are killed hang up
+        pass  # a killed agent closes its connection
 
     def __enter__(self) -> Model:
         threading.Thread(target=self.serve_forever, daemon=True).start()

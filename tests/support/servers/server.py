@@ -1,4 +1,4 @@
-"""A member for tests: `server.py PORT [MODE...]`. Well-behaved but for the modes it is given."""
+"""A member for tests: `server.py PORT [MODE...]`. It behaves well, except for its modes."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 PORT, MODES = int(sys.argv[1]), {mode.partition("=")[0]: mode.partition("=")[2] for mode in sys.argv[2:]}
-SEEN = Path(f"calls-{os.environ.get('GUILD_HALL_MEMBER', 'x').rpartition('/')[2]}.log")
+CALLS_LOG = Path(f"calls-{os.environ.get('GUILD_HALL_MEMBER', 'x').rpartition('/')[2]}.log")
 
 TOOLS = [
     {
@@ -63,8 +63,8 @@ class Handler(BaseHTTPRequestHandler):
         if "record" in MODES:
             with open("requests.jsonl", "a") as log:
                 log.write(json.dumps({"headers": dict(self.headers), "body": message, "path": self.path}) + "\n")
-        if "require" in MODES and (refused := self.refused_header()):
-            self.answer(401, f"nobody knows {refused}".encode(), "text/plain")
+        if "require" in MODES and (fault := self.header_fault()):
+            self.answer(401, f"nobody knows {fault}".encode(), "text/plain")
             return
         method = message["method"]
         if "id" not in message:
@@ -78,10 +78,10 @@ class Handler(BaseHTTPRequestHandler):
                 time.sleep(600)
             if "dribble-initialize" in MODES:
                 self.dribble()
-            asked = message["params"]["protocolVersion"]
+            version = message["params"]["protocolVersion"]
             info = {"name": "test", "version": "1"}
             tools = {"listChanged": True} if "announce" in MODES else {}
-            self.result(message, {"protocolVersion": asked, "capabilities": {"tools": tools}, "serverInfo": info})
+            self.result(message, {"protocolVersion": version, "capabilities": {"tools": tools}, "serverInfo": info})
         elif method == "tools/list":
             if "fail-list" in MODES:
                 self.error(message, -32603, "no list today")
@@ -110,7 +110,7 @@ class Handler(BaseHTTPRequestHandler):
         time.sleep(600)
 
     def progress(self, message):
-        """Steps until somebody cancels, then the result."""
+        """Send progress until the call is cancelled."""
         CANCELLED.clear()  # an earlier call of this process may have been cancelled
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -126,15 +126,15 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
         self.close_connection = True
 
-    def refused_header(self):
-        """What is wrong of the headers that required.json demands, word for word as it came."""
+    def header_fault(self):
+        """The first header that differs from required.json, exactly as it came."""
         for name, value in json.loads(Path("required.json").read_text()).items():
             if self.headers.get(name) != value:
                 return f"{name}: {self.headers.get(name)}"
         return ""
 
     def call(self, message, name, arguments):
-        with SEEN.open("a") as log:
+        with CALLS_LOG.open("a") as log:
             log.write(json.dumps([name, arguments]) + "\n")
         if name == "echo":
             self.result(message, text(arguments["text"]))
@@ -210,7 +210,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def many_tools():
-    """As many as are taken, each with a schema that takes 10 ms to judge."""
+    """As many as the hall accepts, each with a schema that takes 10 ms to check."""
     return [
         {"name": f"tool-{number}", "inputSchema": {"type": "object", "title": str(number), "allOf": [{"a": 1}] * 100}}
         for number in range(2000)
@@ -232,7 +232,7 @@ class Server(ThreadingHTTPServer):
 
     def process_request(self, request, client_address):
         if "single" in MODES:
-            # As the standard library's HTTPServer does, which many begin with: one connection after the other.
+            # One connection after the other, as the standard library's HTTPServer does, which many servers use.
             self.finish_request(request, client_address)
             self.shutdown_request(request)
         else:
@@ -251,12 +251,12 @@ def main():
     else:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if "fork" in MODES:
-        # A child in the group, and one that leaves session and parent behind; both deaf to SIGTERM.
+        # A child in the group, and one with a new session and another parent. Both ignore SIGTERM.
         deaf = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
         subprocess.Popen([sys.executable, "-c", deaf])
         subprocess.Popen(["sh", "-c", f'setsid {sys.executable} -c "{deaf}" & exit 0'])
     if "escape" in MODES:
-        # A daemon: a session of its own, another parent, and nothing of our environment.
+        # A daemon with a new session, another parent, and an empty environment.
         deaf = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
         subprocess.run(["env", "-i", "setsid", "--fork", sys.executable, "-c", deaf], stdin=subprocess.DEVNULL)
     if "flood" in MODES:

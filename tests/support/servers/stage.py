@@ -1,9 +1,9 @@
-"""A member for tests that plays what stage.json in its folder says: `stage.py PORT`.
+"""A member for tests, controlled by stage.json in its folder: `stage.py PORT`.
 
     {"tools": [...], "info": {...}, "instructions": "", "stderr": "", "list_error": "",
      "answers": {tool: {"result": {...} | null, "error": {...}, "progress": [{...}], "pause": seconds}}}
 
-A tool without an answer gives its arguments back, as text and as structured content.
+A tool without an answer returns its arguments, as text and as structured content.
 """
 
 import json
@@ -35,10 +35,10 @@ class Handler(BaseHTTPRequestHandler):
                 CANCELLED.set()
             self.answer(202, b"")
         elif method == "initialize":
-            shown = {key: STAGE[key] for key in ("instructions",) if key in STAGE}
+            instructions = {key: STAGE[key] for key in ("instructions",) if key in STAGE}
             info = STAGE.get("info", {"name": "stage", "version": "1"})
-            agreed = {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}}
-            self.reply(message, {"result": {**agreed, "serverInfo": info, **shown}})
+            result = {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}}
+            self.reply(message, {"result": {**result, "serverInfo": info, **instructions}})
         elif method == "tools/list" and "list_error" in STAGE:
             self.reply(message, {"error": {"code": -32603, "message": STAGE["list_error"]}})
         elif method == "tools/list":
@@ -50,8 +50,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def play(self, message, params):
         arguments = params.get("arguments", {})
-        given = {"content": [{"type": "text", "text": json.dumps(arguments)}], "structuredContent": arguments}
-        answer = STAGE.get("answers", {}).get(params["name"], {"result": given})
+        default = {"content": [{"type": "text", "text": json.dumps(arguments)}], "structuredContent": arguments}
+        answer = STAGE.get("answers", {}).get(params["name"], {"result": default})
         print(f"called {params['name']}", file=sys.stderr, flush=True)
         if "progress" not in answer:
             CANCELLED.wait(answer.get("pause", 0))
@@ -66,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
             self.event({"method": "notifications/progress", "params": {"progressToken": token, **step}})
             if CANCELLED.wait(answer.get("pause", 0.1)):
                 break
-        self.event({"id": message["id"], "result": answer.get("result", given)})
+        self.event({"id": message["id"], "result": answer.get("result", default)})
         CANCELLED.clear()
         self.close_connection = True
 

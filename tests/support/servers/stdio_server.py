@@ -1,8 +1,13 @@
-"""An MCP server on stdin and stdout for tests: `stdio_server.py [MODE...]`. Well-behaved but for its modes and tools.
+"""An MCP server on stdin and stdout for tests: `stdio_server.py [MODE...]`. It behaves well, except for its modes.
 
-Modes: `wait-for=FILE` tells its progress on stderr until the file is there; `noise` writes to stdout what is no
-message; `exit=CODE` ends at once; `hang` reads and never answers; `deaf` reads nothing; `ignore-sigterm`;
-`refuse-initialize`; `keeps` keeps a log level and subscriptions for its client.
+wait-for=FILE       writes progress to stderr until the file exists
+noise               writes lines to stdout that are not messages
+exit=CODE           ends at once
+hang                reads, and never answers
+deaf                reads nothing
+ignore-sigterm      ignores SIGTERM
+refuse-initialize   refuses the handshake
+keeps               stores a log level and subscriptions for its client
 """
 
 import json
@@ -41,7 +46,7 @@ def complain(text):
 
 
 def ask(method, **params):
-    """Ask the client something; its whole answer."""
+    """Send a request to the client, and wait for its answer."""
     question = f"q{len(ANSWERS)}-{method}"
     send(id=question, method=method, params=params)
     with CHANGED:
@@ -70,10 +75,10 @@ def take(message):
             send(id=message["id"], error={"code": -32602, "message": "not you"})
             return
         info = {"name": "stdio test", "version": "1"}
-        kept = {"logging": {}, "resources": {"subscribe": True}} if "keeps" in MODES else {}
+        state = {"logging": {}, "resources": {"subscribe": True}} if "keeps" in MODES else {}
         result = {
             "protocolVersion": params["protocolVersion"],
-            "capabilities": {"tools": {}, **kept},
+            "capabilities": {"tools": {}, **state},
             "serverInfo": info,
         }
     elif method == "tools/list":
@@ -122,15 +127,15 @@ def call(message, name, arguments):
     elif name == "ping":
         return text(json.dumps(ask("ping")))
     elif name == "big":
-        text_of_it = "x" * arguments["bytes"]
-        if arguments.get("id_last"):  # as the TypeScript SDK orders it
-            write(json.dumps({"result": text(text_of_it), "jsonrpc": "2.0", "id": message["id"]}))
+        large_text = "x" * arguments["bytes"]
+        if arguments.get("id_last"):  # in the order of the TypeScript SDK
+            write(json.dumps({"result": text(large_text), "jsonrpc": "2.0", "id": message["id"]}))
             return None
-        return text(text_of_it)
+        return text(large_text)
     elif name in ("deep", "nest"):
         depth = arguments.get("depth", 99_999)
-        nested = "[" * depth + "]" * depth
-        write(f'{{"jsonrpc":"2.0","id":{message["id"]},"result":{{"x":{nested}}}}}')
+        brackets = "[" * depth + "]" * depth
+        write(f'{{"jsonrpc":"2.0","id":{message["id"]},"result":{{"x":{brackets}}}}}')
         return None
     elif name == "unreadable":
         write(f'{{"jsonrpc":"2.0","id":{message["id"]},"result":{{nonsense}}}}')
@@ -139,7 +144,7 @@ def call(message, name, arguments):
         send(method="notifications/tools/list_changed")
     elif name == "log":
         log(arguments)
-    elif name == "log_later":  # behind the answer, when the file is there
+    elif name == "log_later":  # after the answer, when the file exists
         threading.Thread(target=lambda: wait_for(arguments["file"]) or log(arguments), daemon=True).start()
     elif name == "updated":
         send(method="notifications/resources/updated", params={"uri": arguments["uri"]})

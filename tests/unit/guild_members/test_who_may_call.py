@@ -99,7 +99,7 @@ def ask(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ask]:
 
 
 def test_the_guide_shows_the_template_as_it_is() -> None:
-    guide = (ROOT / "docs" / "writing-a-member.md").read_text()
+    guide = (ROOT / "docs" / "example-server.md").read_text()
     assert f"```python\n{(ROOT / 'roster' / 'member_template' / 'server.py').read_text()}```" in guide
 
 

@@ -128,9 +128,9 @@ def test_the_secret_key_is_made_on_a_file_system_without_hard_links(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    key = hall_settings.made_once(tmp_path / "secret-key")
+    key = hall_settings.secret_key_in(tmp_path / "secret-key")
     assert len(key) > 40
-    assert hall_settings.made_once(tmp_path / "secret-key") == key
+    assert hall_settings.secret_key_in(tmp_path / "secret-key") == key
     assert [path.name for path in tmp_path.iterdir()] == ["secret-key"]
 
 
@@ -151,6 +151,6 @@ def test_an_agent_keeps_the_users_umask(tmp_path: Path, monkeypatch: pytest.Monk
     program.write_text("import os, sys; open('umask', 'w').write(f'{os.umask(0):03o}')")
     monkeypatch.setattr(process, "HOST", program)
     job = process.Job(prompt="", servers={})
-    made = process.AgentProcess.spawn(job, directory=tmp_path / "agent", mark="hall/1/agent", environment={})
+    made = process.AgentProcess.spawn(job, directory=tmp_path / "agent", tag="hall/1/agent", environment={})
     eventually(lambda: (tmp_path / "agent" / "umask").exists() and (tmp_path / "agent" / "umask").read_text() == "027")
     made.close()

@@ -25,7 +25,7 @@ from mcp_runtime.http1 import server
 from mcp_runtime.http1.server import HttpExchange, HttpServer
 from mcp_runtime.schemas.schema_work import about_to_wait
 from tests.conftest import eventually
-from tests.support.held import bytes_held_by
+from tests.support.resources import bytes_in
 
 MUCH = 30_000_000  # bytes; more than the kernel keeps for two sockets
 HEADS = 5_000  # bytes of the heads of some requests
@@ -70,7 +70,7 @@ class Serving:
     def held(self, connection: socket.socket) -> int:
         """Bytes in memory of the request that came on it."""
         own = connection.getsockname()
-        return sum(bytes_held_by(one) for one in list(self.begun) if one.address == own)
+        return sum(bytes_in(one) for one in list(self.begun) if one.address == own)
 
     def on_loop(self, work: Any) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(work, self.loop)
@@ -749,7 +749,7 @@ def test_what_is_sent_with_a_GET_is_not_kept(serve: Serve, monkeypatch: pytest.M
 
 
 def test_a_body_that_grows_comes_through_among_many_that_do_not(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wsgi_server, "COMING", 500_000)
+    monkeypatch.setattr(wsgi_server, "PARTIAL_BODIES", 500_000)
     with Senders(serve) as senders:
         said, held = large(b"honest", 300_000), senders.serving.held
         head = len(said) - 300_000
@@ -770,7 +770,7 @@ def test_a_body_that_grows_comes_through_among_many_that_do_not(serve: Serve, mo
 
 
 def test_a_head_alone_takes_no_room_from_bodies(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wsgi_server, "COMING", 200_000)
+    monkeypatch.setattr(wsgi_server, "PARTIAL_BODIES", 200_000)
     with Senders(serve) as senders:
         stalled = senders.send(large(b"a")[:-1])
         eventually(lambda: senders.serving.held(stalled) >= 99_999)

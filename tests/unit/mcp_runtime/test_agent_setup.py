@@ -50,8 +50,8 @@ def test_the_agent_gets_its_own_variables_and_none_of_the_halls() -> None:
         "SECRET_KEY": "secret",
         "CLAUDECODE": "1",
     }
-    given = setup.given(own, Path("/data/agent"))
-    assert given == {
+    variables = setup.agent_environment(own, Path("/data/agent"))
+    assert variables == {
         "ANTHROPIC_API_KEY": "k",
         "ANTHROPIC_BASE_URL": "http://localhost:1",
         "CLAUDE_CONFIG_DIR": "/data/agent/config",
@@ -60,9 +60,9 @@ def test_the_agent_gets_its_own_variables_and_none_of_the_halls() -> None:
 
 
 def test_a_login_stays_where_the_user_has_it() -> None:
-    assert setup.given({}, Path("/data/agent")) == setup.QUIET
+    assert setup.agent_environment({}, Path("/data/agent")) == setup.QUIET
     own = {"ANTHROPIC_API_KEY": "k", "CLAUDE_CONFIG_DIR": "/my/own"}
-    assert setup.given(own, Path("/data/agent"))["CLAUDE_CONFIG_DIR"] == "/my/own"
+    assert setup.agent_environment(own, Path("/data/agent"))["CLAUDE_CONFIG_DIR"] == "/my/own"
 
 
 def test_tools_are_called_as_the_agent_calls_them() -> None:

@@ -35,7 +35,7 @@ def sleeper() -> subprocess.Popen[bytes]:
 
 def test_who_is_started_within_has_it_and_we_and_those_after_have_not(started: list[subprocess.Popen[bytes]]) -> None:
     before = resource.getrlimit(birthmark.LIMIT)
-    with birthmark.handed_on(ANNA):
+    with birthmark.inheritance(ANNA):
         started.append(sleeper())
     started.append(sleeper())
     assert [birthmark.is_for(process.pid, ANNA) for process in started] == [True, False]
@@ -43,7 +43,7 @@ def test_who_is_started_within_has_it_and_we_and_those_after_have_not(started: l
 
 
 def test_it_is_that_of_one_member_and_of_its_runtime(started: list[subprocess.Popen[bytes]]) -> None:
-    with birthmark.handed_on(ANNA):
+    with birthmark.inheritance(ANNA):
         started.append(sleeper())
     pid = started[0].pid
     assert birthmark.is_for(pid, ANNA)
@@ -62,7 +62,7 @@ def test_it_is_that_of_one_member_and_of_its_runtime(started: list[subprocess.Po
 
 
 def test_who_ended_has_none(started: list[subprocess.Popen[bytes]]) -> None:
-    with birthmark.handed_on(ANNA):
+    with birthmark.inheritance(ANNA):
         process = sleeper()
     process.kill()
     process.wait()
@@ -74,7 +74,7 @@ def test_two_that_start_something_at_once_do_not_mix_theirs_up(started: list[sub
     born: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(mark: str) -> None:
-        with birthmark.handed_on(mark):
+        with birthmark.inheritance(mark):
             born[mark] = sleeper()
             started.append(born[mark])
 
@@ -97,7 +97,7 @@ def test_where_the_limit_may_not_be_set_so_high_all_else_works() -> None:
     script = (
         "import resource, subprocess; from mcp_runtime.system import birthmark\n"
         "resource.setrlimit(birthmark.LIMIT, (1000, 2000))\n"
-        "with birthmark.handed_on('a/b/c'): child = subprocess.Popen(['sleep', '600'])\n"
+        "with birthmark.inheritance('a/b/c'): child = subprocess.Popen(['sleep', '600'])\n"
         "print(birthmark.is_for(child.pid, 'a/b/c'), resource.getrlimit(birthmark.LIMIT)); child.kill()"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
@@ -107,6 +107,6 @@ def test_where_the_limit_may_not_be_set_so_high_all_else_works() -> None:
 def test_elsewhere_than_on_linux_nobody_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(birthmark.sys, "platform", "darwin")
     monkeypatch.setattr(birthmark.resource, "setrlimit", pytest.fail)
-    with birthmark.handed_on(ANNA):
+    with birthmark.inheritance(ANNA):
         pass
     assert not birthmark.is_for(1, ANNA)

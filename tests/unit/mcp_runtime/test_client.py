@@ -32,6 +32,7 @@ from mcp_runtime.protocol.errors import (
     ToolError,
 )
 from tests.conftest import eventually
+from tests.support.machine import take_alone
 from tests.support.scripted_server import (
     WELL_BEHAVED,
     Behaviour,
@@ -352,25 +353,25 @@ def test_a_tools_own_failure_raises_and_carries_the_whole_result(peers: Peers) -
         "structuredContent": {"tray": 2},
     }
     with pytest.raises(ToolError, match=r"^no paper\n\[an image\]$") as caught:
-        peers.calling(lambda r: r.result(result)).invoke_tool("print", {})
+        peers.client_with(lambda r: r.result(result)).invoke_tool("print", {})
     assert caught.value.result == result
 
 
 @pytest.mark.parametrize("result", [{"isError": True}, {"isError": True, "content": []}])
 def test_a_tools_failure_without_a_word_has_a_message_all_the_same(peers: Peers, result: Any) -> None:
     with pytest.raises(ToolError, match="without a text"):
-        peers.calling(lambda r: r.result(result)).invoke_tool("print", {})
+        peers.client_with(lambda r: r.result(result)).invoke_tool("print", {})
 
 
 @pytest.mark.parametrize("flag", [False, None, "true", 1])
 def test_only_true_is_an_error(peers: Peers, flag: Any) -> None:
     result = {"content": [], "isError": flag}
-    assert peers.calling(lambda r: r.result(result)).invoke_tool("print", {}) == result
+    assert peers.client_with(lambda r: r.result(result)).invoke_tool("print", {}) == result
 
 
 def test_a_json_rpc_error_is_told_apart_from_a_tools_failure(peers: Peers) -> None:
     with pytest.raises(RemoteError) as caught:
-        peers.calling(lambda r: r.error(-32602, "no such tool", data={"did you mean": "echo"})).invoke_tool("x", {})
+        peers.client_with(lambda r: r.error(-32602, "no such tool", data={"did you mean": "echo"})).invoke_tool("x", {})
     error = caught.value
     assert (error.code, error.message, error.data) == (-32602, "no such tool", {"did you mean": "echo"})
 
@@ -378,14 +379,14 @@ def test_a_json_rpc_error_is_told_apart_from_a_tools_failure(peers: Peers) -> No
 @pytest.mark.parametrize("status", [400, 404, 500])
 def test_a_json_rpc_error_explains_an_http_error_status(peers: Peers, status: int) -> None:
     with pytest.raises(RemoteError, match="bad session") as caught:
-        peers.calling(lambda r: r.error(-32000, "bad session", status)).invoke_tool("x", {})
+        peers.client_with(lambda r: r.error(-32000, "bad session", status)).invoke_tool("x", {})
     assert caught.value.code == -32000
 
 
 def test_a_json_rpc_error_from_before_the_id_was_read_counts(peers: Peers) -> None:
     answer = {"jsonrpc": "2.0", "id": None, "error": {"code": -32700, "message": "unreadable"}}
     with pytest.raises(RemoteError, match="unreadable"):
-        peers.calling(lambda r: r.json(answer)).invoke_tool("x", {})
+        peers.client_with(lambda r: r.json(answer)).invoke_tool("x", {})
 
 
 # Answers that are none --------------------------------------------------------------------------------------------
@@ -421,7 +422,7 @@ def test_a_json_rpc_error_from_before_the_id_was_read_counts(peers: Peers) -> No
 )
 def test_an_answer_that_is_no_response_is_a_protocol_error(peers: Peers, body: bytes, reason: str) -> None:
     with pytest.raises(ProtocolError, match=reason) as caught:
-        peers.calling(lambda r: r.http(200, body)).invoke_tool("echo", {})
+        peers.client_with(lambda r: r.http(200, body)).invoke_tool("echo", {})
     assert len(str(caught.value)) < 600
 
 
@@ -436,7 +437,7 @@ def test_an_answer_that_comes_twice_fails_one_call_alone(peers: Peers) -> None:
         else:
             request.result(text("in time"))
 
-    client = peers.calling(call)
+    client = peers.client_with(call)
     assert client.invoke_tool("x", {}) == text("in time")
     with pytest.raises(ProtocolError, match="but 2 was asked"):
         client.invoke_tool("x", {})
@@ -446,14 +447,14 @@ def test_an_answer_that_comes_twice_fails_one_call_alone(peers: Peers) -> None:
 @pytest.mark.parametrize("kind", ["text/html", "text/plain; charset=utf-8", "", "application/jsonp"])
 def test_what_does_not_call_itself_json_is_quoted_not_parsed(peers: Peers, kind: str) -> None:
     with pytest.raises(ProtocolError, match="instead of JSON: '<h1>Hello</h1> there'"):
-        peers.calling(lambda r: r.http(200, b"<h1>Hello</h1>\n\0\x1b there", kind)).invoke_tool("echo", {})
+        peers.client_with(lambda r: r.http(200, b"<h1>Hello</h1>\n\0\x1b there", kind)).invoke_tool("echo", {})
 
 
 @pytest.mark.parametrize("status", [201, 202, 204, 301, 400, 401, 404, 405, 500, 503])
 def test_a_status_that_is_no_answer_is_an_error_with_what_was_said(peers: Peers, status: int) -> None:
     body = b"" if status == 204 else b"because of the weather"
     with pytest.raises(HttpStatusError) as caught:
-        peers.calling(lambda r: r.http(status, body, "text/plain")).invoke_tool("echo", {})
+        peers.client_with(lambda r: r.http(status, body, "text/plain")).invoke_tool("echo", {})
     assert caught.value.status == status
     assert status == 204 or "because of the weather" in str(caught.value)
 
@@ -461,12 +462,12 @@ def test_a_status_that_is_no_answer_is_an_error_with_what_was_said(peers: Peers,
 @pytest.mark.parametrize("body", [b"not json at all", b'{"jsonrpc":"2.0","id":1,"result":{}}'])
 def test_json_under_an_error_status_that_explains_nothing_leaves_the_status(peers: Peers, body: bytes) -> None:
     with pytest.raises(HttpStatusError):
-        peers.calling(lambda r: r.http(500, body)).invoke_tool("echo", {})
+        peers.client_with(lambda r: r.http(500, body)).invoke_tool("echo", {})
 
 
 def test_a_redirect_is_not_followed(peers: Peers) -> None:
     elsewhere, _ = peers()
-    caller = peers.calling(lambda r: r.http(307, Location=elsewhere.url))
+    caller = peers.client_with(lambda r: r.http(307, Location=elsewhere.url))
     with pytest.raises(HttpStatusError, match="307"):
         caller.invoke_tool("echo", {})
     assert elsewhere.requests == []
@@ -474,7 +475,7 @@ def test_a_redirect_is_not_followed(peers: Peers) -> None:
 
 def test_a_zip_bomb_is_not_unpacked(peers: Peers) -> None:
     bomb = gzip.compress(b" " * 100_000_000)
-    caller = peers.calling(lambda r: r.http(200, bomb, Content_Encoding="gzip"))
+    caller = peers.client_with(lambda r: r.http(200, bomb, Content_Encoding="gzip"))
     before = psutil.Process().memory_info().rss
     with pytest.raises(ProtocolError, match="not JSON"):
         caller.invoke_tool("echo", {})
@@ -488,7 +489,7 @@ def test_what_is_not_http_is_a_protocol_error(peers: Peers, noise: bytes) -> Non
         request.hang_up()
 
     with pytest.raises(ClientError) as caught:
-        peers.calling(talk).invoke_tool("echo", {})
+        peers.client_with(talk).invoke_tool("echo", {})
     assert isinstance(caught.value, ProtocolError | ConnectError)
 
 
@@ -507,7 +508,7 @@ def test_the_error_about_what_is_not_http_quotes_no_control_characters(peers: Pe
         request.hang_up()
 
     with pytest.raises(ClientError) as caught:
-        peers.calling(talk).invoke_tool("echo", {})
+        peers.client_with(talk).invoke_tool("echo", {})
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 400
 
@@ -519,7 +520,7 @@ def test_endless_headers_are_refused(peers: Peers) -> None:
             request.send(b"X-More: of them\r\n" * 100)
 
     with pytest.raises(ProtocolError, match="did not answer in HTTP"):
-        peers.calling(talk).invoke_tool("echo", {}, timeout=10)
+        peers.client_with(talk).invoke_tool("echo", {}, timeout=10)
 
 
 # Size -------------------------------------------------------------------------------------------------------------
@@ -533,7 +534,7 @@ def padded(request: Request, size: int) -> bytes:
 
 def test_an_answer_of_exactly_the_bound_is_taken_and_one_more_byte_is_not(peers: Peers) -> None:
     sizes = iter([1000, 1001])
-    caller = peers.calling(lambda r: r.http(200, padded(r, next(sizes))), max_bytes=1000)
+    caller = peers.client_with(lambda r: r.http(200, padded(r, next(sizes))), max_bytes=1000)
     assert set(caller.invoke_tool("echo", {})) == {"pad"}
     with pytest.raises(ProtocolError, match="larger than 1,000 bytes"):
         caller.invoke_tool("echo", {})
@@ -549,7 +550,7 @@ def test_fifty_megabytes_are_refused_without_being_read(peers: Peers) -> None:
             sent.append(1_000_000)
 
     with pytest.raises(ProtocolError, match="larger than 4,000,000 bytes"):
-        peers.calling(flood).invoke_tool("echo", {})
+        peers.client_with(flood).invoke_tool("echo", {})
     assert sum(sent) < 25_000_000  # what the sockets' buffers hold, at most
 
 
@@ -637,11 +638,11 @@ def test_an_answer_in_the_smallest_of_chunks_is_taken(peers: Peers) -> None:
         body = padded(request, 50_000)
         request.send(b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n")
 
-    assert set(peers.calling(talk).invoke_tool("echo", {})) == {"pad"}
+    assert set(peers.client_with(talk).invoke_tool("echo", {})) == {"pad"}
 
 
 def test_arguments_larger_than_the_sockets_buffers_arrive_whole(peers: Peers) -> None:
-    caller = peers.calling(lambda r: r.result({"length": len(r.message["params"]["arguments"]["text"])}))
+    caller = peers.client_with(lambda r: r.result({"length": len(r.message["params"]["arguments"]["text"])}))
     for _ in range(2):  # on a fresh connection, and on one that was used before
         assert caller.invoke_tool("echo", {"text": "x" * 20_000_000}, timeout=20) == {"length": 20_000_000}
 
@@ -788,9 +789,9 @@ def test_an_error_says_whether_the_server_may_have_the_request(peers: Peers) -> 
     with full_backlog() as port, pytest.raises(ConnectError) as not_accepted:
         peers.client(f"http://127.0.0.1:{port}/mcp").invoke_tool("echo", {}, timeout=0.2)
     with pytest.raises(RequestTimeoutError) as late:
-        peers.calling(lambda request: request.hang()).invoke_tool("echo", {}, timeout=1.0)
+        peers.client_with(lambda request: request.hang()).invoke_tool("echo", {}, timeout=1.0)
     with pytest.raises(ConnectError) as reset:
-        peers.calling(lambda request: request.reset()).invoke_tool("echo", {})
+        peers.client_with(lambda request: request.reset()).invoke_tool("echo", {})
     ends = (refused, not_accepted, late, reset)
     assert [was_sent(end) for end in ends] == [False, False, True, True]
 
@@ -829,7 +830,7 @@ def close_within_stream(request: Request) -> None:
 )
 def test_a_connection_that_ends_before_the_answer_is_a_failed_connection(peers: Peers, behaviour: Behaviour) -> None:
     with pytest.raises(ConnectError, match="closed before the answer was complete"):
-        peers.calling(behaviour).invoke_tool("echo", {})
+        peers.client_with(behaviour).invoke_tool("echo", {})
 
 
 @pytest.mark.parametrize("behaviour", [Request.hang_up, Request.reset])
@@ -868,7 +869,7 @@ def test_a_stream_in_chunks_that_end_anywhere_is_read(peers: Peers) -> None:
             request.send(b"1\r\n%c\r\n" % byte)
         request.send(b"0\r\n\r\n")
 
-    assert peers.calling(talk).invoke_tool("echo", {}) == text("bit by bit")
+    assert peers.client_with(talk).invoke_tool("echo", {}) == text("bit by bit")
 
 
 def test_an_error_in_a_stream_is_an_error(peers: Peers) -> None:
@@ -878,7 +879,7 @@ def test_an_error_in_a_stream_is_an_error(peers: Peers) -> None:
         request.hang_up()
 
     with pytest.raises(RemoteError, match="no"):
-        peers.calling(talk).invoke_tool("echo", {})
+        peers.client_with(talk).invoke_tool("echo", {})
 
 
 @pytest.mark.parametrize("events", [b"", b": nothing\n\n", b'data: {"jsonrpc":"2.0","id":99,"result":{}}\n\n'])
@@ -888,7 +889,7 @@ def test_a_stream_that_ends_without_the_answer_is_a_protocol_error(peers: Peers,
         request.hang_up()
 
     with pytest.raises(ProtocolError, match="ended without the answer"):
-        peers.calling(talk).invoke_tool("echo", {})
+        peers.client_with(talk).invoke_tool("echo", {})
 
 
 def test_an_event_that_is_not_json_is_a_protocol_error(peers: Peers) -> None:
@@ -897,7 +898,7 @@ def test_an_event_that_is_not_json_is_a_protocol_error(peers: Peers) -> None:
         request.hang()
 
     with pytest.raises(ProtocolError, match="not JSON"):
-        peers.calling(talk).invoke_tool("echo", {})
+        peers.client_with(talk).invoke_tool("echo", {})
 
 
 # Connections that live --------------------------------------------------------------------------------------------
@@ -957,7 +958,7 @@ def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next_ones(peers: P
         request.result(text("first"))
         request.result(text("second"))
 
-    caller = peers.calling(twice)
+    caller = peers.client_with(twice)
     for _ in range(5):
         with contextlib.suppress(ProtocolError):
             assert caller.invoke_tool("echo", {}) == text("first")
@@ -1108,7 +1109,7 @@ def test_an_answer_that_came_after_the_cancellation_is_not_wanted(peers: Peers) 
         request.result(text("too late"))
 
     with pytest.raises(RequestCancelledError):
-        peers.calling(talk).invoke_tool("echo", {}, exchange=exchange)
+        peers.client_with(talk).invoke_tool("echo", {}, exchange=exchange)
 
 
 def test_cancelling_what_is_over_harms_nothing(peers: Peers) -> None:
@@ -1126,7 +1127,7 @@ def test_cancelling_never_raises_when_nobody_is_there_any_more(peers: Peers) -> 
     caller.invoke_tool("echo", {}, exchange=exchange)
     server.close()
     caller.cancel(exchange, "too late")
-    assert exchange.aborted
+    assert exchange.is_aborted
 
 
 def test_cancelling_one_call_leaves_the_others_alone(peers: Peers) -> None:
@@ -1181,8 +1182,8 @@ def test_waiting_to_read_a_large_answer_ends_at_the_deadline(peers: Peers, monke
             may_go_on.wait(10)
         return decode(data)
 
-    caller = peers.calling(lambda request: request.result(text("x" * streams.LARGE_ANSWER)))
-    small = peers.calling(lambda request: request.result(text("small")))
+    caller = peers.client_with(lambda request: request.result(text("x" * streams.LARGE_ANSWER)))
+    small = peers.client_with(lambda request: request.result(text("small")))
     caller.invoke_tool("echo", {})
     monkeypatch.setattr(quick_json, "decode", decode_slowly)
     thread, ends = in_thread(lambda: caller.invoke_tool("echo", {}))
@@ -1266,7 +1267,7 @@ def test_progress_is_asked_for_and_told_where_somebody_listens(peers: Peers) -> 
         request.hang_up()
 
     told: list[Any] = []
-    caller = peers.calling(talk)
+    caller = peers.client_with(talk)
     caller.invoke_tool("echo", {}, exchange=Exchange(lambda params: told.append(params["message"])))
     assert told == ["step 1", "step 3"]
 
@@ -1291,7 +1292,7 @@ def test_a_call_on_whose_stream_questions_come_still_ends_at_its_deadline(peers:
         request.dribble(event({"id": 1, "method": "ping"}))
 
     with takes(0.5), pytest.raises(RequestTimeoutError):
-        peers.calling(talk).invoke_tool("echo", {}, 0.5)
+        peers.client_with(talk).invoke_tool("echo", {}, 0.5)
 
 
 @pytest.mark.alone
@@ -1305,7 +1306,8 @@ def test_a_batch_of_questions_stretches_neither_deadline_nor_cancellation(peers:
     def slow(method: str, params: dict[str, Any]) -> None:
         time.sleep(0.001)
 
-    caller = peers.calling(talk, on_notification=slow, max_bytes=100_000_000)
+    caller = peers.client_with(talk, on_notification=slow, max_bytes=100_000_000)
+    take_alone()
     with takes(0.5), pytest.raises(RequestTimeoutError):
         caller.invoke_tool("echo", {}, 0.5)
 

@@ -238,7 +238,7 @@ def test_a_server_that_reads_slowly_cannot_stretch_a_large_request(
     class Slow(TlsServer):
         def _serve(self, wire: socket.socket, number: int) -> None:
             with contextlib.suppress(OSError), self.context.wrap_socket(wire, server_side=True) as secured:
-                self._wires.append(secured)
+                self._sockets.append(secured)
                 while not self.closing.wait(0.05):
                     secured.recv(65_536)
 
@@ -385,7 +385,7 @@ def test_no_proxy_and_no_password_file_of_the_environment_is_used(
 )
 def test_what_a_server_says_of_a_secret_in_an_error_is_masked(peers: Peers, behaviour: Behaviour) -> None:
     with pytest.raises(ClientError) as caught:
-        peers.calling(behaviour, headers=HEADERS).invoke_tool("echo", {})
+        peers.client_with(behaviour, headers=HEADERS).invoke_tool("echo", {})
     error = caught.value
     assert "***" in str(error)
     assert SECRET not in repr(error) + str(error) + repr(vars(error))

@@ -6,6 +6,8 @@ import contextlib
 import io
 import logging
 import os
+import re
+import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from mcp_runtime.runtime import guard
 from mcp_runtime.system import console
 from tests.conftest import ROOT, eventually
 from tests.support.machine import Stopwatch
@@ -163,3 +166,14 @@ def test_a_process_of_the_hall_whose_console_is_not_read_goes_on_and_ends(tmp_pa
     finally:
         os.close(reader)
         os.close(writer)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_thread_of_the_console_takes_no_signal_that_the_main_thread_blocks(pipe: Pipe) -> None:
+    before = set(threading.enumerate())
+    console.Writer(pipe.stream).write("one")
+    (thread,) = set(threading.enumerate()) - before
+    status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+    blocked = int(re.findall(r"SigBlk:\s*([0-9a-f]+)", status)[0], 16)
+    assert all(blocked & 1 << (number - 1) for number in guard.STOP_SIGNALS)
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])

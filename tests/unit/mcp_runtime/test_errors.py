@@ -8,6 +8,7 @@ import pytest
 
 from mcp_runtime.protocol import errors
 from mcp_runtime.protocol.errors import (
+    ErrorKind,
     ExitedEarlyError,
     HttpStatusError,
     ManifestError,
@@ -17,6 +18,7 @@ from mcp_runtime.protocol.errors import (
     StartTimeoutError,
     describe_exit,
 )
+from tests.conftest import ROOT
 
 CLASSES = {
     name: value for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, Exception)
@@ -95,10 +97,24 @@ def test_a_status_without_a_word_stands_alone() -> None:
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        (-32601, "no (JSON-RPC error -32601: it has no such method)"),
-        (-32022, "no (JSON-RPC error -32022: it does not speak this version of MCP)"),
+        (-32601, "no (JSON-RPC error -32601: method not found)"),
+        (-32022, "no (JSON-RPC error -32022: unsupported protocol version)"),
         (17, "no (JSON-RPC error 17)"),
     ],
 )
 def test_a_known_code_is_told_with_its_meaning(code: int, said: str) -> None:
     assert str(errors.RemoteError(code, "no")) == said
+
+
+@pytest.mark.parametrize("kind", ErrorKind, ids=str)
+def test_every_kind_of_failure_is_in_the_documents_with_whether_it_may_have_run(kind: ErrorKind) -> None:
+    assert f"| `{kind}` |" in (ROOT / "docs" / "architecture.md").read_text()
+    about = [
+        line for line in (ROOT / "docs" / "gateway.md").read_text().splitlines() if line.startswith(f"| `{kind}` |")
+    ]
+    assert [line.endswith("| Yes |") for line in about] in ([], [not kind.may_have_run])
+
+
+def test_a_call_that_was_never_sent_is_said_so_to_agents() -> None:
+    assert ErrorKind.UNAVAILABLE.data("notes") == {"member": "notes", "kind": "unavailable", "sent": False}
+    assert ErrorKind.TIMEOUT.data() == {"kind": "timeout"}

@@ -16,8 +16,9 @@ import pytest
 import uvloop
 
 from mcp_runtime.http1 import server
-from mcp_runtime.http1.server import GoneError, Headers, HttpExchange, HttpServer, TooLargeError
-from tests.support.held import accepted_sockets, bytes_held_by
+from mcp_runtime.http1.server import ClientDisconnectedError, Headers, HttpExchange, HttpServer, TooLargeError
+from tests.support.machine import take_alone
+from tests.support.resources import accepted_sockets, bytes_in
 
 GET = b"GET /mcp HTTP/1.1\r\nHost: a\r\n\r\n"
 CHUNKED = b"Transfer-Encoding: chunked"
@@ -145,7 +146,7 @@ class World:
             while before != held or not held:
                 before = held
                 await asyncio.sleep(0.05)
-                held = bytes_held_by(self.exchanges[0])
+                held = bytes_in(self.exchanges[0])
         return held
 
     async def end(self) -> None:
@@ -282,7 +283,7 @@ def test_a_body_that_is_too_large_is_told_and_the_connection_goes_on(monkeypatch
         for size, status in ((100_000, 200), (100_001, 413), (3_000_000, 413), (5, 200)):
             caller.say(post(b"x" * size))
             assert (await caller.hear()).status == status
-        assert bytes_held_by(world.exchanges[2]) < 1_000_000
+        assert bytes_in(world.exchanges[2]) < 1_000_000
 
 
 async def refuse(exchange: HttpExchange) -> None:
@@ -337,7 +338,7 @@ def test_who_sends_on_and_on_loses_the_connection(monkeypatch: pytest.MonkeyPatc
 
 def test_who_sends_nothing_more_has_a_while_to_end_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "BODY_SECONDS", 0.03)
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(server, "CHECK_SECONDS", 0.01)
 
     @run(say_path)
     async def _(world: World) -> None:
@@ -469,7 +470,7 @@ def test_requests_that_come_before_their_turn_are_answered_in_order() -> None:
 
 
 def test_more_requests_at_once_than_can_wait_end_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MAX_WAITING", 10)
+    monkeypatch.setattr(server, "MAX_PIPELINED", 10)
 
     @run(say_path)
     async def _(world: World) -> None:
@@ -626,6 +627,7 @@ def test_a_stream_is_heard_as_it_is_said() -> None:
 
 @pytest.mark.alone
 def test_who_reads_slowly_is_waited_for() -> None:
+    take_alone()
     written = 0
 
     async def stream(exchange: HttpExchange) -> None:
@@ -720,7 +722,7 @@ def test_who_goes_away_while_sending_is_gone(parts: list[bytes]) -> None:
         await caller.say_apart(head(b"Content-Length: 2"), *parts)
         await world.eventually(lambda: world.exchanges)
         caller.hang_up()
-        await world.eventually(lambda: world.ends == ["GoneError"])
+        await world.eventually(lambda: world.ends == ["ClientDisconnectedError"])
 
 
 def test_work_for_somebody_ends_when_they_go_away(caplog: pytest.LogCaptureFixture) -> None:
@@ -731,7 +733,7 @@ def test_work_for_somebody_ends_when_they_go_away(caplog: pytest.LogCaptureFixtu
             caller.say(post(b"{}"))
             await world.eventually(lambda: world.exchanges)
             leave(caller)
-            await world.eventually(lambda: world.ends == ["GoneError"])
+            await world.eventually(lambda: world.ends == ["ClientDisconnectedError"])
         assert caplog.records == []
 
 
@@ -744,7 +746,7 @@ def test_work_for_others_goes_on_when_its_caller_goes_away() -> None:
             pass
         await gone.wait()
         exchange.reply(200, await exchange.body())
-        with pytest.raises(GoneError), exchange:
+        with pytest.raises(ClientDisconnectedError), exchange:
             pytest.fail("nobody is there")
         done = True
 
@@ -766,7 +768,7 @@ def test_the_requests_of_who_is_gone_are_not_begun() -> None:
         caller.say(post(b"1") + post(b"2"))
         await world.eventually(lambda: world.exchanges)
         world.exchanges[0].abort()
-        await world.eventually(lambda: world.ends == ["GoneError"])
+        await world.eventually(lambda: world.ends == ["ClientDisconnectedError"])
         assert await caller.rest() == b""
         assert len(world.exchanges) == 1
 
@@ -784,7 +786,7 @@ def test_who_goes_away_is_missed_behind_earlier_requests_too() -> None:
         caller.say(post(b"1", path=b"/first") + post(b"2"))
         await world.eventually(lambda: len(world.exchanges) == 2)
         caller.hang_up()
-        await world.eventually(lambda: world.ends[-1:] == ["GoneError"])
+        await world.eventually(lambda: world.ends[-1:] == ["ClientDisconnectedError"])
 
 
 def test_a_stream_ends_when_nobody_hears_it() -> None:
@@ -803,7 +805,7 @@ def test_a_stream_ends_when_nobody_hears_it() -> None:
             if is_slow:
                 await world.eventually(lambda: world.exchanges[0].is_blocked)
             caller.hang_up()
-            await world.eventually(lambda: world.ends == ["GoneError"])
+            await world.eventually(lambda: world.ends == ["ClientDisconnectedError"])
 
 
 @pytest.mark.parametrize("is_caller_lost", [False, True])
@@ -842,7 +844,7 @@ def test_who_goes_away_at_the_last_moment_is_gone_and_not_late(is_late_first: bo
         for move in moves if is_late_first else reversed(moves):
             move()  # in the next turn of the loop
         await world.eventually(lambda: world.ends)
-        assert world.ends == ["GoneError"]
+        assert world.ends == ["ClientDisconnectedError"]
 
 
 # What is no request -----------------------------------------------------------------------------------------------
@@ -974,7 +976,7 @@ def test_nonsense_behind_a_request_ends_the_connection(nonsense: bytes) -> None:
         await world.eventually(lambda: world.exchanges)
         caller.say(nonsense)
         assert await caller.rest() == b""
-        await world.eventually(lambda: world.ends == ["GoneError"])
+        await world.eventually(lambda: world.ends == ["ClientDisconnectedError"])
 
     @run(echo)
     async def _(world: World) -> None:
@@ -1092,19 +1094,19 @@ def test_who_lets_others_wait_loses_the_connection(
     bound: str, wait: Callable[[HttpPeer], Awaitable[None]], status: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, bound, 0.03)
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(server, "CHECK_SECONDS", 0.01)
 
     @run(say_path)
     async def _(world: World) -> None:
         caller = await world.caller()
         await wait(caller)
         assert (await caller.rest())[:12] == status
-        await world.eventually(lambda: world.server._look is None)
+        await world.eventually(lambda: world.server._check_timer is None)
 
 
 def test_a_head_that_trickles_in_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HEAD_SECONDS", 0.1)
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(server, "CHECK_SECONDS", 0.01)
 
     @run(echo)
     async def _(world: World) -> None:
@@ -1119,7 +1121,8 @@ def test_a_head_that_trickles_in_has_one_deadline(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("headers", [[], [LAST]])
 def test_who_does_not_read_a_reply_loses_the_rest_of_it(headers: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "IDLE_SECONDS", 0.2)
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(server, "CHECK_SECONDS", 0.01)
+    take_alone()
 
     async def much(exchange: HttpExchange) -> None:
         exchange.reply(200, b"x" * MUCH)
@@ -1141,7 +1144,7 @@ def test_who_does_not_read_a_reply_loses_the_rest_of_it(headers: list[bytes], mo
 
 
 def test_who_is_being_answered_is_never_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    for bound in ("HEAD_SECONDS", "IDLE_SECONDS", "BODY_SECONDS", "LOOK_SECONDS"):
+    for bound in ("HEAD_SECONDS", "IDLE_SECONDS", "BODY_SECONDS", "CHECK_SECONDS"):
         monkeypatch.setattr(server, bound, 0.01)
 
     async def slow(exchange: HttpExchange) -> None:
@@ -1217,8 +1220,8 @@ def test_the_address_with_most_silent_connections_makes_room(monkeypatch: pytest
 
 
 def test_replies_that_nobody_reads_have_a_bound_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MAX_HELD", MUCH)
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(server, "MAX_BUFFERED", MUCH)
+    monkeypatch.setattr(server, "CHECK_SECONDS", 0.01)
 
     async def much(exchange: HttpExchange) -> None:
         exchange.reply(200, b"x" * (MUCH if exchange.path == "/much" else 1))
@@ -1235,9 +1238,10 @@ def test_replies_that_nobody_reads_have_a_bound_in_all(monkeypatch: pytest.Monke
 def test_who_leaves_most_unread_in_all_makes_room_though_another_has_the_largest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server, "MAX_HELD", 2 * MUCH)
-    monkeypatch.setattr(server, "BLOCKED_LOOK", 1_000_000)
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(server, "MAX_BUFFERED", 2 * MUCH)
+    monkeypatch.setattr(server, "BLOCKED_CHECK", 1_000_000)
+    monkeypatch.setattr(server, "CHECK_SECONDS", 0.5)
+    take_alone()
 
     async def much(exchange: HttpExchange) -> None:
         exchange.owner = exchange.path
@@ -1252,8 +1256,8 @@ def test_who_leaves_most_unread_in_all_makes_room_though_another_has_the_largest
 
 
 def test_heads_that_are_not_complete_have_a_bound_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MAX_HELD", 100_000)
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(server, "MAX_BUFFERED", 100_000)
+    monkeypatch.setattr(server, "CHECK_SECONDS", 0.01)
 
     @run(echo)
     async def _(world: World) -> None:
@@ -1266,9 +1270,9 @@ def test_heads_that_are_not_complete_have_a_bound_in_all(monkeypatch: pytest.Mon
 
 def test_connections_leave_files_for_the_rest_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server.resource, "getrlimit", lambda _: (100, 1000))
-    assert server.connections_at_most() == 50
+    assert server.max_connections() == 50
     monkeypatch.setattr(server.resource, "getrlimit", lambda _: (1_000_000, 1_000_000))
-    assert server.connections_at_most() == server.MAX_CONNECTIONS
+    assert server.max_connections() == server.MAX_CONNECTIONS
 
 
 # The end ----------------------------------------------------------------------------------------------------------
@@ -1295,7 +1299,7 @@ def test_who_is_being_answered_at_the_end_has_a_while() -> None:
         assert await busy.rest() == await idle.rest() == b""
         await stopping
         assert not world.open()
-        assert cast(asyncio.TimerHandle, world.server._look).cancelled()
+        assert cast(asyncio.TimerHandle, world.server._check_timer).cancelled()
 
 
 def test_who_is_not_done_at_the_end_is_cut_off() -> None:

@@ -1,4 +1,4 @@
-"""Who may import whom (docs/architecture.md, The rooms), read from the sources."""
+"""Who may import whom (docs/architecture-rooms.md), read from the sources."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ STANDARD_LIBRARY_ONLY = {
     ),
     "mcp_runtime.runtime.pid_namespace",
 }
-# What web and commands use: wishes and calls through `control`, and beside it values and texts.
+# What web and commands use: the desired state and calls through `control`, and beside it values and texts.
 OPEN_TO_INTERFACES = {
     "mcp_runtime.security.access",
     "mcp_runtime.security.principals",
@@ -238,9 +238,9 @@ def test_a_module_of_the_runtime_knows_of_the_web_no_more_than_its_rows(module: 
     assert {name for name in imports_of(MODULES[module]) if name.startswith(("roster", "guildhall"))} <= {
         f"roster.models.{name}"
         for name in (
-            *("AgentEvent", "AgentMessage", "AgentSession", "ApiToken", "CallSum", "CallTotal"),
+            *("AgentEvent", "AgentMessage", "AgentSession", "ApiToken", "CallRollup", "CallTotal"),
             *("GuildMember", "Hall"),
-            *("Invocation", "PortAllocation", "StatusChange", "TokenClient", "Tool"),
+            *("Invocation", "PortAllocation", "StatusChange", "TokenClient", "TokenLimit", "Tool"),
         )
     }
 
@@ -263,8 +263,8 @@ def test_what_must_not_fail_stands_alone(module: str) -> None:
 @pytest.mark.parametrize(
     "path", [*sorted((ROOT / "roster" / "models").glob("*.py")), ROOT / "roster" / "apps.py"], ids=short
 )
-def test_rows_know_nothing_of_the_runtime(path: Path) -> None:
-    assert used_modules(path) == set()
+def test_rows_know_of_the_runtime_only_how_calls_fail(path: Path) -> None:
+    assert used_modules(path) <= {"mcp_runtime.protocol.errors"}
 
 
 @pytest.mark.parametrize("path", INTERFACES, ids=short)

@@ -13,13 +13,14 @@ from mcp_runtime.security.limits import (
     BudgetError,
     ByteBudget,
     Limiter,
+    Limits,
     Owner,
     Rounds,
     Slots,
     TimeShare,
     in_turn,
 )
-from tests.support.held import entries_held_by
+from tests.support.resources import entries_in
 
 
 class Clock:
@@ -31,7 +32,7 @@ class Clock:
 
 def calls(limiter: Limiter, count: int, key: int = 1, **limits: int) -> None:
     for _ in range(count):
-        with limiter.call(key, **{"calls_per_minute": 0, "max_in_flight": 0, **limits}):
+        with limiter.call(key, Limits(**limits)):
             pass
 
 
@@ -39,7 +40,7 @@ def test_a_minutes_worth_may_come_at_once_and_the_next_waits_for_its_turn() -> N
     clock = Clock()
     limiter = Limiter(clock)
     calls(limiter, 60, calls_per_minute=60)
-    with pytest.raises(TooManyCallsError, match="60 calls a minute") as refusal:
+    with pytest.raises(TooManyCallsError, match=r"calls a minute \(limit 60\)") as refusal:
         calls(limiter, 1, calls_per_minute=60)
     assert refusal.value.retry_after == pytest.approx(1.0)
     clock.now += 1.0
@@ -71,17 +72,17 @@ def test_rounding_takes_no_call_away(rate: int) -> None:
 def test_zero_is_no_limit() -> None:
     limiter = Limiter(Clock())
     calls(limiter, 10_000)
-    with limiter.call(1, calls_per_minute=0, max_in_flight=0), limiter.call(1, calls_per_minute=0, max_in_flight=0):
+    with limiter.call(1, Limits()), limiter.call(1, Limits()):
         pass
 
 
 def test_calls_under_way_are_counted_until_they_end_however_they_end() -> None:
     limiter = Limiter()
-    with limiter.call(1, calls_per_minute=0, max_in_flight=1):
-        with pytest.raises(TooManyCallsError, match="1 calls under way"):
+    with limiter.call(1, Limits(max_in_flight=1)):
+        with pytest.raises(TooManyCallsError, match=r"concurrent calls \(limit 1\)"):
             calls(limiter, 1, max_in_flight=1)
         calls(limiter, 1, key=2, max_in_flight=1)
-    with pytest.raises(ZeroDivisionError), limiter.call(1, calls_per_minute=0, max_in_flight=1):
+    with pytest.raises(ZeroDivisionError), limiter.call(1, Limits(max_in_flight=1)):
         raise ZeroDivisionError
     calls(limiter, 1, max_in_flight=1)
 
@@ -102,7 +103,7 @@ def test_many_at_once_never_exceed_the_limit() -> None:
         nonlocal under_way, most
         gate.wait()
         try:
-            with limiter.call(1, calls_per_minute=0, max_in_flight=5):
+            with limiter.call(1, Limits(max_in_flight=5)):
                 with lock:
                     under_way += 1
                     most = max(most, under_way)
@@ -177,7 +178,7 @@ def test_slots_that_are_given_back_leave_no_trace_of_who_held_them() -> None:
         slots.take((number, number))
     for number in range(50):
         slots.give_back((number, number))
-    assert (slots.free, entries_held_by(slots)) == (100, 0)
+    assert (slots.free, entries_in(slots)) == (100, 0)
 
 
 def test_many_of_one_owner_do_not_come_before_the_first_of_another() -> None:
@@ -199,7 +200,7 @@ def test_requests_of_one_principal_begin_one_a_round_and_anothers_beside_them() 
         many[3].cancel()
         await request((2, 2), "other")
         await asyncio.wait(many)
-        assert entries_held_by(rounds) == 0
+        assert entries_in(rounds) == 0
         return begun
 
     begun = asyncio.run(scenario())
@@ -226,7 +227,7 @@ def test_bytes_are_counted_for_the_token_its_user_and_all() -> None:
     budget.take((3, 4), 10)
     budget.give_back((2, 3), 10)
     budget.give_back((3, 4), 10)
-    assert entries_held_by(budget) == 0
+    assert entries_in(budget) == 0
     budget.take((1, 1), 10)
     budget.take((2, 2), 10)  # there is room for all again
 
@@ -253,7 +254,7 @@ def test_shares_of_who_has_paid_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
     for number in range(30):
         clock.now += 1
         shared.spend((number, number), 0.001)
-    assert 0 < entries_held_by(shared) <= 10
+    assert 0 < entries_in(shared) <= 10
 
 
 def test_an_account_counts_what_goes_beyond_its_free_bytes_and_gives_all_of_it_back() -> None:

@@ -1,4 +1,4 @@
-"""The gateway's sockets: bound, or handed down by who keeps them."""
+"""The gateway's sockets: bound, or inherited from a parent."""
 
 from __future__ import annotations
 
@@ -44,24 +44,25 @@ def test_who_binds_loopback_hears_all_of_its_families_that_there_are() -> None:
 SERVE_ONE = """
 import os
 from mcp_runtime.http1 import listeners
-listener, = listeners.take_over()
-assert not listener.get_inheritable() and not listeners.take_over() and listeners.HANDED_DOWN not in os.environ
+listener, = listeners.take_inherited()
+assert not listener.get_inheritable()
+assert not listeners.take_inherited() and listeners.SOCKETS_VARIABLE not in os.environ
 caller, _ = listener.accept()
 caller.sendall(str(os.getpid()).encode())
 """
 
 
-def test_who_comes_while_nobody_serves_is_served_by_the_next_one_that_takes_the_socket_over() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as kept:
-        environment = {**os.environ, **listeners.hand_down([kept])}
+def test_a_client_that_comes_during_a_restart_is_served_by_the_next_process() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        environment = {**os.environ, **listeners.inheritance([server.fileno()])}
         for _ in range(2):
-            with socket.create_connection(kept.getsockname(), timeout=30) as caller:
+            with socket.create_connection(server.getsockname(), timeout=30) as client:
                 argv = [sys.executable, "-c", SERVE_ONE]
-                with subprocess.Popen(argv, cwd=ROOT, env=environment, pass_fds=[kept.fileno()]) as child:
-                    assert int(caller.recv(100)) == child.pid
+                with subprocess.Popen(argv, cwd=ROOT, env=environment, pass_fds=[server.fileno()]) as child:
+                    assert int(client.recv(100)) == child.pid
                 assert child.returncode == 0
 
 
-def test_without_a_parent_that_keeps_them_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(listeners.HANDED_DOWN, raising=False)
-    assert (listeners.take_over(), listeners.hand_down([])) == ([], {})
+def test_without_such_a_parent_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(listeners.SOCKETS_VARIABLE, raising=False)
+    assert (listeners.take_inherited(), listeners.inheritance([])) == ([], {})

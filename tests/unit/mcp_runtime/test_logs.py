@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mcp_runtime.members import logs
-from mcp_runtime.members.logs import follow, part_after, rotated, tail
+from mcp_runtime.members.logs import follow, part_after, rotated_path, tail
 
 
 @pytest.fixture
@@ -29,19 +29,19 @@ def write(path: Path, *lines: str) -> None:
 
 
 def rotate(path: Path) -> None:
-    path.rename(rotated(path))
+    path.rename(rotated_path(path))
 
 
 def rotate_all(path: Path) -> None:
     """As the writer does."""
-    for older, newer in ((rotated(path, 2), rotated(path)), (rotated(path), path)):
+    for older, newer in ((rotated_path(path, 2), rotated_path(path)), (rotated_path(path), path)):
         if newer.exists():
             newer.replace(older)
 
 
 def test_a_member_has_its_log_under_its_name(tmp_path: Path) -> None:
     assert logs.path_of(tmp_path, "example") == tmp_path / "logs" / "example.log"
-    assert rotated(logs.path_of(tmp_path, "example")) == tmp_path / "logs" / "example.log.1"
+    assert rotated_path(logs.path_of(tmp_path, "example")) == tmp_path / "logs" / "example.log.1"
 
 
 # tail -------------------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def test_tail_gives_no_line_twice_when_the_file_is_rotated_meanwhile(
 ) -> None:
     write(path, "one")
     names = iter([path, path])  # the second file it opens is the first one again, under its new name
-    monkeypatch.setattr(logs, "rotated", lambda _: next(names))
+    monkeypatch.setattr(logs, "rotated_path", lambda _: next(names))
     assert tail(path, 10) == ["one"]
 
 

@@ -11,7 +11,7 @@ import pytest
 from mcp_runtime.members.manifest import files, parser
 from mcp_runtime.members.manifest.declaration import Manifest
 from mcp_runtime.protocol.errors import ManifestError
-from tests.support.manifests import ELSEWHERE, SEEDS_FORM, WRONG, WRONG_ELSEWHERE
+from tests.support.manifests import REMOTE, SEEDS_FORM, WRONG, WRONG_REMOTE
 
 
 def write(folder: Path, values: Any = SEEDS_FORM) -> Path:
@@ -113,22 +113,22 @@ def test_only_what_a_new_process_must_follow_changes_the_process_digest() -> Non
     assert parser.parse({**SEEDS_FORM, **same})[0].process_digest == digest
     for change in ({"command": "node"}, {"args": ["${PORT}"]}, {"env": {}}, {"transport": "stdio"}):
         assert parser.parse({**SEEDS_FORM, **change})[0].process_digest != digest
-    elsewhere = parser.parse(ELSEWHERE)[0].process_digest
+    digest = parser.parse(REMOTE)[0].process_digest
     for change in ({"url": "https://mcp.example.com/other"}, {"headers": {}}):
-        assert parser.parse({**ELSEWHERE, **change})[0].process_digest != elsewhere
+        assert parser.parse({**REMOTE, **change})[0].process_digest != digest
 
 
-# A server elsewhere ----------------------------------------------------------------------------------------------
+# A remote server ------------------------------------------------------------------------------------------------
 
 
-def test_a_server_elsewhere_has_a_url_and_headers_in_place_of_a_command() -> None:
-    found, warnings = parser.parse(ELSEWHERE)
+def test_a_remote_server_has_a_url_and_headers_in_place_of_a_command() -> None:
+    found, warnings = parser.parse(REMOTE)
     assert (found.command, found.args, found.env) == ("", (), {})
-    assert (found.url, found.headers) == (ELSEWHERE["url"], ELSEWHERE["headers"])
+    assert (found.url, found.headers) == (REMOTE["url"], REMOTE["headers"])
     assert warnings == []
     assert Manifest.from_json(json.loads(json.dumps(found.as_json()))) == found
-    nested = {key: ELSEWHERE[key] for key in ("transport", "url", "headers")}
-    assert parser.parse({"name": "elsewhere", "version": "1.0.0", "mcp": nested})[0] == found
+    nested = {key: REMOTE[key] for key in ("transport", "url", "headers")}
+    assert parser.parse({"name": "remote", "version": "1.0.0", "mcp": nested})[0] == found
 
 
 def test_a_row_of_before_there_were_urls_is_read() -> None:
@@ -139,18 +139,16 @@ def test_a_row_of_before_there_were_urls_is_read() -> None:
 
 def test_neither_a_command_nor_a_url_is_a_fault_that_names_both() -> None:
     with pytest.raises(ManifestError) as caught:
-        parser.parse({key: value for key, value in ELSEWHERE.items() if key not in ("url", "headers")})
+        parser.parse({key: value for key, value in REMOTE.items() if key not in ("url", "headers")})
     assert (caught.value.path, "url" in caught.value.reason) == ("command", True)
 
 
-@pytest.mark.parametrize(
-    ("change", "path"), WRONG_ELSEWHERE, ids=[json.dumps(change)[:50] for change, _ in WRONG_ELSEWHERE]
-)
-def test_a_wrong_value_of_a_server_elsewhere_is_refused_with_the_path_of_its_key(
+@pytest.mark.parametrize(("change", "path"), WRONG_REMOTE, ids=[json.dumps(change)[:50] for change, _ in WRONG_REMOTE])
+def test_a_wrong_value_of_a_remote_server_is_refused_with_the_path_of_its_key(
     change: dict[str, Any], path: str
 ) -> None:
     with pytest.raises(ManifestError) as caught:
-        parser.parse({**ELSEWHERE, **change})
+        parser.parse({**REMOTE, **change})
     assert caught.value.path == path
 
 
@@ -162,13 +160,13 @@ def test_a_port_that_is_none_and_a_header_that_differs_by_case_are_refused() -> 
         ({"headers": {"X-Team": "a", "x-team": "b"}}, "headers.x-team"),
     ):
         with pytest.raises(ManifestError) as caught:
-            parser.parse({**ELSEWHERE, **change})
+            parser.parse({**REMOTE, **change})
         assert caught.value.path == path
 
 
 def test_a_secret_in_clear_is_refused_with_what_to_do_and_is_not_quoted() -> None:
     with pytest.raises(ManifestError) as caught:
-        parser.parse({**ELSEWHERE, "headers": {"Authorization": "Bearer hunter2hunter2"}})
+        parser.parse({**REMOTE, "headers": {"Authorization": "Bearer hunter2hunter2"}})
     assert "${env:NAME}" in str(caught.value)
     assert "${file:PATH}" in str(caught.value)
     assert "hunter2" not in str(caught.value)

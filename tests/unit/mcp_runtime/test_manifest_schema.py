@@ -1,4 +1,4 @@
-"""docs/guild-member.schema.json and docs/writing-a-member.md say what mcp_runtime/members/manifest/ does."""
+"""docs/guild-member.schema.json and the pages about members say what mcp_runtime/members/manifest/ does."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import ManifestError
 from mcp_runtime.schemas import validation
 from tests.conftest import ROOT
-from tests.support.manifests import ELSEWHERE, SEEDS_FORM, WRONG, WRONG_ELSEWHERE
+from tests.support.manifests import REMOTE, SEEDS_FORM, WRONG, WRONG_REMOTE
 
 SCHEMA: dict[str, Any] = json.loads((ROOT / "docs" / "guild-member.schema.json").read_text())
-GUIDE = (ROOT / "docs" / "writing-a-member.md").read_text()
+PAGES = ("writing-a-member", "manifest", "stdio-servers", "remote-servers", "example-server")
+GUIDE = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in PAGES)
 TEMPLATE = ROOT / "roster" / "member_template"
 
 NESTED = {key: SEEDS_FORM[key] for key in declaration.SERVER_KEYS if key in SEEDS_FORM}
@@ -42,11 +43,11 @@ GOOD: list[dict[str, Any]] = [
     {**SEEDS_FORM, "start_timeout": 0.001, "timeout": 86_400, "tool_timeouts": {"a/b.c": 1, "": 2}},
     {**SEEDS_FORM, "enabled": False, "restart": "never", "unresponsive": "restart", "max_concurrency": 1024},
     {**SEEDS_FORM, "max_concurrency": 4.0},
-    ELSEWHERE,
-    {**OTHERS, "mcp": {key: ELSEWHERE[key] for key in ("transport", "url", "headers")}},
+    REMOTE,
+    {**OTHERS, "mcp": {key: REMOTE[key] for key in ("transport", "url", "headers")}},
     {**OTHERS, "transport": "http", "url": "http://localhost", "mcp": {"headers": {}}},
     *(
-        {**ELSEWHERE, "url": url}
+        {**REMOTE, "url": url}
         for url in (
             "https://mcp.example.com",
             "http://[::1]:8080/a/b@c;d=1/%20?q=a/b&kind=x",
@@ -54,7 +55,7 @@ GOOD: list[dict[str, Any]] = [
         )
     ),
     *(
-        {**ELSEWHERE, "headers": {name: value}}
+        {**REMOTE, "headers": {name: value}}
         for name, value in {
             "!#$%&'*+.^_`|~09aZ-": "",
             "X-Cost": "$5, $$ or {x} $",
@@ -71,8 +72,8 @@ BAD: list[dict[str, Any]] = [
         for change, _ in WRONG
         if "Infinity" not in json.dumps(change) and "NaN" not in json.dumps(change)
     ),
-    *({**ELSEWHERE, **change} for change, _ in WRONG_ELSEWHERE),
-    *({**ELSEWHERE, "mcp": {key: ELSEWHERE[key]}} for key in ("url", "headers")),
+    *({**REMOTE, **change} for change, _ in WRONG_REMOTE),
+    *({**REMOTE, "mcp": {key: REMOTE[key]}} for key in ("url", "headers")),
     *(
         {key: value for key, value in SEEDS_FORM.items() if key != missing}
         for missing in OTHERS | NESTED
@@ -182,7 +183,7 @@ def test_the_guide_tells_the_halls_real_numbers() -> None:
     assert " after {} and {} seconds".format(", ".join(delays[:-1]), delays[-1]) in GUIDE
     assert f"then every {restarts.SLOW_DELAY / 60:g}\nminutes" in GUIDE
     assert live.STABLE_SECONDS == 60
-    assert f"Every {supervisor.REMOTE_CHECK_SECONDS:g}\nseconds they are listed anew" in GUIDE
+    assert f"Every {supervisor.REMOTE_CHECK_SECONDS:g}\nseconds they are listed again" in GUIDE
     assert f"16 seconds, then every {restarts.LONGEST_DELAY:g}, until the server is back" in GUIDE
     assert starting.MAX_PORT_TRIES == 10
     assert starting.PORT_TAKEN_EXIT_CODE == 2
@@ -190,6 +191,6 @@ def test_the_guide_tells_the_halls_real_numbers() -> None:
 
 
 def test_the_guide_names_every_variable_that_is_passed_on() -> None:
-    paragraph = GUIDE[GUIDE.index("**Its environment.**") : GUIDE.index("## The manifest")]
+    paragraph = GUIDE[GUIDE.index("**Its environment.**") : GUIDE.index("# The manifest")]
     named = set(re.findall(r"`([A-Z_]+)`", paragraph))
-    assert named == process.INHERITED | {process.MARK_VARIABLE}
+    assert named == process.INHERITED | {process.TAG_VARIABLE}

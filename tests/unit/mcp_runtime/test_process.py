@@ -19,7 +19,7 @@ import pytest
 
 from mcp_runtime.members import output, process
 from mcp_runtime.members.output import MemberLog
-from mcp_runtime.members.process import MARK_VARIABLE, MemberProcess, child_environment, kill_left_behind, kill_marked
+from mcp_runtime.members.process import TAG_VARIABLE, MemberProcess, child_environment, kill_left_behind, kill_tagged
 from mcp_runtime.protocol.errors import SpawnError
 from mcp_runtime.system.runtime_id import RuntimeId
 from tests.conftest import eventually
@@ -78,7 +78,7 @@ class Yard:
 def yard(tmp_path: Path) -> Iterator[Yard]:
     yard = Yard(tmp_path)
     yield yard
-    kill_marked(yard.hall)
+    kill_tagged(yard.hall)
     assert yard.alive() == []
 
 
@@ -120,14 +120,14 @@ def test_a_member_gets_the_allow_listed_environment_its_own_and_its_mark(
         monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("TZ", "Europe/Berlin")
     environment = child_environment({"GREETING": "hello", "PATH": "/mine"}, "hall/anna")
-    assert set(environment) <= process.INHERITED | {"GREETING", MARK_VARIABLE}
+    assert set(environment) <= process.INHERITED | {"GREETING", TAG_VARIABLE}
     assert (environment["GREETING"], environment["PATH"], environment["TZ"]) == ("hello", "/mine", "Europe/Berlin")
-    assert environment[MARK_VARIABLE] == "hall/anna"
+    assert environment[TAG_VARIABLE] == "hall/anna"
     assert "secret" not in environment.values()
 
 
 def test_a_member_cannot_choose_its_own_mark() -> None:
-    assert child_environment({MARK_VARIABLE: "another"}, "hall/anna")[MARK_VARIABLE] == "hall/anna"
+    assert child_environment({TAG_VARIABLE: "another"}, "hall/anna")[TAG_VARIABLE] == "hall/anna"
 
 
 @pytest.mark.parametrize(
@@ -193,6 +193,21 @@ def test_the_last_words_are_there_when_the_exit_is_told(yard: Yard) -> None:
         yard.python(f"print('last words {number}'); raise SystemExit(1)", on_exit=lambda m: tails.append(m.tail()))
     eventually(lambda: len(tails) == 10)
     assert sorted(tails) == [f"last words {number}" for number in range(10)]
+
+
+def test_the_last_words_are_in_the_tail_though_they_are_read_late(yard: Yard) -> None:
+    blocked, go_on = threading.Event(), threading.Event()
+
+    def block() -> None:
+        blocked.set()
+        go_on.wait(10)
+
+    member = yard.python("print('last words')")
+    output.loop("member-output").call_soon_threadsafe(block)
+    assert blocked.wait(10)
+    ended(member)
+    threading.Timer(0.3, go_on.set).start()  # longer than the exit waits for them
+    assert member.tail() == "last words"
 
 
 def test_what_is_left_of_the_group_is_dead_when_the_exit_is_told(yard: Yard) -> None:
@@ -344,7 +359,7 @@ def test_many_threads_may_stop_one_member_at_once(yard: Yard) -> None:
 
 def test_only_what_carries_the_very_mark_is_killed(yard: Yard) -> None:
     anna, annabel = yard.python(FOREVER, mark="anna"), yard.python(FOREVER, mark="annabel")
-    assert kill_marked(yard.hall + "anna") == 1
+    assert kill_tagged(yard.hall + "anna") == 1
     assert ended(anna) == -signal.SIGKILL
     assert not annabel.exited.wait(0.1)
 
@@ -352,9 +367,9 @@ def test_only_what_carries_the_very_mark_is_killed(yard: Yard) -> None:
 def test_a_mark_with_a_slash_at_its_end_means_all_below_it(yard: Yard) -> None:
     members = [yard.python(FOREVER, mark=mark) for mark in ("1/anna", "1/bob", "2/anna")]
     other = f"{yard.hall[:-1]}-not/"
-    assert kill_marked(other) == 0
-    assert kill_marked(yard.hall + "1/") == 2
-    assert kill_marked(yard.hall) == 1
+    assert kill_tagged(other) == 0
+    assert kill_tagged(yard.hall + "1/") == 2
+    assert kill_tagged(yard.hall) == 1
     assert [ended(member) for member in members] == [-signal.SIGKILL] * 3
 
 
@@ -363,14 +378,14 @@ def test_no_mark_is_nobodys_and_kills_nobody(monkeypatch: pytest.MonkeyPatch) ->
         raise AssertionError("every process without a mark would be next")
 
     monkeypatch.setattr(psutil, "process_iter", look)
-    assert kill_marked("") == 0
+    assert kill_tagged("") == 0
 
 
 def test_killing_by_mark_never_takes_an_exit_from_the_thread_that_watches_for_it(yard: Yard) -> None:
     for number in range(20):
         member = yard.python(FOREVER, mark=str(number))
         eventually(psutil.Process(member.pid).environ)  # in the midst of its exec it has none to be seen
-        assert kill_marked(yard.hall + str(number)) == 1
+        assert kill_tagged(yard.hall + str(number)) == 1
         assert ended(member) == -signal.SIGKILL
 
 
@@ -379,7 +394,7 @@ def test_killing_by_mark_waits_until_they_are_gone_and_counts_each_once(yard: Ya
         f"import subprocess, sys\nfor _ in range(5): subprocess.Popen([sys.executable, '-c', {DEAF!r}])\n{FOREVER}"
     )
     eventually(lambda: len(yard.alive()) == 6)
-    assert kill_marked(yard.hall) == 6
+    assert kill_tagged(yard.hall) == 6
     assert yard.alive() == []
 
 
@@ -387,7 +402,7 @@ def test_killing_by_mark_finds_what_is_forked_while_it_looks(yard: Yard) -> None
     child = "    if os.fork() == 0: os.setsid(); time.sleep(600)\n"
     yard.python(f"import os, time\nfor _ in range(200):\n{child}    time.sleep(0.002)")
     eventually(lambda: len(yard.alive()) > 3)
-    kill_marked(yard.hall)
+    kill_tagged(yard.hall)
     assert yard.alive() == []
 
 
@@ -398,9 +413,9 @@ def test_a_daemon_without_our_environment_is_found_by_its_birthmark(yard: Yard) 
     members = [yard.spawn(["sh", "-c", f"{daemon}; exec sleep 600"], mark=one) for one in (mark, other)]
     for member in members:
         wait_for_line(member, "born")
-    assert kill_marked(yard.hall + mark) == 3  # the member, and a daemon of two processes
+    assert kill_tagged(yard.hall + mark) == 3  # the member, and a daemon of two processes
     assert not members[1].is_over
-    assert kill_marked(yard.hall + "7.8.9.0/") == 3
+    assert kill_tagged(yard.hall + "7.8.9.0/") == 3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="birthmarks are Linux's")
@@ -414,7 +429,7 @@ def test_what_a_dead_runtime_left_is_found_by_what_its_kin_have_kept_in_their_en
         wait_for_line(member, "born")
     assert kill_left_behind(hall) == 3
     assert not member.is_over
-    assert kill_marked(f"{yard.hall}{RuntimeId.own()}/") == 3
+    assert kill_tagged(f"{yard.hall}{RuntimeId.own()}/") == 3
     assert kill_left_behind(uuid.uuid4()) == 0
 
 
@@ -431,7 +446,7 @@ def test_a_daemon_that_alone_is_left_is_found_when_its_dead_runtime_is_named(yar
     assert kill_left_behind(hall) == 0
     assert kill_left_behind(hall, str(RuntimeId.own())) == 0
     assert kill_left_behind(hall, str(dead)) == 2
-    assert kill_marked(f"{yard.hall}{RuntimeId.own()}/") == 2
+    assert kill_tagged(f"{yard.hall}{RuntimeId.own()}/") == 2
 
 
 def test_what_a_runtime_of_the_release_before_left_is_ended(yard: Yard) -> None:
@@ -446,8 +461,8 @@ def test_what_a_runtime_of_the_release_before_left_is_ended(yard: Yard) -> None:
 
 def test_we_ourselves_are_never_killed_though_we_carry_a_mark(tmp_path: Path) -> None:
     mark = f"test-{uuid.uuid4()}/me"
-    code = f"from mcp_runtime.members.process import kill_marked; print(kill_marked({mark!r}))"
-    environment = {**os.environ, MARK_VARIABLE: mark, "PYTHONPATH": os.getcwd()}
+    code = f"from mcp_runtime.members.process import kill_tagged; print(kill_tagged({mark!r}))"
+    environment = {**os.environ, TAG_VARIABLE: mark, "PYTHONPATH": os.getcwd()}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=30)
     assert done.stdout == "0\n"
 

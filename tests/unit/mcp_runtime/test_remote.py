@@ -1,4 +1,4 @@
-"""Urls and headers of servers that run elsewhere; what manifests may say of them is in test_manifest.py."""
+"""Urls and headers of remote servers; what manifests may say of them is in test_manifest.py."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_other_hosts_may_not_be_called_without_tls(url: str) -> None:
 
 
 def test_the_query_is_not_handed_out() -> None:
-    assert remote.shown_url("https://mcp.example.com/mcp?team=blue") == "https://mcp.example.com/mcp"
+    assert remote.display_url("https://mcp.example.com/mcp?team=blue") == "https://mcp.example.com/mcp"
 
 
 # Secrets ----------------------------------------------------------------------------------------------------------
@@ -129,12 +129,12 @@ def test_a_secret_that_cannot_be_used_is_told_by_its_place_and_never_by_its_valu
     assert str(caught.value).startswith("headers.X-Key: ")
     assert said in str(caught.value)
     assert "hunter2" not in str(caught.value)
-    assert list(remote.missing({"X-Key": value}, sources(tmp_path, environment))) == [str(caught.value)]
+    assert list(remote.reference_faults({"X-Key": value}, sources(tmp_path, environment))) == [str(caught.value)]
 
 
 def test_everything_that_is_missing_is_told_at_once(tmp_path: Path) -> None:
     headers = {"X-A": "${env:NO}${file:no}", "X-B": "${env:YES}", "X-C": "${env:NO}"}
-    assert list(remote.missing(headers, sources(tmp_path, {"YES": "x"}))) == [
+    assert list(remote.reference_faults(headers, sources(tmp_path, {"YES": "x"}))) == [
         "headers.X-A: the environment variable NO is not set",
         "headers.X-A: the file no does not exist",
         "headers.X-C: the environment variable NO is not set",
@@ -144,12 +144,12 @@ def test_everything_that_is_missing_is_told_at_once(tmp_path: Path) -> None:
 def test_secrets_are_masked_wherever_they_stand_the_longest_first() -> None:
     secrets = ("abcd", "abcdefgh", 'with"quote', "x")
     said = 'refused abcdefgh, abcd, "with\\"quote", with"quote and x'
-    assert remote.masked(said, secrets) == 'refused ***, ***, "***", *** and x'
+    assert remote.mask_secrets(said, secrets) == 'refused ***, ***, "***", *** and x'
 
 
 def test_a_secret_that_was_cut_off_is_masked_as_far_as_it_goes() -> None:
     said = "refused: hunter2-hun... and hunter2-x, hunter"
-    assert remote.masked(said, (SECRET,)) == "refused: ***... and ***x, hunter"
+    assert remote.mask_secrets(said, (SECRET,)) == "refused: ***... and ***x, hunter"
 
 
 # The hall's own ---------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def refusal(reference: str, from_where: remote.Sources) -> str:
     with pytest.raises(SecretError) as caught:
         remote.resolve({"X-Key": reference}, from_where)
     assert "hunter2" not in str(caught.value)
-    assert list(remote.missing({"X-Key": reference}, from_where)) == [str(caught.value)]
+    assert list(remote.reference_faults({"X-Key": reference}, from_where)) == [str(caught.value)]
     return str(caught.value)
 
 

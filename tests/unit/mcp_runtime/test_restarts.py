@@ -36,7 +36,7 @@ def test_the_delay_grows_with_each_failure_in_a_row_and_is_bounded() -> None:
     assert delays == [0, 1, 2, 4, 8, 16, 30, 30]
 
 
-def test_after_five_tries_one_goes_on_every_few_minutes_and_a_server_elsewhere_as_before() -> None:
+def test_after_five_tries_one_goes_on_every_few_minutes_and_a_remote_server_as_before() -> None:
     def delays(manifest: dict[str, str]) -> list[float]:
         return [next_try_after(GuildMember(restarts=failures, manifest=manifest)) for failures in (1, 5, 6, 1000)]
 
@@ -59,7 +59,7 @@ def test_what_is_planned_is_due_then_though_the_clock_is_set(
     member = GuildMember(pk=1, next_restart_at=restarts.plan(1, due))
     assert abs(member.next_restart_at - timezone.now() - MINUTE) < timedelta(seconds=0.001)
     set_clock(monkeypatch, by)
-    assert restarts.due(member) == due
+    assert restarts.next_try(member) == due
     assert not restarts.is_due(member)
 
 
@@ -78,7 +78,7 @@ def test_what_somebody_else_wrote_on_the_row_counts(restarts: Restarts) -> None:
     member.next_restart_at = timezone.now() - MINUTE
     assert restarts.is_due(member)
     member.next_restart_at = None
-    assert restarts.due(member) is None
+    assert restarts.next_try(member) is None
     assert not restarts.is_due(member)
 
 
@@ -88,13 +88,13 @@ def test_what_a_row_says_is_corrected_once_when_the_clock_was_set(
 ) -> None:
     due = time.monotonic() + 60
     member = GuildMember(pk=1, next_restart_at=restarts.plan(1, due))
-    assert restarts.corrected(member) is None
+    assert restarts.corrected_time(member) is None
     set_clock(monkeypatch, by)
-    member.next_restart_at = restarts.corrected(member)
+    member.next_restart_at = restarts.corrected_time(member)
     assert abs(member.next_restart_at - timezone.now() - MINUTE) < timedelta(seconds=0.001)
-    assert restarts.due(member) == due
-    assert restarts.corrected(member) is None
+    assert restarts.next_try(member) == due
+    assert restarts.corrected_time(member) is None
 
 
 def test_a_member_that_is_not_tried_again_has_nothing_to_correct(restarts: Restarts) -> None:
-    assert restarts.corrected(GuildMember(pk=1, next_restart_at=None)) is None
+    assert restarts.corrected_time(GuildMember(pk=1, next_restart_at=None)) is None

@@ -13,23 +13,23 @@ def test_it_began_when_the_first_call_was_sent_that_nobody_answered(monkeypatch:
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
     silence = Silence()
-    silence.timed_out(30)
-    silence.timed_out(2)
+    silence.note_timeout(30)
+    silence.note_timeout(2)
     assert silence.timeouts == 2
-    assert silence.began == pytest.approx(now - 30)
+    assert silence.began_at == pytest.approx(now - 30)
 
 
 def test_an_answer_ends_it() -> None:
     silence = Silence()
-    silence.timed_out(30)
-    silence.answered()
+    silence.note_timeout(30)
+    silence.note_answer()
     assert silence.timeouts == 0
 
 
 def test_a_call_that_hangs_while_others_are_answered_is_no_silence() -> None:
     silence = Silence()
-    silence.answered()
-    silence.timed_out(30)
+    silence.note_answer()
+    silence.note_timeout(30)
     assert silence.timeouts == 0
-    silence.timed_out(0)
+    silence.note_timeout(0)
     assert silence.timeouts == 1

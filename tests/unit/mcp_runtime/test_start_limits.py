@@ -62,19 +62,19 @@ def test_who_shares_a_cpu_waits_for_it_and_who_sleeps_does_not(processes: list[s
     sleeping = started(processes, ONE_CPU + SLEEP)
 
     def all_waited() -> bool:
-        return all((cpu := cpu_time(pid)) and cpu.waited > 0.3 < cpu.used for pid in sharing)
+        return all((cpu := cpu_time(pid)) and cpu.waiting > 0.3 < cpu.running for pid in sharing)
 
     eventually(all_waited, within=20)
     asleep = cpu_time(sleeping)
     assert asleep is not None
-    assert asleep.used < 0.3
+    assert asleep.running < 0.3
 
 
 def test_descendants_count(processes: list[subprocess.Popen[bytes]]) -> None:
     child = f"import time\n{BURN}"
     parent = started(processes, f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])")
     try:
-        eventually(lambda: (cpu := cpu_time(parent)) and cpu.used > 0.7, within=20)
+        eventually(lambda: (cpu := cpu_time(parent)) and cpu.running > 0.7, within=20)
     finally:
         for burning in psutil.Process(parent).children():  # nobody else ends what it started
             burning.kill()
@@ -118,14 +118,14 @@ def test_until_the_port_accepts_there_are_five_seconds_without_those_spent_waiti
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], seconds_waited: float | None, budget: float
 ) -> None:
     waited(monkeypatch, seconds_waited)
-    assert limits(elapsed=budget - 0.1, **options).left() == pytest.approx(0.1)
-    assert limits(elapsed=budget + 0.1, **options).left() < 0
+    assert limits(elapsed=budget - 0.1, **options).remaining() == pytest.approx(0.1)
+    assert limits(elapsed=budget + 0.1, **options).remaining() < 0
 
 
 @pytest.mark.usefixtures("_the_clock_stands_still")
 def test_a_budget_that_is_not_over_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start_limits, "cpu_time", pytest.fail)
-    assert limits(elapsed=4).left() == pytest.approx(1)
+    assert limits(elapsed=4).remaining() == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
@@ -144,20 +144,20 @@ def test_then_the_handshake_has_five_seconds_or_what_is_left(options: dict[str, 
 def test_a_handshake_is_ended_when_the_budget_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     waited(monkeypatch, 0.2)
     exchange, found = Exchange(), limits(elapsed=5, has_port=False)
-    with pytest.raises(RequestTimeoutError, match=r"within 5\.2 s"), found.enforced(exchange):  # noqa: PT012
-        eventually(lambda: exchange.aborted)
+    with pytest.raises(RequestTimeoutError, match=r"within 5\.2 s"), found.enforce(exchange):  # noqa: PT012
+        eventually(lambda: exchange.is_aborted)
         raise RequestCancelledError
     assert time.monotonic() - found.spawned_at > 5.15
 
 
 def test_a_handshake_that_is_done_in_time_leaves_no_thread() -> None:
     before, exchange = set(threading.enumerate()), Exchange()
-    with limits(has_port=False).enforced(exchange):
+    with limits(has_port=False).enforce(exchange):
         pass
     assert set(threading.enumerate()) == before
-    assert not exchange.aborted
+    assert not exchange.is_aborted
 
 
 def test_somebody_elses_abort_stays_one() -> None:
-    with pytest.raises(RequestCancelledError), limits(has_port=False).enforced(Exchange()):
+    with pytest.raises(RequestCancelledError), limits(has_port=False).enforce(Exchange()):
         raise RequestCancelledError

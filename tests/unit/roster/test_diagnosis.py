@@ -39,9 +39,9 @@ def test_what_runs_or_is_about_to_needs_no_explanation(status: str) -> None:
 @pytest.mark.parametrize(
     ("fault", "cause", "remedy"),
     [
-        ("command: is required", "guild-member.json: command is required.", "Mend command in far/"),
-        ("args.1: must be a string", "guild-member.json: args.1 must be a string.", "Mend args.1 in far/"),
-        ("not JSON: line 3", "guild-member.json: not JSON: line 3.", "Mend far/weather/guild-member.json."),
+        ("command: is required", "guild-member.json: command is required.", "Fix command in far/"),
+        ("args.1: must be a string", "guild-member.json: args.1 must be a string.", "Fix args.1 in far/"),
+        ("not JSON: line 3", "guild-member.json: not JSON: line 3.", "Fix far/weather/guild-member.json."),
     ],
 )
 def test_a_manifest_that_cannot_be_used_is_named_with_its_key(fault: str, cause: str, remedy: str) -> None:
@@ -68,7 +68,7 @@ def test_a_faulty_manifest_is_told_without_a_runtime_too() -> None:
         (NoFreePortError(20000, 20001), "GUILD_HALL_PORT_RANGE"),
         (NotListeningError(5), "${PORT} in args or env"),
         (StartTimeoutError(5, "no complete answer within 5 s"), "does not answer initialize"),
-        ("tools/list failed: not an object", "mend its tools/list"),
+        ("tools/list failed: not an object", "fix its tools/list"),
         ("headers.Authorization: environment variable KEY is not set", "Put the secret where headers in"),
         (HttpStatusError(401), "look at headers in"),
         (HttpStatusError(404), "Nothing is served at that path"),
@@ -89,7 +89,7 @@ def test_each_cause_has_advice_of_its_own(error: object, remedy: str) -> None:
         ("Error [ERR_MODULE_NOT_FOUND]: Cannot find package 'zod' imported", "Install the package zod"),
         ("OSError: [Errno 98] Address already in use", "listens on a port that another program has"),
         ("python3: can't open file '/x/server.py': [Errno 2]", "there is no /x/server.py"),
-        ("  File 'x', line 3\nSyntaxError: invalid syntax", "Mend the line that its log names"),
+        ("  File 'x', line 3\nSyntaxError: invalid syntax", "Fix the line that its log names"),
         ("something else", "Read its log"),
     ],
 )
@@ -109,18 +109,18 @@ def test_an_exit_that_nobody_asked_for_is_told_without_the_members_name() -> Non
 
 
 def test_whether_it_is_tried_again_is_said() -> None:
-    assert "not tried again by itself" in certain("error", ExitedEarlyError(1)).remedy
+    assert "not tried again automatically" in certain("error", ExitedEarlyError(1)).remedy
     assert "not tried again" not in certain("error", ExitedEarlyError(1), next_restart_at=SOON).remedy
 
 
 def test_a_disabled_and_a_stopped_member_say_how_to_have_them_back() -> None:
     assert "Enable it" in certain("disconnected", enabled=False).remedy
-    assert "Start it" in certain("disconnected", is_wanted=False).remedy
+    assert "Start it" in certain("disconnected", should_run=False).remedy
     assert of("disconnected") is None
 
 
 def test_without_a_runtime_the_banner_explains_all() -> None:
-    assert of("disconnected", ExitedEarlyError(1), runtime_is_alive=False, is_wanted=False) is None
+    assert of("disconnected", ExitedEarlyError(1), runtime_is_alive=False, should_run=False) is None
 
 
 def test_members_words_stay_one_bounded_line_without_colours() -> None:

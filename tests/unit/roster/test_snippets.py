@@ -115,7 +115,8 @@ def test_curl_gets_each_word_as_it_is(name: str) -> None:
 def test_the_command_line_is_understood_by_the_command(name: str) -> None:
     line = snippets.of_call(tool(name), HARD, "http://hall.example/")["Command line"]
 
-    words = words_of(line, "python")
+    assert line.startswith(".venv/bin/python ")
+    words = words_of(line.removeprefix(".venv/bin/"), "python")
     assert words[:2] == ["manage.py", "invoke"]
     options = Command().create_parser("manage.py", "invoke").parse_args(words[2:])
     assert (options.member, options.tool, json.loads(options.arguments)) == ("example", name, HARD)

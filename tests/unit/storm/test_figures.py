@@ -33,7 +33,7 @@ def test_what_lives_two_seconds_after_a_kill_breaks_a_figure() -> None:
     assert held(figures.remains([KILLED, LEFT])) == [False, False]
 
 
-def test_what_lives_while_the_runtime_is_frozen_is_not_judged() -> None:
+def test_what_lives_while_the_runtime_is_frozen_has_no_bound() -> None:
     assert held(figures.remains([LEFT, Strike("worker frozen", "", fired_at=4.0, over_at=7.0)])) == [True, True]
     assert held(figures.remains([LEFT, Strike("worker frozen", "", fired_at=1.0, over_at=2.5)])) == [False, False]
     general = Strike("guard killed", "", fired_at=3.0, over_at=3.0, left=["process 7 of http-1"])
@@ -44,7 +44,7 @@ def test_a_recovery_that_is_late_or_never_came_breaks_its_figure() -> None:
     assert figures.recovery("x", [1.0, 2.0], 5.0).holds
     assert not figures.recovery("x", [1.0, 6.0], 5.0).holds
     assert not figures.recovery("x", [1.0, None], 5.0).holds
-    assert figures.recovery("x", [6.0], 5.0, judged=False).holds
+    assert figures.recovery("x", [6.0], 5.0, has_bound=False).holds
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_hall_that_stops_late_or_not_by_itself_or_was_not_up_breaks_a_figure(
     assert held(figures.stopped(["process 7 of web"], seconds, status)) == [False, holds]
 
 
-def test_a_storm_that_never_looked_at_the_roster_did_not_judge_it() -> None:
+def test_a_storm_that_never_looked_at_the_roster_did_not_check_it() -> None:
     assert held(figures.truth_of_the_roster(1, [])) == [True, True]
     assert held(figures.truth_of_the_roster(0, [])) == [True, False]
     assert held(figures.truth_of_the_roster(2, ["http-0 answers"])) == [False, True]
@@ -79,11 +79,11 @@ def test_a_fault_of_any_kind_that_ends_late_or_never_breaks_a_figure() -> None:
     assert held(figures.every_recovery([replace(disk, well_at=3.0, answered_at=None)])) == [True, False]
 
 
-def test_a_killed_member_that_never_came_back_is_judged_though_others_are_hit_long_afterwards() -> None:
+def test_a_killed_member_that_never_came_back_counts_though_others_are_hit_long_afterwards() -> None:
     never = Strike("member killed", "http-0", fired_at=2.0, over_at=2.0)
     later = Strike("web killed", "", fired_at=100.0, over_at=100.0, answered_at=101.0, well_at=101.0)
     assert figures.alone([never, later]) == [never]
-    assert not figures.recoveries([never, later], judged=False)[0].holds
+    assert not figures.recoveries([never, later], has_bound=False)[0].holds
 
 
 def test_the_report_says_what_broke_and_its_last_line_too(tmp_path: Path) -> None:

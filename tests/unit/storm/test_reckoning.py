@@ -9,7 +9,16 @@ import pytest
 
 from tests.storm.ledger import BROKEN, GONE, REFUSED, SILENT, Effect, Told, by_key
 from tests.storm.load import settled
-from tests.storm.reckoning import ALL, PATIENCE, Strike, accepted_within, answered_since, misfit, percentile, reckon
+from tests.storm.reckoning import (
+    ALL,
+    PATIENCE,
+    Strike,
+    accepted_within,
+    answered_since,
+    contradiction,
+    percentile,
+    reckon,
+)
 
 FINE = Told("k", "http-0", "rest", asked_at=10.0, told_at=11.0, end="succeeded", text="k", url="/api/invocations/1/")
 FAILED = replace(FINE, end="failed", kind="transport", text="")
@@ -38,12 +47,12 @@ def test_an_accepted_call_that_the_hall_no_longer_knows_is_lost() -> None:
 
 
 def test_a_call_without_an_answer_never_ended() -> None:
-    silent = replace(FINE, door="modern", end=SILENT, text="", url="")
+    silent = replace(FINE, source="modern", end=SILENT, text="", url="")
     assert len(reckon([silent], {}, []).never_ended) == 1
 
 
 def test_a_call_that_was_never_sent_for_want_of_a_session_is_not_one_that_never_ended() -> None:
-    assert reckon([replace(FINE, door="session", end=SILENT, sent=False, text="", url="")], {}, []).never_ended == []
+    assert reckon([replace(FINE, source="session", end=SILENT, sent=False, text="", url="")], {}, []).never_ended == []
 
 
 @pytest.mark.parametrize(
@@ -52,15 +61,15 @@ def test_a_call_that_was_never_sent_for_want_of_a_session_is_not_one_that_never_
         (FINE, False, "nothing took effect"),
         (replace(FINE, text="another"), True, "the result of something else"),
         (replace(FAILED, kind="unavailable"), True, "never sent"),
-        (replace(FAILED, door="modern", sent=False), True, '"sent": false'),
+        (replace(FAILED, source="modern", sent=False), True, '"sent": false'),
         (replace(FINE, end=REFUSED, kind="503", text=""), True, "refused"),
         (replace(FINE, end="cancelled", text=""), True, "nobody asked"),
-        (replace(FAILED, door="session", kind="cancelled"), False, "nobody asked"),
+        (replace(FAILED, source="session", kind="cancelled"), False, "nobody asked"),
         (replace(FINE, later="failed lost"), True, "later another one: failed lost"),
     ],
 )
 def test_what_was_told_wrongly_is_found(told: Told, ran: bool, why: str) -> None:
-    assert why in misfit(told, ran)
+    assert why in contradiction(told, ran)
     assert len(reckon([told], RAN if ran else {}, []).mistold) == 1
 
 
@@ -69,15 +78,15 @@ def test_what_was_told_wrongly_is_found(told: Told, ran: bool, why: str) -> None
     "told",
     [
         *(replace(FAILED, kind=kind) for kind in ("transport", "timeout", "lost", "protocol", "tool")),
-        replace(FAILED, door="modern", end=BROKEN, kind="ConnectionResetError", url=""),
+        replace(FAILED, source="modern", end=BROKEN, kind="ConnectionResetError", url=""),
     ],
 )
 def test_what_may_have_run_is_true_whether_it_ran_or_not(told: Told, ran: bool) -> None:
-    assert misfit(told, ran) == ""
+    assert contradiction(told, ran) == ""
 
 
 def test_what_was_never_sent_and_did_not_run_is_told_rightly() -> None:
-    assert misfit(replace(FAILED, kind="unavailable", sent=False), ran=False) == ""
+    assert contradiction(replace(FAILED, kind="unavailable", sent=False), ran=False) == ""
 
 
 def test_a_failure_is_explained_by_a_fault_of_its_member_at_that_time_and_by_no_other() -> None:

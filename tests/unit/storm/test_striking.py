@@ -1,4 +1,4 @@
-"""What a fault finds beside itself is written down to be judged."""
+"""What a fault finds beside itself is written down for the figures."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Standing:
 
 
 @pytest.mark.parametrize(
-    ("hall", "judged", "untrue"),
+    ("hall", "looks", "untrue"),
     [
         (Standing(), 1, 0),
         (Standing(status="disconnected"), 1, 1),
@@ -52,10 +52,10 @@ class Standing:
         (Standing(status=None), 0, 0),
     ],
 )
-def test_a_look_at_the_roster_counts_where_member_and_roster_answered(hall: Any, judged: int, untrue: int) -> None:
+def test_a_look_at_the_roster_counts_where_member_and_roster_answered(hall: Any, looks: int, untrue: int) -> None:
     scene = Scene(hall)
-    scene.judge_the_roster(Strike("disk full", ALL, fired_at=1.0))
-    assert (scene.judged, len(scene.untrue)) == (judged, untrue)
+    scene.check_the_roster(Strike("disk full", ALL, fired_at=1.0))
+    assert (scene.looks, len(scene.untrue)) == (looks, untrue)
 
 
 def test_a_hall_that_ended_by_itself_is_started_again_and_told() -> None:

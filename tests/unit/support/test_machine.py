@@ -1,17 +1,20 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import eventually
 from tests.support import machine
-from tests.support.machine import TICKS_A_SECOND, Stopwatch
+from tests.support.machine import TICKS_A_SECOND, Stopwatch, Turn
 
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Of its own: the tests tell the time."""
     monkeypatch.setattr(machine, "is_ours", True)
+    monkeypatch.setattr(machine, "_yardstick", lambda: machine.YARDSTICK_SECONDS)
     made = Clock()
     monkeypatch.setattr(machine, "time", made)
     return made
@@ -82,9 +85,93 @@ def test_beside_other_tests_the_wait_for_a_processor_is_no_time_of_ours_and_a_qu
     assert watch.seconds == pytest.approx(1.0)
 
 
+def run_slower(monkeypatch: pytest.MonkeyPatch, times: float) -> None:
+    monkeypatch.setattr(machine, "_yardstick", lambda: times * machine.YARDSTICK_SECONDS)
+
+
+@pytest.mark.usefixtures("system")
+@pytest.mark.parametrize("when", ["at its start", "at its end"])
+def test_alone_seconds_are_those_of_a_machine_of_the_usual_speed(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    run_slower(monkeypatch, 3.0 if when == "at its start" else 1.0)
+    watch = Stopwatch()
+    run_slower(monkeypatch, 3.0 if when == "at its end" else 1.0)
+    clock.now += 0.6
+    assert watch.seconds == pytest.approx(0.2)
+    assert watch.elapsed == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(("times", "bound"), [(0.5, 2.0), (3.0, 6.0), (100.0, 2.0 * machine.MAX_SLOWNESS)])
+def test_alone_a_slow_machine_is_waited_for_within_reason(
+    monkeypatch: pytest.MonkeyPatch, times: float, bound: float
+) -> None:
+    run_slower(monkeypatch, times)
+    assert machine.patience(2.0) == bound
+
+
 @pytest.mark.parametrize(("is_ours", "seconds", "bound"), [(True, 2, 2), (False, 2, 8), (False, 60, 90)])
 def test_only_who_has_the_machine_alone_is_held_to_the_second(
     monkeypatch: pytest.MonkeyPatch, is_ours: bool, seconds: float, bound: float
 ) -> None:
     monkeypatch.setattr(machine, "is_ours", is_ours)
     assert machine.patience(seconds) == bound
+
+
+# Turns ------------------------------------------------------------------------------------------------------------
+
+
+class Other:
+    """A test of another process. It ends when it is told to."""
+
+    def __init__(self, folder: Path, *, measures: bool = False) -> None:
+        self.has_begun, self.is_alone, self.may_end = threading.Event(), threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(folder, measures), daemon=True)
+        self._thread.start()
+
+    def _run(self, folder: Path, measures: bool) -> None:
+        with Turn(folder, may_be_alone=measures) as turn:
+            self.has_begun.set()
+            if measures:
+                turn.take_alone()
+                self.is_alone.set()
+            self.may_end.wait(10)
+
+    def end(self) -> None:
+        self.may_end.set()
+        self._thread.join(10)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(machine, "_turn", None)  # that of this test itself
+    return tmp_path
+
+
+def test_tests_run_side_by_side_until_one_measures(folder: Path) -> None:
+    first = Other(folder)
+    assert first.has_begun.wait(10)
+    measuring = Other(folder, measures=True)
+    assert measuring.has_begun.wait(10)
+    assert not measuring.is_alone.wait(0.1)
+    late = Other(folder)
+    assert not late.has_begun.wait(0.1)
+    first.end()
+    assert measuring.is_alone.wait(10)
+    assert not late.has_begun.wait(0.1)
+    measuring.end()
+    assert late.has_begun.wait(10)
+    late.end()
+
+
+def test_two_that_measure_do_not_wait_for_each_other_for_ever(folder: Path) -> None:
+    measuring = [Other(folder, measures=True) for _ in range(2)]
+    for _ in measuring:
+        eventually(lambda: any(one.is_alone.is_set() and not one.may_end.is_set() for one in measuring))
+        (now,) = [one for one in measuring if one.is_alone.is_set() and not one.may_end.is_set()]
+        now.end()
+
+
+def test_only_a_test_with_the_marker_may_be_alone(folder: Path) -> None:
+    with Turn(folder, may_be_alone=False) as turn, pytest.raises(AssertionError, match="needs the marker `alone`"):
+        turn.take_alone()

@@ -38,8 +38,8 @@ class Broker:
             raise self.error
 
     @property
-    def wishes(self) -> list[bool]:
-        return [kwargs["wishes"] for _, kwargs in self.sent]
+    def members(self) -> list[bool]:
+        return [kwargs["members"] for _, kwargs in self.sent]
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from mcp_runtime.calls.invocations import Caller
 from mcp_runtime.control.calls import (
     call_counts,
     cancel_call,
+    masked_arguments,
     prune_invocations,
     queue_call,
     queue_depth,
-    shown_arguments,
 )
 from mcp_runtime.control.members import (
     stop_member,
@@ -22,25 +22,25 @@ from tests.rows.mcp_runtime.control.conftest import Broker
 
 pytestmark = pytest.mark.django_db
 
-COMMAND = Caller(Invocation.Door.COMMAND)
+COMMAND = Caller(Invocation.Source.COMMAND)
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_call_wakes_a_member_that_was_stopped(echo: Tool, broker: Broker) -> None:
-    GuildMember.objects.update(wanted="stopped", status="disconnected")
+    GuildMember.objects.update(desired_state="stopped", status="disconnected")
     queue_call("anna", "echo", {}, caller=COMMAND)
-    assert GuildMember.objects.get().wanted == "running"
-    assert sorted(broker.wishes) == [False, True]
+    assert GuildMember.objects.get().desired_state == "running"
+    assert sorted(broker.members) == [False, True]
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_repeated_call_wakes_nobody(echo: Tool, broker: Broker, django_user_model: Any) -> None:
-    caller = Caller(Invocation.Door.REST, django_user_model.objects.create_superuser("bob"))
+    caller = Caller(Invocation.Source.REST, django_user_model.objects.create_superuser("bob"))
     first, _ = queue_call("anna", "echo", {}, caller=caller, idempotency_key="k")
     stop_member(echo.member)
     broker.sent.clear()
     assert queue_call("anna", "echo", {}, caller=caller, idempotency_key="k") == (first, False)
-    assert GuildMember.objects.get().wanted == "stopped"
+    assert GuildMember.objects.get().desired_state == "stopped"
     assert broker.sent == []
 
 
@@ -49,21 +49,21 @@ def test_a_cancelled_call_is_announced(echo: Tool, broker: Broker) -> None:
     invocation, _ = queue_call("anna", "echo", {}, caller=COMMAND)
     broker.sent.clear()
     assert cancel_call(invocation).status == "cancelled"
-    assert broker.wishes == [True]
+    assert broker.members == [True]
 
 
 def test_arguments_are_shown_with_their_secrets_masked_before_the_call_is_over(echo: Tool) -> None:
     schema = {"properties": {"key": {"type": "string", "writeOnly": True}}}
     Tool.objects.update(definition={"inputSchema": schema})
     invocation, _ = queue_call("anna", "echo", {"key": "sesame", "text": "a"}, caller=COMMAND)
-    assert shown_arguments(invocation) == {"key": "********", "text": "a"}
+    assert masked_arguments(invocation) == {"key": "********", "text": "a"}
     assert Invocation.objects.get().arguments["key"] == "sesame"
 
 
 def test_queue_depth_counts_what_waits_and_what_runs(echo: Tool) -> None:
     assert queue_depth(OPERATOR) == {"queued": 0, "running": 0}
     for status in ("queued", "queued", "running", "succeeded", "failed", "cancelled"):
-        Invocation.objects.create(member=echo.member, tool_name="echo", timeout=1, door="rest", status=status)
+        Invocation.objects.create(member=echo.member, tool_name="echo", timeout=1, source="rest", status=status)
     assert queue_depth(OPERATOR) == {"queued": 2, "running": 1}
 
 

@@ -35,11 +35,11 @@ def row(member: GuildMember) -> GuildMember:
     return GuildMember.objects.get(pk=member.pk)
 
 
-def wishes(member: GuildMember) -> tuple[bool, str, bool, bool]:
-    """enabled, wanted, whether a restart and a refresh are asked for."""
+def desired(member: GuildMember) -> tuple[bool, str, bool, bool]:
+    """enabled, desired state, whether a restart and a refresh are asked for."""
     found = row(member)
     asked = (found.restart_requested_at is not None, found.refresh_requested_at is not None)
-    return found.enabled, found.wanted, *asked
+    return found.enabled, found.desired_state, *asked
 
 
 def test_a_member_is_found_by_its_name_unless_its_folder_is_gone(anna: GuildMember) -> None:
@@ -53,39 +53,39 @@ def test_a_member_is_found_by_its_name_unless_its_folder_is_gone(anna: GuildMemb
 @pytest.mark.parametrize(
     ("verb", "before", "after"),
     [
-        # enabled, wanted, restart asked, refresh asked
-        ("start", {"wanted": "stopped", "status": "disconnected"}, (True, "running", False, False)),
-        ("start", {"wanted": "running", "status": "error"}, (True, "running", True, False)),
-        ("start", {"wanted": "running", "status": "connected"}, (True, "running", False, False)),
-        ("stop", {"wanted": "running"}, (True, "stopped", False, False)),
+        # enabled, desired state, restart asked, refresh asked
+        ("start", {"desired_state": "stopped", "status": "disconnected"}, (True, "running", False, False)),
+        ("start", {"desired_state": "running", "status": "error"}, (True, "running", True, False)),
+        ("start", {"desired_state": "running", "status": "connected"}, (True, "running", False, False)),
+        ("stop", {"desired_state": "running"}, (True, "stopped", False, False)),
         ("stop", {"restart_requested_at": timezone.now()}, (True, "stopped", False, False)),
         ("stop", {"enabled": False}, (False, "stopped", False, False)),
-        ("restart", {"wanted": "stopped", "status": "disconnected"}, (True, "running", True, False)),
+        ("restart", {"desired_state": "stopped", "status": "disconnected"}, (True, "running", True, False)),
         ("refresh", {"status": "connected"}, (True, "running", False, True)),
-        ("enable", {"enabled": False, "wanted": "stopped"}, (True, "running", False, False)),
-        ("disable", {"wanted": "running"}, (False, "running", False, False)),
+        ("enable", {"enabled": False, "desired_state": "stopped"}, (True, "running", False, False)),
+        ("disable", {"desired_state": "running"}, (False, "running", False, False)),
     ],
 )
 @pytest.mark.django_db(transaction=True)
-def test_a_verb_writes_what_is_wished_and_notifies_the_runtime(
+def test_a_verb_writes_the_desired_state_and_notifies_the_runtime(
     anna: GuildMember, broker: Broker, verb: str, before: dict[str, Any], after: tuple[Any, ...]
 ) -> None:
     GuildMember.objects.update(**before)
     given = row(anna)
     status = given.status
     MEMBER_VERBS[verb](given)
-    assert wishes(anna) == after
+    assert desired(anna) == after
     assert row(anna).status == status  # what is seen is not for the web to say
-    assert broker.wishes == [True]
-    assert (given.enabled, given.wanted) == after[:2]  # the caller's copy shows it too
+    assert broker.members == [True]
+    assert (given.enabled, given.desired_state) == after[:2]  # the caller's copy shows it too
 
 
 @pytest.mark.parametrize("verb", ["start", "restart"])
 def test_a_disabled_member_is_not_started(anna: GuildMember, verb: str) -> None:
-    GuildMember.objects.update(enabled=False, wanted="stopped")
+    GuildMember.objects.update(enabled=False, desired_state="stopped")
     with pytest.raises(MemberDisabledError, match="enable it first"):
         MEMBER_VERBS[verb](row(anna))
-    assert wishes(anna) == (False, "stopped", False, False)
+    assert desired(anna) == (False, "stopped", False, False)
 
 
 @pytest.mark.parametrize("verb", ["start", "restart"])
@@ -165,7 +165,7 @@ def test_the_folder_is_read_and_the_runtime_told(
     (tmp_path / "bob" / "guild-member.json").write_text(json.dumps(manifest))
     assert sync_roster().added == ["bob"]
     assert find_member("bob").version == "1"
-    assert broker.wishes == [True]
+    assert broker.members == [True]
 
 
 def test_the_last_lines_of_a_members_log(anna: GuildMember, tmp_path: Path, settings: Any) -> None:

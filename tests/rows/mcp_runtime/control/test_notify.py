@@ -22,16 +22,16 @@ from tests.support.machine import Stopwatch
 
 pytestmark = pytest.mark.django_db
 
-COMMAND = Caller(Invocation.Door.COMMAND)
+COMMAND = Caller(Invocation.Source.COMMAND)
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_notification_goes_to_the_halls_own_queue(broker: Broker) -> None:
     notify_runtime()
-    notify_runtime(wishes=True)
+    notify_runtime(members=True)
     assert broker.sent == [
-        ("mcp_runtime.tasks.drain", {"wishes": False}),
-        ("mcp_runtime.tasks.drain", {"wishes": True}),
+        ("mcp_runtime.tasks.drain", {"members": False}),
+        ("mcp_runtime.tasks.drain", {"members": True}),
     ]
     assert broker.queues == {f"guildhall-{Hall.objects.get().hall_id}"}
 
@@ -41,7 +41,7 @@ def test_a_notification_is_sent_only_when_the_row_can_be_seen(broker: Broker, ec
     with transaction.atomic():
         queue_call("anna", "echo", {}, caller=COMMAND)
         assert broker.sent == []
-    assert broker.wishes == [False]
+    assert broker.members == [False]
 
 
 @pytest.mark.django_db(transaction=True)

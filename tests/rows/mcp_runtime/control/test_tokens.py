@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +21,7 @@ from mcp_runtime.protocol.errors import NotAllowedError, RequestRefusedError, Un
 from mcp_runtime.rows import lease
 from mcp_runtime.security import principals
 from mcp_runtime.security.access import OPERATOR, Principal
+from mcp_runtime.security.limits import Limits
 from roster.models import ApiToken, GuildMember, Invocation, Tool
 
 pytestmark = pytest.mark.django_db
@@ -38,12 +40,12 @@ def members() -> None:
             Tool.objects.create(member=member, name=tool, definition={"name": tool})
 
 
-def make(user: User, maker: Principal = OPERATOR, **wish: Any) -> ApiToken:
-    return make_token(user, NewToken(**wish), maker=maker)[0]
+def make(user: User, maker: Principal = OPERATOR, **values: Any) -> ApiToken:
+    return make_token(user, NewToken(**values), maker=maker)[0]
 
 
-def maker(user: User, **wish: Any) -> Principal:
-    return principals.principal_of_row(make(user, **wish))
+def maker(user: User, **values: Any) -> Principal:
+    return principals.principal_of_row(make(user, **values))
 
 
 def opened(row: ApiToken) -> set[str]:
@@ -62,26 +64,26 @@ def test_a_token_is_for_everything_some_members_or_some_tools(alice: User) -> No
 
 
 @pytest.mark.parametrize(
-    ("wish", "error", "said"),
+    ("values", "error", "said"),
     [
         ({"members": ["notes"], "tools": [("notes", "add")]}, RequestRefusedError, "give one of them"),
         ({"members": ["nobody"]}, UnknownMemberError, "nobody"),
         ({"tools": [("notes", "fly")]}, UnknownToolError, "fly"),
         ({"name": "x" * 101}, RequestRefusedError, "100 characters"),
         ({"expires_at": timezone.now() - timedelta(seconds=1)}, RequestRefusedError, "would expire"),
-        ({"max_in_flight": 0}, RequestRefusedError, "1 or more"),
+        ({"limits": {"max_in_flight": 0}}, RequestRefusedError, "1 or more"),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_made(
-    alice: User, wish: dict[str, Any], error: type[Exception], said: str
+    alice: User, values: dict[str, Any], error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):
-        make(alice, **wish)
+        make(alice, **values)
     assert not ApiToken.objects.exists()
 
 
 @pytest.mark.parametrize(
-    ("own", "wish"),
+    ("own", "values"),
     [
         ({"members": ["notes"]}, {"members": ["example"]}),
         ({"members": ["notes"]}, {"members": ["notes", "example"]}),
@@ -89,20 +91,20 @@ def test_what_cannot_be_is_refused_and_nothing_is_made(
         ({"tools": [("notes", "add")]}, {"members": ["notes"]}),
         ({"tools": [("notes", "add")]}, {"tools": [("notes", "list")]}),
         ({"expires_at": timezone.now() + timedelta(days=1)}, {"expires_at": timezone.now() + timedelta(days=2)}),
-        ({"calls_per_minute": 10}, {"calls_per_minute": 11}),
-        ({"calls_per_minute": 10}, {"calls_per_minute": 0}),
-        ({"max_in_flight": 2}, {"max_in_flight": 3}),
+        ({"limits": {"calls_per_minute": 10}}, {"limits": {"calls_per_minute": 11}}),
+        ({"limits": {"calls_per_minute": 10}}, {"limits": {"calls_per_minute": 0}}),
+        ({"limits": {"max_in_flight": 2}}, {"limits": {"max_in_flight": 3}}),
     ],
 )
-def test_a_token_makes_none_that_is_wider_than_itself(alice: User, own: dict[str, Any], wish: dict[str, Any]) -> None:
+def test_a_token_makes_none_that_is_wider_than_itself(alice: User, own: dict[str, Any], values: dict[str, Any]) -> None:
     who = maker(alice, **own)
     with pytest.raises(NotAllowedError):
-        make(alice, who, **wish)
+        make(alice, who, **values)
     assert ApiToken.objects.count() == 1
 
 
 @pytest.mark.parametrize(
-    ("own", "wish", "expected"),
+    ("own", "values", "expected"),
     [
         ({"members": ["notes"]}, {}, {"members", "notes"}),
         ({"members": ["notes", "example"]}, {"members": ["notes"]}, {"members", "notes"}),
@@ -112,14 +114,14 @@ def test_a_token_makes_none_that_is_wider_than_itself(alice: User, own: dict[str
     ],
 )
 def test_a_token_makes_what_is_as_wide_as_itself_or_narrower(
-    alice: User, own: dict[str, Any], wish: dict[str, Any], expected: set[str]
+    alice: User, own: dict[str, Any], values: dict[str, Any], expected: set[str]
 ) -> None:
-    assert opened(make(alice, maker(alice, **own), **wish)) == expected
+    assert opened(make(alice, maker(alice, **own), **values)) == expected
 
 
 def test_a_token_hands_on_its_end_and_its_limits(alice: User) -> None:
     end = timezone.now() + timedelta(days=1)
-    row = make(alice, maker(alice, expires_at=end, calls_per_minute=10, max_in_flight=2))
+    row = make(alice, maker(alice, expires_at=end, limits={"calls_per_minute": 10, "max_in_flight": 2}))
     assert (row.expires_at, row.calls_per_minute, row.max_in_flight) == (end, 10, 2)
     sooner = make(alice, maker(alice, expires_at=end), expires_at=end - timedelta(hours=1))
     assert sooner.expires_at == end - timedelta(hours=1)
@@ -128,6 +130,11 @@ def test_a_token_hands_on_its_end_and_its_limits(alice: User) -> None:
 def test_limits_that_are_those_of_all_are_not_written_down(alice: User) -> None:
     row = make(alice, maker(alice))
     assert (row.calls_per_minute, row.max_in_flight) == (None, None)
+
+
+def test_what_is_counted_of_a_token_has_a_column_and_a_setting() -> None:
+    assert [limit.name for limit in ApiToken.LIMITS] == [field.name for field in fields(Limits)]
+    assert all(limit.default >= limit.least for limit in ApiToken.LIMITS)
 
 
 def test_what_is_reserved_for_others_is_unknown_to_who_makes_a_token(alice: User) -> None:
@@ -178,7 +185,7 @@ def test_calls_that_were_queued_with_a_token_are_cancelled_with_it(alice: User) 
     rows = []
     for token in (second, first, second, other, None):
         who = principals.principal_of_row(token) if token else None
-        caller = Caller(Invocation.Door.REST, alice, who)
+        caller = Caller(Invocation.Source.REST, alice, who)
         tool, arguments = ("add", {"key": "hush"}) if token is first else ("list", {})
         rows.append(queue_call("notes", tool, arguments, caller=caller)[0])
     assert statements.claim([rows[0].pk], lease_id) == 1
@@ -197,11 +204,11 @@ def test_an_agent_that_was_asked_with_a_token_ends_with_it(alice: User) -> None:
     lease_id = lease.take()
     first, other = make(alice), make(alice)
     second = make(alice, principals.principal_of_row(first))
-    talk = create_session(["notes"], caller=Caller(Invocation.Door.REST, alice))
+    talk = create_session(["notes"], caller=Caller(Invocation.Source.REST, alice))
     rows = []
     for token in (second, first, other, None):
         who = principals.principal_of_row(token) if token else None
-        rows.append(queue_message(talk, "look", caller=Caller(Invocation.Door.REST, alice, who)))
+        rows.append(queue_message(talk, "look", caller=Caller(Invocation.Source.REST, alice, who)))
     assert sessions.claim(rows[0], lease_id)
 
     revoke_token(first)

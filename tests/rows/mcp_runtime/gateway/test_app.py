@@ -19,7 +19,7 @@ from roster.models import AgentSession, ApiToken, Hall, Invocation, Tool
 from tests.conftest import eventually
 from tests.support.agents import META, MODERN, Agent, make_token
 from tests.support.gateway_world import World, event, in_background, notification, request, result, text
-from tests.support.machine import Stopwatch
+from tests.support.machine import Stopwatch, take_alone
 from tests.support.scripted_server import Request as Asked
 
 
@@ -149,13 +149,13 @@ def test_a_call_of_a_batch_can_be_cancelled_alone(world: World) -> None:
         for name in ("slow", "quick")
     ]
     with in_background(lambda: other.post(batch).json()) as ended:
-        eventually(lambda: len(member.heard("tools/call")) == 2)
+        eventually(lambda: len(member.messages("tools/call")) == 2)
         assert agent.notify("notifications/cancelled", requestId="slow", reason="enough").status_code == 202
     slow, quick = ended[0]
     assert (slow["id"], slow["error"]["data"]["kind"]) == ("slow", "cancelled")
     assert (quick["id"], quick["result"]) == ("quick", text("quick"))
-    (told,) = member.heard("notifications/cancelled")
-    slow_id = next(one["id"] for one in member.heard("tools/call") if one["params"]["arguments"]["is_slow"])
+    (told,) = member.messages("notifications/cancelled")
+    slow_id = next(one["id"] for one in member.messages("tools/call") if one["params"]["arguments"]["is_slow"])
     assert told["params"] == {"requestId": slow_id, "reason": "enough"}
     assert sorted(row.status for row in world.calls(2)) == ["cancelled", "succeeded"]
 
@@ -170,7 +170,7 @@ def test_limits_of_a_token_count_its_calls_alone(world: World) -> None:
     assert (refused.json()["id"], refused.json()["error"]["code"]) == (3, -32600)
 
 
-def test_modern_requests_are_judged_and_notices_taken(world: World) -> None:
+def test_modern_requests_are_validated_and_notices_taken(world: World) -> None:
     agent = world.agent()
     told = agent.modern("server/discover").json()["result"]
     assert told["supportedVersions"][0] == MODERN
@@ -195,14 +195,14 @@ def test_a_call_that_is_cancelled_ends_with_the_members_last_word_or_soon_withou
     other.http.headers.update(agent.http.headers)
     call = request(9, "tools/call", name="notes__echo", arguments={})
     with in_background(lambda: other.post(call).json()["error"]) as ended:
-        eventually(lambda: member.heard("tools/call"))
+        eventually(lambda: member.messages("tools/call"))
         for odd in ([], "unknown"):
             assert agent.notify("notifications/cancelled", requestId=odd).status_code == 202
         assert agent.notify("notifications/cancelled", requestId=9, reason="enough").status_code == 202
     assert ended[0]["message"] == "tool 'echo' of member 'notes': it was cancelled"
     assert ended[0]["data"] == {"kind": "cancelled", "member": "notes"}
-    (told,) = member.heard("notifications/cancelled")
-    assert told["params"] == {"requestId": member.heard("tools/call")[0]["id"], "reason": "enough"}
+    (told,) = member.messages("notifications/cancelled")
+    assert told["params"] == {"requestId": member.messages("tools/call")[0]["id"], "reason": "enough"}
     assert [row.status for row in world.calls()] == ["cancelled"]
 
 
@@ -222,7 +222,7 @@ def test_a_call_that_takes_too_long_on_its_stream_ends_there(world: World) -> No
 
     world.member(behaviours={"tools/call": call}, timeout=1.0)
     agent = world.agent().begin()
-    with agent.streaming(request(9, "tools/call", name="notes__echo", arguments={})) as heard:
+    with agent.stream(request(9, "tools/call", name="notes__echo", arguments={})) as heard:
         assert heard.next()["method"] == "notifications/progress"
         assert "no complete answer" in heard.next()["error"]["message"]
         assert heard.ended.wait(5)
@@ -246,7 +246,7 @@ def test_a_rest_that_nobody_has_is_a_fresh_stream(world: World) -> None:
     agent.call("notes__echo")
     for last in ("notes/1", "nobody/1"):  # this member has no streams; that one is none
         agent.http.headers["Last-Event-ID"] = last
-        with agent.listening() as heard:
+        with agent.listen() as heard:
             assert not heard.ended.is_set()
     assert [one.headers["Last-Event-ID"] for one in member.requests if "Last-Event-ID" in one.headers] == ["1"]
 
@@ -256,12 +256,12 @@ def test_notices_pass_to_the_members_they_mean_something_to(world: World) -> Non
     modern.call("echo")
     assert modern.notify("notifications/roots/list_changed").status_code == 202
     assert modern.notify("notifications/custom", a=1).status_code == 202
-    assert member.heard("notifications/custom")[0]["params"] == {"a": 1}
-    assert member.heard("notifications/roots/list_changed")
+    assert member.messages("notifications/custom")[0]["params"] == {"a": 1}
+    assert member.messages("notifications/roots/list_changed")
     at_roster = world.agent().begin()
     at_roster.call("notes__echo")
     at_roster.notify("notifications/custom")
-    assert len(member.heard("notifications/custom")) == 1
+    assert len(member.messages("notifications/custom")) == 1
 
 
 def test_a_fault_of_our_own_is_a_500_and_in_the_log(
@@ -308,7 +308,7 @@ def test_a_session_whose_user_may_use_nothing_any_more_is_given_no_stream(world:
     world.member()
     agent = world.agent(token=make_token(user)).begin()
     User.objects.filter(pk=user.pk).update(is_superuser=False)
-    Hall.access_changed()
+    Hall.note_access_change()
     eventually(lambda: agent.tools() == [])
     assert get(agent).status_code == 403
 
@@ -322,6 +322,7 @@ SILENT_CHANGES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.alone
+@pytest.mark.services
 @pytest.mark.parametrize("change", SILENT_CHANGES.values(), ids=SILENT_CHANGES.keys())
 def test_a_user_who_was_switched_off_without_a_signal_is_shut_out_within_two_seconds(
     world: World, change: Callable[[], Any]
@@ -335,7 +336,8 @@ def test_a_user_who_was_switched_off_without_a_signal_is_shut_out_within_two_sec
     for is_on in (False, True):  # what the gateway has not noticed yet would make it look at the rows
         switch_tool(Tool.objects.get(), on=is_on)
         eventually(lambda listed=["notes__echo"] if is_on else []: agent.tools() == listed)  # type: ignore[misc]
-    with agent.listening() as heard:
+    with agent.listen() as heard:
+        take_alone()
         change()
         watch = Stopwatch()
         # Of a user who may do nothing any more, the token is good and the list empty.
@@ -364,9 +366,9 @@ def test_principals_that_nobody_changed_stay_in_memory_while_others_write(
     eventually(lambda: compared)
     assert agent.send("ping").status_code == 200
     monkeypatch.setattr(principals, "principal_of_token", lambda text: pytest.fail("looked up again"))
-    for wanted in (2, 3):
-        Invocation.objects.create(member=member.row, tool_name="echo", timeout=1, door="rest")
-        eventually(lambda wanted=wanted: len(compared) >= wanted)  # type: ignore[misc]
+    for number in (2, 3):
+        Invocation.objects.create(member=member.row, tool_name="echo", timeout=1, source="rest")
+        eventually(lambda number=number: len(compared) >= number)  # type: ignore[misc]
         assert agent.send("ping").status_code == 200
     assert set(compared) == {False}
 

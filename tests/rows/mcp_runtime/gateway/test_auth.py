@@ -1,4 +1,4 @@
-"""Who may come in: tokens kept in memory, and the pages that may ask."""
+"""Access control: tokens kept in memory, and the pages that may ask."""
 
 from __future__ import annotations
 

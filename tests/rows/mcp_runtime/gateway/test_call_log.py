@@ -13,10 +13,10 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import InterfaceError, InternalError, OperationalError, connection, transaction
 
-from mcp_runtime.gateway import call_log
+from mcp_runtime.gateway import call_log, call_rows
 from mcp_runtime.gateway.call_log import CUT, Call, Recorder
 from mcp_runtime.protocol import jsonrpc
-from mcp_runtime.protocol.errors import ConnectError, MethodError
+from mcp_runtime.protocol.errors import CallFailedError, ConnectError, ErrorKind, MethodError
 from mcp_runtime.schemas import secrets
 from mcp_runtime.security.access import OPERATOR, Principal
 from roster.models import ApiToken, GuildMember, Invocation, Tool
@@ -70,7 +70,7 @@ def test_each_end_of_a_call_has_its_words(recorder: Recorder, call: Callable[...
     call().answered(b'{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":"no","data":{"x":1}}}')
     call().answered(b"nonsense")
     call().failed(ConnectError("gone"))
-    call().refused(MethodError(-32603, "away", {"kind": "unavailable"}))
+    call().refused(CallFailedError(ErrorKind.UNAVAILABLE, "away"))
     call().refused(MethodError(-32020, "header"))
     call().abandoned(timed_out=True)
     call().abandoned(timed_out=False)
@@ -93,7 +93,7 @@ def test_each_end_of_a_call_has_its_words(recorder: Recorder, call: Callable[...
     assert rows[3].error_data == {"x": 1}
     assert rows[8].error_message == "tool 'echo' of member 'notes': no complete answer within 5 s; it may have run"
     first = rows[0]
-    assert (first.member.name, first.tool_name, first.arguments, first.door) == ("notes", "echo", {"a": 1}, "gateway")
+    assert (first.member.name, first.tool_name, first.arguments, first.source) == ("notes", "echo", {"a": 1}, "gateway")
     assert (first.requester, first.timeout) == ("operator", 5.0)
     assert first.started_at is not None
     assert first.finished_at is not None
@@ -257,8 +257,8 @@ def test_of_one_users_too_many_calls_those_of_the_token_with_most_are_lost(
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, name: str, error: Exception, *, times: int, after: bool = False) -> None:
-    """That function of `call_log` raises so often, `after` its work if need be, and then works."""
-    work, left = getattr(call_log, name), [times]
+    """That function of `call_rows` raises so often, `after` its work if need be, and then works."""
+    work, left = getattr(call_rows, name), [times]
 
     def attempt(*args: Any) -> Any:
         done = work(*args) if after and left[0] else None
@@ -267,7 +267,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, name: str, error: Exception, *, tim
             raise error
         return done or work(*args)
 
-    monkeypatch.setattr(call_log, name, attempt)
+    monkeypatch.setattr(call_rows, name, attempt)
 
 
 @pytest.mark.parametrize("error", [OperationalError("away"), InterfaceError("away"), InternalError("away")])
@@ -278,7 +278,7 @@ def test_a_database_that_is_away_for_a_while_costs_no_call(
     caplog: pytest.LogCaptureFixture,
     error: Exception,
 ) -> None:
-    failing(monkeypatch, "_insert", error, times=3)
+    failing(monkeypatch, "insert", error, times=3)
     call(tool="first").answered(answer())
     recorder.start()
     eventually(lambda: "calls of the gateway cannot be written down (away); trying again" in caplog.text)
@@ -287,12 +287,12 @@ def test_a_database_that_is_away_for_a_while_costs_no_call(
     assert [row.tool_name for row in Invocation.objects.order_by("id")] == ["first", "second"]
 
 
-@pytest.mark.parametrize("name", ["_insert", "_insert_alone"])
+@pytest.mark.parametrize("name", ["insert", "insert_alone"])
 def test_an_error_behind_the_commit_writes_no_call_twice(
     recorder: Recorder, call: Callable[..., Call], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     failing(monkeypatch, name, OperationalError("the connection broke"), times=1, after=True)
-    gone = {"member_id": 0} if name == "_insert_alone" else {}  # so that they are written one by one
+    gone = {"member_id": 0} if name == "insert_alone" else {}  # so that they are written one by one
     call(tool="a").answered(answer())
     call(tool="b", **gone).answered(answer())
     call(tool="c").answered(answer())
@@ -316,7 +316,7 @@ def test_calls_that_the_database_refuses_for_long_make_room_for_others(
     recorder: Recorder, call: Callable[..., Call], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(call_log, "KEEP_SECONDS", 0.0)
-    failing(monkeypatch, "_insert", OperationalError("too deep"), times=1)
+    failing(monkeypatch, "insert", OperationalError("too deep"), times=1)
     call(tool="bad").answered(answer())
     recorder.start()
     eventually(lambda: "1 calls of the gateway could not be written down (too deep)" in caplog.text)
@@ -327,7 +327,7 @@ def test_calls_that_the_database_refuses_for_long_make_room_for_others(
 def test_a_stop_waits_for_no_database_and_says_what_it_lost(
     recorder: Recorder, call: Callable[..., Call], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failing(monkeypatch, "_insert", OperationalError("away"), times=1_000)
+    failing(monkeypatch, "insert", OperationalError("away"), times=1_000)
     recorder.start()
     for _ in range(3):
         call().answered(answer())

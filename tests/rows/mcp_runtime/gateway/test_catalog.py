@@ -11,7 +11,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from mcp_runtime.gateway import catalog
-from mcp_runtime.gateway.catalog import Entry, Extras, Roster, Scope
+from mcp_runtime.gateway.catalog import Entry, Extras, Roster, Selection
 from mcp_runtime.security.access import OPERATOR, Principal
 from roster.models import AgentSession, GuildMember, Tool
 
@@ -20,7 +20,7 @@ LISTS = {
     "resources": [{"uri": "file:///a"}, {"uri": "x:1"}],
     "resourceTemplates": [{"uriTemplate": "file:///{name}", "name": "t"}],
 }
-ALL = Scope()
+ALL = Selection()
 
 
 def extras(member: str, lists: dict[str, list[dict[str, Any]]]) -> Extras:
@@ -39,8 +39,8 @@ def member(name: str, *tools: str, **fields: Any) -> GuildMember:
     return row
 
 
-def listed(roster: Roster, kind: str, principal: Principal = OPERATOR, scope: Scope = ALL) -> list[Any]:
-    entries = json.loads(roster.list_of(kind, principal, scope))
+def listed(roster: Roster, kind: str, principal: Principal = OPERATOR, selection: Selection = ALL) -> list[Any]:
+    entries = json.loads(roster.list_of(kind, principal, selection))
     return [entry.get("uri") or entry.get("uriTemplate") or entry["name"] for entry in entries]
 
 
@@ -71,7 +71,7 @@ def test_lists_carry_the_member_in_their_names(roster: Roster) -> None:
     assert listed(roster, "prompts") == ["a__greet", "b__greet"]
     assert listed(roster, "resources") == ["guild://a/file:///a", "guild://a/x:1"]
     assert listed(roster, "resourceTemplates") == ["guild://a/file:///{name}"]
-    assert listed(roster, "prompts", scope=Scope(frozenset({"b"}))) == ["b__greet"]
+    assert listed(roster, "prompts", selection=Selection(frozenset({"b"}))) == ["b__greet"]
 
 
 SLIPS: dict[str, Any] = {
@@ -127,7 +127,7 @@ def test_lists_and_their_digests_are_made_once_for_each(roster: Roster) -> None:
 def flood(roster: Roster, principal: Principal, scopes: int) -> None:
     """Ask for the lists of so many scopes, each of which has the same resources."""
     for number in range(scopes):
-        roster.digest_of("resources", principal, Scope(frozenset({"a", f"m{number}"})))
+        roster.digest_of("resources", principal, Selection(frozenset({"a", f"m{number}"})))
 
 
 def roster_with_bytes(size: int, roster: Roster) -> Roster:
@@ -182,7 +182,7 @@ def test_prompts_and_resources_are_found_by_the_names_they_are_listed_under(rost
 def test_a_resource_that_is_not_for_the_caller_is_not_there(roster: Roster, uri: str) -> None:
     assert roster.resource(uri, Principal(1, "x", invokes=True, members=frozenset({"b"})), ALL) is None
     assert roster.resource(uri, Principal(1, "x", invokes=True, tools=frozenset({("a", "t")})), ALL) is None
-    assert roster.resource(uri, OPERATOR, Scope(frozenset({"b"}))) is None
+    assert roster.resource(uri, OPERATOR, Selection(frozenset({"b"}))) is None
     assert roster.resource(uri.replace("/a/", "/off/"), Principal(1, "x"), ALL) is None
 
 
@@ -275,10 +275,10 @@ def test_an_agents_session_is_there_for_who_made_it_alone() -> None:
 
 
 def test_a_tool_is_made_again_only_when_its_row_says_something_else(db: None) -> None:
-    member("a", "same", "changed", "judged")
+    member("a", "same", "changed", "checked")
     before = catalog.load({}, Roster())
     Tool.objects.filter(name="changed").update(definition={"name": "changed", "description": "another"})
-    Tool.objects.filter(name="judged").update(schema_error="no schema")
+    Tool.objects.filter(name="checked").update(schema_error="no schema")
     tools, after = before.members["a"].tools, catalog.load({}, before).members["a"].tools
-    assert {name: after[name] is tools[name] for name in tools} == {"same": True, "changed": False, "judged": False}
+    assert {name: after[name] is tools[name] for name in tools} == {"same": True, "changed": False, "checked": False}
     assert json.loads(after["changed"].own)["description"] == "another"

@@ -105,9 +105,9 @@ def test_a_member_that_speaks_both_eras_is_introduced_in_each_with_what_it_says_
         assert told["supportedVersions"][0] == MODERN_VERSION
         assert introduced(agent)["capabilities"] == {**HANDSHAKE, "tools": {"listChanged": True}}
         world.live.clear()  # the second time from memory
-    assert len(member.heard("server/discover")) == 1
+    assert len(member.messages("server/discover")) == 1
     member.behaviours["server/discover"] = lambda asked: asked.error(-32601, "Method not found", status=404)
-    world.live[member.row.pk] = member.restarted()
+    world.live[member.row.pk] = member.restart()
     assert agent.modern("server/discover").json()["result"]["capabilities"]["logging"] == {}
 
 
@@ -167,7 +167,7 @@ def test_what_no_member_has_is_refused_in_the_words_of_the_era(world: World, not
         assert old.ask(method, **params)["error"]["code"] == -32602, method
     for method in ("tools/list", "prompts/list"):
         assert old.ask(method, cursor="2")["error"]["message"] == "unknown cursor: the list has one page"
-    assert old.ask("odd/method")["error"] == {"code": -32601, "message": "'odd/method' is no method of the roster"}
+    assert old.ask("odd/method")["error"] == {"code": -32601, "message": "Method not found: 'odd/method'"}
 
 
 MALFORMED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -200,7 +200,7 @@ def test_a_request_that_does_not_say_what_it_is_about_is_refused_and_reaches_no_
             named = params.get("name", params.get("uri"))
             name = {"Mcp_Name": named} if isinstance(named, str) else {}
             assert new.post(message, **headers, **name).json()["error"] == error
-        assert notes.heard(method) == []
+        assert notes.messages(method) == []
 
 
 def test_arguments_may_be_left_out_or_null(world: World, notes: Member) -> None:
@@ -225,7 +225,7 @@ def test_a_cancellation_of_true_does_not_cancel_request_one(world: World) -> Non
     agent, other = world.agent().begin(), world.agent()
     other.http.headers.update(agent.http.headers)
     with in_background(lambda: agent.post(request(1, "tools/call", name="notes__echo")).json()["error"]) as ended:
-        eventually(lambda: member.heard("tools/call"))
+        eventually(lambda: member.messages("tools/call"))
         assert other.notify("notifications/cancelled", requestId=True).status_code == 202
     assert ended[0]["data"]["kind"] == "timeout"
 
@@ -245,10 +245,10 @@ def test_a_tool_that_runs_only_as_a_task_is_offered_at_its_members_own_address_a
     refused = agent.call("notes__long")["error"]
     assert refused["code"] == -32602
     assert refused["message"].startswith("tool 'long' of member 'notes' runs only as a task")
-    assert member.heard("tools/call") == []
+    assert member.messages("tools/call") == []
     assert own.tools() == ["plain", "long"]
     own.ask("tools/call", name="long", task={"ttl": 1})
-    assert member.heard("tools/call")[-1]["params"] == {"name": "long", "task": {"ttl": 1}}
+    assert member.messages("tools/call")[-1]["params"] == {"name": "long", "task": {"ttl": 1}}
 
 
 def test_where_no_tasks_are_offered_a_call_as_a_task_is_a_plain_call(world: World) -> None:
@@ -257,7 +257,7 @@ def test_where_no_tasks_are_offered_a_call_as_a_task_is_a_plain_call(world: Worl
     capabilities = {"extensions": {"io.modelcontextprotocol/tasks": {}, "x/y": {}}, "sampling": {}}
     meta = {f"{META}clientCapabilities": capabilities}
     world.agent().modern("tools/call", name="notes__plain", meta=meta)
-    old, new = (message["params"] for message in member.heard("tools/call"))
+    old, new = (message["params"] for message in member.messages("tools/call"))
     assert "task" not in old
     assert new["_meta"][f"{META}clientCapabilities"] == {"extensions": {"x/y": {}}, "sampling": {}}
 
@@ -265,7 +265,7 @@ def test_where_no_tasks_are_offered_a_call_as_a_task_is_a_plain_call(world: Worl
 def test_a_tool_that_is_switched_off_is_not_there(world: World, notes: Member) -> None:
     for agent, name in ((world.agent().begin(), "notes__off"), (world.agent("/mcp/notes").begin(), "off")):
         assert "there is none, or it is switched off" in agent.call(name)["error"]["message"]
-    assert notes.heard("tools/call") == []
+    assert notes.messages("tools/call") == []
 
 
 def test_a_members_own_list_passes_without_what_is_switched_off(world: World, notes: Member) -> None:
@@ -328,10 +328,10 @@ def test_a_log_level_is_told_to_members_now_and_later(world: World, notes: Membe
     eventually(lambda: "other__echo" in agent.tools())
     agent.call("notes__echo")
     assert agent.ask("logging/setLevel", level="warning")["result"] == {}
-    assert [message["params"] for message in notes.heard("logging/setLevel")] == [{"level": "warning"}]
-    assert other.heard("logging/setLevel") == []
+    assert [message["params"] for message in notes.messages("logging/setLevel")] == [{"level": "warning"}]
+    assert other.messages("logging/setLevel") == []
     agent.call("other__echo")
-    assert [message["params"] for message in other.heard("logging/setLevel")] == [{"level": "warning"}]
+    assert [message["params"] for message in other.messages("logging/setLevel")] == [{"level": "warning"}]
 
 
 def test_a_failure_of_anything_else_than_a_tool_tells_its_member_too(world: World, notes: Member) -> None:
@@ -361,14 +361,14 @@ def test_calls_of_one_token_that_hang_keep_no_other_token_waiting(world: World) 
     greedy = world.agent(token=make_token()).begin()
     message = {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "notes__echo", "arguments": {}}}
     assert quick.text("notes__echo", say="first") == "first"
-    sent = [greedy.sent({**message, "id": number}) for number in range(64)]
+    sent = [greedy.send_only({**message, "id": number}) for number in range(64)]
     try:
-        eventually(lambda: len(member.heard("tools/call")) >= 13)
+        eventually(lambda: len(member.messages("tools/call")) >= 13)
         watch = Stopwatch()
         for number in range(5):
             assert quick.text("notes__echo", say=str(number)) == str(number)
         assert watch.seconds < 2
-        assert len(member.heard("tools/call")) == 1 + 12 + 5
+        assert len(member.messages("tools/call")) == 1 + 12 + 5
     finally:
         go_on.set()
         for connection in sent:

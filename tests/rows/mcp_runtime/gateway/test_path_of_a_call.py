@@ -1,4 +1,4 @@
-"""How far a reader has to go to follow one call (docs/architecture.md, How a call through the gateway travels)."""
+"""How far a reader has to go to follow one call (see docs/architecture-runtime.md)."""
 
 from __future__ import annotations
 

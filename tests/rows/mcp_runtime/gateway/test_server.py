@@ -16,7 +16,7 @@ import requests
 from django.db import OperationalError
 from django.utils import timezone
 
-from mcp_runtime.gateway import catalog, learning, members, server, session_file
+from mcp_runtime.gateway import catalog, extras_loader, members, server, session_file
 from mcp_runtime.http1 import server as http_server
 from roster.models import GuildMember, Invocation, Tool
 from tests.conftest import eventually
@@ -54,7 +54,7 @@ def test_what_members_offer_beside_tools_is_learned_page_by_page(world: World) -
     )
     eventually(lambda: listed(world, "prompts/list", "prompts") == ["notes__a", "notes__b"])
     # It knows nothing of templates, as many do not; that costs it no more than those.
-    assert member.heard("resources/templates/list")
+    assert member.messages("resources/templates/list")
     assert listed(world, "resources/list", "resources") == ["guild://notes/x:1"]
     assert listed(world, "resources/templates/list", "resourceTemplates") == []
     member.behaviours["prompts/list"] = pages([{"name": "c"}], kind="prompts")
@@ -79,11 +79,11 @@ def test_a_change_while_a_list_is_learned_is_learned_too(world: World) -> None:
     world.agent().begin()  # so the gateway has heard of it
     go_on.set()
     eventually(lambda: listed(world, "prompts/list", "prompts") == ["notes__new"])
-    assert len(member.heard("prompts/list")) == 2
+    assert len(member.messages("prompts/list")) == 2
 
 
 def test_a_prompt_that_is_too_large_costs_a_member_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learning, "MAX_ENTRY", 1_000)
+    monkeypatch.setattr(extras_loader, "MAX_ENTRY", 1_000)
     world.agent()
     large = {"name": "large", "icons": [{"src": "data:" + "x" * 2_000}]}
     world.member(behaviours={"prompts/list": pages([large, {"name": "small"}], kind="prompts")}, capabilities=ALL)
@@ -91,24 +91,24 @@ def test_a_prompt_that_is_too_large_costs_a_member_no_other(world: World, monkey
 
 
 def test_a_member_that_does_not_list_is_asked_again_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learning, "LEARN_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(extras_loader, "LEARN_AGAIN_SECONDS", 0.01)
     world.agent()
     member = world.member(behaviours={"prompts/list": lambda asked: asked.http(500)}, capabilities={"prompts": {}})
-    eventually(lambda: len(member.heard("prompts/list")) > 1)
+    eventually(lambda: len(member.messages("prompts/list")) > 1)
     member.behaviours["prompts/list"] = pages([{"name": "a"}], kind="prompts")
     eventually(lambda: listed(world, "prompts/list", "prompts") == ["notes__a"])
 
 
 def test_a_list_without_end_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learning, "MAX_LEARNED", 3)
-    monkeypatch.setattr(learning, "MAX_PAGES", 5)
+    monkeypatch.setattr(extras_loader, "MAX_LEARNED", 3)
+    monkeypatch.setattr(extras_loader, "MAX_PAGES", 5)
     world.agent()
     endless = pages(*[[{"name": f"p{number}"}] for number in range(50)], kind="prompts")
     empty = pages(*[[] for _ in range(50)], kind="resources")
     member = world.member(behaviours={"prompts/list": endless, "resources/list": empty}, capabilities=ALL)
     eventually(lambda: listed(world, "prompts/list", "prompts") == ["notes__p0", "notes__p1", "notes__p2"])
-    assert len(member.heard("prompts/list")) == 3
-    assert len(member.heard("resources/list")) == 5
+    assert len(member.messages("prompts/list")) == 3
+    assert len(member.messages("resources/list")) == 5
 
 
 def test_learning_does_not_decide_how_many_calls_a_member_takes(world: World) -> None:
@@ -132,7 +132,7 @@ def test_learning_does_not_decide_how_many_calls_a_member_takes(world: World) ->
     with in_background(lambda: agents[0].text("notes__echo")), in_background(lambda: agents[1].text("notes__echo")):
         assert agents[2].text("notes__echo") == "done"
     assert max(most) == 1
-    assert len(member.heard("tools/call")) == 3
+    assert len(member.messages("tools/call")) == 3
 
 
 def test_a_database_that_is_away_leaves_the_roster_in_memory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,11 +160,11 @@ def test_a_database_that_is_away_leaves_the_roster_in_memory(world: World, monke
 def test_a_call_has_a_stopped_member_started_and_goes_on_once_it_is_there(world: World) -> None:
     member = world.member()
     live = world.live.pop(member.row.pk)
-    GuildMember.objects.update(status="disconnected", wanted="stopped")
+    GuildMember.objects.update(status="disconnected", desired_state="stopped")
     agent = world.agent().begin()
     with in_background(lambda: agent.text("notes__echo")) as said:
-        eventually(lambda: world.woken == 1)
-        assert GuildMember.objects.get().wanted == "running"
+        eventually(lambda: world.wake_count == 1)
+        assert GuildMember.objects.get().desired_state == "running"
         world.live[member.row.pk] = live
         world.gateway.member_changed(member.row.pk)
     assert said == ["{}"]
@@ -173,7 +173,7 @@ def test_a_call_has_a_stopped_member_started_and_goes_on_once_it_is_there(world:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"status": "error", "last_error": "it broke", "wanted": "running"}, "it broke"),
+        ({"status": "error", "last_error": "it broke", "desired_state": "running"}, "it broke"),
         ({"manifest_error": "no command", "status": "disconnected"}, "no command"),
         ({"status": "starting"}, "it was not connected within 0.3 s"),
     ],
@@ -191,7 +191,7 @@ def test_a_member_that_does_not_come_up_fails_the_call_with_the_reason(
     assert error["data"] == {"member": "notes", "kind": "unavailable", "sent": False}
     (call,) = world.calls()
     assert (call.error_kind, call.error_message) == ("unavailable", error["message"])
-    assert member.heard("tools/call") == []
+    assert member.messages("tools/call") == []
 
 
 def test_a_call_that_waits_for_a_restart_in_vain_is_told_why_without_the_members_last_lines(world: World) -> None:
@@ -200,7 +200,7 @@ def test_a_call_that_waits_for_a_restart_in_vain_is_told_why_without_the_members
     world.live.pop(member.row.pk)
     last_error = f"it broke{GuildMember.TAIL_MARK}key=sesame"
     soon = timezone.now() + timedelta(seconds=0.2)
-    GuildMember.objects.update(status="error", wanted="running", last_error=last_error, next_restart_at=soon)
+    GuildMember.objects.update(status="error", desired_state="running", last_error=last_error, next_restart_at=soon)
     told = failed(world, agent, "notes__echo")
     assert "it broke" in told
     assert "sesame" not in told
@@ -231,20 +231,20 @@ def hang_if_slow(asked: Asked) -> None:
 def test_a_call_that_waited_for_a_slot_in_vain_was_not_sent_and_says_so(world: World) -> None:
     member = world.member(behaviours={"tools/call": hang_if_slow}, **BUSY)
     agent = world.agent().begin()
-    slow = agent.sent(request(99, "tools/call", name="notes__slow", arguments={}))
-    eventually(lambda: member.heard("tools/call"))
+    slow = agent.send_only(request(99, "tools/call", name="notes__slow", arguments={}))
+    eventually(lambda: member.messages("tools/call"))
     assert failed(world, agent, "notes__echo") == (
         "member 'notes' is unavailable: none of its 1 slots became free within 0.3 s; the call was not sent"
     )
-    assert [message["params"]["name"] for message in member.heard("tools/call")] == ["slow"]
+    assert [message["params"]["name"] for message in member.messages("tools/call")] == ["slow"]
     slow.close()
 
 
 def test_a_call_that_is_cancelled_while_it_waits_for_a_slot_is_not_sent_any_more(world: World) -> None:
     member = world.member(behaviours={"tools/call": hang_if_slow}, **BUSY | {"tool_timeouts": {}})
     agent, other = world.agent().begin(), world.agent().begin()
-    slow = other.sent(request(99, "tools/call", name="notes__slow", arguments={}))
-    eventually(lambda: member.heard("tools/call"))
+    slow = other.send_only(request(99, "tools/call", name="notes__slow", arguments={}))
+    eventually(lambda: member.messages("tools/call"))
     call = request(7, "tools/call", name="notes__echo", arguments={})
     with in_background(lambda: agent.post(call).json()["error"]) as ended:
         canceller = Agent(world, None)  # type: ignore[arg-type]
@@ -259,7 +259,7 @@ def test_a_call_that_is_cancelled_while_it_waits_for_a_slot_is_not_sent_any_more
     assert ended[0]["message"] == "tool 'echo' of member 'notes': it was cancelled before it was sent"
     assert ended[0]["data"] == {"kind": "cancelled", "member": "notes", "sent": False}
     assert agent.text("notes__echo") == "done"
-    assert [message["params"]["name"] for message in member.heard("tools/call")] == ["slow", "echo"]
+    assert [message["params"]["name"] for message in member.messages("tools/call")] == ["slow", "echo"]
 
 
 def test_a_call_whose_session_with_the_member_does_not_begin_was_not_sent(world: World) -> None:
@@ -270,11 +270,11 @@ def test_a_call_whose_session_with_the_member_does_not_begin_was_not_sent(world:
     member.behaviours["initialize"] = lambda asked: asked.error(-32000, "too many sessions")
     Invocation.objects.all().delete()
     assert "too many sessions" in failed(world, world.agent().begin(), "notes__echo")
-    assert member.heard("tools/call") == []
+    assert member.messages("tools/call") == []
 
 
 def test_a_call_that_finds_nobody_listening_was_not_sent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world, "connection_failed", lambda live, error: None)
+    monkeypatch.setattr(world, "handle_connection_failure", lambda live, error: None)
     member = world.member()
     agent = world.agent().begin()
     member.server.close_listener()
@@ -326,7 +326,7 @@ def test_a_call_in_a_member_that_the_hall_stops_says_so(world: World) -> None:
     member = world.member()
 
     def stop(asked: Asked) -> None:
-        member.live.stop_asked.set()
+        member.live.stop_requested.set()
         member.live.process.exit_code = 0
         member.live.process.exited.set()
         asked.reset()
@@ -352,7 +352,7 @@ def test_with_the_doors_closed_calls_under_way_go_on_and_nobody_else_comes_in(wo
         in_background(lambda: agent.text("notes__echo")) as said,
         socket.create_connection(("127.0.0.1", world.gateway_port), timeout=10) as slow,
     ):
-        eventually(lambda: member.heard("tools/call"))
+        eventually(lambda: member.messages("tools/call"))
         token = other.http.headers["Authorization"]
         slow.sendall(f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: {token}\r\n".encode())
         world.gateway.close_doors()
@@ -384,7 +384,7 @@ def test_a_loop_that_cannot_begin_is_said_in_the_log(
 
 def test_headers_without_end_are_cut_off_and_large_bodies_are_not_taken_for_them(world: World) -> None:
     agent = world.agent().begin()
-    assert agent.post(b'{"x": "' + b"y" * 1_000_000 + b'"}').status_code == 400  # read, and judged
+    assert agent.post(b'{"x": "' + b"y" * 1_000_000 + b'"}').status_code == 400  # read, and validated
     with socket.create_connection(("127.0.0.1", world.gateway_port), timeout=10) as connection:
         connection.sendall(b"POST /mcp HTTP/1.1\r\n")
         with contextlib.suppress(OSError):
@@ -402,9 +402,9 @@ def test_more_connections_than_there_is_room_for_end_idle_ones_first(
     for agent in agents:
         agent.http.close()
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 2)
-    with agents[0].listening(), socket.create_connection(("127.0.0.1", world.gateway_port)) as silent:
+    with agents[0].listen(), socket.create_connection(("127.0.0.1", world.gateway_port)) as silent:
         silent.settimeout(10)
-        with agents[1].listening():
+        with agents[1].listen():
             assert silent.recv(1) == b""
             refused = agents[2].send("ping")
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
@@ -424,14 +424,14 @@ def test_what_sessions_were_told_once_holds_in_the_next_runtime(
     agent.ask("logging/setLevel", level="error")
     agent.ask("resources/subscribe", uri="x:1")
     assert ended.http.delete(ended.url, timeout=10).status_code == 204
-    world.next_gateway()
+    world.replace_gateway()
     member.requests.clear()
     for one in (agent, ended):
         one.url = world.agent(urlsplit(one.url).path).url
-    with agent.listening():
-        eventually(lambda: member.heard("resources/subscribe"))
-    assert [told["params"] for told in member.heard("logging/setLevel")] == [{"level": "error"}]
-    assert [told["params"] for told in member.heard("resources/subscribe")] == [{"uri": "x:1"}]
+    with agent.listen():
+        eventually(lambda: member.messages("resources/subscribe"))
+    assert [told["params"] for told in member.messages("logging/setLevel")] == [{"level": "error"}]
+    assert [told["params"] for told in member.messages("resources/subscribe")] == [{"uri": "x:1"}]
     assert ended.send("ping").status_code == 404
 
 

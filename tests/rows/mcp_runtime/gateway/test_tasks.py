@@ -77,7 +77,7 @@ def begun_modern(agent: Agent) -> str:
 
 
 def heard_of_tasks(member: Member) -> list[Any]:
-    return [message for method in (*ASKED_FOR, "tasks/list") for message in member.heard(method)]
+    return [message for method in (*ASKED_FOR, "tasks/list") for message in member.messages(method)]
 
 
 def test_a_task_is_for_the_token_that_made_it_in_all_of_its_sessions(world: World) -> None:
@@ -88,7 +88,7 @@ def test_a_task_is_for_the_token_that_made_it_in_all_of_its_sessions(world: Worl
     assert own.ask("tasks/cancel", taskId=task_id)["result"] == task(taskId=task_id, status="cancelled")
     told = own.ask("tasks/result", taskId=task_id)["result"]
     assert told == {**text(SECRET), "_meta": {RELATED: {"taskId": task_id}, "x": 1}}
-    world.next_gateway()
+    world.replace_gateway()
     assert "result" in in_session(world).ask("tasks/get", taskId=task_id)
     assert [message["params"] for message in heard_of_tasks(member)] == [{"taskId": "t1"}] * 4
 
@@ -153,7 +153,7 @@ def test_a_method_in_other_letters_is_refused_for_members_that_take_any_case(wor
     own = begun(agent)
     error = agent.ask(method, taskId=own, name="echo")["error"]
     assert error["code"] == -32601
-    assert member.heard(method) == []
+    assert member.messages(method) == []
 
 
 def test_a_token_for_single_tools_may_read_the_task_that_it_made(world: World) -> None:
@@ -193,11 +193,11 @@ def test_a_request_may_be_about_a_task_of_its_caller_alone(world: World) -> None
         for told in ("t1", task_id):
             meta = {RELATED: {"taskId": told}, "x": 1}
             assert thief.ask(method, **params, _meta=meta)["error"]["code"] == -32602, (method, told)
-    assert member.heard("prompts/get") == heard_of_tasks(member) == []
+    assert member.messages("prompts/get") == heard_of_tasks(member) == []
     owner.ask("prompts/get", name="x", _meta={RELATED: {"taskId": task_id, "taskid": "t2"}, "x": 1})
-    assert member.heard("prompts/get")[0]["params"]["_meta"] == {RELATED: {"taskId": "t1"}, "x": 1}
+    assert member.messages("prompts/get")[0]["params"]["_meta"] == {RELATED: {"taskId": "t1"}, "x": 1}
     world.agent().begin().ask("tools/call", name="notes__echo", _meta={RELATED: {"taskId": "t1"}})
-    assert RELATED not in member.heard("tools/call")[-1]["params"].get("_meta", {})
+    assert RELATED not in member.messages("tools/call")[-1]["params"].get("_meta", {})
 
 
 # How lenient members read that a request is about a task: keys in any case, or with underscores where others have none.
@@ -217,14 +217,14 @@ def test_nothing_is_about_a_task_in_a_spelling_that_lenient_members_read(world: 
     refused = agent.notify("notifications/progress", progressToken=1, progress=1, **more)
     assert (refused.status_code, refused.json()["error"]["message"]) == (400, written)
     for method in ("tools/call", "prompts/get", "notifications/progress"):
-        assert member.heard(method) == []
+        assert member.messages(method) == []
 
 
 def test_a_method_of_a_members_own_may_have_a_parameter_named_meta(world: World) -> None:
     member = world.member(behaviours={"notes/tag": lambda asked: asked.result({})})
     agent = in_session(world)
     assert agent.ask("notes/tag", meta={"colour": "red"})["result"] == {}
-    assert member.heard("notes/tag")[0]["params"] == {"meta": {"colour": "red"}}
+    assert member.messages("notes/tag")[0]["params"] == {"meta": {"colour": "red"}}
     assert agent.ask("notes/tag", _Meta={RELATED: {"taskId": "t1"}})["error"]["code"] == -32602
 
 
@@ -238,7 +238,7 @@ def test_no_answer_is_about_a_task_in_a_spelling_that_lenient_members_read(world
 
     world.member(behaviours={"tools/call": asking})
     agent, answer = in_session(world, elicitation={}), {"action": "accept"}
-    with agent.streaming(request(7, "tools/call", name="echo")) as stream:
+    with agent.stream(request(7, "tools/call", name="echo")) as stream:
         reply = {"jsonrpc": "2.0", "id": stream.until("elicitation/create")["id"]}
         assert agent.post({**reply, "result": answer | more}).status_code == 400
         assert agent.post({**reply, "result": answer, "Result": answer | more}).status_code == 202
@@ -288,7 +288,7 @@ def test_questions_for_a_task_name_it_as_its_caller_knows_it_and_answers_as_the_
     agent = in_session(world, elicitation={})
     task_id = begun(agent)
     for told, passed in ((task_id, {RELATED: {"taskId": "t1"}}), ("t1", {})):
-        with agent.streaming(request(7, "tasks/result", taskId=task_id)) as stream:
+        with agent.stream(request(7, "tasks/result", taskId=task_id)) as stream:
             progress = stream.until("notifications/progress")
             question = stream.until("elicitation/create")
             answer = {"action": "accept", "_meta": {RELATED: {"taskId": told}}}
@@ -317,7 +317,7 @@ def test_questions_for_a_task_may_come_on_the_stream_of_the_session(world: World
     agent, other = in_session(world, elicitation={}), world.agent("/mcp/notes")
     task_id = begun(agent)
     other.http.headers.update(agent.http.headers)
-    with agent.listening() as stream, in_background(lambda: other.ask("tasks/result", taskId=task_id)) as ended:
+    with agent.listen() as stream, in_background(lambda: other.ask("tasks/result", taskId=task_id)) as ended:
         for told in (task_id, "t2"):
             question = stream.until("elicitation/create")
             assert question["params"] == {"_meta": {RELATED: {"taskId": told}}}
@@ -342,9 +342,9 @@ def test_what_members_say_of_tasks_unasked_reaches_nobody(world: World) -> None:
 
     member = world.member(behaviours={"initialize": with_session, "GET": telling, "tools/call": calling})
     agent = in_session(world)
-    with agent.listening() as stream:
+    with agent.listen() as stream:
         assert stream.until("notifications/message")["params"]["data"] == "after"
-        assert [one for one in stream.everything if one["method"] == "notifications/tasks/status"] == []
+        assert [one for one in stream.all_messages if one["method"] == "notifications/tasks/status"] == []
     told = messages_of(agent.send("tools/call", name="echo"))
     assert [one.get("method") for one in told] == ["notifications/message", None]
     member.behaviours |= MODERN
@@ -358,8 +358,8 @@ def test_callers_tell_a_member_nothing_of_tasks(world: World) -> None:
     agent.call("echo")
     agent.notify("notifications/tasks/status", **task())
     agent.notify("notifications/progress", progressToken=1, progress=1, _meta={RELATED: {"taskId": "t1"}})
-    assert member.heard("notifications/progress")[0]["params"] == {"progressToken": 1, "progress": 1, "_meta": {}}
-    assert member.heard("notifications/tasks/status") == []
+    assert member.messages("notifications/progress")[0]["params"] == {"progressToken": 1, "progress": 1, "_meta": {}}
+    assert member.messages("notifications/tasks/status") == []
 
 
 def test_results_that_only_look_like_tasks_pass_as_they_are(world: World) -> None:
@@ -376,5 +376,5 @@ def test_a_session_is_given_no_task_of_2026_07_28(world: World) -> None:
     member = world.member(behaviours=MODERN)
     for path, tool in (("/mcp", "notes__echo"), ("/mcp/notes", "echo")):
         world.agent(path).begin("2025-11-25", **EXTENSION, sampling={}).call(tool)
-        told = member.heard("tools/call")[-1]["params"]["_meta"][f"{META}clientCapabilities"]
+        told = member.messages("tools/call")[-1]["params"]["_meta"][f"{META}clientCapabilities"]
         assert told == {"extensions": {}, "sampling": {}}

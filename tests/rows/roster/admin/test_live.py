@@ -66,8 +66,8 @@ def test_versions_of_different_parts_do_not_run_together() -> None:
 
 @pytest.mark.parametrize("done", [True, False])
 def test_every_answer_says_whether_to_go_on_asking(done: bool) -> None:
-    first = answer(done=done)
-    again = answer(first.headers["ETag"], done=done)
+    first = answer(is_final=done)
+    again = answer(first.headers["ETag"], is_final=done)
     assert [first.headers["X-Live"], again.headers["X-Live"]] == ["done" if done else "part"] * 2
 
 
@@ -90,7 +90,7 @@ def test_a_button_answers_a_script_with_its_messages_and_a_browser_with_a_page()
         request.session = {}  # type: ignore[assignment]  # all that the messages want of one
         MessageMiddleware(lambda _: HttpResponse()).process_request(request)
         messages.warning(request, "<b>no</b>")
-        return live.done(request, HttpResponse("page"))
+        return live.form_response(request, HttpResponse("page"))
 
     assert pressed(**{"X-Live": "form"}).content == b'{"messages": [{"level": "warning", "text": "<b>no</b>"}]}'
     assert pressed().content == b"page"

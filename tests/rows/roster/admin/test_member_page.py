@@ -92,7 +92,7 @@ def add_tool(member: GuildMember, name: str, **columns: Any) -> Tool:
 
 def add_call(member: GuildMember, **columns: Any) -> Invocation:
     return Invocation.objects.create(
-        **{"member": member, "tool_name": "echo", "timeout": 30, "door": "rest", **columns}
+        **{"member": member, "tool_name": "echo", "timeout": 30, "source": "rest", **columns}
     )
 
 
@@ -141,12 +141,12 @@ def test_a_crash_is_told_with_its_cause_its_last_lines_and_what_to_do(page: Clie
     head = text_of(page.get(part_of(anna, "head")))
     assert "ended with exit code 3" in head
     assert "the disk is full" in head
-    assert "not tried again by itself" in head
+    assert "not tried again automatically" in head
     assert "exit code 3" in text_of(page.get(part_of(anna, "activity")))
 
     GuildMember.objects.update(next_restart_at=timezone.now() + timedelta(seconds=8))
     head = text_of(page.get(part_of(anna, "head")))
-    assert "not tried again by itself" not in head
+    assert "not tried again automatically" not in head
     assert "Next try at" in head
 
 
@@ -179,19 +179,19 @@ def test_a_manifest_that_cannot_be_used_says_where_it_is(page: Client, anna: Gui
     GuildMember.objects.update(manifest_error="command: missing", status="disconnected")
     head = text_of(page.get(part_of(anna, "head")))
     assert "command: missing" in head
-    assert "Mend command in anna/guild-member.json" in head
+    assert "Fix command in anna/guild-member.json" in head
 
 
 def test_the_buttons_are_those_that_apply_now(page: Client, anna: GuildMember) -> None:
     running = text_of(page.get(part_of(anna, "head")))
     assert "Stop" in running
     assert ">Start<" not in running
-    GuildMember.objects.update(wanted="stopped", status="disconnected")
+    GuildMember.objects.update(desired_state="stopped", status="disconnected")
     assert ">Start<" in text_of(page.get(part_of(anna, "head")))
 
 
 def test_a_button_answers_a_script_with_what_was_done(page: Client, anna: GuildMember) -> None:
-    stop = reverse("admin:roster_guildmember_wish", args=[anna.pk, "stop"])
+    stop = reverse("admin:roster_guildmember_verb", args=[anna.pk, "stop"])
     answer = page.post(stop, headers={"X-Live": "form"}).json()
     assert [message["text"] for message in answer["messages"]] == ["Asked to stop (1): anna."]
     tool = add_tool(anna, "echo")
@@ -294,7 +294,7 @@ def test_the_log_goes_on_after_a_rotation(page: Client, anna: GuildMember, log: 
     cursor = page.get(log_of(anna)).json()["cursor"]
     with log.open("a") as file:
         file.write("two\n")
-    log.rename(logs.rotated(log))
+    log.rename(logs.rotated_path(log))
     log.write_text("three\n")
     answer = page.get(log_of(anna), {"after": cursor}).json()
     assert (answer["lines"], answer["gap"]) == (["two", "three"], False)
@@ -330,7 +330,7 @@ def test_a_slow_reader_of_the_log_keeps_no_connection(
 
 
 def test_the_whole_log_is_a_file_that_no_browser_opens_as_a_page(page: Client, anna: GuildMember, log: Path) -> None:
-    logs.rotated(log).write_text("older\n")
+    logs.rotated_path(log).write_text("older\n")
     log.write_text(f"newer {EVIL}\n")
     response = page.get(log_of(anna, file=True))
     assert b"".join(response.streaming_content) == f"older\nnewer {EVIL}\n".encode()

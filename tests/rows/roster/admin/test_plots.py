@@ -146,7 +146,7 @@ def echo() -> Tool:
     member = GuildMember.objects.create(name="anna", directory="anna", manifest={})
     for name, status in (("echo", "succeeded"), ("echo", "failed"), ("other", "succeeded")):
         Invocation.objects.create(
-            member=member, tool_name=name, timeout=1, door="rest", status=status, finished_at=timezone.now()
+            member=member, tool_name=name, timeout=1, source="rest", status=status, finished_at=timezone.now()
         )
     return Tool.objects.create(member=member, name="echo", definition={"name": "echo", "inputSchema": {}})
 
@@ -171,7 +171,7 @@ def test_the_page_of_a_tool_holds_its_plots_and_they_stay_true(page: Client, ech
     etag = part[1].replace("&quot;", '"')
     assert page.get(asked, headers={"If-None-Match": etag}).status_code == 304
     Invocation.objects.create(
-        member=echo.member, tool_name="echo", timeout=1, door="rest", status="succeeded", finished_at=timezone.now()
+        member=echo.member, tool_name="echo", timeout=1, source="rest", status="succeeded", finished_at=timezone.now()
     )
     assert "3 calls" in words(page.get(asked, headers={"If-None-Match": etag}))
 

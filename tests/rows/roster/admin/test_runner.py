@@ -1,4 +1,4 @@
-"""The tool runner as the server makes it: calls without leaving, sets, links to earlier calls, and who may what."""
+"""The tool runner as the server makes it: calls without leaving, presets, links to earlier calls, and who may what."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from django.utils import timezone
 from mcp_runtime.control.members import reserve_member
 from mcp_runtime.schemas import secrets
 from mcp_runtime.security.limits import SharedSlots
-from roster import argument_sets
+from roster import presets
 from roster.admin.tools import runner
 from roster.api import requests
-from roster.models import ArgumentSet, GuildMember, Invocation, Tool
+from roster.models import GuildMember, Invocation, Preset, Tool
 
 pytestmark = pytest.mark.django_db
 
@@ -93,7 +93,7 @@ def begun(page: Client, tool: Tool, **query: Any) -> tuple[Any, str]:
 
 
 def make_call(tool: Tool, **columns: Any) -> Invocation:
-    values = {"tool_name": tool.name, "timeout": 30, "door": "rest", "requester": "x", **columns}
+    values = {"tool_name": tool.name, "timeout": 30, "source": "rest", "requester": "x", **columns}
     return Invocation.objects.create(member=tool.member, **values)
 
 
@@ -107,7 +107,7 @@ def test_a_call_answers_with_where_its_end_will_be_and_a_new_key(
     said = call(page, echo, {"text": "hi"}, call_key=key)
 
     row = Invocation.objects.get()
-    assert (row.arguments, row.door, row.idempotency_key) == ({"text": "hi"}, "admin", key)
+    assert (row.arguments, row.source, row.idempotency_key) == ({"text": "hi"}, "admin", key)
     assert said["outcome"] == address(echo, "outcome", row.pk)
     assert said["call_key"] != key
     assert waits == [(row.pk, runner.PATIENCE_SECONDS)]
@@ -151,7 +151,7 @@ def test_without_a_script_the_form_that_comes_back_has_a_new_key(page: Client, e
     assert str(response.context["call_key"]) != key
 
 
-def test_every_misfit_is_told_with_its_place(page: Client, echo: Tool) -> None:
+def test_every_validation_error_is_shown_with_its_place(page: Client, echo: Tool) -> None:
     said = call(page, echo, {"times": 0, "login": {"key": 5}, "keys": ["a", 7]})
 
     assert {json.dumps(error["path"]) for error in said["errors"]} == {
@@ -163,7 +163,7 @@ def test_every_misfit_is_told_with_its_place(page: Client, echo: Tool) -> None:
     assert not Invocation.objects.exists()
 
 
-def test_without_a_script_every_misfit_is_told_too(page: Client, echo: Tool) -> None:
+def test_without_a_script_every_validation_error_is_shown_too(page: Client, echo: Tool) -> None:
     text = page.post(address(echo), {"arguments": '{"times": 0}'}).content.decode()
     assert "text: &#x27;text&#x27; is a required property" in text
     assert "times: 0 is less than the minimum of 1" in text
@@ -301,7 +301,7 @@ def test_an_earlier_call_that_still_runs_shows_no_secret(page: Client, echo: Too
     [
         ({"arguments": {"guild-hall/cut": {"bytes": 9000, "beginning": "{"}}}, "were too long to be kept whole"),
         ({"arguments": {"guild-hall/cut": {"bytes": 9000}}, "secret_paths": [["text"]]}, "were too long to be kept"),
-        ({"arguments": {}, "door": "gateway"}, "are not kept here"),
+        ({"arguments": {}, "source": "gateway"}, "are not kept here"),
     ],
 )
 def test_arguments_that_were_not_kept_are_no_beginning_and_the_page_says_why(
@@ -318,7 +318,7 @@ def test_arguments_that_were_not_kept_are_no_beginning_and_the_page_says_why(
 @pytest.mark.parametrize("number", ["999999", "0", "x", "9" * 5000, "-1"])
 def test_a_call_that_is_not_there_is_no_beginning(page: Client, echo: Tool, number: str) -> None:
     assert begun(page, echo, **{"from": number})[0] == {"text": ""}
-    assert begun(page, echo, set=number)[0] == {"text": ""}
+    assert begun(page, echo, preset=number)[0] == {"text": ""}
 
 
 def test_a_call_of_another_tool_is_no_beginning(page: Client, echo: Tool) -> None:
@@ -345,33 +345,33 @@ def test_calls_of_others_are_no_beginning_and_have_no_outcome(
 
 
 def save(page: Client, tool: Tool, name: str, arguments: Any) -> Any:
-    form = {"set_name": name, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}
-    return page.post(address(tool, "sets"), form, headers={"X-Live": "form"}).json()["messages"]
+    form = {"preset_name": name, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}
+    return page.post(address(tool, "presets"), form, headers={"X-Live": "form"}).json()["messages"]
 
 
-def test_a_set_is_kept_used_replaced_and_deleted(page: Client, echo: Tool) -> None:
+def test_a_preset_is_kept_used_replaced_and_deleted(page: Client, echo: Tool) -> None:
     save(page, echo, "  mine  ", {"text": "one"})
     save(page, echo, "mine", {"text": "two"})
 
-    row = ArgumentSet.objects.get()
+    row = Preset.objects.get()
     assert (row.name, row.arguments) == ("mine", {"text": "two"})
-    assert begun(page, echo, set=row.pk)[0] == {"text": "two"}
-    assert f"?set={row.pk}" in page.get(address(echo, "sets")).content.decode()
-    page.post(address(echo, "set_delete", row.pk))
-    assert not ArgumentSet.objects.exists()
+    assert begun(page, echo, preset=row.pk)[0] == {"text": "two"}
+    assert f"?preset={row.pk}" in page.get(address(echo, "presets")).content.decode()
+    page.post(address(echo, "preset_delete", row.pk))
+    assert not Preset.objects.exists()
 
 
 def test_secrets_are_never_stored_in_a_set(page: Client, echo: Tool) -> None:
     (message,) = save(page, echo, "mine", SECRETS)
 
-    assert ArgumentSet.objects.get().arguments == {"text": "x", "login": {}, "keys": [None]}
+    assert Preset.objects.get().arguments == {"text": "x", "login": {}, "keys": [None]}
     assert message["text"] == "Saved as “mine”. Without its secrets: keys.0, login.key."
-    assert "fill in again: keys.0, login.key." in begun(page, echo, set=ArgumentSet.objects.get().pk)[1]
+    assert "fill in again: keys.0, login.key." in begun(page, echo, preset=Preset.objects.get().pk)[1]
 
 
 def test_what_became_a_secret_since_is_not_shown(page: Client, echo: Tool, alice: User) -> None:
-    row = ArgumentSet.objects.create(user=alice, tool=echo, name="old", arguments=SECRETS)
-    arguments, text = begun(page, echo, set=row.pk)
+    row = Preset.objects.create(user=alice, tool=echo, name="old", arguments=SECRETS)
+    arguments, text = begun(page, echo, preset=row.pk)
     assert "s3cret" not in text
     assert arguments["text"] == "x"
 
@@ -393,33 +393,33 @@ def test_a_set_that_cannot_be_kept_is_refused(page: Client, echo: Tool, name: st
     (message,) = save(page, echo, name, arguments)
     assert message["level"] == "error"
     assert reason in message["text"]
-    assert not ArgumentSet.objects.exists()
+    assert not Preset.objects.exists()
 
 
 def test_there_is_a_bound_to_the_sets_of_a_tool(page: Client, echo: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(argument_sets, "MAX_SETS", 2)
+    monkeypatch.setattr(presets, "MAX_PRESETS", 2)
     for name in ("a", "b", "c", "b"):
         save(page, echo, name, {"text": name})
-    assert sorted(ArgumentSet.objects.values_list("name", flat=True)) == ["a", "b"]
+    assert sorted(Preset.objects.values_list("name", flat=True)) == ["a", "b"]
 
 
-def test_sets_are_of_one_user_and_one_tool(client: Client, alice: User, bob: User, echo: Tool) -> None:
-    theirs = ArgumentSet.objects.create(user=alice, tool=echo, name="private", arguments={"text": "private"})
-    elsewhere = ArgumentSet.objects.create(user=bob, tool=make_tool("other"), name="elsewhere")
+def test_presets_are_of_one_user_and_one_tool(client: Client, alice: User, bob: User, echo: Tool) -> None:
+    theirs = Preset.objects.create(user=alice, tool=echo, name="private", arguments={"text": "private"})
+    elsewhere = Preset.objects.create(user=bob, tool=make_tool("other"), name="elsewhere")
     client.force_login(bob)
 
     for row in (theirs, elsewhere):
-        arguments, text = begun(client, echo, set=row.pk)
+        arguments, text = begun(client, echo, preset=row.pk)
         assert arguments == {"text": ""}
         assert row.name not in text
-        assert client.post(address(echo, "set_delete", row.pk)).status_code == 404
+        assert client.post(address(echo, "preset_delete", row.pk)).status_code == 404
     save(client, echo, "private", {"text": "bobs"})
-    assert ArgumentSet.objects.get(pk=theirs.pk).arguments == {"text": "private"}
+    assert Preset.objects.get(pk=theirs.pk).arguments == {"text": "private"}
 
 
 def test_without_a_script_saving_leads_back_to_the_set(page: Client, echo: Tool) -> None:
-    response = page.post(address(echo, "sets"), {"set_name": "s", "arguments": '{"text": "x"}'})
-    assert response["Location"] == f"{address(echo)}?set={ArgumentSet.objects.get().pk}"
+    response = page.post(address(echo, "presets"), {"preset_name": "s", "arguments": '{"text": "x"}'})
+    assert response["Location"] == f"{address(echo)}?preset={Preset.objects.get().pk}"
 
 
 # Texts to copy ----------------------------------------------------------------------------------------------------
@@ -445,23 +445,23 @@ def test_of_what_is_no_call_there_is_no_text_to_copy(page: Client, echo: Tool, a
 def test_who_may_not_call_gets_nothing_of_the_runner(client: Client, echo: Tool) -> None:
     client.force_login(User.objects.create_user("carol", is_staff=True))
     row = make_call(echo)
-    for place in (address(echo), address(echo, "sets"), address(echo, "outcome", row.pk)):
+    for place in (address(echo), address(echo, "presets"), address(echo, "outcome", row.pk)):
         assert client.get(place).status_code == 403
-    for place in (address(echo), address(echo, "sets"), address(echo, "snippets")):
-        assert client.post(place, {"arguments": "{}", "set_name": "x"}).status_code == 403
+    for place in (address(echo), address(echo, "presets"), address(echo, "snippets")):
+        assert client.post(place, {"arguments": "{}", "preset_name": "x"}).status_code == 403
 
 
 def test_a_member_for_others_has_no_runner(client: Client, bob: User, echo: Tool) -> None:
     own = make_call(echo, requested_by=bob)
     reserve_member(echo.member, [Group.objects.create(name="others")])
     client.force_login(bob)
-    for place in (address(echo), address(echo, "sets"), address(echo, "outcome", own.pk)):
+    for place in (address(echo), address(echo, "presets"), address(echo, "outcome", own.pk)):
         assert client.get(place).status_code == 404
-    for place in (address(echo), address(echo, "sets"), address(echo, "snippets")):
-        assert client.post(place, {"arguments": "{}", "set_name": "x"}).status_code == 404
+    for place in (address(echo), address(echo, "presets"), address(echo, "snippets")):
+        assert client.post(place, {"arguments": "{}", "preset_name": "x"}).status_code == 404
 
 
-@pytest.mark.parametrize("name", ["call", "sets", "snippets"])
+@pytest.mark.parametrize("name", ["call", "presets", "snippets"])
 def test_posts_want_the_token_against_forgery(alice: User, echo: Tool, name: str) -> None:
     client = Client(enforce_csrf_checks=True)
     client.force_login(alice)
@@ -471,9 +471,9 @@ def test_posts_want_the_token_against_forgery(alice: User, echo: Tool, name: str
 def test_hostile_schemas_and_names_are_text(page: Client, alice: User) -> None:
     schema = {"type": "object", "title": EVIL, "properties": {EVIL: {"type": "string", "description": EVIL}}}
     tool = make_tool(EVIL, schema, description=EVIL * 100, annotations={"destructiveHint": True, "title": EVIL})
-    ArgumentSet.objects.create(user=alice, tool=tool, name=EVIL, arguments={EVIL: EVIL})
+    Preset.objects.create(user=alice, tool=tool, name=EVIL, arguments={EVIL: EVIL})
 
-    for text in (page.get(address(tool)).content.decode(), page.get(address(tool, "sets")).content.decode()):
+    for text in (page.get(address(tool)).content.decode(), page.get(address(tool, "presets")).content.decode()):
         assert EVIL not in text
         assert "&lt;script&gt;" in text
 
@@ -494,9 +494,9 @@ def test_the_page_costs_the_same_queries_for_two_sets_and_for_twenty(
     page: Client, alice: User, echo: Tool, django_assert_max_num_queries: Any
 ) -> None:
     def queries(count: int) -> int:
-        ArgumentSet.objects.all().delete()
+        Preset.objects.all().delete()
         for number in range(count):
-            ArgumentSet.objects.create(user=alice, tool=echo, name=str(number))
+            Preset.objects.create(user=alice, tool=echo, name=str(number))
         page.get(address(echo))
         with django_assert_max_num_queries(30) as asked:
             page.get(address(echo))

@@ -99,7 +99,7 @@ def test_nobody_adds_or_edits_what_the_runtime_writes(page: Client, full_hall: d
     ("model", "heading"),
     [
         *(("guildmember", "Members"), ("tool", "Tools"), ("invocation", "Calls"), ("agentsession", "Agent sessions")),
-        *(("apitoken", "API tokens"), ("statuschange", "Status changes"), ("portallocation", "Port allocations")),
+        *(("apitoken", "Tokens"), ("statuschange", "Status changes"), ("portallocation", "Port allocations")),
     ],
 )
 def test_a_list_is_headed_by_what_it_lists(page: Client, model: str, heading: str) -> None:
@@ -112,7 +112,7 @@ def test_a_list_is_headed_by_what_it_lists(page: Client, model: str, heading: st
 def test_where_one_selects_or_deletes_the_heading_says_so(page: Client, alice: User) -> None:
     token, other = ApiToken.make(user=alice)[0], ApiToken.make(user=alice)[0]
 
-    assert "<h1>Select API token</h1>" in html(page.get(list_of("apitoken"), {"_popup": 1}))
+    assert "<h1>Select token</h1>" in html(page.get(list_of("apitoken"), {"_popup": 1}))
     assert "<h1>Delete multiple objects</h1>" in html(act(page, "apitoken", "delete_selected", token, other))
     assert "<h1>Delete</h1>" in html(page.get(reverse("admin:roster_apitoken_delete", args=[token.pk])))
 

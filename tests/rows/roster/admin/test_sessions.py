@@ -43,7 +43,7 @@ def page(bob: User) -> Client:
 def talk(bob: User) -> AgentSession:
     lease.take()
     GuildMember.objects.create(name="anna", directory="anna")
-    return create_session(["anna"], caller=Caller(Invocation.Door.ADMIN, bob), name="talk")
+    return create_session(["anna"], caller=Caller(Invocation.Source.ADMIN, bob), name="talk")
 
 
 def url_of(talk: AgentSession, verb: str = "change") -> str:
@@ -59,7 +59,7 @@ def test_a_prompt_is_sent_and_the_page_shows_what_came_of_it(page: Client, talk:
     response = page.post(url_of(talk, "send"), {"prompt": f"look {EVIL}"})
     assert response.status_code == 302
     message = AgentMessage.objects.get()
-    assert (message.prompt, message.door, message.requester) == (f"look {EVIL}", "admin", "bob")
+    assert (message.prompt, message.source, message.requester) == (f"look {EVIL}", "admin", "bob")
     assert "Stop the agent" in shown(page.get(url_of(talk)))
     lease_id = lease.hall().lease_id
     assert lease_id
@@ -110,7 +110,7 @@ def part_of(talk: AgentSession, part: str) -> str:
 
 def running(talk: AgentSession, prompt: str = "look") -> AgentMessage:
     """A message that an agent works on."""
-    message = AgentMessage.objects.create(session=talk, prompt=prompt, timeout=60, door="admin", requester="bob")
+    message = AgentMessage.objects.create(session=talk, prompt=prompt, timeout=60, source="admin", requester="bob")
     lease_id = lease.hall().lease_id
     assert lease_id
     assert sessions.claim(message, lease_id)
@@ -246,8 +246,8 @@ LIST = "/admin/roster/agentsession/"
 
 def test_a_session_is_made_with_its_first_message(page: Client, talk: AgentSession) -> None:
     assert 'value="anna"' in shown(page.get(reverse(NEW)))
-    wish = {"members": ["anna"], "name": "second", "way": "direct", "model": "opus", "prompt": " look \n"}
-    response = page.post(reverse(NEW), wish)
+    values = {"members": ["anna"], "name": "second", "way": "direct", "model": "opus", "prompt": " look \n"}
+    response = page.post(reverse(NEW), values)
     made = AgentSession.objects.get(name="second")
     assert response["Location"] == url_of(made)
     assert (made.direct, made.model, made.creator, made.created_by) == (True, "opus", "bob", talk.created_by)
@@ -264,7 +264,7 @@ def test_a_session_is_made_without_a_message_and_gets_a_name(page: Client, talk:
 
 
 @pytest.mark.parametrize(
-    ("wish", "said"),
+    ("values", "said"),
     [
         ({"members": []}, "This field is required."),
         ({"members": ["nobody"]}, "Select a valid choice."),
@@ -276,11 +276,11 @@ def test_a_session_is_made_without_a_message_and_gets_a_name(page: Client, talk:
     ],
 )
 def test_a_session_that_cannot_be_is_refused_at_the_form(
-    page: Client, talk: AgentSession, wish: dict[str, Any], said: str
+    page: Client, talk: AgentSession, values: dict[str, Any], said: str
 ) -> None:
     GuildMember.objects.create(name="off", directory="off", enabled=False)
     GuildMember.objects.create(name="broken", directory="broken", manifest_error="no such thing")
-    assert said in shown(page.post(reverse(NEW), {"way": "gateway", **wish}))
+    assert said in shown(page.post(reverse(NEW), {"way": "gateway", **values}))
     assert AgentSession.objects.get() == talk
 
 

@@ -168,7 +168,7 @@ def test_the_configuration_is_not_asked_for_again_and_again(page: Client, token:
 
 
 def called(token: ApiToken, member: GuildMember, tool: str, **columns: Any) -> None:
-    Invocation.objects.create(member=member, tool_name=tool, timeout=5, door="gateway", token=token, **columns)
+    Invocation.objects.create(member=member, tool_name=tool, timeout=5, source="gateway", token=token, **columns)
 
 
 def seen(token: ApiToken, name: str, version: str = "", calls: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""API tokens in the admin: made, shown once, revoked."""
+"""Tokens in the admin: made, shown once, revoked."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_a_new_token_is_shown_once_and_never_again(page: Client, alice: User) ->
 
 
 def test_a_token_is_made_with_scope_end_and_limits(page: Client, alice: User, echo: Tool) -> None:
-    wish = {"expires_at_0": "2099-01-31", "expires_at_1": "12:00:00", "calls_per_minute": "7", "max_in_flight": "2"}
-    form = {"user": alice.pk, "name": "narrow", "scope": "tools", "tools": [echo.pk], **wish}
+    values = {"expires_at_0": "2099-01-31", "expires_at_1": "12:00:00", "calls_per_minute": "7", "max_in_flight": "2"}
+    form = {"user": alice.pk, "name": "narrow", "scope": "tools", "tools": [echo.pk], **values}
     assert "example/echo" in html(page.get(reverse(ADD_TOKEN)))
     assert page.post(reverse(ADD_TOKEN), form).status_code == 302
     row = ApiToken.objects.get()
@@ -45,12 +45,12 @@ def test_a_token_is_made_with_scope_end_and_limits(page: Client, alice: User, ec
     assert row.expires_at is not None
     assert row.expires_at.isoformat() == "2099-01-31T12:00:00+00:00"
     shown = html(page.get(page_of(row)))
-    for said in ("example/echo", "2099-01-31 12:00:00", "calls a minute: 7; at the same time: 2", "good"):
+    for said in ("example/echo", "2099-01-31 12:00:00", "calls a minute: 7; calls at the same time: 2", "good"):
         assert said in shown
 
 
 @pytest.mark.parametrize(
-    ("wish", "said"),
+    ("values", "said"),
     [
         ({"scope": "members"}, "Choose some, for the scope says: some members."),
         ({"scope": "tools"}, "Choose some, for the scope says: some tools."),
@@ -60,10 +60,10 @@ def test_a_token_is_made_with_scope_end_and_limits(page: Client, alice: User, ec
     ],
 )
 def test_a_token_that_would_not_be_what_was_meant_is_not_made(
-    page: Client, alice: User, example: GuildMember, wish: dict[str, Any], said: str
+    page: Client, alice: User, example: GuildMember, values: dict[str, Any], said: str
 ) -> None:
-    wish = {key: example.pk if value == "chosen" else value for key, value in wish.items()}
-    assert said in html(page.post(reverse(ADD_TOKEN), {"user": alice.pk, **wish}))
+    values = {key: example.pk if value == "chosen" else value for key, value in values.items()}
+    assert said in html(page.post(reverse(ADD_TOKEN), {"user": alice.pk, **values}))
     assert not ApiToken.objects.exists()
 
 
@@ -72,9 +72,9 @@ def test_others_make_see_and_revoke_only_their_own_tokens(client: Client, alice:
     allow(bob, "add_apitoken", "view_apitoken", "delete_apitoken")
     client.force_login(bob)
 
-    wish = {"user": alice.pk, "scope": "all"}
-    assert "Select a valid choice" in html(client.post(reverse(ADD_TOKEN), wish))
-    assert client.post(reverse(ADD_TOKEN), {**wish, "user": bob.pk}).status_code == 302
+    values = {"user": alice.pk, "scope": "all"}
+    assert "Select a valid choice" in html(client.post(reverse(ADD_TOKEN), values))
+    assert client.post(reverse(ADD_TOKEN), {**values, "user": bob.pk}).status_code == 302
     his = ApiToken.objects.get(user=bob)
     assert list(client.get(list_of("apitoken")).context["cl"].result_list) == [his]
     act(client, "apitoken", "revoke", hers, his)
@@ -88,7 +88,7 @@ def test_others_make_see_and_revoke_only_their_own_tokens(client: Client, alice:
 @pytest.mark.parametrize("by", ["its page", "the list"])
 def test_a_token_that_is_deleted_takes_its_queued_calls_along(page: Client, alice: User, echo: Tool, by: str) -> None:
     row, _ = ApiToken.make(user=alice)
-    caller = Caller(Invocation.Door.REST, alice, principals.principal_of_row(row))
+    caller = Caller(Invocation.Source.REST, alice, principals.principal_of_row(row))
     call, _ = queue_call("example", "echo", {"text": "later"}, caller=caller)
 
     if by == "its page":

@@ -133,7 +133,7 @@ def test_a_sent_form_queues_the_call_and_leads_to_its_page(page: Client, alice: 
 
     invocation = Invocation.objects.get()
     assert response["Location"] == page_of(invocation)
-    assert (invocation.arguments, invocation.door, invocation.requested_by) == ({"text": "hello"}, "admin", alice)
+    assert (invocation.arguments, invocation.source, invocation.requested_by) == ({"text": "hello"}, "admin", alice)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_caller_without_other_rights_can_call_see_and_cancel_their_own_call(
     assert "queued" in html(client.get(own))
     assert client.get(page_of(others)).status_code == 403
     assert client.post(reverse("admin:roster_invocation_cancel", args=[others.pk])).status_code == 403
-    client.post(reverse("admin:roster_invocation_cancel", args=[Invocation.objects.get(door="admin").pk]))
+    client.post(reverse("admin:roster_invocation_cancel", args=[Invocation.objects.get(source="admin").pk]))
     assert [row.status for row in Invocation.objects.order_by("id")] == ["queued", "cancelled"]
 
 

@@ -8,15 +8,8 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 from mcp_runtime.rows import lease
-from mcp_runtime.security import principals
 from roster.models import GuildMember
 from tests.support.api import ECHO_SCHEMA, add_member, add_tool, client_of
-
-
-@pytest.fixture(autouse=True)
-def _no_snapshot_grows_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Tests count queries: on a machine that is busy two seconds may pass between two lines.
-    monkeypatch.setattr(principals, "KEPT_SECONDS", 60.0)
 
 
 @pytest.fixture(autouse=True)

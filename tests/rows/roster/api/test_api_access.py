@@ -12,7 +12,7 @@ from django.test import Client
 from django.utils import timezone
 
 from mcp_runtime.control.members import reserve_member
-from mcp_runtime.security.limits import Limiter
+from mcp_runtime.security.limits import Limiter, Limits
 from roster.api import invocations
 from roster.models import ApiToken, GuildMember, Invocation
 from tests.support.api import add_call, add_member, add_tool, client_of
@@ -76,7 +76,7 @@ def test_a_token_for_some_members_sees_and_calls_those_alone(
     assert post(client, "/api/members/example/stop/").status_code == 404
     assert post(client, "/api/members/example/tools/echo/disable/").status_code == 404
     example.refresh_from_db()
-    assert example.wanted == "running"
+    assert example.desired_state == "running"
     assert example.tools.get().enabled
 
 
@@ -91,7 +91,7 @@ def test_a_token_for_some_tools_sees_and_calls_those_alone(bob: User, example: G
     assert post(client, "/api/members/notes/stop/").status_code == 403
     assert post(client, "/api/members/notes/tools/add/disable/").status_code == 403
     assert client.get("/api/members/notes/logs/").status_code == 403
-    assert GuildMember.objects.get(name="notes").wanted == "running"
+    assert GuildMember.objects.get(name="notes").desired_state == "running"
 
 
 def test_a_reserved_member_is_not_there_for_others(
@@ -229,7 +229,7 @@ def test_making_a_token_needs_the_permission_and_reading_does_not(as_bob: Client
         ({"expires_at": "2001-01-01T00:00:00Z"}, 409),
     ],
 )
-def test_a_wish_that_cannot_be_is_refused(
+def test_a_token_that_cannot_be_is_refused(
     as_alice: Client, notes: GuildMember, body: dict[str, Any], status: int
 ) -> None:
     response = post(as_alice, TOKENS, body)
@@ -278,7 +278,7 @@ def test_more_calls_than_a_minute_allows_are_429_and_say_when_to_come_again(bob:
     refused = invoke(client, "example", "echo")
     assert 1 <= int(refused["Retry-After"]) <= 30
     assert refused.json()["code"] == "too_many_calls"
-    assert "2 calls a minute" in refused.json()["error"]
+    assert "Too many calls a minute (limit 2)" in refused.json()["error"]
     assert client.get("/api/roster/").status_code == 200
     assert Invocation.objects.count() == 2
 
@@ -293,7 +293,7 @@ def test_the_settings_limit_tokens_that_have_none_of_their_own(bob: User, exampl
 @pytest.fixture
 def one_under_way(bob: User, limiter: Limiter) -> Iterator[Client]:
     client = client_of(bob, max_in_flight=1)
-    with limiter.call(ApiToken.objects.get().pk, calls_per_minute=0, max_in_flight=1):
+    with limiter.call(ApiToken.objects.get().pk, Limits(max_in_flight=1)):
         yield client
 
 
@@ -301,7 +301,7 @@ def test_more_calls_under_way_than_the_token_may_are_429(one_under_way: Client, 
     refused = invoke(one_under_way, "example", "echo")
     assert refused.status_code == 429
     assert refused["Retry-After"] == "1"
-    assert "under way" in refused.json()["error"]
+    assert "Too many concurrent calls (limit 1)" in refused.json()["error"]
 
 
 def test_calls_that_were_answered_are_not_under_way(bob: User, example: GuildMember) -> None:

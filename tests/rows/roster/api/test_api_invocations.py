@@ -55,7 +55,7 @@ def test_filters_narrow_the_list(as_bob: Client, bob: User, example: GuildMember
         "files/read",
         status="failed",
         error_kind="timeout",
-        door="admin",
+        source="admin",
         requested_by=bob,
         queued_at=NOON + timedelta(hours=1),
     ).pk
@@ -64,7 +64,7 @@ def test_filters_narrow_the_list(as_bob: Client, bob: User, example: GuildMember
         "status": "failed",
         "member": "other",
         "tool": "files/read",
-        "door": "admin",
+        "source": "admin",
         "error_kind": "timeout",
         "requested_by": "bob",
         "since": "2026-05-01T13:00:00Z",
@@ -76,7 +76,7 @@ def test_filters_narrow_the_list(as_bob: Client, bob: User, example: GuildMember
 
 
 @pytest.mark.parametrize(
-    "query", ["status=odd", "door=window", "error_kind=odd", "since=yesterday", "stats=failed", "member=%00"]
+    "query", ["status=odd", "source=window", "error_kind=odd", "since=yesterday", "stats=failed", "member=%00"]
 )
 def test_a_filter_that_cannot_be_meant_is_refused(as_bob: Client, query: str) -> None:
     response = as_bob.get(f"{CALLS}?{query}")
@@ -99,7 +99,7 @@ def test_pages_stay_put_while_new_calls_arrive(as_bob: Client, example: GuildMem
 
 def test_pages_are_bounded(as_bob: Client, example: GuildMember) -> None:
     Invocation.objects.bulk_create(
-        Invocation(member=example, tool_name="echo", timeout=30, door="rest") for _ in range(210)
+        Invocation(member=example, tool_name="echo", timeout=30, source="rest") for _ in range(210)
     )
     assert len(ids(as_bob)) == 50
     assert len(ids(as_bob, page_size=100_000)) == 200

@@ -49,7 +49,7 @@ def test_a_call_is_accepted_and_says_where_to_look(as_bob: Client, bob: User, ex
     call = Invocation.objects.get()
     assert response.status_code == 202
     assert response["Location"] == f"/api/invocations/{call.pk}/"
-    assert (call.status, call.door, call.requested_by, call.requester) == ("queued", "rest", bob, "bob")
+    assert (call.status, call.source, call.requested_by, call.requester) == ("queued", "rest", bob, "bob")
     shown = response.json()
     assert as_bob.get(response["Location"]).json() == shown
     assert shown == {
@@ -57,7 +57,7 @@ def test_a_call_is_accepted_and_says_where_to_look(as_bob: Client, bob: User, ex
         "member": "example",
         "tool": "echo",
         "status": "queued",
-        "door": "rest",
+        "source": "rest",
         "requester": "bob",
         "token": call.token_id,
         "queued_at": call.queued_at.isoformat().replace("+00:00", "Z"),
@@ -95,10 +95,10 @@ def test_a_call_and_a_look_at_it_put_no_sql_together(
         assert as_bob.get(response["Location"]).json() == response.json()
 
 
-def test_a_call_wishes_its_member_running(as_bob: Client, example: GuildMember) -> None:
-    GuildMember.objects.update(wanted=GuildMember.Wanted.STOPPED)
+def test_a_call_starts_its_member(as_bob: Client, example: GuildMember) -> None:
+    GuildMember.objects.update(desired_state=GuildMember.DesiredState.STOPPED)
     assert invoke(as_bob).status_code == 202
-    assert GuildMember.objects.get().wanted == GuildMember.Wanted.RUNNING
+    assert GuildMember.objects.get().desired_state == GuildMember.DesiredState.RUNNING
 
 
 @pytest.mark.parametrize("body", ["", "{}"])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -71,9 +72,9 @@ def test_roster_shows_how_long_a_member_has_been_starting_and_what_it_wrote_last
 ) -> None:
     since = timezone.now() - timedelta(seconds=12.2)
     run(example, Status.STARTING, status_changed_at=since, progress="Downloading foo (3/7)")
-    assert entry(as_bob)["progress"] == "starting for 12 s: Downloading foo (3/7)"
+    assert re.fullmatch(r"starting for 1[2-9] s: Downloading foo \(3/7\)", entry(as_bob)["progress"])
     GuildMember.objects.update(progress="")
-    assert entry(as_bob)["progress"] == "starting for 12 s"
+    assert re.fullmatch(r"starting for 1[2-9] s", entry(as_bob)["progress"])
     GuildMember.objects.update(status_changed_at=timezone.now())
     assert entry(as_bob)["progress"] == ""
 
@@ -161,7 +162,7 @@ def test_member_tells_what_an_operator_needs(as_bob: Client, example: GuildMembe
         status=Status.ERROR, last_error="it died", exit_code=-9, restarts=2, restarts_total=7, next_restart_at=due
     )
     shown = as_bob.get("/api/members/example/").json()
-    assert (shown["enabled"], shown["wanted"]) == (True, "running")
+    assert (shown["enabled"], shown["desired_state"]) == (True, "running")
     assert (shown["status"], shown["error"], shown["exit_code"]) == ("error", "it died", -9)
     assert (shown["restarts"], shown["restarts_total"]) == (2, 7)
     assert shown["next_restart_at"] == due.isoformat().replace("+00:00", "Z")
@@ -186,7 +187,7 @@ def test_values_of_a_members_environment_are_never_shown(as_alice: Client, examp
     assert "sesame" not in response.content.decode()
 
 
-def test_a_server_elsewhere_has_its_url_for_endpoint_and_no_port(as_bob: Client, live_runtime: None) -> None:
+def test_a_remote_server_has_its_url_for_endpoint_and_no_port(as_bob: Client, live_runtime: None) -> None:
     headers = {"Authorization": "Bearer ${env:A_TOKEN}"}
     url = "https://mcp.example.com/mcp?team=blue"
     manifest = {**MANIFEST, "command": "", "args": [], "env": {}, "url": url, "headers": headers}
@@ -214,20 +215,24 @@ def test_a_removed_member_is_not_found(as_bob: Client) -> None:
 # Verbs ------------------------------------------------------------------------------------------------------------
 
 
-def test_stop_wishes_it_stopped(as_bob: Client, example: GuildMember) -> None:
+def test_stop_sets_the_desired_state(as_bob: Client, example: GuildMember) -> None:
     response = as_bob.post("/api/members/example/stop/")
     assert response.status_code == 202
-    assert response.json()["wanted"] == "stopped"
+    assert response.json()["desired_state"] == "stopped"
     example.refresh_from_db()
-    assert example.wanted == GuildMember.Wanted.STOPPED
+    assert example.desired_state == GuildMember.DesiredState.STOPPED
 
 
 def test_start_of_a_member_in_error_asks_for_a_new_try(
     as_bob: Client, example: GuildMember, live_runtime: None
 ) -> None:
-    GuildMember.objects.update(status=Status.ERROR, wanted=GuildMember.Wanted.STOPPED)
+    GuildMember.objects.update(status=Status.ERROR, desired_state=GuildMember.DesiredState.STOPPED)
     response = as_bob.post("/api/members/example/start/")
-    assert (response.status_code, response.json()["wanted"], response.json()["status"]) == (202, "running", "error")
+    assert (response.status_code, response.json()["desired_state"], response.json()["status"]) == (
+        202,
+        "running",
+        "error",
+    )
     assert response.json()["restart_requested_at"] is not None
 
 

@@ -28,7 +28,7 @@ def test_a_user_without_the_permission_to_control_changes_no_member(as_charlie: 
     assert response.status_code == 403
     assert "roster.control_member" in response.json()["error"]
     member = GuildMember.objects.get()
-    assert (member.enabled, member.wanted, member.restart_requested_at) == (True, "running", None)
+    assert (member.enabled, member.desired_state, member.restart_requested_at) == (True, "running", None)
 
 
 def test_a_user_without_the_permission_to_control_switches_no_tool(as_charlie: Client) -> None:
@@ -51,7 +51,7 @@ def test_calls_of_others_are_hidden_from_a_user_who_may_only_call(
     as_charlie: Client, charlie: User, bob: User, as_bob: Client
 ) -> None:
     charlie.user_permissions.add(Permission.objects.get(codename="invoke_tool"))
-    theirs, _ = queue_call("example", "echo", {}, caller=Caller(Invocation.Door.REST, bob))
+    theirs, _ = queue_call("example", "echo", {}, caller=Caller(Invocation.Source.REST, bob))
     own = as_charlie.post("/api/members/example/tools/echo/invoke/", {}, content_type="application/json").json()["id"]
     assert [row["id"] for row in as_charlie.get("/api/invocations/").json()["results"]] == [own]
     assert as_charlie.get(f"/api/invocations/{theirs.pk}/").status_code == 404

@@ -59,7 +59,7 @@ def test_a_session_is_made_shown_and_listed(as_bob: Client) -> None:
     assert as_bob.get(made["url"]).json() == made
     listed = as_bob.get("/api/sessions/").json()["results"]
     assert listed == [{key: value for key, value in made.items() if key != "messages"}]
-    assert GuildMember.objects.get().wanted == "running"
+    assert GuildMember.objects.get().desired_state == "running"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def body(client: Client, query: str = "") -> dict[str, Any]:
 @pytest.mark.parametrize("is_summed", [True, False])
 def test_the_last_hour_is_told_by_the_minute(as_bob: Client, is_summed: bool) -> None:
     if is_summed:
-        statistics.sum_up()
+        statistics.roll_up()
     found = body(as_bob)
     assert (found["span"], found["seconds"], len(found["points"])) == ("hour", 60, 60)
     assert {**found["total"], "begins_at": ""} == {
@@ -54,7 +54,7 @@ def test_the_last_hour_is_told_by_the_minute(as_bob: Client, is_summed: bool) ->
 @pytest.mark.usefixtures("calls")
 @pytest.mark.parametrize(("span", "points"), [("day", 96), ("week", 168)])
 def test_longer_spans_have_more_points(as_bob: Client, span: str, points: int) -> None:
-    statistics.sum_up()
+    statistics.roll_up()
     found = body(as_bob, f"?span={span}")
     assert len(found["points"]) == points
     assert found["total"]["calls"] == 3

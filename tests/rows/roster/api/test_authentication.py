@@ -79,7 +79,7 @@ def test_a_session_that_changes_something_needs_its_csrf_token(bob: User, exampl
     assert response.status_code == 403
     assert response.json()["code"] == "permission_denied"
     example.refresh_from_db()
-    assert example.wanted == GuildMember.Wanted.RUNNING
+    assert example.desired_state == GuildMember.DesiredState.RUNNING
 
 
 def test_a_token_needs_no_csrf_token(bob: User, example: GuildMember) -> None:

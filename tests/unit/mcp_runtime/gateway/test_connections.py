@@ -17,7 +17,7 @@ from mcp_runtime.http1 import client
 from mcp_runtime.http1.client import Address, Connections, Response
 from mcp_runtime.protocol.errors import ConnectError, ProtocolError
 from tests.support.certificates import Authority
-from tests.support.held import bytes_held_by, connected_sockets, entries_held_by
+from tests.support.resources import bytes_in, connected_sockets, entries_in
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -109,7 +109,7 @@ class World:
 
     async def text(self) -> bytes:
         response = await self.ask()
-        body = await asyncio.wait_for(response.whole(1_000), 5)
+        body = await asyncio.wait_for(response.read(1_000), 5)
         response.keep()
         return body
 
@@ -157,7 +157,7 @@ def test_a_request_carries_its_headers_its_length_and_its_body() -> None:
     async def _(world: World) -> None:
         response = await world.ask(b'{"a": 1}', X_Y="z")
         assert (response.status, response.content_type) == (200, "application/json")
-        assert await response.whole(10) == b"{}"
+        assert await response.read(10) == b"{}"
         (talk,) = world.server.heard
         lines = talk.head.splitlines()
         assert lines[0] == "POST /mcp?a=b HTTP/1.1"
@@ -169,7 +169,7 @@ def test_a_request_carries_its_headers_its_length_and_its_body() -> None:
 def test_a_request_without_a_body_says_no_length() -> None:
     @run(OK)
     async def _(world: World) -> None:
-        await (await world.ask(None, "GET")).whole(10)
+        await (await world.ask(None, "GET")).read(10)
         assert "content-length" not in world.server.heard[0].head.lower()
 
 
@@ -245,7 +245,7 @@ def test_a_body_of_thousands_of_chunks_is_handed_on_in_as_many_parts_as_it_was_r
     @run(CHUNKED + b"1\r\nx\r\n" * count + b"0\r\n\r\n")
     async def _(world: World) -> None:
         response = await world.ask()
-        await world.eventually(lambda: bytes_held_by(response) >= count)
+        await world.eventually(lambda: bytes_in(response) >= count)
         parts = [len(part) async for part in response.chunks()]
         assert sum(parts) == count
         assert len(parts) < 100
@@ -304,7 +304,7 @@ def test_an_answer_that_is_too_long_is_not_read_to_its_end() -> None:
 
 
 def test_a_server_waits_when_nobody_reads_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "BUFFERED", 100_000)
+    monkeypatch.setattr(client, "MAX_BUFFERED", 100_000)
     size = 30_000_000  # more than the kernel keeps for two sockets
 
     async def much(talk: Talk) -> None:
@@ -313,9 +313,9 @@ def test_a_server_waits_when_nobody_reads_what_it_says(monkeypatch: pytest.Monke
     @run(much, OK)
     async def _(world: World) -> None:
         response = await world.ask()
-        await world.eventually(lambda: bytes_held_by(response) >= 100_000 // 2)
+        await world.eventually(lambda: bytes_in(response) >= 100_000 // 2)
         await asyncio.sleep(0.1)
-        assert bytes_held_by(response) < 1_000_000
+        assert bytes_in(response) < 1_000_000
         assert sum([len(chunk) async for chunk in response.chunks()]) == size
         response.keep()
         assert await world.text() == b"{}"
@@ -350,15 +350,18 @@ def test_a_connection_is_not_used_again_when_it_cannot_be_trusted(answer: bytes 
         assert world.server.connections == 2
 
 
-def test_a_connection_that_idled_is_closed_and_not_trusted_with_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_idled_is_not_trusted_with_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(Connections, "_close_idle", lambda _: None)  # it is open still
 
     @run(OK)
     async def _(world: World) -> None:
         assert [await world.text() for _ in range(2)] == [b"{}"] * 2
         assert world.server.connections == 2
 
-    monkeypatch.setattr(transport, "IDLE_SECONDS", 0.05)
+
+def test_a_connection_that_idled_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "IDLE_SECONDS", 0.3)
 
     @run(OK)
     async def _(world: World) -> None:
@@ -398,7 +401,7 @@ def test_a_connection_serves_nobody_else_until_its_answer_was_found_right() -> N
     @run(OK)
     async def _(world: World) -> None:
         response = await world.ask()
-        assert await response.whole(1_000) == b"{}"
+        assert await response.read(1_000) == b"{}"
         assert await world.text() == b"{}"
         assert world.server.connections == 2
         response.close()  # it was a wrong one
@@ -407,16 +410,16 @@ def test_a_connection_serves_nobody_else_until_its_answer_was_found_right() -> N
         assert world.server.connections == 2
 
 
-def test_an_answer_that_nobody_judges_holds_its_connection_for_a_moment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_nobody_checks_holds_its_connection_for_a_moment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "IDLE_SECONDS", 0.02)
 
     @run(OK)
     async def _(world: World) -> None:
         response = await world.ask()
-        assert await response.whole(1_000) == b"{}"
+        assert await response.read(1_000) == b"{}"
         await world.eventually(lambda: not world.open())
         response.keep()
-        assert entries_held_by(world.connections) == 0
+        assert entries_in(world.connections) == 0
 
 
 def test_a_connection_serves_the_principal_alone_that_it_was_made_for() -> None:
@@ -424,7 +427,7 @@ def test_a_connection_serves_the_principal_alone_that_it_was_made_for() -> None:
     async def _(world: World) -> None:
         for owner, connections_then in [((1, 1), 1), ((1, 2), 2), ((2, None), 3), ((1, 1), 3)]:
             response = await world.connections.request(world.address, "POST", JSON, b"{}", owner=owner)
-            assert await response.whole(1_000) == b"{}"
+            assert await response.read(1_000) == b"{}"
             response.keep()
             assert world.server.connections == connections_then
 
@@ -458,7 +461,7 @@ def test_who_gives_up_when_the_answer_has_come_takes_no_connection_from_the_next
                 late[0].cancel()
 
     async def directly(world: World) -> bytes:
-        return await (await world.connections.request(world.address, "POST", JSON, b"{}")).whole(1_000)
+        return await (await world.connections.request(world.address, "POST", JSON, b"{}")).read(1_000)
 
     monkeypatch.setattr(client.httptools, "HttpResponseParser", lambda connection: parser(Between(connection)))
 
@@ -497,12 +500,12 @@ def test_an_answer_that_nobody_wants_is_read_to_its_end_when_that_is_near() -> N
     @run(CHUNKED + b"4\r\nnull\r\n0\r\n\r\n", OK)
     async def _(world: World) -> None:
         (await world.ask()).release()
-        await world.eventually(lambda: any(world.connections._kept.values()))
+        await world.eventually(lambda: any(world.connections._idle.values()))
         assert await world.text() == b"{}"
         assert world.server.connections == 1
 
 
-@pytest.mark.parametrize("bound", ["DISCARDED", "DISCARD_SECONDS"])
+@pytest.mark.parametrize("bound", ["MAX_DISCARDED", "DISCARD_SECONDS"])
 def test_an_answer_that_nobody_wants_does_not_hold_a_connection(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, bound, 0)
 
@@ -522,7 +525,7 @@ def test_closing_an_answer_ends_who_reads_it() -> None:
     @run(_head_alone)
     async def _(world: World) -> None:
         response = await world.ask()
-        reading = asyncio.ensure_future(response.whole(10))
+        reading = asyncio.ensure_future(response.read(10))
         await asyncio.sleep(0)
         response.close()
         with pytest.raises(ConnectError):
@@ -560,7 +563,7 @@ def test_over_tls_a_connection_is_kept_as_well(authority: Authority, trusted: No
     async def _(world: World) -> None:
         world.address = Address.of(f"https://127.0.0.1:{world.address.port}/mcp")
         assert await world.text() == b"{}"
-        assert await (await world.ask(large)).whole(1_000_000) == large
+        assert await (await world.ask(large)).read(1_000_000) == large
         assert world.server.heard[1].body == large
         assert world.server.connections == 1
 

@@ -160,7 +160,7 @@ def test_results_are_restated_for_callers_with_sessions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("level", "said", "wanted"),
+    ("level", "said", "passes"),
     [
         ("info", "info", True),
         ("info", "debug", False),
@@ -169,5 +169,5 @@ def test_results_are_restated_for_callers_with_sessions() -> None:
         ([], "info", False),
     ],
 )
-def test_a_log_message_is_wanted_from_the_level_that_was_asked_for(level: Any, said: str, wanted: bool) -> None:
-    assert eras.wants_log(level, said) is wanted
+def test_a_log_message_passes_from_the_level_that_was_asked_for(level: Any, said: str, passes: bool) -> None:
+    assert eras.wants_log(level, said) is passes

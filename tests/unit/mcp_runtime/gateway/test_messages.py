@@ -47,7 +47,7 @@ def test_a_cancelled_deadline_is_never_put_off_again() -> None:
     assert asyncio.run(use()) == [CANCEL_GRACE] * 4
 
 
-def test_a_deadline_that_is_over_takes_no_more_wishes() -> None:
+def test_a_deadline_that_is_over_takes_no_more_requests() -> None:
     async def use() -> bool:
         deadline = Deadline(30)
         async with deadline.timeout:

@@ -10,8 +10,8 @@ import pytest
 from mcp_runtime.gateway import intake
 from mcp_runtime.gateway.messages import Answer, Event
 from mcp_runtime.gateway.replies import JSON_HEADERS, STREAM_HEADERS, Refusal, encoded
-from mcp_runtime.gateway.replying import Outgoing
-from mcp_runtime.http1.server import GoneError, HttpExchange, TooLargeError
+from mcp_runtime.gateway.responder import Outgoing
+from mcp_runtime.http1.server import ClientDisconnectedError, HttpExchange, TooLargeError
 from mcp_runtime.protocol import jsonrpc
 from mcp_runtime.protocol.errors import MethodError
 
@@ -21,7 +21,7 @@ class Told:
 
     def __init__(self, fault: Exception | None = None) -> None:
         self._fault = fault
-        self.is_begun = False
+        self.has_begun = False
         self.told: list[Any] = []
 
     async def body(self, take: Any) -> bytes:
@@ -30,11 +30,11 @@ class Told:
         return b"{}"
 
     def reply(self, *reply: Any) -> None:
-        self.is_begun = True
+        self.has_begun = True
         self.told.append(reply)
 
     def begin(self, *head: Any) -> None:
-        self.is_begun = True
+        self.has_begun = True
         self.told.append(head)
 
     async def write(self, part: bytes) -> None:
@@ -81,8 +81,8 @@ def test_a_body_that_does_not_come_is_refused(
 
 def test_a_body_is_what_came_and_who_goes_away_is_gone() -> None:
     assert body_of(Told()) == b"{}"
-    with pytest.raises(GoneError):
-        body_of(Told(GoneError()))
+    with pytest.raises(ClientDisconnectedError):
+        body_of(Told(ClientDisconnectedError()))
 
 
 def test_a_refusal_is_a_json_rpc_error() -> None:

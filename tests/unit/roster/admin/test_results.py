@@ -39,8 +39,8 @@ def call(result: Any = None, **columns: Any) -> Invocation:
 
 
 def drawn(result: Any = None, output_schema: dict[str, Any] | None = None, **columns: Any) -> str:
-    shown = results.shown(call(result, **columns), output_schema)
-    return render_to_string("admin/roster/result.html", {"shown": shown})
+    view = results.result_view(call(result, **columns), output_schema)
+    return render_to_string("admin/roster/result.html", {"view": view})
 
 
 def of_text(text: str) -> str:
@@ -139,9 +139,9 @@ def test_markdown_is_laid_out_below_the_headings_of_the_page() -> None:
 
 @pytest.mark.parametrize("text", ["plain words", "2 * 3 * 4", "snake_case_name", "a - b", "C:\\path [x](y)"])
 def test_plain_text_stays_as_it_is(text: str) -> None:
-    shown = results.shown(call({"content": [{"type": "text", "text": text}]}))
-    assert shown is not None
-    assert [item.kind for item in shown.items] == ["text"]
+    view = results.result_view(call({"content": [{"type": "text", "text": text}]}))
+    assert view is not None
+    assert [item.kind for item in view.items] == ["text"]
 
 
 def test_text_that_is_json_is_a_tree() -> None:
@@ -197,9 +197,9 @@ def test_structured_content_is_held_against_the_output_schema(value: Any, schema
 
 def test_a_text_that_repeats_the_structured_content_is_left_out() -> None:
     result = {"content": [{"type": "text", "text": '{"n":1}'}, {"type": "text", "text": "more"}]}
-    shown = results.shown(call({**result, "structuredContent": {"n": 1}}))
-    assert shown is not None
-    assert [item.source for item in shown.items] == ["more"]
+    view = results.result_view(call({**result, "structuredContent": {"n": 1}}))
+    assert view is not None
+    assert [item.source for item in view.items] == ["more"]
 
 
 @pytest.mark.parametrize("kind", Invocation.ErrorKind.values)
@@ -214,7 +214,7 @@ def test_there_are_no_hints_for_errors_that_are_not() -> None:
 
 
 def test_nothing_is_shown_of_a_call_that_is_not_over() -> None:
-    assert results.shown(call(status="running")) is None
+    assert results.result_view(call(status="running")) is None
     assert drawn(status="queued").strip() == ""
 
 

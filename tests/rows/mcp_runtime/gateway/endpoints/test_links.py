@@ -100,7 +100,7 @@ def test_a_uri_that_several_members_may_have_is_read_from_none_and_the_error_nam
         assert error["code"] == -32602
         assert error["message"] == f"several members may have '{URI}': ask for one of {listed[0]}, {listed[1]}"
         assert error["data"] == {"uri": URI, "resources": listed}
-        assert [one.heard(method) for one in two] == [[], []]
+        assert [one.messages(method) for one in two] == [[], []]
     narrowed = world.agent("/mcp?members=two").begin()
     read = narrowed.ask("resources/read", uri=URI)["result"]["contents"]
     assert read[0] == {"uri": URI, "text": "of two"}

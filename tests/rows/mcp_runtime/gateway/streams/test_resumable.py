@@ -15,7 +15,7 @@ from mcp_runtime.gateway.streams.resumable import Owed
 from mcp_runtime.security.access import OPERATOR
 from roster.models import Invocation
 from tests.conftest import eventually
-from tests.support.agents import Agent, Heard, messages_of
+from tests.support.agents import Agent, MessageStream, messages_of
 from tests.support.gateway_world import Member, World, event, notification, request, result, text
 from tests.support.scripted_server import Request as Asked
 
@@ -54,8 +54,8 @@ class Patient:
         return world.member(behaviours={"tools/call": self.call, "GET": self.rest}, **options)
 
 
-def calling(agent: Agent, message_id: Any = 9) -> Heard:
-    return agent.streaming(request(message_id, "tools/call", name="notes__echo", arguments={}))
+def calling(agent: Agent, message_id: Any = 9) -> MessageStream:
+    return agent.stream(request(message_id, "tools/call", name="notes__echo", arguments={}))
 
 
 def lost(agent: Agent, message_id: Any = 9) -> None:
@@ -75,7 +75,7 @@ def is_kept(world: World) -> bool:
 
 def cancelled(member: Member) -> list[Any]:
     """The ids of the requests that the member was told to cancel."""
-    return [told["params"]["requestId"] for told in member.heard("notifications/cancelled")]
+    return [told["params"]["requestId"] for told in member.messages("notifications/cancelled")]
 
 
 def statuses() -> list[str]:
@@ -89,7 +89,7 @@ def test_a_call_whose_stream_was_lost_is_what_becomes_of_it(world: World, hangs_
     agent = world.agent().begin()
     lost(agent)
     agent.http.headers["Last-Event-ID"] = "notes/1-1"
-    with agent.listening() as heard:
+    with agent.listen() as heard:
         assert heard.next()["params"]["progress"] == 2
         assert statuses() == []
         tool.may_end.set()
@@ -97,7 +97,7 @@ def test_a_call_whose_stream_was_lost_is_what_becomes_of_it(world: World, hangs_
         assert heard.ended.wait(10)
     (call,) = world.calls()
     assert (call.status, call.result) == ("succeeded", text("behind 1-1"))
-    assert member.heard("notifications/cancelled") == []
+    assert member.messages("notifications/cancelled") == []
 
 
 def test_a_stream_may_be_lost_more_than_once(world: World) -> None:
@@ -107,7 +107,7 @@ def test_a_stream_may_be_lost_more_than_once(world: World) -> None:
     lost(agent)
     for last in ("notes/1-1", "notes/1-2"):
         agent.http.headers["Last-Event-ID"] = last
-        with agent.listening() as heard:
+        with agent.listen() as heard:
             heard.next()
     tool.may_end.set()
     assert resumed(agent, "notes/1-2")[-1] == result(9, **text("behind 1-2"))
@@ -125,7 +125,7 @@ def test_a_stream_is_taken_over_whose_old_connection_only_seems_to_be_there(worl
         assert first.ended.wait(10)
         assert first._messages.empty()
     assert [call.status for call in world.calls()] == ["succeeded"]
-    assert member.heard("notifications/cancelled") == []
+    assert member.messages("notifications/cancelled") == []
 
 
 def test_a_caller_who_goes_on_sees_its_own_id(world: World) -> None:
@@ -164,7 +164,7 @@ def test_the_deadline_of_a_call_holds_for_who_goes_on_with_it(world: World) -> N
     error = resumed(agent, "notes/1-1")[-1]
     assert (error["id"], error["error"]["data"]) == (9, {"kind": "timeout", "member": "notes"})
     assert [call.error_kind for call in world.calls()] == ["timeout"]
-    eventually(lambda: member.heard("notifications/cancelled"))
+    eventually(lambda: member.messages("notifications/cancelled"))
 
 
 def test_a_call_that_is_owed_can_be_cancelled(world: World) -> None:
@@ -175,7 +175,7 @@ def test_a_call_that_is_owed_can_be_cancelled(world: World) -> None:
     eventually(lambda: is_kept(world))
     assert agent.notify("notifications/cancelled", requestId=9, reason="enough").status_code == 202
     assert [call.status for call in world.calls()] == ["cancelled"]
-    (told,) = member.heard("notifications/cancelled")
+    (told,) = member.messages("notifications/cancelled")
     assert told["params"] == {"requestId": tool.asked_ids[0], "reason": "enough"}
 
 
@@ -186,7 +186,7 @@ def test_a_call_that_its_caller_came_back_for_can_be_cancelled(world: World) -> 
     lost(agent)
     eventually(lambda: is_kept(world))
     agent.http.headers["Last-Event-ID"] = "notes/1-1"
-    with agent.listening() as heard:
+    with agent.listen() as heard:
         assert heard.next()["params"]["progress"] == 2
         del agent.http.headers["Last-Event-ID"]
         assert agent.notify("notifications/cancelled", requestId=9, reason="enough").status_code == 202
@@ -240,7 +240,7 @@ def test_of_one_caller_so_many_are_owed_and_no_more(
 
 def test_the_tokens_of_one_user_leave_room_for_what_is_owed_to_others() -> None:
     class Lost(Stream):
-        is_owed = True  # type: ignore[assignment]
+        is_resumable = True  # type: ignore[assignment]
 
         async def pause(self) -> None:
             pass
@@ -256,7 +256,7 @@ def test_the_tokens_of_one_user_leave_room_for_what_is_owed_to_others() -> None:
             asked = Request(9, "tools/call", {}, Client(OPERATOR, session, {}), Deadline(30))
             async with debts.reading(asked, Lost(nothing())):
                 pass
-        is_kept = asked.is_owed
+        is_kept = asked.is_resumable
         debts.close()
         await debts.closed(5)
         return is_kept
@@ -273,9 +273,9 @@ def test_who_goes_away_while_coming_back_leaves_it_owed() -> None:
         pausing, asked = asyncio.Event(), Request(9, "tools/call", {}, client, Deadline(30))
 
         class Slow(Stream):
-            is_owed = True  # type: ignore[assignment]
+            is_resumable = True  # type: ignore[assignment]
 
-            def has_told(self, event_id: str) -> bool:
+            def has_event(self, event_id: str) -> bool:
                 return True
 
             async def pause(self) -> None:
@@ -292,9 +292,9 @@ def test_who_goes_away_while_coming_back_leaves_it_owed() -> None:
         await asyncio.sleep(0)
         back.cancel()
         await asyncio.wait([back])
-        still_owed = asked.is_owed
+        still_owed = asked.is_resumable
         pausing.set()
-        return still_owed and await debts.take(session, "notes/1") == (asked, stream) and not asked.is_owed
+        return still_owed and await debts.take(session, "notes/1") == (asked, stream) and not asked.is_resumable
 
     assert asyncio.run(run())
 
@@ -307,7 +307,7 @@ def test_a_stream_without_ids_is_lost_with_its_caller(world: World) -> None:
     member = world.member(behaviours={"tools/call": call})
     lost(world.agent().begin())
     assert [call.status for call in world.calls()] == ["cancelled"]
-    eventually(lambda: member.heard("notifications/cancelled"))
+    eventually(lambda: member.messages("notifications/cancelled"))
 
 
 def test_how_long_to_wait_is_told_with_the_message_it_came_with(world: World) -> None:

@@ -95,7 +95,7 @@ def test_text_that_no_database_takes_passes_both_ways_and_is_replaced_in_the_rec
         new.modern("tools/call", name=name, arguments=odd),
     ):
         assert messages_of(response)[-1]["result"]["structuredContent"] == {"text": "a\0b", "k\0": "\ufffd"}
-    assert [message["params"]["arguments"] for message in member.heard("tools/call")] == [odd, odd]
+    assert [message["params"]["arguments"] for message in member.messages("tools/call")] == [odd, odd]
     for row in world.calls(2):
         assert row.arguments == {"text": "a\ufffdb", "k\ufffd": "\ufffd", "literal": "\\u0000"}
         assert row.result is not None
@@ -135,7 +135,7 @@ def test_a_stream_that_ends_early_is_resumed_by_its_caller(world: World) -> None
         asked.hang_up()
 
     def go_on(asked: Asked) -> None:
-        (call,) = member.heard("tools/call")
+        (call,) = member.messages("tools/call")
         asked.stream(event(result(call["id"], **text("from " + asked.headers["Last-Event-ID"])), "42"))
         asked.hang_up()
 
@@ -146,7 +146,7 @@ def test_a_stream_that_ends_early_is_resumed_by_its_caller(world: World) -> None
     rest = agent.http.get(agent.url, headers={"Last-Event-ID": "notes/41"}, timeout=10)
     assert b"id: notes/42\n" in rest.content
     assert said(rest) == "from 41"
-    assert len(member.heard("tools/call")) == 1
+    assert len(member.messages("tools/call")) == 1
 
 
 @pytest.mark.parametrize("method", ["tools/call", "tools/list"])
@@ -180,7 +180,7 @@ def test_an_answer_that_its_caller_asks_for_once_more_is_the_same(world: World, 
     assert b'"off"' not in data
 
 
-@pytest.mark.parametrize("size", [100, answer_streams.MAX_NOTED])
+@pytest.mark.parametrize("size", [100, answer_streams.MAX_RESUMABLE_REQUEST])
 def test_a_session_keeps_no_large_request_for_an_answer_that_may_be_asked_for_once_more(
     world: World, size: int
 ) -> None:
@@ -200,7 +200,7 @@ def test_a_session_keeps_no_large_request_for_an_answer_that_may_be_asked_for_on
     assert messages_of(agent.send("resources/read", uri="x" * size))[-1]["result"] == {"contents": []}
     with agent.http.get(agent.url, headers={"Last-Event-ID": "notes/e1"}, timeout=10) as response:
         told = [one.get("method", "the answer") for one in messages_of(response)]
-    assert told == ["notifications/message", "the answer"][: 1 if size == answer_streams.MAX_NOTED else 2]
+    assert told == ["notifications/message", "the answer"][: 1 if size == answer_streams.MAX_RESUMABLE_REQUEST else 2]
 
 
 def test_a_stream_that_ends_early_is_gone_on_with_for_a_modern_caller(world: World) -> None:
@@ -267,7 +267,7 @@ def test_a_session_that_the_member_forgot_is_begun_anew_and_the_call_made_once(w
     agent = world.agent().begin()
     assert agent.text("notes__echo") == "s3"
     assert agent.text("notes__echo") == "s3"
-    assert len(member.heard("initialize")) == 3  # the hall's own, the forgotten one, the new one
+    assert len(member.messages("initialize")) == 3  # the hall's own, the forgotten one, the new one
 
 
 def test_a_member_that_forgets_every_session_fails_the_call(world: World) -> None:
@@ -277,7 +277,7 @@ def test_a_member_that_forgets_every_session_fails_the_call(world: World) -> Non
     member = world.member(behaviours={"tools/call": gone, "ping": gone})
     code, message = failure(world.agent().begin().send("tools/call", name="notes__echo", arguments={}))
     assert (code, message) == (-32603, "tool 'echo' of member 'notes': answered with HTTP status 404: 'gone'")
-    assert len(member.heard("tools/call")) == 2
+    assert len(member.messages("tools/call")) == 2
 
 
 def test_a_late_answer_to_an_earlier_call_has_no_call_made_twice(world: World) -> None:
@@ -299,9 +299,9 @@ def test_a_late_answer_to_an_earlier_call_has_no_call_made_twice(world: World) -
     assert "answered with HTTP status 404" in failure(response)[1]
     assert world.calls(2)[1].error_kind == "transport"
     # It may have begun, and nobody waits for it.
-    eventually(lambda: member.heard("notifications/cancelled"))
-    told = member.heard("notifications/cancelled")[0]["params"]["requestId"]
-    assert told == member.heard("tools/call")[1]["id"]
+    eventually(lambda: member.messages("notifications/cancelled"))
+    told = member.messages("notifications/cancelled")[0]["params"]["requestId"]
+    assert told == member.messages("tools/call")[1]["id"]
     assert agent.text("notes__echo") == "done"
 
 
@@ -323,7 +323,7 @@ def test_an_error_under_404_is_the_answer_where_it_is_to_this_request(world: Wor
     error = agent.call("notes__echo", x=1)["error"]
     assert error == {"code": -32601, "message": "no such thing", "data": {"x": 1}}
     assert failure(modern_call(world.agent(), arguments={"x": 1}))[1] == "no such thing"
-    assert len(member.heard("tools/call")) == 3
+    assert len(member.messages("tools/call")) == 3
 
 
 def test_a_session_that_a_member_forgot_is_begun_anew_also_where_it_says_so_by_the_id(world: World) -> None:
@@ -358,7 +358,7 @@ def test_one_id_used_twice_at_a_time_gets_each_its_own_answer(world: World) -> N
     told = [first[0], second[0]]
     assert [one["id"] for one in told] == [5, 5]
     assert [one["result"]["arguments"]["which"] for one in told] == ["a", "b"]
-    assert len({message["id"] for message in member.heard("tools/call")}) == 2
+    assert len({message["id"] for message in member.messages("tools/call")}) == 2
 
 
 # Questions of members with sessions -------------------------------------------------------------------------------
@@ -385,7 +385,7 @@ ELICIT = request("q1", "elicitation/create", message="Sure?", requestedSchema={"
 def test_a_question_comes_under_an_id_of_ours_and_its_answer_goes_back_under_the_members(world: World) -> None:
     world.member(behaviours={"tools/call": asking(ELICIT)})
     agent = world.agent().begin(elicitation={})
-    with agent.streaming(request(9, "tools/call", name="notes__echo", arguments={})) as heard:
+    with agent.stream(request(9, "tools/call", name="notes__echo", arguments={})) as heard:
         question = heard.until("elicitation/create")
         assert question["id"] != "q1"
         assert question["params"] == ELICIT["params"]
@@ -435,7 +435,7 @@ def test_a_modern_caller_answers_with_its_second_request(world: World) -> None:
     last = modern_call(agent, meta=can, requestState=state, inputResponses=answers)
     assert json.loads(said(last)) == [{"jsonrpc": "2.0", "id": "q1", "result": {"action": "accept"}}]
     assert failure(modern_call(agent, meta=can, requestState=state, inputResponses=answers))[0] == -32602
-    assert len(member.heard("tools/call")) == 1
+    assert len(member.messages("tools/call")) == 1
 
 
 def with_table(asked: Asked) -> None:
@@ -494,10 +494,10 @@ def test_a_request_state_is_good_for_whom_it_was_told_and_for_that_request_alone
     for who, response in thieves.items():
         assert messages_of(response)[-1].get("error", {}).get("code") == -32602, (who, response.text)
         assert "secret" not in response.text, who
-    assert (len(member.heard("tools/call")), elsewhere.heard("tools/call")) == (1, [])
+    assert (len(member.messages("tools/call")), elsewhere.messages("tools/call")) == (1, [])
     assert "the secret" in said(modern_call(owner, arguments=arguments, **more))
     if kind == "modern":
-        assert member.heard("tools/call")[1]["params"]["requestState"] == "state of the member"
+        assert member.messages("tools/call")[1]["params"]["requestState"] == "state of the member"
 
 
 @pytest.mark.parametrize(
@@ -513,8 +513,8 @@ def test_no_state_passes_under_a_key_that_lenient_members_read_all_the_same(worl
         assert failure(session.send("tools/call", **more)) == told
     for method, named in (("prompts/get", {"name": "x"}), ("resources/read", {"uri": "x:"})):
         assert failure(agent.modern(method, **named, **{key: "state of the member"})) == told
-        assert member.heard(method) == []
-    assert member.heard("tools/call") == []
+        assert member.messages(method) == []
+    assert member.messages("tools/call") == []
 
 
 @pytest.mark.parametrize("more", [{"requestState": "state of the member"}, {"inputResponses": {}}])
@@ -526,7 +526,7 @@ def test_a_session_brings_no_state_also_to_a_member_that_speaks_both_eras(world:
     session = world.agent(token=make_token(User.objects.create_superuser("olga"))).begin(elicitation={})
     response = session.send("tools/call", name="notes__echo", arguments={}, **more)
     assert failure(response) == (-32602, f"a session has no {min(more)}: it is asked on a stream")
-    assert len(member.heard("tools/call")) == 1
+    assert len(member.messages("tools/call")) == 1
 
 
 @pytest.mark.parametrize("kind", ["modern", "with sessions"])
@@ -578,7 +578,7 @@ def test_a_state_and_the_id_of_a_task_have_a_bound(world: World) -> None:
     at_member = world.agent("/mcp/notes")
     assert failure(at_member.modern("tasks/get", taskId="x" * 65_602)) == too_long
     assert "a requestState of more than 65,536 bytes" in failure(modern_call(agent, meta=can))[1]
-    assert len(member.heard("tools/call")) == 3
+    assert len(member.messages("tools/call")) == 3
 
 
 def test_a_held_stream_is_let_go_when_its_caller_goes_away_in_the_second_round(world: World) -> None:
@@ -598,12 +598,12 @@ def test_a_held_stream_is_let_go_when_its_caller_goes_away_in_the_second_round(w
     answers = {"question": {"action": "accept"}}
     options = {"name": "notes__echo", "arguments": {}, "requestState": state, "inputResponses": answers, "meta": can}
     message, headers = agent.modern_message("tools/call", **options)
-    connection = agent.sent(message, **headers)
-    eventually(lambda: member.heard("reply"))
+    connection = agent.send_only(message, **headers)
+    eventually(lambda: member.messages("reply"))
     assert not let_go.is_set()
     connection.close()
     assert let_go.wait(5)
-    eventually(lambda: member.heard("notifications/cancelled"))
+    eventually(lambda: member.messages("notifications/cancelled"))
 
 
 def test_a_question_that_nobody_answers_in_time_ends_the_call_at_the_member(
@@ -613,22 +613,25 @@ def test_a_question_that_nobody_answers_in_time_ends_the_call_at_the_member(
     member = world.member(behaviours={"tools/call": asking(ELICIT)})
     can = {f"{META}clientCapabilities": {"elicitation": {}}}
     assert modern_call(world.agent(), meta=can).json()["result"]["resultType"] == "input_required"
-    (told,) = eventually(lambda: member.heard("notifications/cancelled"))  # type: ignore[misc]
-    assert told["params"] == {"requestId": member.heard("tools/call")[0]["id"], "reason": "the client did not answer"}
+    (told,) = eventually(lambda: member.messages("notifications/cancelled"))  # type: ignore[misc]
+    assert told["params"] == {
+        "requestId": member.messages("tools/call")[0]["id"],
+        "reason": "the client did not answer",
+    }
 
 
 def test_more_held_streams_than_there_is_room_for_fail(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mcp_runtime.gateway.upstream.suspended.HELD_STREAM", 17_000_000)
+    monkeypatch.setattr("mcp_runtime.gateway.upstream.suspended.SUSPENDED_STREAM_BYTES", 17_000_000)
     member = world.member(behaviours={"tools/call": asking(ELICIT)})
     can = {f"{META}clientCapabilities": {"elicitation": {}}}
     assert "too many answers are waited for" in failure(modern_call(world.agent(), meta=can))[1]
-    eventually(lambda: member.heard("notifications/cancelled"))
+    eventually(lambda: member.messages("notifications/cancelled"))
 
 
 def test_held_questions_of_one_user_have_a_bound_in_bytes_and_leave_others_theirs(
     world: World, monkeypatch: pytest.MonkeyPatch, django_user_model: type[User]
 ) -> None:
-    monkeypatch.setattr("mcp_runtime.gateway.upstream.suspended.HELD_STREAM", 0)
+    monkeypatch.setattr("mcp_runtime.gateway.upstream.suspended.SUSPENDED_STREAM_BYTES", 0)
     budget = limits.ByteBudget(of_token=250_000, of_user=450_000, in_all=1_000_000)
     monkeypatch.setattr(limits, "bytes_of_held", lambda: budget)
     large = request("q1", "elicitation/create", message="x" * 100_000, requestedSchema={"type": "object"})
@@ -661,7 +664,7 @@ def test_a_member_with_too_many_open_questions_is_told_so_and_takes_no_place_of_
     agent = world.agent().begin(elicitation={})
     call = request("c1", "tools/call", name="greedy__echo", arguments={})
     other = request("c2", "tools/call", name="modest__echo", arguments={})
-    with agent.streaming(call) as heard, agent.streaming(other) as modest:
+    with agent.stream(call) as heard, agent.stream(other) as modest:
         open_questions = [heard.until("elicitation/create") for _ in range(2)]
         open_questions.append(modest.until("elicitation/create"))
         for number, question in enumerate(open_questions):
@@ -687,7 +690,7 @@ def test_questions_of_no_call_that_nobody_answers_make_room_in_the_end(
 
     world.member(behaviours={"GET": say})
     agent = world.agent("/mcp/notes").begin(elicitation={})
-    with agent.listening() as heard:
+    with agent.listen() as heard:
         heard.until("elicitation/create")
         question = heard.until("elicitation/create")
         eventually(lambda: answers)
@@ -756,7 +759,7 @@ def test_a_modern_member_asks_a_caller_with_a_session_on_its_stream(world: World
     first = {"a": {"method": "elicitation/create", "params": {"message": "a?"}}, "b": {"method": "roots/list"}}
     member = world.member(behaviours={**MODERN, "tools/call": rounds(first, {})})
     agent = world.agent().begin(elicitation={}, roots={})
-    with agent.streaming(request(9, "tools/call", name="notes__echo", arguments={"x": 1})) as heard:
+    with agent.stream(request(9, "tools/call", name="notes__echo", arguments={"x": 1})) as heard:
         question = heard.until("elicitation/create")
         assert question["params"] == {"message": "a?"}
         agent.post(result(question["id"], action="accept"))
@@ -764,7 +767,7 @@ def test_a_modern_member_asks_a_caller_with_a_session_on_its_stream(world: World
         last = heard.until("")
     assert last["id"] == 9
     assert "resultType" not in last["result"]
-    told = [message["params"] for message in member.heard("tools/call")]
+    told = [message["params"] for message in member.messages("tools/call")]
     assert [(one.get("requestState"), one.get("inputResponses")) for one in told] == [
         (None, None),
         ("1", {"a": {"action": "accept"}, "b": {"roots": []}}),
@@ -778,7 +781,7 @@ def test_a_refused_question_of_a_modern_member_fails_the_call(world: World) -> N
     ask = {"a": {"method": "elicitation/create", "params": {}}}
     world.member(behaviours={**MODERN, "tools/call": rounds(ask)})
     agent = world.agent().begin(elicitation={})
-    with agent.streaming(request(9, "tools/call", name="notes__echo", arguments={})) as heard:
+    with agent.stream(request(9, "tools/call", name="notes__echo", arguments={})) as heard:
         question = heard.until("elicitation/create")
         agent.post({"jsonrpc": "2.0", "id": question["id"], "error": {"code": -1, "message": "not now"}})
         message = heard.until("")["error"]["message"]
@@ -790,7 +793,7 @@ def test_a_modern_member_that_never_has_enough_is_given_up(world: World, monkeyp
     member = world.member(behaviours={**MODERN, "tools/call": rounds(*[{}] * 20)})
     response = world.agent().begin().send("tools/call", name="notes__echo", arguments={})
     assert failure(response)[1].endswith("asked for input 3 times for one call")
-    assert len(member.heard("tools/call")) == 4
+    assert len(member.messages("tools/call")) == 4
 
 
 def test_a_modern_member_that_asks_whoever_takes_no_stream_fails_the_call(world: World) -> None:
@@ -833,7 +836,7 @@ def test_what_only_sessions_have_a_modern_member_is_not_asked(world: World) -> N
     member = world.member(behaviours=MODERN, capabilities={"tools": {}, "resources": {"subscribe": True}})
     agent = world.agent("/mcp/notes").begin()
     assert agent.ask("resources/subscribe", uri="u:1")["result"] == {}
-    assert member.heard("resources/subscribe") == []
+    assert member.messages("resources/subscribe") == []
 
 
 def test_arguments_that_headers_repeat_are_repeated_for_who_cannot(world: World) -> None:
@@ -843,21 +846,21 @@ def test_arguments_that_headers_repeat_are_repeated_for_who_cannot(world: World)
     world.agent().begin().call("notes__echo", city="Köln")
     asked = next(one for one in member.requests if one.body and one.message["method"] == "tools/call")
     assert asked.headers["Mcp-Param-City"] == "=?base64?S8O2bG4=?="
-    # A modern client says them itself, and the member judges.
+    # A modern client says them itself, and the member validates.
     agent = world.agent()
     message, headers = agent.modern_message("tools/call", name="notes__echo", arguments={"city": "Rome"})
     agent.post(message, **headers, Mcp_Param_City="Paris")
     assert member.requests[-1].headers["mcp-param-city"] == "Paris"
 
 
-def test_a_member_with_sessions_has_the_callers_headers_judged_for_it(world: World) -> None:
+def test_a_member_with_sessions_has_the_callers_headers_validated_for_it(world: World) -> None:
     schema = {"type": "object", "properties": {"city": {"type": "string", "x-mcp-header": "City"}}}
     member = world.member(tools=[{"name": "echo", "inputSchema": schema}])
     agent = world.agent()
     message, headers = agent.modern_message("tools/call", name="notes__echo", arguments={"city": "Rome"})
     refused = agent.post(message, **headers, Mcp_Param_City="Paris")
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, -32020)
-    assert member.heard("tools/call") == []
+    assert member.messages("tools/call") == []
     assert agent.post(message, **headers, Mcp_Param_City="Rome").status_code == 200
 
 
@@ -976,7 +979,7 @@ def test_a_large_answer_is_read_like_a_small_one(world: World, forgery: str, era
         assert message["error"]["data"]["member"] == "notes"
         assert "y" * 1000 not in response.text
     assert world.failures == []
-    assert member.live.relayed == 0
+    assert member.live.relayed_calls == 0
 
 
 def answering_late(*, again: Callable[[Asked], None]) -> Any:
@@ -1035,7 +1038,7 @@ def test_no_id_goes_to_a_member_twice(world: World) -> None:
             other.http.headers.update(agent.http.headers)
             assert other.post(request(5, "tools/call", name="notes__echo", arguments={})).json()["id"] == 5
         assert modern_call(world.agent()).status_code == 200
-    ids = [message["id"] for message in member.heard("tools/call")]
+    ids = [message["id"] for message in member.messages("tools/call")]
     assert len(set(ids)) == len(ids) == 6
     assert 5 not in ids
 

@@ -11,7 +11,7 @@ import pytest
 
 from mcp_runtime.gateway import envelope
 from mcp_runtime.gateway.upstream import routes
-from mcp_runtime.gateway.upstream.routes import Wire
+from mcp_runtime.gateway.upstream.routes import Upstream
 from mcp_runtime.members.live import LiveMember
 from mcp_runtime.members.process import NoProcess
 from mcp_runtime.protocol.errors import ConnectError
@@ -26,15 +26,15 @@ def test_large_answers_of_one_owner_wait_for_each_other_and_those_of_another_go_
         read.append(name)
 
     async def flood() -> None:
-        wire = Wire(None, max_bytes=1)  # type: ignore[arg-type]
+        upstream = Upstream(None, max_bytes=1)  # type: ignore[arg-type]
         try:
-            greedy = [wire.in_thread((1, 1), partial(note, f"greedy {number}"), LARGE) for number in range(5)]
+            greedy = [upstream.read_in_thread((1, 1), partial(note, f"greedy {number}"), LARGE) for number in range(5)]
             tasks = [asyncio.ensure_future(one) for one in greedy]
             await asyncio.sleep(0)  # all of them stand in line
-            await wire.in_thread((2, 2), partial(note, "another"), LARGE)
+            await upstream.read_in_thread((2, 2), partial(note, "another"), LARGE)
             await asyncio.gather(*tasks)
         finally:
-            wire.close()
+            upstream.close()
 
     asyncio.run(flood())
     assert read.index("another") <= 2  # one of the others was being read, and one had its turn
@@ -45,7 +45,7 @@ class Lifecycle:
         self.failures = 0
         self.may_go_on = threading.Event()
 
-    def connection_failed(self, live: LiveMember, error: ConnectError) -> None:
+    def handle_connection_failure(self, live: LiveMember, error: ConnectError) -> None:
         self.failures += 1
         self.may_go_on.wait(10)
 
@@ -60,7 +60,7 @@ def test_calls_of_a_member_that_hangs_up_take_no_thread_that_others_need(monkeyp
 
     async def flood() -> None:
         live = broken_member()
-        waiting = [asyncio.ensure_future(Wire.exit_of(live)) for _ in range(64)]
+        waiting = [asyncio.ensure_future(Upstream.exit_error(live)) for _ in range(64)]
         await asyncio.sleep(0)
         await asyncio.get_running_loop().run_in_executor(None, int)
         assert not any(task.done() for task in waiting)
@@ -75,10 +75,10 @@ def test_calls_that_fail_together_write_the_failure_down_once(monkeypatch: pytes
     lifecycle = Lifecycle()
 
     async def flood() -> None:
-        ways, live = Wire(lifecycle, max_bytes=1), broken_member()  # type: ignore[arg-type]
+        ways, live = Upstream(lifecycle, max_bytes=1), broken_member()  # type: ignore[arg-type]
         refused = ConnectError("connection refused", is_refusal=True)
         try:
-            waiting = [asyncio.ensure_future(ways.explained(live, refused)) for _ in range(64)]
+            waiting = [asyncio.ensure_future(ways.explain(live, refused)) for _ in range(64)]
             async with asyncio.timeout(5):
                 while sum(task.done() for task in waiting) < 63:
                     await asyncio.sleep(0.005)

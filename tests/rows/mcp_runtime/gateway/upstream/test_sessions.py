@@ -12,8 +12,8 @@ import pytest
 
 from mcp_runtime.gateway.messages import Client
 from mcp_runtime.gateway.upstream import sessions
-from mcp_runtime.gateway.upstream.routes import Wire
-from mcp_runtime.gateway.upstream.sessions import Conversations
+from mcp_runtime.gateway.upstream.routes import Upstream
+from mcp_runtime.gateway.upstream.sessions import UpstreamSessions
 from mcp_runtime.protocol.mcp import MODERN_VERSION
 from mcp_runtime.security.access import OPERATOR
 from tests.conftest import eventually
@@ -43,7 +43,7 @@ def test_a_callers_session_with_a_member_has_its_version_and_capabilities_and_en
     agent = world.agent().begin("2025-11-25", roots={})
     agent.call("notes__echo")
     agent.call("notes__echo")
-    told = [message["params"] for message in member.heard("initialize")]
+    told = [message["params"] for message in member.messages("initialize")]
     assert [(one["protocolVersion"], one["capabilities"]) for one in told[1:]] == [("2025-11-25", {"roots": {}})]
     assert agent.http.delete(agent.url, timeout=10).status_code == 204
     eventually(lambda: ended(member) == ["s2"])
@@ -59,8 +59,8 @@ def test_a_session_that_is_still_being_begun_when_its_caller_ends_ends_too(world
     member = world.member()
     member.behaviours["initialize"] = slowly
     agent = world.agent().begin()
-    call = agent.sent(request(9, "tools/call", name="notes__echo", arguments={}))
-    eventually(lambda: len(member.heard("initialize")) == 2)
+    call = agent.send_only(request(9, "tools/call", name="notes__echo", arguments={}))
+    eventually(lambda: len(member.messages("initialize")) == 2)
     assert agent.http.delete(agent.url, timeout=10).status_code == 204
     go_on.set()
     eventually(lambda: ended(member) == ["s2"])
@@ -76,7 +76,7 @@ def test_modern_callers_share_a_session_if_they_can_be_asked_the_same(
     def call(**capabilities: Any) -> int:
         meta = {f"{META}clientCapabilities": capabilities}
         assert world.agent().modern("tools/call", name="notes__echo", arguments={}, meta=meta).status_code == 200
-        return len(member.heard("initialize"))
+        return len(member.messages("initialize"))
 
     assert [call(), call(odd={}), call(roots={}), call(roots={}), call()] == [2, 2, 3, 3, 3]
     assert ended(member) == []
@@ -93,7 +93,7 @@ class Never:
 
 def test_a_newcomer_ends_no_session_before_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "MAX_SHARED", 10)
-    them = Conversations(wire=None)  # type: ignore[arg-type]
+    them = UpstreamSessions(upstream=None)  # type: ignore[arg-type]
     for count, left in [(4, 4), (6, 6), (9, 9), (10, 9), (12, 9)]:
         shared: dict[Any, Any] = {(number, None, ""): Never() for number in range(count)}
         them._make_room(shared, (99, None, ""))
@@ -114,12 +114,12 @@ def test_modern_callers_of_two_tokens_share_no_session_and_end_none_of_each_othe
 
     call(ann)
     call(bob)
-    assert len(member.heard("initialize")) == 3
+    assert len(member.messages("initialize")) == 3
     for number in range(3):
         call(bob, sampling={"of": number})
     eventually(lambda: ended(member) == ["s3", "s4"])
     call(ann)
-    assert len(member.heard("initialize")) == 6
+    assert len(member.messages("initialize")) == 6
 
 
 def test_a_member_that_speaks_both_is_asked_in_the_callers_era(world: World) -> None:
@@ -135,26 +135,26 @@ def test_a_member_that_speaks_both_is_asked_in_the_callers_era(world: World) -> 
         assert world.agent().begin().text(f"{name}__echo") == "{}"
         calls = [one for one in member.requests if one.body and one.message["method"] == "tools/call"]
         assert [one.headers["MCP-Protocol-Version"] for one in calls] == [MODERN_VERSION] * 2 + ["2025-06-18"]
-        assert len(member.heard("server/discover")) == 1
+        assert len(member.messages("server/discover")) == 1
 
 
 def test_a_member_that_did_not_say_its_era_is_asked_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "PROBE_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(sessions, "PROBE_RETRY_SECONDS", 0.0)
     member = world.member(behaviours={"server/discover": lambda asked: asked.reset()})
     agent = world.agent()
     for _ in range(2):
         assert agent.modern("tools/call", name="notes__echo", arguments={}).status_code == 200
     member.behaviours["server/discover"] = discovered
     assert agent.modern("tools/call", name="notes__echo", arguments={}).status_code == 200
-    assert len(member.heard("server/discover")) == 3
-    assert len(member.heard("initialize")) == 2
+    assert len(member.messages("server/discover")) == 3
+    assert len(member.messages("initialize")) == 2
 
 
 def test_members_without_session_ids_are_spoken_to_without(world: World) -> None:
     member = world.member(behaviours={"initialize": lambda asked: asked.result({"protocolVersion": "2025-06-18"})})
     for _ in range(2):
         assert world.agent().begin().text("notes__echo") == "{}"
-    assert len(member.heard("initialize")) == 1
+    assert len(member.messages("initialize")) == 1
     assert all("Mcp-Session-Id" not in one.headers for one in member.requests)
 
 
@@ -180,7 +180,7 @@ def test_a_member_without_sessions_is_asked_in_the_newest_version_that_both_side
     assert [agent.text("notes__echo") for _ in range(2)] == ["{}", "{}"]
     calls = [one for one in member.requests if one.body and one.message["method"] == "tools/call"]
     assert [one.headers["MCP-Protocol-Version"] for one in calls] == [spoken] * 2
-    assert len(member.heard("initialize")) == (1 if asked == "2025-06-18" else 2)
+    assert len(member.messages("initialize")) == (1 if asked == "2025-06-18" else 2)
 
 
 def test_a_member_without_sessions_that_takes_one_version_alone_is_asked_in_that(world: World) -> None:
@@ -219,17 +219,17 @@ def test_nothing_is_kept_of_a_process_that_is_gone(world: World) -> None:
     kept: list[weakref.ref[Any]] = []
 
     async def talk() -> None:
-        wire = Wire(world, max_bytes=1000)  # type: ignore[arg-type]
-        them = Conversations(wire)
+        upstream = Upstream(world, max_bytes=1000)  # type: ignore[arg-type]
+        them = UpstreamSessions(upstream)
         for _ in range(3):
-            route = wire.route_to(member.restarted(), 1)
+            route = upstream.route_to(member.restart(), 1)
             kept.append(weakref.ref(route))
-            conversation = await them.conversation(route, Client(OPERATOR, None, {}))
-            assert conversation.id == f"s{len(member.heard('initialize'))}"
-            del route, conversation
+            upstream_session = await them.session_for(route, Client(OPERATOR, None, {}))
+            assert upstream_session.id == f"s{len(member.messages('initialize'))}"
+            del route, upstream_session
         await asyncio.sleep(0)
         gc.collect()
         assert [one() is None for one in kept] == [True, True, False]
-        wire.close()
+        upstream.close()
 
     asyncio.run(talk())

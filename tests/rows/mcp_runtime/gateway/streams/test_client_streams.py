@@ -13,11 +13,11 @@ import pytest
 from django.contrib.auth.models import User
 
 from mcp_runtime.gateway.catalog import Roster
-from mcp_runtime.gateway.streams import ears, listening
+from mcp_runtime.gateway.streams import client_streams, upstream_listeners
 from mcp_runtime.security import limits
 from roster.models import ApiToken, GuildMember, Hall, Tool
 from tests.conftest import eventually
-from tests.support.agents import META, Agent, Heard, make_token, messages_of
+from tests.support.agents import META, Agent, MessageStream, make_token, messages_of
 from tests.support.gateway_world import (
     ALL,
     MODERN,
@@ -38,7 +38,7 @@ UPDATED = "notifications/resources/updated"
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (listening, ears):
+    for module in (client_streams, upstream_listeners):
         monkeypatch.setattr(module, "AGAIN_SECONDS", 0.01)
 
 
@@ -56,9 +56,9 @@ def without_session(asked: Asked) -> None:
     asked.result(initialize_result(asked.message["params"]["protocolVersion"]))
 
 
-def listen(agent: Agent, **wanted: Any) -> Heard:
+def listen(agent: Agent, **wanted: Any) -> MessageStream:
     message, headers = agent.modern_message("subscriptions/listen", notifications=wanted)
-    return agent.streaming(message, **headers)
+    return agent.stream(message, **headers)
 
 
 def log(said: Any) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def log(said: Any) -> dict[str, Any]:
 def test_what_a_member_says_passes_at_its_own_path(world: World) -> None:
     changed = notification("notifications/tools/list_changed")
     world.member(behaviours={"GET": saying(event(log(1)), event(changed), event(log(2)))})
-    with world.agent("/mcp/notes").begin().listening() as heard:
+    with world.agent("/mcp/notes").begin().listen() as heard:
         assert [heard.next() for _ in range(3)] == [log(1), changed, log(2)]
 
 
@@ -82,7 +82,7 @@ def test_what_a_member_says_badly_does_not_deafen_the_stream(world: World) -> No
     ]
     odd = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"_meta": 1}}
     world.member(behaviours={"GET": saying(*map(event, bad), event(odd), event(log("good")))})
-    with world.agent("/mcp/notes").begin().listening() as heard:
+    with world.agent("/mcp/notes").begin().listen() as heard:
         assert [heard.next(), heard.next()] == [odd, log("good")]
 
 
@@ -93,7 +93,7 @@ def test_a_members_stream_that_ends_is_opened_anew(world: World) -> None:
         asked.hang_up()
 
     world.member(behaviours={"GET": end})
-    with world.agent("/mcp/notes").begin().listening() as heard:
+    with world.agent("/mcp/notes").begin().listen() as heard:
         logs = []
         while len(logs) < 3:
             message = heard.next()
@@ -104,13 +104,13 @@ def test_a_members_stream_that_ends_is_opened_anew(world: World) -> None:
 def test_a_member_without_a_stream_is_asked_for_it_once_a_process(world: World) -> None:
     member = world.member()
     gets = lambda: len([one for one in member.requests if not one.body])  # noqa: E731
-    with world.agent("/mcp/notes").begin().listening() as heard:
+    with world.agent("/mcp/notes").begin().listen() as heard:
         eventually(lambda: gets() == 1)
         world.gateway.member_changed(member.row.pk)
         world.live.pop(member.row.pk)
         world.gateway.member_changed(member.row.pk)
         member.behaviours["GET"] = saying(event(log("new")))
-        world.live[member.row.pk] = member.restarted()
+        world.live[member.row.pk] = member.restart()
         world.gateway.member_changed(member.row.pk)
         heard.until("notifications/resources/list_changed")  # whatever it was, it is another process now
         assert heard.until("notifications/message") == log("new")
@@ -122,7 +122,7 @@ def test_a_list_from_memory_that_the_member_replaces_by_its_own_is_told_of(world
     member = world.member(behaviours={"tools/list": lambda asked: asked.result({"tools": shown})})
     live = world.live.pop(member.row.pk)
     agent = world.agent("/mcp/notes").begin(sampling={})
-    with agent.listening() as old, listen(world.agent("/mcp/notes"), toolsListChanged=True) as new:
+    with agent.listen() as old, listen(world.agent("/mcp/notes"), toolsListChanged=True) as new:
         assert agent.tools() == ["echo"]
         world.live[member.row.pk] = live
         world.gateway.member_changed(member.row.pk)
@@ -139,9 +139,9 @@ def test_resource_templates_that_change_are_told_as_resources(world: World) -> N
         "prompts/list": lambda asked: asked.result({"prompts": []}),
     }
     member = world.member(behaviours=lists, capabilities=ALL)
-    with world.agent().begin().listening() as heard:
+    with world.agent().begin().listen() as heard:
         world.gateway.lists_changed(member.row.pk)
-        eventually(lambda: member.heard("resources/templates/list"))
+        eventually(lambda: member.messages("resources/templates/list"))
         templates.append({"uriTemplate": "x:{id}", "name": "x"})
         world.gateway.lists_changed(member.row.pk)
         assert heard.next() == {"jsonrpc": "2.0", "method": "notifications/resources/list_changed"}
@@ -150,7 +150,7 @@ def test_resource_templates_that_change_are_told_as_resources(world: World) -> N
 def test_a_roster_that_changes_is_told_to_those_whose_lists_are_others(world: World) -> None:
     member, _ = world.member("notes"), world.member("other")
     narrow = make_token(scope=ApiToken.Scope.MEMBERS, members=[GuildMember.objects.get(name="other")])
-    with world.agent().begin().listening() as everyone, world.agent(token=narrow).begin().listening() as others:
+    with world.agent().begin().listen() as everyone, world.agent(token=narrow).begin().listen() as others:
         assert world.agent(token=narrow).begin().tools() == ["other__echo"]
         Tool.objects.filter(member=member.row).update(enabled=False)
         world.gateway.member_changed(member.row.pk)
@@ -164,7 +164,7 @@ def test_a_roster_that_changes_is_told_to_those_whose_lists_are_others(world: Wo
 def test_a_session_has_one_stream_and_the_new_one_ends_the_old(world: World) -> None:
     world.member()
     agent = world.agent().begin()
-    with agent.listening() as first, agent.listening() as second:
+    with agent.listen() as first, agent.listen() as second:
         assert first.ended.wait(5)
         assert not second.ended.is_set()
 
@@ -182,7 +182,7 @@ def test_a_question_on_a_members_stream_is_asked_or_declined(world: World) -> No
 
     world.member(behaviours={"GET": ask})
     agent = world.agent("/mcp/notes").begin(elicitation={})
-    with agent.listening() as heard:
+    with agent.listen() as heard:
         question = heard.until("elicitation/create")
         assert agent.post(result(question["id"], action="cancel")).status_code == 202
         assert told.wait(5)
@@ -208,11 +208,11 @@ def test_a_member_without_sessions_tells_each_client_no_more_than_is_known_to_be
     for client, uri in zip(clients, ("x:1", "x:2"), strict=True):
         assert client.ask("resources/subscribe", uri=uri)["result"] == {}
     member.behaviours["GET"] = say
-    with clients[0].listening() as anns, clients[1].listening() as bobs:
+    with clients[0].listen() as anns, clients[1].listen() as bobs:
         assert [anns.next(), anns.next(), anns.next()] == [*updates[:2], changed]
         assert bobs.next() == changed
         assert declined.wait(5)
-        assert len(anns.everything + bobs.everything) == 4
+        assert len(anns.all_messages + bobs.all_messages) == 4
 
 
 def test_a_client_of_a_member_without_sessions_ends_nobody_elses_subscription(world: World) -> None:
@@ -221,7 +221,7 @@ def test_a_client_of_a_member_without_sessions_ends_nobody_elses_subscription(wo
     for client in (ann, bob):
         assert client.ask("resources/subscribe", uri="x:1")["result"] == {}
     assert ann.ask("resources/unsubscribe", uri="x:1")["result"] == {}
-    assert member.heard("resources/unsubscribe") == []
+    assert member.messages("resources/unsubscribe") == []
 
 
 def asking(*methods: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -268,12 +268,12 @@ def test_what_a_member_asks_outside_its_calls_is_answered_by_the_client_that_can
     behaviours, answers = asking("roots/list")
     world.member(behaviours=behaviours)
     other, agent = world.agent(path).begin(roots={}), world.agent(path).begin(roots={})
-    with other.listening() as others, agent.listening() as heard:
+    with other.listen() as others, agent.listen() as heard:
         with in_background(lambda: agent.call(tool)) as said:
             question = heard.until("roots/list")
             assert agent.post(result(question["id"], roots=[{"uri": "file:///mine"}])).status_code == 202
         assert "result" in said[0]
-        assert "roots/list" not in [message.get("method") for message in others.everything]
+        assert "roots/list" not in [message.get("method") for message in others.all_messages]
     assert answers["roots/list"]["result"] == {"roots": [{"uri": "file:///mine"}]}
 
 
@@ -284,9 +284,9 @@ def test_a_members_stream_is_closed_when_the_member_is_stopped_and_when_its_clie
     hang = behaviours["GET"]
 
     def listen(asked: Asked) -> None:
-        asked.wire.settimeout(None)
+        asked.sock.settimeout(None)
         threading.Thread(
-            target=lambda: (asked.wire.recv(1), closed.append(asked.headers["Mcp-Session-Id"])), daemon=True
+            target=lambda: (asked.sock.recv(1), closed.append(asked.headers["Mcp-Session-Id"])), daemon=True
         ).start()
         hang(asked)
 
@@ -296,7 +296,7 @@ def test_a_members_stream_is_closed_when_the_member_is_stopped_and_when_its_clie
         agent.call("notes__echo")
     assert ann.http.delete(ann.url, timeout=10).status_code == 204
     eventually(lambda: closed == ["s2"])
-    member.live.stop_asked.set()
+    member.live.stop_requested.set()
     world.gateway.member_changed(member.row.pk)
     eventually(lambda: closed == ["s2", "s3"])
 
@@ -305,7 +305,7 @@ def test_more_streams_than_there_is_room_for_are_refused(world: World, monkeypat
     monkeypatch.setattr(limits, "MAX_STREAMS", 1)
     world.member()
     agent = world.agent().begin()
-    with agent.listening():
+    with agent.listen():
         other = world.agent().begin()
         refused = other.http.get(other.url, headers={"Accept": "text/event-stream"}, timeout=10)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
@@ -322,7 +322,7 @@ def test_one_caller_leaves_streams_for_others(world: World, monkeypatch: pytest.
     def status(token: str) -> int:
         agent = world.agent(token=token)
         message, headers = agent.modern_message("subscriptions/listen", notifications={})
-        with contextlib.closing(agent.sent(message, **headers)) as connection:
+        with contextlib.closing(agent.send_only(message, **headers)) as connection:
             return connection.getresponse().status
 
     with listen(world.agent(token=first)):
@@ -339,7 +339,7 @@ def test_a_subscription_at_the_roster_is_heard_of_under_its_listed_name(world: W
 
     def say(asked: Asked) -> None:
         asked.stream()
-        while len(member.heard("resources/subscribe")) < 2 and not asked.server.closing.wait(0.005):
+        while len(member.messages("resources/subscribe")) < 2 and not asked.server.closing.wait(0.005):
             pass  # the client has subscribed, and its stream is told of the member
         asked.send(b"".join(updates))
         asked.hang()
@@ -348,12 +348,12 @@ def test_a_subscription_at_the_roster_is_heard_of_under_its_listed_name(world: W
         behaviours={"GET": say, "resources/subscribe": lambda asked: asked.result({})}, capabilities=ALL
     )
     agent = world.agent().begin()
-    with agent.listening() as heard:
-        assert member.heard("resources/subscribe") == []
+    with agent.listen() as heard:
+        assert member.messages("resources/subscribe") == []
         assert agent.ask("resources/subscribe", uri="guild://notes/x:1")["result"] == {}
         assert heard.until(UPDATED)["params"] == {"uri": "guild://notes/x:1"}
         agent.ask("resources/unsubscribe", uri="guild://notes/x:1")
-    assert {message["params"]["uri"] for message in member.heard("resources/subscribe")} == {"x:1"}
+    assert {message["params"]["uri"] for message in member.messages("resources/subscribe")} == {"x:1"}
 
 
 @pytest.fixture
@@ -372,7 +372,7 @@ def test_nobody_hears_of_a_member_that_is_not_for_them(world: World, narrowed: t
     closed, token = narrowed
     agent = world.agent(token=token).begin()
     with (
-        agent.listening() as old,
+        agent.listen() as old,
         listen(world.agent(token=token), resourceSubscriptions=["guild://closed/x:1"]) as new,
     ):
         refused = agent.ask("resources/subscribe", uri="guild://closed/x:1")["error"]
@@ -383,7 +383,7 @@ def test_nobody_hears_of_a_member_that_is_not_for_them(world: World, narrowed: t
         assert old.next()["method"] == "notifications/tools/list_changed"
         assert new._messages.empty()
     assert [one for one in closed.requests if not one.body] == []
-    assert closed.heard("resources/subscribe") == []
+    assert closed.messages("resources/subscribe") == []
 
 
 def test_a_subscription_ends_with_the_right_to_it(world: World) -> None:
@@ -392,13 +392,13 @@ def test_a_subscription_ends_with_the_right_to_it(world: World) -> None:
     rows = list(GuildMember.objects.all())
     token = make_token(scope=ApiToken.Scope.MEMBERS, members=rows)
     agent = world.agent(token=token).begin()
-    with agent.listening() as heard:
+    with agent.listen() as heard:
         agent.ask("resources/subscribe", uri="guild://closed/x:1")
         stream = eventually(lambda: next((one for one in closed.requests if not one.body), None))
         row = ApiToken.objects.get(digest=ApiToken.digest_of(token))
         row.members.remove(closed.row)
         Hall.objects.get_or_create(pk=1)
-        Hall.access_changed()
+        Hall.note_access_change()
         assert heard.until("notifications/tools/list_changed")
 
         def is_closed() -> bool:
@@ -430,7 +430,7 @@ def test_a_modern_caller_is_told_what_it_asked_for_and_no_more(world: World) -> 
         assert [first["params"]["_meta"], heard.next()] == [tag, {**told[0], "params": {"_meta": tag}}]
         assert heard.next()["params"] == {"uri": "x:1", "_meta": {"a": 1, **tag}}
         assert heard._messages.empty()
-    wanted = member.heard("subscriptions/listen")[0]["params"]["notifications"]
+    wanted = member.messages("subscriptions/listen")[0]["params"]["notifications"]
     assert wanted == {"toolsListChanged": True, "resourceSubscriptions": ["x:1"]}
 
 
@@ -446,7 +446,7 @@ def test_a_modern_caller_at_the_roster_hears_of_resources_of_every_kind_of_membe
     with listen(world.agent(), resourceSubscriptions=uris[:2]) as heard:
         assert heard.next()["params"]["notifications"] == {"resourceSubscriptions": uris[:2]}
         assert {heard.until(UPDATED)["params"]["uri"] for _ in range(2)} == set(uris[:2])
-    assert member.heard("resources/subscribe")[0]["params"] == {"uri": "x:1"}
+    assert member.messages("resources/subscribe")[0]["params"] == {"uri": "x:1"}
 
 
 class Resolutions:
@@ -480,7 +480,7 @@ def test_the_resources_of_a_stream_are_looked_for_once_and_calls_go_on_meanwhile
     with listen(agent, resourceSubscriptions=uris) as heard:
         for _ in range(5):
             assert heard.until(UPDATED)["params"]["uri"] == "guild://notes/x:1"
-        assert (resolutions.count, resolutions.most_at_once) == (100, listening.RESOLVED_AT_ONCE)
+        assert (resolutions.count, resolutions.most_at_once) == (100, client_streams.RESOLVED_AT_ONCE)
         GuildMember.objects.filter(pk=member.row.pk).update(enabled=False)
         world.gateway.member_changed(member.row.pk)
         eventually(lambda: resolutions.count == 200)  # another roster has others
@@ -505,9 +505,9 @@ def test_a_stream_that_nobody_reads_is_ended_and_those_that_are_read_go_on(world
         head = ["GET /mcp/notes HTTP/1.1", "Host: 127.0.0.1", "Accept: text/event-stream"]
         head += [f"{name}: {sleeper.http.headers[name]}" for name in ("Authorization", "Mcp-Session-Id")]
         unread.sendall("\r\n".join([*head, "", ""]).encode())
-        with reader.listening() as heard:
+        with reader.listen() as heard:
             assert [heard.next()["params"]["data"].split()[0] for _ in range(100)] == [str(n) for n in range(100)]
-            eventually(lambda: len(world.gateway._listening._open) == 1)
+            eventually(lambda: len(world.gateway._client_streams._open) == 1)
             assert not heard.ended.is_set()
         unread.settimeout(10)
         with contextlib.suppress(ConnectionResetError):
@@ -550,10 +550,10 @@ def test_a_member_cannot_answer_a_call_to_another_member_on_its_stream(world: Wo
     world.member("forger", {"GET": forge})
     agent = world.agent().begin()
     assert agent.text("forger__echo") == "{}"  # it has a session with each
-    with agent.streaming(request(7, "tools/call", name="asked__echo", arguments={})) as call:
+    with agent.stream(request(7, "tools/call", name="asked__echo", arguments={})) as call:
         assert call.next()["method"] == "notifications/progress"
         agent.http.headers["Last-Event-ID"] = "forger/9"
-        with agent.listening() as heard:
+        with agent.listen() as heard:
             heard.until("notifications/message")
             messages = [heard.next()]
             while messages[-1].get("params", {}).get("data") != "end":
@@ -576,7 +576,7 @@ def test_what_a_member_says_unasked_has_a_bound_for_all_its_streams_together(
         asked.stream(b"data: " + b"x" * 120_000)
         asked.hang()
 
-    for module in (listening, ears):
+    for module in (client_streams, upstream_listeners):
         monkeypatch.setattr(module, "AGAIN_SECONDS", 60.0)
     world.member("greedy", {"GET": drip})
     world.member("modest", {"GET": saying(event(log("heard")))})
@@ -585,14 +585,14 @@ def test_what_a_member_says_unasked_has_a_bound_for_all_its_streams_together(
         agent.text("echo")  # which opens the stream of its session
         eventually(lambda most=number: len(opened) > most)
     eventually(lambda: sum(is_closed(one) for one in opened) == 1)
-    with world.agent("/mcp/modest").begin().listening() as heard:
+    with world.agent("/mcp/modest").begin().listen() as heard:
         assert heard.until("notifications/message")["params"]["data"] == "heard"
     assert [is_closed(one) for one in opened] == [False, False, True]
 
 
 def is_closed(asked: Asked) -> bool:
     """Whether the hall has closed the stream, and the script noticed."""
-    return asked.wire.fileno() < 0
+    return asked.sock.fileno() < 0
 
 
 def test_a_stream_keeps_nothing_of_what_it_has_passed_on(world: World) -> None:

@@ -77,8 +77,8 @@ def test_cancel_ends_the_queued_asks_the_running_and_leaves_the_finished(page: C
 
 
 def test_the_list_of_calls_filters_and_searches(page: Client, example: GuildMember) -> None:
-    make_call(example, tool_name="echo", door="rest")
-    failed = make_call(example, tool_name="reverse", door="admin", status="failed", error_kind="timeout")
+    make_call(example, tool_name="echo", source="rest")
+    failed = make_call(example, tool_name="reverse", source="admin", status="failed", error_kind="timeout")
 
     def found(**query: Any) -> list[Invocation]:
         return list(page.get(list_of("invocation"), query).context["cl"].result_list)
@@ -86,7 +86,7 @@ def test_the_list_of_calls_filters_and_searches(page: Client, example: GuildMemb
     for query in [
         {"q": "rever"},
         {"status__exact": "failed"},
-        {"door__exact": "admin"},
+        {"source__exact": "admin"},
         {"error_kind__exact": "timeout"},
     ]:
         assert found(**query) == [failed], query

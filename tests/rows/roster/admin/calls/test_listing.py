@@ -1,0 +1,304 @@
+"""The list of calls: it finds what is asked for, is fast for a million, and follows what comes."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Group, User
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
+
+from mcp_runtime.control.members import reserve_member
+from roster.admin.calls import listing, screens
+from roster.models import ApiToken, GuildMember, Invocation, Tool
+from tests.support.calls import LIST, add, html, ids, numbered, words
+
+pytestmark = pytest.mark.django_db
+
+EVIL = "<img src=x onerror=alert(1)>"
+
+# Filters and search -----------------------------------------------------------------------------------------------
+
+
+def test_a_call_is_found_by_what_it_is(page: Client, anna: GuildMember, alice: User) -> None:
+    token = ApiToken.make(user=alice, name="laptop")[0]
+    other = GuildMember.objects.create(name="bert", directory="bert")
+    long_ago = datetime(2020, 5, 1, 12, tzinfo=UTC)
+    add(anna, queued_at=long_ago)
+    call = add(
+        other, tool_name="reverse", status="failed", error_kind="timeout", source="admin", token=token, requester="dora"
+    )
+    ApiToken.objects.update(last_used_at=timezone.now())
+    for asked in [
+        *({"status__exact": "failed"}, {"error_kind__exact": "timeout"}, {"source__exact": "admin"}),
+        *({"member__id__exact": other.pk}, {"tool_name": "reverse"}, {"token": token.pk}, {"within": "3600"}),
+        *({"queued_at__gte": "2021-01-01T00:00"}, {"q": "rever"}, {"q": "bert"}, {"q": "dora"}, {"q": f"#{call.pk}"}),
+    ]:
+        assert ids(page, **asked) == [call.pk], asked
+    assert len(ids(page)) == 2
+    assert ids(page, queued_at__lt="2021-01-01T00:00") == [call.pk - 1]
+    assert ids(page, tool_name="reverse", status__exact="succeeded") == []
+
+
+@pytest.mark.parametrize("text", ["it broke", "BROKE", "code 42%"])
+def test_a_call_is_found_by_the_words_of_its_error(page: Client, anna: GuildMember, text: str) -> None:
+    add(anna)
+    call = add(anna, status="failed", error_kind="tool", error_message="it broke with code 42%")
+    assert ids(page, q=text) == [call.pk]
+
+
+def test_percent_signs_and_underscores_are_no_wildcards(page: Client, anna: GuildMember) -> None:
+    add(anna, tool_name="plain")
+    assert ids(page, q="%") == []
+    assert ids(page, q="pla_n") == []
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"token": "x"},
+        {"before": "-1"},
+        {"within": "12"},
+        {"queued_at__gte": "soon"},
+        {"queued_at__lt": "2020-99-01"},
+        {"queued_at__lt": "9999-12-31T23:30"},
+        {"queued_at__gte": "0001-01-01T00:00"},
+    ],
+)
+def test_a_filter_that_makes_no_sense_is_left_out_and_said(page: Client, anna: GuildMember, asked: Any) -> None:
+    assert page.get(LIST, asked).headers["Location"] == f"{LIST}?e=1"
+    assert page.get(f"{LIST}export/csv/", asked).status_code == 404
+    assert page.get(LIST, asked, headers={"X-Live": "part"}).status_code == 404
+
+
+def test_what_was_left_empty_in_the_form_is_not_asked(page: Client, anna: GuildMember) -> None:
+    response = page.get(LIST, {"q": "", "status__exact": "failed", "tool_name": ""})
+    assert response.headers["Location"] == f"{LIST}?status__exact=failed"
+    assert page.get(LIST, {"q": ""}).headers["Location"] == LIST
+
+
+def test_the_form_keeps_what_was_chosen(page: Client, anna: GuildMember) -> None:
+    text = html(page.get(LIST, {"status__exact": "failed", "tool_name": EVIL, "q": EVIL}))
+    assert '<option value="failed" selected>Failed</option>' in text
+    assert "Filters (2)" in text
+    assert EVIL not in text
+
+
+def test_the_filter_by_member_does_not_name_those_reserved_for_others(client: Client, bob: User, echo: Tool) -> None:
+    assert ">anna</option>" in html(client.get(LIST))
+    reserve_member(echo.member, [Group.objects.create(name="others")])
+    assert ">anna</option>" not in html(client.get(LIST))
+
+
+def test_the_filter_by_token_names_those_of_others_to_superusers_alone(
+    client: Client, bob: User, alice: User, echo: Tool
+) -> None:
+    for user in (alice, bob):
+        token, _ = ApiToken.make(user=user, name=f"key of {user}")
+        ApiToken.objects.filter(pk=token.pk).update(last_used_at=timezone.now())
+    text = html(client.get(LIST))
+    assert "key of bob" in text
+    assert "key of alice" not in text
+    client.force_login(alice)
+    assert "key of bob" in html(client.get(LIST))
+
+
+@pytest.mark.parametrize(
+    ("address", "lookup"),
+    [
+        (LIST, "arguments__password__startswith"),
+        (LIST, "requested_by__password__startswith"),
+        ("/admin/roster/guildmember/", "manifest__env__API_KEY__startswith"),
+        ("/admin/roster/guildmember/", "api_tokens"),
+        ("/admin/roster/tool/", "member__manifest__env__API_KEY__startswith"),
+        ("/admin/roster/apitoken/", "digest__startswith"),
+        ("/admin/roster/agentsession/", "created_by__password__startswith"),
+    ],
+)
+def test_what_pages_mask_cannot_be_guessed_by_filters_of_ones_own(
+    page: Client, anna: GuildMember, address: str, lookup: str
+) -> None:
+    assert page.get(address, {lookup: "a"}).status_code == 400
+    if address == LIST:
+        assert page.get(f"{LIST}export/csv/", {lookup: "a"}).status_code == 400
+
+
+def test_plots_of_the_list_are_not_of_members_reserved_for_others(client: Client, bob: User, echo: Tool) -> None:
+    asked = {"member__id__exact": echo.member.pk, "span": "week"}
+    assert "anna" in html(client.get(LIST, asked))
+    reserve_member(echo.member, [Group.objects.create(name="others")])
+    assert client.get(LIST, asked).status_code == 404
+
+
+# Pages that never count a million ---------------------------------------------------------------------------------
+
+
+def link(response: Any, text: str) -> str:
+    """Where the link of that text leads, or nothing."""
+    found = re.findall(rf'<a href="([^"]*)"[^>]*>{text}</a>', html(response))
+    return found[0].replace("&amp;", "&") if found else ""
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds that a test can reach."""
+    monkeypatch.setattr(listing, "MAX_COUNTED", 100)
+    monkeypatch.setattr(listing, "SCANNED", 200)
+
+
+@pytest.mark.usefixtures("small")
+def test_older_leads_through_all_calls_without_a_gap(page: Client, anna: GuildMember) -> None:
+    made = numbered(anna, 330)
+    seen, query = [], "?"
+    while query:
+        response = page.get(LIST + query)
+        seen += [row.call.pk for row in response.context["rows"]]
+        query = link(response, "Older")
+    assert seen == made[::-1]
+
+
+@pytest.mark.usefixtures("small")
+def test_counting_stops_at_its_bound(page: Client, anna: GuildMember) -> None:
+    numbered(anna, 101)
+    assert "More than 100 calls." in words(page.get(LIST))
+    assert "Page 2 of 2" in words(page.get(LIST, {"p": 2}))
+    assert page.get(LIST, {"p": 3}).status_code == 302
+    assert "20 calls." in words(page.get(LIST, {"before": Invocation.objects.order_by("id")[20].pk}))
+
+
+@pytest.mark.usefixtures("small")
+def test_a_search_looks_through_so_many_calls_and_leads_further_back(page: Client, anna: GuildMember) -> None:
+    (rare,) = numbered(anna, 1, tool_name="rare")
+    numbered(anna, 450)
+    query, looks = "?tool_name=rare", 0
+    while query and not (found := page.get(LIST + query).context["rows"]):
+        response = page.get(LIST + query)
+        assert "No call is like that." in words(response)
+        query, looks = link(response, "Look further back"), looks + 1
+    assert [row.call.pk for row in found] == [rare]
+    assert looks == 2
+    assert link(page.get(LIST + query), "Look further back") == ""
+
+
+def test_a_list_costs_the_same_for_few_calls_and_for_many(page: Client, anna: GuildMember) -> None:
+    def queries(**asked: str) -> int:
+        with CaptureQueriesContext(connection) as captured:
+            page.get(LIST, asked)
+        assert not [query for query in captured if "COUNT(" in query["sql"] and "roster_invocation" in query["sql"]]
+        return len(captured)
+
+    numbered(anna, 2)
+    queries()
+    few = queries(), queries(q="echo"), queries(status__exact="succeeded")
+    numbered(anna, 120)
+    assert (queries(), queries(q="echo"), queries(status__exact="succeeded")) == few
+
+
+def test_the_first_call_of_a_time_is_found_by_halving(anna: GuildMember) -> None:
+    begin = datetime(2026, 1, 1, tzinfo=UTC)
+    made = [add(anna, queued_at=begin + timedelta(minutes=number)).pk for number in range(50)]
+    Invocation.objects.filter(pk__in=made[5:15]).delete()
+    assert listing.first_id_at(begin + timedelta(minutes=20)) == made[20]
+    assert listing.first_id_at(begin) <= made[0]
+    assert listing.first_id_at(begin + timedelta(days=1)) > made[-1]
+    with CaptureQueriesContext(connection) as captured:
+        listing.first_id_at(begin + timedelta(minutes=33))
+    assert len(captured) <= 10
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="the plan of the default database")
+@pytest.mark.parametrize("asked", [{}, {"q": "x"}, {"status__exact": "failed"}, {"within": "3600"}, {"tool_name": "x"}])
+def test_no_list_reads_or_sorts_the_whole_table(page: Client, anna: GuildMember, asked: dict[str, str]) -> None:
+    numbered(anna, 60)
+    with CaptureQueriesContext(connection) as captured:
+        html(page.get(LIST, asked))
+    read = [query["sql"] for query in captured if 'FROM "roster_invocation"' in query["sql"]]
+    assert read
+    for sql in read:
+        with connection.cursor() as cursor:
+            cursor.execute(f"EXPLAIN QUERY PLAN {sql.replace('%', '%%')}", [])
+            plan = str(cursor.fetchall())
+        assert "TEMP B-TREE FOR ORDER BY" not in plan, sql
+        assert "SEARCH roster_invocation" in plan or "LIMIT" in sql, sql
+
+
+# Following live ---------------------------------------------------------------------------------------------------
+
+
+def followed(response: Any) -> tuple[str, str]:
+    """The address and the ETag of the list's live part."""
+    found = re.findall(r'class="calls-list"[^>]* data-live="([^"]*)" data-live-etag="([^"]*)"', html(response))
+    return (found[0][0].replace("&amp;", "&"), found[0][1].replace("&quot;", '"')) if found else ("", "")
+
+
+def test_new_calls_appear_on_top_and_nothing_is_read_while_none_do(page: Client, anna: GuildMember) -> None:
+    first = add(anna, status="failed")
+    address, etag = followed(page.get(LIST, {"status__exact": "failed"}))
+    asked = {"X-Live": "part", "If-None-Match": etag}
+    with CaptureQueriesContext(connection) as captured:
+        assert page.get(address, headers=asked).status_code == 304
+    assert len(captured) <= 5
+    second = add(anna, status="failed", error_message=EVIL)
+    text = html(page.get(address, headers=asked))
+    assert "<html" not in text
+    assert EVIL not in text
+    assert re.findall(r'<tr id="call-(\d+)">', text) == [str(second.pk), str(first.pk)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"status": "running", "started_at": datetime(2026, 1, 1, tzinfo=UTC)},
+        {"status": "succeeded", "finished_at": datetime(2026, 1, 1, tzinfo=UTC)},
+        {"cancel_requested_at": datetime(2026, 1, 1, tzinfo=UTC)},
+    ],
+)
+def test_a_change_of_a_call_is_news(page: Client, anna: GuildMember, change: dict[str, Any]) -> None:
+    call = add(anna, status="queued")
+    address, etag = followed(page.get(LIST))
+    Invocation.objects.filter(pk=call.pk).update(**change)
+    assert page.get(address, headers={"X-Live": "part", "If-None-Match": etag}).status_code == 200
+
+
+@pytest.mark.parametrize(("asked", "status"), [({"within": "900"}, 200), ({}, 304)])
+def test_calls_drop_out_of_the_last_minutes_though_nothing_comes(
+    page: Client, anna: GuildMember, monkeypatch: pytest.MonkeyPatch, asked: dict[str, str], status: int
+) -> None:
+    add(anna)
+    monkeypatch.setattr(screens, "time", SimpleNamespace(time=lambda: 1000.0))
+    address, etag = followed(page.get(LIST, asked))
+    held = {"X-Live": "part", "If-None-Match": etag}
+    assert page.get(address, headers=held).status_code == 304
+    monkeypatch.setattr(screens, "time", SimpleNamespace(time=lambda: 1000.0 + screens.AGING_SECONDS))
+    assert page.get(address, headers=held).status_code == status
+
+
+def test_older_pages_stand_still(page: Client, anna: GuildMember) -> None:
+    numbered(anna, 60)
+    assert followed(page.get(LIST))[0] == LIST
+    assert followed(page.get(LIST, {"p": 2})) == ("", "")
+    assert followed(page.get(LIST, {"before": 10**9})) == ("", "")
+
+
+def test_the_list_is_followed_by_those_who_may_see_it(client: Client, echo: Tool) -> None:
+    client.force_login(User.objects.create_user("eve", is_staff=True))
+    assert client.get(LIST, headers={"X-Live": "part"}).status_code == 403
+
+
+# Plots beside the list --------------------------------------------------------------------------------------------
+
+
+def test_plots_stand_above_the_list_when_asked_for(page: Client, anna: GuildMember) -> None:
+    add(anna, finished_at=timezone.now())
+    assert 'class="plot"' not in html(page.get(LIST))
+    query = link(page.get(LIST, {"member__id__exact": anna.pk}), "Plots")
+    text = html(page.get(LIST + query))
+    assert 'class="plot"' in text
+    assert "How many, how long: anna" in text
+    assert link(page.get(LIST + query), "Hide plots") == f"?member__id__exact={anna.pk}"

@@ -1,0 +1,149 @@
+"""A call's page, and the call made again."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Group, User
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from mcp_runtime.control.members import reserve_member
+from roster.models import GuildMember, Invocation, Tool
+from tests.support.calls import LIST, add, at, html, messages_of, words
+
+pytestmark = pytest.mark.django_db
+
+EVIL = "<img src=x onerror=alert(1)>"
+
+# A call's page ----------------------------------------------------------------------------------------------------
+
+
+def test_a_running_call_shows_progress_and_its_end_stops_the_asking(page: Client, echo: Tool) -> None:
+    call = add(
+        echo.member,
+        status="running",
+        started_at=timezone.now(),
+        progress={"progress": 2, "total": 5, "message": f"fetching {EVIL}"},
+    )
+    text = html(page.get(at(call, "change")))
+    assert f'data-live="{at(call, "part")}"' in text
+    assert '<progress aria-label="Progress of the call" value="40.0" max="100">' in text
+    assert "2 of 5: fetching &lt;img" in text
+    assert at(call, "cancel") in text
+    part = page.get(at(call, "part"))
+    assert part.headers["X-Live"] == "part"
+    assert page.get(at(call, "part"), headers={"If-None-Match": part.headers["ETag"]}).status_code == 304
+    Invocation.objects.filter(pk=call.pk).update(
+        status="succeeded", finished_at=timezone.now(), result={"content": [{"type": "text", "text": "all done"}]}
+    )
+    part = page.get(at(call, "part"), headers={"If-None-Match": part.headers["ETag"]})
+    assert part.headers["X-Live"] == "done"
+    assert "all done" in html(part)
+    assert "<progress" not in html(part)
+    assert "data-live=" not in html(page.get(at(call, "change"))).split('class="call-part"')[1].split(">")[0]
+
+
+def test_cancel_answers_the_page_in_place(page: Client, echo: Tool) -> None:
+    call = add(echo.member, status="running")
+    answer = page.post(at(call, "cancel"), headers={"X-Live": "form"}).json()
+    assert answer["messages"] == [{"level": "success", "text": f"Running, asked to cancel (1): {call.pk} echo."}]
+    assert "Asked to cancel." in words(page.get(at(call, "part")))
+
+
+def test_a_call_is_shown_to_its_maker_and_to_those_who_may_see_calls(client: Client, bob: User, echo: Tool) -> None:
+    call = add(echo.member, status="running")
+    assert client.get(at(call, "part")).status_code == 200
+    reserve_member(echo.member, [Group.objects.create(name="others")])
+    assert client.get(at(call, "part")).status_code == 404
+    Invocation.objects.update(requested_by=bob)
+    bob.user_permissions.clear()
+    assert client.get(at(call, "part")).status_code == 200
+
+
+def test_what_a_member_said_is_text_everywhere_on_the_page(page: Client, echo: Tool) -> None:
+    call = add(
+        echo.member,
+        status="failed",
+        tool_name=EVIL,
+        requester=EVIL,
+        arguments={EVIL: EVIL},
+        error_kind="tool",
+        error_message=EVIL,
+        result={"isError": True, "content": [{"type": "text", "text": EVIL}]},
+    )
+    for address in (at(call, "change"), at(call, "part"), LIST):
+        assert EVIL not in html(page.get(address))
+
+
+# Again ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_is_made_again_with_one_press_however_often_it_is_pressed(page: Client, alice: User, echo: Tool) -> None:
+    call = add(echo.member, arguments={"text": "hello"})
+    text = html(page.get(at(call, "change")))
+    assert f"{reverse('admin:roster_tool_call', args=[echo.pk])}?from={call.pk}" in text
+    (key,) = re.findall(r'name="call_key" value="([^"]+)"', text)
+    for _ in range(2):
+        response = page.post(at(call, "replay"), {"call_key": key})
+        again = Invocation.objects.exclude(pk=call.pk).get()
+        assert response.headers["Location"] == at(again, "change")
+    assert (again.arguments, again.tool_name, again.source, again.requested_by) == (
+        call.arguments,
+        "echo",
+        "admin",
+        alice,
+    )
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"secret_paths": [["password"]], "arguments": {"password": "***"}}, "its arguments held secrets"),
+        ({"arguments": {"guild-hall/cut": {"bytes": 9000, "beginning": "{"}}}, "too long to be kept whole"),
+    ],
+)
+def test_what_is_not_known_any_more_is_not_called_again(
+    page: Client, echo: Tool, columns: dict[str, Any], reason: str
+) -> None:
+    call = add(echo.member, **columns)
+    text = html(page.get(at(call, "change")))
+    assert reason in text
+    assert at(call, "replay") not in text
+    assert "?from=" in text
+    (said,) = messages_of(page.post(at(call, "replay"), follow=True))
+    assert reason in said
+    assert Invocation.objects.count() == 1
+
+
+def test_gateway_calls_without_arguments_are_not_called_again(page: Client, echo: Tool, settings: Any) -> None:
+    call = add(echo.member, source="gateway")
+    assert at(call, "replay") in html(page.get(at(call, "change")))
+    settings.GUILD_HALL_RECORD_BYTES = 0
+    assert "are not kept here" in html(page.get(at(call, "change")))
+
+
+def test_a_refusal_is_said_and_nothing_is_called(page: Client, echo: Tool) -> None:
+    call = add(echo.member, arguments={"text": 5})
+    (said,) = messages_of(page.post(at(call, "replay"), follow=True))
+    assert said.startswith("Not called: ")
+    assert Invocation.objects.count() == 1
+
+
+def test_only_those_who_may_call_call_again_and_by_post(client: Client, bob: User, echo: Tool) -> None:
+    call = add(echo.member)
+    assert at(call, "replay") not in html(client.get(at(call, "change")))
+    assert client.get(at(call, "replay")).status_code == 405
+    assert client.post(at(call, "replay")).status_code == 403
+    assert Invocation.objects.count() == 1
+
+
+@pytest.mark.parametrize("gone", [{"enabled": False}, {"removed_at": datetime(2026, 1, 1, tzinfo=UTC)}])
+def test_a_member_that_is_away_is_not_offered(page: Client, echo: Tool, gone: dict[str, Any]) -> None:
+    call = add(echo.member)
+    GuildMember.objects.update(**gone)
+    assert at(call, "replay") not in html(page.get(at(call, "change")))
