@@ -18,7 +18,7 @@ from collections.abc import Callable
 import psutil
 import requests
 
-from bench import peers, plots
+from bench import peers, plots, starting
 from bench.figures import Figure, percentile
 from bench.gateway import gateway
 from bench.hall import EXAMPLE, ROOT, BenchHall, bench_hall, cpu_seconds, family, free_port, is_member, wait_until
@@ -265,6 +265,9 @@ def _client_cost(port: int, which: str, calls: int) -> float:
 
 SCENARIOS: dict[str, tuple[Callable[[int], list[Figure]], int]] = {
     "start": (start, 5),
+    "first_call": (starting.first_call, 5),
+    "memory": (starting.memory, 3),
+    "stdio": (starting.stdio, 3),
     "crash": (crash, 60),
     "invoke": (invoke, 1),
     "roster": (roster, 100),

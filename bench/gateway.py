@@ -18,7 +18,7 @@ import requests
 from bench import peers
 from bench.figures import Figure, percentile
 from bench.hall import ROOT, BenchHall, bench_hall, wait_until
-from bench.loads import ECHO, Door, Load, LoadError, begin, clients, echo_server, measure, wait_open
+from bench.loads import ECHO, Endpoint, Load, LoadError, begin, clients, echo_server, measure, wait_open
 
 MISBEHAVES = str(ROOT / "tests" / "support" / "servers" / "server.py")
 LOAD_SECONDS, PROBE_SECONDS = 4.0, 1.5
@@ -47,7 +47,7 @@ class Contestant:
     """`lean`: measured with clients and a server that cost next to nothing."""
 
     name: str
-    open: Callable[[], AbstractContextManager[Door]]
+    open: Callable[[], AbstractContextManager[Endpoint]]
     serves_mcp: bool = True
     lean: bool = False
 
@@ -84,9 +84,9 @@ def _side_by_side(rounds: int) -> list[Figure]:
             for contestant in contestants[first:] + contestants[:first]:
                 probe = partial(measure, direct[contestant.lean], PROBE_SECONDS, lean=contestant.lean)
                 try:
-                    with contestant.open() as door:
+                    with contestant.open() as endpoint:
                         around = [probe()]
-                        load = measure(door, LOAD_SECONDS, lean=contestant.lean)
+                        load = measure(endpoint, LOAD_SECONDS, lean=contestant.lean)
                         around.append(probe())
                 except LoadError as error:
                     print(f"({contestant.name} is out of this round: {error})", flush=True)
@@ -113,24 +113,24 @@ def _hall() -> AbstractContextManager[BenchHall]:
 
 
 @contextlib.contextmanager
-def _through(hall: BenchHall, path: str, tool: str, style: str = "mcp") -> Iterator[Door]:
+def _through(hall: BenchHall, path: str, tool: str, style: str = "mcp") -> Iterator[Endpoint]:
     """Runtime and web started, every member connected; both ended."""
     try:
         roots = (hall.start_runtime(), hall.start_web())
         token = hall.token()
         hall.wait_connected(token)
-        door = _door(hall, path, tool, token, roots, style)
-        wait_open(door, "the hall")
-        yield door
+        endpoint = _endpoint(hall, path, tool, token, roots, style)
+        wait_open(endpoint, "the hall")
+        yield endpoint
     finally:
         hall.stop()
 
 
-def _door(
+def _endpoint(
     hall: BenchHall, path: str, tool: str, token: str, roots: tuple[psutil.Process, ...] = (), style: str = "mcp"
-) -> Door:
+) -> Endpoint:
     port = hall.port if style == "queued" else hall.gateway_port
-    return Door(f"http://127.0.0.1:{port}{path}", tool, style, token, roots)
+    return Endpoint(f"http://127.0.0.1:{port}{path}", tool, style, token, roots)
 
 
 def _print_table(found: dict[str, list[Round]], probes: dict[bool, list[Load]]) -> None:
@@ -177,7 +177,7 @@ def _bounds(found: dict[str, list[Round]], contestants: list[Contestant]) -> lis
     rivals = {rival.name: rival.serves_mcp for rival in peers.RIVALS if rival.name in of_direct}
     for text, names, bound in (
         ("the fastest rival that serves MCP over HTTP", [name for name, serves in rivals.items() if serves], 2.0),
-        ("the fastest rival through any door", list(rivals), 1.0),
+        ("the fastest rival by any way in", list(rivals), 1.0),
     ):
         if names:
             fastest = max(names, key=of_direct.__getitem__)
@@ -210,12 +210,12 @@ def _while_busy() -> list[Figure]:
     with _hall() as hall, echo_server() as direct:
         hall.add("echo", str(ECHO), "${PORT}")
         hall.add("busy", str(ECHO), "${PORT}")
-        with _through(hall, "/mcp", "echo__echo") as door:
+        with _through(hall, "/mcp", "echo__echo") as endpoint:
             around = [measure(direct, PROBE_SECONDS)]
-            idle = measure(door, LOAD_SECONDS)
+            idle = measure(endpoint, LOAD_SECONDS)
             hall.manage("shell", "-v0", "-c", QUEUE)
             before = _queued(hall)
-            busy = measure(door, LOAD_SECONDS)
+            busy = measure(endpoint, LOAD_SECONDS)
             left = _queued(hall)
         around.append(measure(direct, PROBE_SECONDS))
     if not left:
@@ -246,13 +246,13 @@ def _hung_neighbour() -> list[Figure]:
         hall.add("echo", str(ECHO), "${PORT}")
         for turn in range(TURNS):  # once its calls were cancelled, such a member does not hang again
             hall.add(f"hung{turn}", MISBEHAVES, "${PORT}", timeout=600)
-        with _through(hall, "/mcp", "echo__echo") as door:
-            measure(door, PROBE_SECONDS)  # warm
+        with _through(hall, "/mcp", "echo__echo") as endpoint:
+            measure(endpoint, PROBE_SECONDS)  # warm
             for turn in range(TURNS):
-                first = measure(door, LOAD_SECONDS) if turn % 2 else None
-                with _hanging(hall, door, f"hung{turn}"):
-                    hung.append(measure(door, LOAD_SECONDS).p95)
-                free.append((first or measure(door, LOAD_SECONDS)).p95)
+                first = measure(endpoint, LOAD_SECONDS) if turn % 2 else None
+                with _hanging(hall, endpoint, f"hung{turn}"):
+                    hung.append(measure(endpoint, LOAD_SECONDS).p95)
+                free.append((first or measure(endpoint, LOAD_SECONDS)).p95)
                 ratios.append(hung[-1] / free[-1])
     return [
         Figure("95th percentile beside a hung member whose places are taken", statistics.median(hung), "ms"),
@@ -262,10 +262,10 @@ def _hung_neighbour() -> list[Figure]:
 
 
 @contextlib.contextmanager
-def _hanging(hall: BenchHall, door: Door, member: str) -> Iterator[None]:
+def _hanging(hall: BenchHall, endpoint: Endpoint, member: str) -> Iterator[None]:
     """Twice as many calls as the member has places for: the others wait in line."""
     calls = hall.folder / "members" / member / f"calls-{member}.log"
-    stuck = Door(door.url, f"{member}__sleep", "hang", door.token)
+    stuck = Endpoint(endpoint.url, f"{member}__sleep", "hang", endpoint.token)
     with clients(stuck, number=2 * PLACES, seconds=1) as process:
         begin(process)
         wait_until(lambda: _lines(calls) == OF_ONE_TOKEN, 10, f"the places of {member} are taken")
@@ -285,14 +285,14 @@ def _long_list() -> list[Figure]:
         hall.add("many", str(ECHO), "${PORT}", "tools=1000")
         hall.add("hung", str(ECHO), "${PORT}")
         hall.add("dead", str(ECHO), "${PORT}", restart="never")
-        with _through(hall, "/mcp", "many__echo") as door:
+        with _through(hall, "/mcp", "many__echo") as endpoint:
             psutil.Process(_pid(hall, "dead")).kill()
             psutil.Process(_pid(hall, "hung")).suspend()
             wait_until(lambda: _status(hall, "dead") == "error", 10, "the dead member is known to be")
-            lists = Door(door.url, "many__echo_999", "list", door.token)
+            lists = Endpoint(endpoint.url, "many__echo_999", "list", endpoint.token)
             alone = measure(lists, LISTS_SECONDS, number=1, lean=True)
             together = measure(lists, LISTS_SECONDS, number=16, lean=True)
-            size = _list_size(door)
+            size = _list_size(endpoint)
     return [
         Figure("tools/list of 1,000 tools, a hung and a dead member beside, median", alone.p50, "ms"),
         Figure("  95th percentile", alone.p95, "ms", 50),
@@ -301,8 +301,8 @@ def _long_list() -> list[Figure]:
     ]
 
 
-def _list_size(door: Door) -> int:
-    client = _Client(door)
+def _list_size(endpoint: Endpoint) -> int:
+    client = _Client(endpoint)
     return len(client.ask("tools/list", {}).content)
 
 
@@ -330,8 +330,8 @@ def _recovery() -> list[Figure]:
     with _hall() as hall:
         for number in range(KILLS):
             hall.add(f"m{number}", str(ECHO), "${PORT}")
-        with _through(hall, "/mcp", "m0__echo") as door:
-            client = _Client(door)
+        with _through(hall, "/mcp", "m0__echo") as endpoint:
+            client = _Client(endpoint)
             for number in range(KILLS):
                 tool = f"m{number}__echo"
                 if not client.is_answered(tool):
@@ -366,11 +366,11 @@ def _is_dead(process: psutil.Process) -> bool:
 class _Client:
     """One that keeps its session, whatever becomes of the members."""
 
-    def __init__(self, door: Door) -> None:
-        self._url = door.url
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._url = endpoint.url
         self._http = requests.Session()
         self._http.headers.update({
-            "Authorization": f"Bearer {door.token}",
+            "Authorization": f"Bearer {endpoint.token}",
             "Accept": "application/json, text/event-stream",
             "MCP-Protocol-Version": "2025-06-18",
         })  # fmt: skip

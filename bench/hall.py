@@ -118,6 +118,10 @@ class BenchHall:
     def start_runtime(self) -> psutil.Process:
         return self._start([sys.executable, "-m", "mcp_runtime.runtime.guard"])
 
+    def start_up(self) -> psutil.Process:
+        """All of it, as `make run` does; on its way up."""
+        return self._start([sys.executable, "manage.py", "up"])
+
     def start_web(self) -> psutil.Process:
         web = self._start([sys.executable, "-m", "guildhall.web"])
         wait_until(self._answers, 20, "the web answers")
@@ -144,6 +148,10 @@ class BenchHall:
             "print(ApiToken.make(user=u, calls_per_minute=0, max_in_flight=4096)[1])"
         )
         return self.manage("shell", "-v0", "-c", script).split()[-1]
+
+    def local_token(self) -> str:
+        """What `manage.py up` leaves for whoever may read the data folder. Raises OSError."""
+        return (self.data / "local-token").read_text().strip()
 
     def roster(self, token: str) -> list[dict[str, Any]]:
         answer = requests.get(
@@ -195,6 +203,13 @@ def is_member(process: psutil.Process) -> bool:
         return "GUILD_HALL_MEMBER" in process.environ()
     except psutil.Error:
         return False
+
+
+def pss(process: psutil.Process) -> float:
+    """Its memory in MB, what it shares with others counted in parts; 0 when it ended (Linux)."""
+    with contextlib.suppress(psutil.Error):
+        return float(process.memory_full_info().pss) / 1e6
+    return 0.0
 
 
 def cpu_seconds(processes: list[psutil.Process]) -> float:

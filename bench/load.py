@@ -110,10 +110,10 @@ class Client:
 
     async def call(self) -> None:
         self.calls += 1
-        message, wanted = self._message()
+        message, expected = self._message()
         reply = await self._post(message)
-        if wanted not in reply.body:
-            raise SystemExit(f"wrong answer: {reply.status} {reply.body[:500]!r}, wanted {wanted!r}")
+        if expected not in reply.body:
+            raise SystemExit(f"wrong answer: {reply.status} {reply.body[:500]!r}, not {expected!r}")
 
     def _message(self) -> tuple[dict[str, Any], bytes]:
         """What is sent, and what must be in the answer: the very text, so that no two answers can be mixed up."""

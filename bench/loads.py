@@ -1,4 +1,4 @@
-"""Loads (bench/load.py) on whatever has a door, and the CPU that those behind it take meanwhile."""
+"""Loads (bench/load.py) on whatever has an endpoint, and the CPU that those behind it take meanwhile."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LoadError(Exception):
 
 
 @dataclass(frozen=True)
-class Door:
+class Endpoint:
     """Where a tool can be called, and how. CPU counts of `roots` and their children but echo servers."""
 
     url: str
@@ -36,7 +36,7 @@ class Door:
 
 @dataclass(frozen=True)
 class Load:
-    """What came of one; milliseconds. `cpu`: of those behind the door, for a call; `client_cpu`: of the load itself."""
+    """What came of one; milliseconds. `cpu`: of those who serve, for a call; `client_cpu`: of the load itself."""
 
     calls: int
     per_second: float
@@ -48,9 +48,20 @@ class Load:
 
 
 @contextlib.contextmanager
-def clients(door: Door, *, seconds: float = 0, number: int = 16, lean: bool = False) -> Iterator[subprocess.Popen[str]]:
+def clients(
+    endpoint: Endpoint, *, seconds: float = 0, number: int = 16, lean: bool = False
+) -> Iterator[subprocess.Popen[str]]:
     """A load, as soon as each of its clients has been answered; it begins when a line is written. Raises LoadError."""
-    argv = [sys.executable, str(LOAD), door.url, door.tool, "--style", door.style, "--token", door.token]
+    argv = [
+        sys.executable,
+        str(LOAD),
+        endpoint.url,
+        endpoint.tool,
+        "--style",
+        endpoint.style,
+        "--token",
+        endpoint.token,
+    ]
     argv += ["--clients", str(number), "--seconds", str(seconds), *(["--lean"] if lean else [])]
     pipe = subprocess.PIPE
     with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
@@ -75,10 +86,10 @@ def _line_of(process: subprocess.Popen[str]) -> str:
     raise LoadError(process.stderr.read().strip().rpartition("\n")[2] or "the load ended without a word")
 
 
-def measure(door: Door, seconds: float, *, number: int = 16, lean: bool = False) -> Load:
+def measure(endpoint: Endpoint, seconds: float, *, number: int = 16, lean: bool = False) -> Load:
     """Raises LoadError."""
-    with clients(door, seconds=seconds, number=number, lean=lean) as process:
-        counted = [one for root in door.roots for one in family(root) if one == root or not _is_echo(one)]
+    with clients(endpoint, seconds=seconds, number=number, lean=lean) as process:
+        counted = [one for root in endpoint.roots for one in family(root) if one == root or not _is_echo(one)]
         before = cpu_seconds(counted)
         begin(process)
         told: dict[str, Any] = json.loads(_line_of(process))
@@ -86,12 +97,12 @@ def measure(door: Door, seconds: float, *, number: int = 16, lean: bool = False)
     return Load(**told, cpu=used / told["calls"] * 1000)
 
 
-def wait_open(door: Door, what: str) -> None:
+def wait_open(endpoint: Endpoint, what: str) -> None:
     """Until it answers a call as it should. Raises LoadError with the last reason why it does not."""
     deadline = time.monotonic() + OPEN_SECONDS
     while True:
         try:
-            with clients(door, number=1, lean=True):
+            with clients(endpoint, number=1, lean=True):
                 return
         except LoadError as error:
             if time.monotonic() > deadline:
@@ -106,14 +117,14 @@ def _is_echo(process: psutil.Process) -> bool:
 
 
 @contextlib.contextmanager
-def echo_server(*modes: str) -> Iterator[Door]:
+def echo_server(*modes: str) -> Iterator[Endpoint]:
     """One to be called directly."""
     port = free_port()
     process = psutil.Popen([sys.executable, str(ECHO), str(port), *modes])
     try:
-        door = Door(f"http://127.0.0.1:{port}/mcp", "echo", roots=(process,))
-        wait_open(door, "the echo server")
-        yield door
+        endpoint = Endpoint(f"http://127.0.0.1:{port}/mcp", "echo", roots=(process,))
+        wait_open(endpoint, "the echo server")
+        yield endpoint
     finally:
         process.kill()
         process.wait()

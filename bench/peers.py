@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from bench.hall import ROOT, family, free_port
-from bench.loads import ECHO, Door, wait_open
+from bench.loads import ECHO, Endpoint, wait_open
 
 FOLDER = ROOT / "bench" / ".peers"
 HOW = "make bench-peers"
@@ -111,7 +111,7 @@ class Rival:
         return self.style == "mcp"
 
     @contextlib.contextmanager
-    def open(self, upstream: str) -> Iterator[Door]:
+    def open(self, upstream: str) -> Iterator[Endpoint]:
         """Started, and ended with all that it started."""
         port = free_port()
         with tempfile.TemporaryDirectory(prefix="guildhall-bench-") as folder, open(os.devnull, "wb") as nothing:
@@ -119,9 +119,9 @@ class Rival:
             environment = {**os.environ, "HOME": folder, "XDG_STATE_HOME": folder, "XDG_CONFIG_HOME": folder}
             process = psutil.Popen(argv, cwd=folder, env=environment, stdin=nothing, stdout=nothing, stderr=nothing)
             try:
-                door = Door(f"http://127.0.0.1:{port}{self.path}", "echo", self.style, roots=(process,))
-                wait_open(door, self.name)
-                yield door
+                endpoint = Endpoint(f"http://127.0.0.1:{port}{self.path}", "echo", self.style, roots=(process,))
+                wait_open(endpoint, self.name)
+                yield endpoint
             finally:
                 for started in reversed(family(process)):
                     with contextlib.suppress(psutil.Error):

@@ -45,7 +45,7 @@ moment = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', %s, {{}} || ' seconds')"
 with connection.cursor() as cursor:
     cursor.execute(f'''
         WITH RECURSIVE counted(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM counted WHERE n < %s - 1)
-        INSERT INTO roster_invocation (member_id, tool_name, arguments, timeout, door, requester, secret_paths,
+        INSERT INTO roster_invocation (member_id, tool_name, arguments, timeout, source, requester, secret_paths,
             status, queued_at, started_at, finished_at, result, error_kind, error_message)
         SELECT %s + abs(random()) %% {MEMBERS}, 'tool' || abs(random()) %% {TOOLS}, '{{{{"text": "hello"}}}}', 30,
             'gateway', 'bench', '[]', status, began, began, ended,
@@ -63,7 +63,7 @@ from datetime import timedelta
 from django.utils import timezone
 from mcp_runtime.calls import statistics
 began = time.monotonic()
-added = statistics.sum_up(timezone.now() - timedelta(seconds=AGO))
+added = statistics.roll_up(timezone.now() - timedelta(seconds=AGO))
 print(added, time.monotonic() - began)
 """
 
