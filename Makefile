@@ -4,7 +4,8 @@
 # bench  the numbers of bench/README.md                       clean  forget the installation, keep the data
 # bench-peers  installs what `bench` measures beside the gateway (FastMCP, mcpo; with npm mcp-proxy, mcp-hub)
 # agent  install what agents' sessions need (docs/sessions.md)
-# screenshots  the README's pictures, made anew (needs Chromium)
+# screenshots  the pictures of README and docs, made again (needs Chromium)
+# docs   the site of docs/ in .docs/site; a broken link fails it
 # attack  a real hall under attack, the honest beside it; `ARGS=--short` in 90 s    fuzz  its parsers (needs atheris)
 # storm  a hall under load while all around it is killed; 10 minutes, `ARGS="--seconds 60"` for less
 # docker  the shipped image and compose file in real containers, killed and updated (needs Docker; root has it start one)
@@ -57,13 +58,17 @@ fuzz: $(VENV)/.installed-dev
 screenshots: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.browser.screenshots
 
+docs: .docs/venv/.installed
+	.docs/venv/bin/python -m sphinx -q -W --keep-going docs .docs/site
+	@echo "The site is in .docs/site/index.html."
+
 agent: $(VENV)/.installed
 	$(PIP) install -r requirements-agent.txt
 
 conformance-suite: $(SUITE)/.package-lock.json
 
 clean:
-	rm -rf $(VENV) $(SUITE) bench/.peers
+	rm -rf $(VENV) $(SUITE) bench/.peers .docs
 
 # npm writes this file when it is done.
 $(SUITE)/.package-lock.json: tests/conformance/package-lock.json
@@ -75,6 +80,12 @@ $(VENV)/.installed: requirements.txt $(VENV)/.python
 
 $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
 	$(PIP) install -r requirements-dev.txt
+	@touch $@
+
+# Sphinx has an environment of its own: it is no part of the hall or its tests.
+.docs/venv/.installed: requirements-docs.txt $(VENV)/.python
+	$(BIN)/python -m venv --clear .docs/venv
+	.docs/venv/bin/python -m pip --quiet --disable-pip-version-check install -r requirements-docs.txt
 	@touch $@
 
 # An environment that does not work is made anew: it was interrupted, or its Python was replaced since.
@@ -101,4 +112,4 @@ $(VENV)/.python:
 	echo "macOS: brew install python    Somewhere else: make run PYTHON=/path/to/python3"; \
 	exit 1
 
-.PHONY: run test check lint bench bench-peers attack storm docker fuzz screenshots agent conformance conformance-suite clean
+.PHONY: run test check lint bench bench-peers attack storm docker fuzz screenshots docs agent conformance conformance-suite clean
