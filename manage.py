@@ -22,8 +22,11 @@ def main() -> None:
         from django.db import DatabaseError
 
         from mcp_runtime.rows.database import damage
+        from mcp_runtime.system import console
     except ModuleNotFoundError as error:
         sys.exit(f"{error} in {sys.executable}. `make run` installs into .venv; its Python is .venv/bin/python.")
+    if sys.argv[1:2] == ["up"]:
+        console.replace_standard_streams()
     try:
         if sys.argv[1:2] and sys.argv[1] in WITHOUT_WEB:
             settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app not in settings.APPS_OF_THE_WEB]

@@ -27,6 +27,7 @@ from mcp_runtime.http1.server import HttpServer
 from mcp_runtime.protocol.errors import describe_exit
 from mcp_runtime.rows.database import give_connection_back
 from mcp_runtime.runtime.processes import Signals
+from mcp_runtime.system.console import replace_standard_streams
 from mcp_runtime.system.parent import signal_when_parent_dies
 
 logger = logging.getLogger("guildhall.web")
@@ -43,6 +44,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main() -> None:
+    replace_standard_streams()
     sys.setswitchinterval(SWITCH_INTERVAL)
     connection_created.connect(give_way_at_queries)
     parent = os.environ.get("GUILD_HALL_END_WITH_PARENT")

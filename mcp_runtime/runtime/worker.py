@@ -20,6 +20,7 @@ from typing import TypeVar
 import django
 
 from mcp_runtime.runtime.stopping import EX_SOFTWARE, EX_TEMPFAIL, guard_is_gone
+from mcp_runtime.system.console import replace_standard_streams
 from mcp_runtime.system.parent import signal_when_parent_dies
 
 logger = logging.getLogger("guildhall.runtime")
@@ -112,6 +113,7 @@ def set_up_django() -> None:
 
 def main() -> int:
     end_with_parent()
+    replace_standard_streams()
     sys.setswitchinterval(SWITCH_INTERVAL)
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "guildhall.settings")
     gc.disable()  # until all is imported, of which nothing is garbage

@@ -1,7 +1,7 @@
 """One readable log stream: time, who speaks (a part of the hall, or a member), what is said. No Django.
 
-A console that nobody reads (a full pipe, Ctrl-S) keeps nobody: a thread of its own writes to it, and beyond a bound
-lines are dropped and counted.
+A console that nobody reads (a full pipe, Ctrl-S) blocks nobody. A separate thread writes to it, and beyond a bound
+lines are dropped and counted. `replace_standard_streams` does the same for what libraries and the interpreter print.
 
 Log records quote members, clients and manifests. Whatever they say, a record is one line and moves no cursor.
 """
@@ -15,6 +15,7 @@ import queue
 import re
 import select
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -165,6 +166,44 @@ class Writer:
                     rest = rest[os.write(descriptor, rest) :]
                 except BlockingIOError:  # whoever shares it made it so
                     select.select([], [descriptor], [])
+
+
+class NonBlockingStream(TextIOBase):
+    """A text stream whose `write` never waits for `stream`. It writes whole lines, through a Writer."""
+
+    def __init__(self, stream: IO[str] | TextIOBase) -> None:
+        self._stream = stream
+        self._writer = Writer(stream)
+        self._line = ""  # that has no end yet
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        lines, newline, self._line = (self._line + text).rpartition("\n")
+        if newline:
+            self._writer.write(lines)
+        return len(text)
+
+    def flush(self) -> None:
+        """End the line, and give the console FLUSH_SECONDS to take it. The interpreter calls this before it ends."""
+        if self._line:
+            self.write("\n")
+        self._writer.flush()
+
+
+def replace_standard_streams() -> None:
+    """Let warnings, tracebacks and other output of this process, and of its forks, never wait for the console."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and not isinstance(stream, NonBlockingStream):
+            setattr(sys, name, NonBlockingStream(stream))
 
 
 class ConsoleHandler(logging.Handler):

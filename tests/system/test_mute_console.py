@@ -7,6 +7,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -112,6 +113,17 @@ def test_the_hall_starts_and_ends_and_its_first_lines_are_there_once_somebody_re
     finally:
         os.close(writer)
         os.close(reader)
+
+
+def test_a_start_that_fails_ends_though_nobody_reads_why(hall: Hall) -> None:
+    reader, writer = os.pipe()
+    with socket.create_server(("127.0.0.1", hall.web_port)):
+        try:
+            fill(writer)
+            assert start_up(hall, writer).wait(PATIENCE) == 1
+        finally:
+            os.close(writer)
+            os.close(reader)
 
 
 def test_parts_come_back_members_are_heard_and_the_hall_ends(hall: Hall) -> None:

@@ -131,6 +131,36 @@ def test_what_a_full_console_did_not_take_is_there_for_the_program_that_this_one
     assert writer.unwritten() == []
 
 
+def test_prints_warnings_and_a_traceback_reach_the_console_in_whole_lines(tmp_path: Path) -> None:
+    script = (
+        "import sys, warnings\nfrom mcp_runtime.system import console\nconsole.replace_standard_streams()\n"
+        "print('a', 'b'); print('no end', end=''); sys.stdout.flush()\nwarnings.warn('careful')\n1 / 0\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert done.stdout == "a b\nno end\n"
+    assert "UserWarning: careful\n" in done.stderr
+    assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_a_process_whose_warnings_and_traceback_nobody_reads_ends_with_its_exit_code(pipe: Pipe) -> None:
+    os.set_blocking(pipe.stream.fileno(), False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(pipe.stream.fileno(), b"x")
+    os.set_blocking(pipe.stream.fileno(), True)
+    script = (
+        "import sys, warnings\nfrom mcp_runtime.system import console\nconsole.replace_standard_streams()\n"
+        "print('one'); warnings.warn('careful'); sys.exit('this is wrong')\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=pipe.stream, stderr=pipe.stream)
+    try:
+        assert process.wait(30) == 1
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_where_no_thread_can_be_had_it_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: object) -> None:
         raise RuntimeError("can't start new thread")
