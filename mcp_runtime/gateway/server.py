@@ -178,7 +178,7 @@ class Gateway:
         finally:
             await server.stop(STOP_SECONDS)
             await owed.closed(STOP_SECONDS / 4)
-            await upstream_sessions.close(STOP_SECONDS / 4)
+            await upstream_sessions.background.close(STOP_SECONDS / 4)
             for task in keeping:
                 task.cancel()
             session_file.save(self._options.data_dir, self._sessions.beyond_ids())

@@ -82,7 +82,7 @@ class AnswerStreams:
             cancellation = self._upstream_sessions.send_cancelled(
                 source.upstream_session, source.sent_id, "nobody waits for it any more"
             )
-            self._upstream_sessions.run_in_background(cancellation)
+            self._upstream_sessions.background.run(cancellation)
 
     async def _events(self, source: Source, request: Request) -> AsyncGenerator[Event]:
         """For a client with a session, who resumes a stream that ends early itself: event ids are the member's own."""
@@ -183,7 +183,7 @@ class AnswerStreams:
     def _abandon(self, source: Source) -> None:
         """A client did not come back with its answers, or not for long enough."""
         source.response.close()
-        self._upstream_sessions.run_in_background(
+        self._upstream_sessions.background.run(
             self._upstream_sessions.send_cancelled(source.upstream_session, source.sent_id, "the client did not answer")
         )
 

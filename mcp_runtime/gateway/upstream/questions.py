@@ -88,7 +88,7 @@ class Questions:
         expired_ids = [our_id for our_id, one in of_member.items() if now - one.asked_at > QUESTION_SECONDS]
         for our_id in expired_ids:
             error = jsonrpc.error_response(None, jsonrpc.INTERNAL_ERROR, "nobody answered")
-            self._upstream_sessions.run_in_background(session.questions.pop(our_id).answer(error))
+            self._upstream_sessions.background.run(session.questions.pop(our_id).answer(error))
         return bool(expired_ids)
 
     async def _decline(self, upstream_session: UpstreamSession, message: Message) -> None:

@@ -149,7 +149,7 @@ class Relay:
         except asyncio.CancelledError:
             # The deadline, or the client went away: either way nobody waits for it any more.
             if not request.deadline.is_cancelled:
-                self._upstream_sessions.run_in_background(
+                self._upstream_sessions.background.run(
                     self._upstream_sessions.send_cancelled(upstream_session, sent_id, "nobody waits for it any more")
                 )
             raise
@@ -168,7 +168,7 @@ class Relay:
         if error is not None:
             return error
         # It may be a late answer to an earlier request on that connection, and then this one runs.
-        self._upstream_sessions.run_in_background(
+        self._upstream_sessions.background.run(
             self._upstream_sessions.send_cancelled(
                 upstream_session, sent_id, "its answer cannot be told from another's"
             )

@@ -46,9 +46,7 @@ class UpstreamSession:
     id: str | None
     owner: Owner
     used_at: float = 0.0
-    has_listener: bool = (
-        False  # what the member says in it beside answers is being read, or it offers no stream for that
-    )
+    has_listener: bool = False  # its stream of notifications and questions is read, or the member has none
     headers: Mapping[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,13 +54,42 @@ class UpstreamSession:
         self.headers = headers | {mcp.SESSION_HEADER: self.id} if self.id else headers
 
 
+# Sessions that are open or being opened, by member or by client.
+Openings = dict[Any, asyncio.Future[UpstreamSession]]
+
+
 @dataclass(eq=False)
 class _MemberState:
     """What is known of a member while its process lives."""
 
-    shared: dict[Any, asyncio.Future[UpstreamSession]] = field(default_factory=dict)  # by who it is for
+    shared: Openings = field(default_factory=dict)  # by client
     probe: asyncio.Future[bool] | None = None  # does it speak the modern way too
     next_probe_at: float = 0.0
+
+
+class BackgroundTasks:
+    """Messages to members for which no client waits. Each has BACKGROUND_SECONDS, and nobody hears of a failure."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def run(self, work: Awaitable[None]) -> None:
+        async def bounded() -> None:
+            with contextlib.suppress(ClientError, TimeoutError):
+                await asyncio.wait_for(work, BACKGROUND_SECONDS)
+
+        task = asyncio.ensure_future(bounded())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self, seconds: float) -> None:
+        """Wait `seconds` for the tasks, then cancel those that are left."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+        unfinished = list(self._tasks)
+        for task in unfinished:
+            task.cancel()
+        await asyncio.gather(*unfinished, return_exceptions=True)
 
 
 class UpstreamSessions:
@@ -72,14 +99,11 @@ class UpstreamSessions:
         self._upstream = upstream
         self._ids = itertools.count(1)
         self._prefix = f"gh-{secrets.token_hex(4)}"
-        self._by_client_session: WeakKeyDictionary[ClientSession, dict[int, asyncio.Future[UpstreamSession]]] = (
-            WeakKeyDictionary()
-        )
-        self._background_tasks: set[asyncio.Task[Any]] = set()
+        self._by_client_session: WeakKeyDictionary[ClientSession, Openings] = WeakKeyDictionary()
+        self.background = BackgroundTasks()
         self._discoveries: dict[int, dict[str, Any]] = {}  # by member; kept while it is stopped
-        self.open_listener: Callable[[UpstreamSession, ClientSession | None], Awaitable[None]] | None = (
-            None  # see `ClientStreams`
-        )
+        # Set by `ClientStreams`.
+        self.open_listener: Callable[[UpstreamSession, ClientSession | None], Awaitable[None]] | None = None
 
     def new_id(self) -> str:
         """An id that was never used before, by any runtime: an answer under it answers one request alone."""
@@ -165,31 +189,22 @@ class UpstreamSessions:
         """The same, ready for a client's request: the member may ask something in turn."""
         upstream_session = await self.session_for(route, client)
         upstream_session.used_at = asyncio.get_running_loop().time()
-        is_for_client = (
-            upstream_session.id is not None and upstream_session.owner != HALL_OWNER
-        )  # the hall itself only asks for lists
+        # The hall itself asks for lists alone, and the member has no questions about these.
+        is_for_client = upstream_session.id is not None and upstream_session.owner != HALL_OWNER
         if is_for_client and not upstream_session.has_listener and self.open_listener is not None:
             await self.open_listener(upstream_session, client.session)
         return upstream_session
 
-    def _make_room(self, shared: dict[Any, asyncio.Future[UpstreamSession]], key: tuple[Any, ...]) -> None:
+    def _make_room(self, shared: Openings, key: tuple[Any, ...]) -> None:
         """Of too many sessions the oldest ends: one of the same client, who may declare what they like, first."""
         own = [key_of_other for key_of_other in shared if key_of_other[:-1] == key[:-1]]
         surplus = own[: max(len(own) - MAX_SHARED_OF_CLIENT + 1, 0)]
         for key_of_other in surplus or list(shared)[: max(len(shared) - MAX_SHARED + 1, 0)]:
             self._discard(shared.pop(key_of_other))
 
-    async def _get_or_open(
-        self, openings: dict[Any, asyncio.Future[UpstreamSession]], key: Any, route: Route, client: Client
-    ) -> UpstreamSession:
+    async def _get_or_open(self, openings: Openings, key: Any, route: Route, client: Client) -> UpstreamSession:
         opening = openings.get(key)
-        if (
-            opening is not None
-            and opening.done()
-            and (opening.cancelled() or opening.exception() or _is_stale(opening, route))
-        ):
-            opening = None
-        if opening is None:
+        if opening is None or _is_useless(opening, route):
             opening = openings[key] = asyncio.ensure_future(self._open(route, client))
         return opening.result() if opening.done() else await asyncio.shield(opening)
 
@@ -228,7 +243,7 @@ class UpstreamSessions:
         except (ClientError, TimeoutError):
             return own  # it takes nothing else
         if upstream_session.id:
-            self.run_in_background(self._end(upstream_session))
+            self.background.run(self._end(upstream_session))
             return own
         return upstream_session.version
 
@@ -269,18 +284,10 @@ class UpstreamSessions:
         raise ProtocolError(STREAM_ENDED)
 
     def forget(self, upstream_session: UpstreamSession, client: Client) -> None:
-        for openings in (
-            self._state_of(upstream_session.route).shared,
-            self._by_client_session.get(client.session, {}) if client.session else {},
-        ):
-            for key, opening in list(openings.items()):
-                if (
-                    opening.done()
-                    and not opening.cancelled()
-                    and not opening.exception()
-                    and opening.result() is upstream_session
-                ):
-                    del openings[key]
+        own = self._by_client_session.get(client.session, {}) if client.session else {}
+        for openings in (self._state_of(upstream_session.route).shared, own):
+            for key in [key for key, opening in openings.items() if _result(opening) is upstream_session]:
+                del openings[key]
 
     def close_sessions_of(self, session: ClientSession) -> None:
         """The client's session ended: so do those with members that were begun for it."""
@@ -289,15 +296,16 @@ class UpstreamSessions:
 
     def sessions_of(self, session: ClientSession) -> list[UpstreamSession]:
         """The sessions with members that belong to the client's, and are there."""
-        ready = (one for one in self._by_client_session.get(session, {}).values() if one.done() and not one.cancelled())
-        return [one.result() for one in ready if not one.exception()]
+        openings = self._by_client_session.get(session, {}).values()
+        return [upstream_session for opening in openings if (upstream_session := _result(opening))]
 
     def _discard(self, opening: asyncio.Future[UpstreamSession]) -> None:
         """Nobody uses it any more; one that is just being begun ends once it is."""
 
-        def end(task: asyncio.Future[UpstreamSession]) -> None:
-            if not task.cancelled() and not task.exception() and task.result().id:
-                self.run_in_background(self._end(task.result()))
+        def end(opening: asyncio.Future[UpstreamSession]) -> None:
+            session = _result(opening)
+            if session and session.id:
+                self.background.run(self._end(session))
 
         opening.add_done_callback(end)
 
@@ -306,26 +314,6 @@ class UpstreamSessions:
             upstream_session.route, "DELETE", upstream_session.headers, None, upstream_session.owner
         )
         response.release()
-
-    async def close(self, seconds: float) -> None:
-        """What is being said in the background has so long."""
-        if self._background_tasks:
-            await asyncio.wait(self._background_tasks, timeout=seconds)
-        unfinished = list(self._background_tasks)
-        for task in unfinished:
-            task.cancel()
-        await asyncio.gather(*unfinished, return_exceptions=True)
-
-    def run_in_background(self, work: Awaitable[None]) -> None:
-        """In the background, within two seconds, and without anybody who would hear of a failure."""
-
-        async def bounded() -> None:
-            with contextlib.suppress(ClientError, TimeoutError):
-                await asyncio.wait_for(work, BACKGROUND_SECONDS)
-
-        task = asyncio.ensure_future(bounded())
-        self._background_tasks.add(task)
-        task.add_done_callback(self._background_tasks.discard)
 
     # What is no request -------------------------------------------------------------------------------------------
 
@@ -405,5 +393,15 @@ def _sessionless_version(route: Route, client: Client) -> str:
     return client.session.version if client.session else route.live.client.session.version
 
 
-def _is_stale(opening: asyncio.Future[UpstreamSession], route: Route) -> bool:
-    return opening.result().route is not route
+def _result(opening: asyncio.Future[UpstreamSession]) -> UpstreamSession | None:
+    """The session, if it is open."""
+    is_open = opening.done() and not opening.cancelled() and not opening.exception()
+    return opening.result() if is_open else None
+
+
+def _is_useless(opening: asyncio.Future[UpstreamSession], route: Route) -> bool:
+    """Whether it failed, or was for an earlier process of the member."""
+    if not opening.done():
+        return False
+    session = _result(opening)
+    return session is None or session.route is not route
