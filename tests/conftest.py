@@ -66,10 +66,17 @@ def django_db_setup(
         teardown_databases(configuration, verbosity=0)
 
 
-# Of rooms in which rows are only there for a gateway to start with, or in which Django alone reads them.
+# Modules in which rows are only there for a gateway or a member to start with, or in which Django alone reads them.
+# Their statements run on PostgreSQL in the tests of calls, statuses, leases and records, and in those of real halls.
 SAME_ON_EVERY_DATABASE = tuple(
-    ROOT / "tests" / "rows" / folder
-    for folder in ("attack", *(f"mcp_runtime/gateway/{room}" for room in ("endpoints", "streams", "upstream")))
+    ROOT / "tests" / "rows" / name
+    for name in (
+        "attack",
+        *(f"mcp_runtime/gateway/{name}" for name in ("endpoints", "streams", "upstream")),
+        *(f"mcp_runtime/gateway/test_{name}.py" for name in ("endpoints", "server", "tasks")),
+        *(f"mcp_runtime/test_{name}.py" for name in ("lifecycle", "lifecycle_remote", "signs_of_life")),
+        "roster/test_new_member.py",
+    )
 )
 
 
@@ -86,7 +93,7 @@ def _is_among_rows(item: pytest.Item) -> bool:
 
 
 def _may_tell_more(item: pytest.Item) -> bool:
-    return _touches_rows(item) and not any(folder in item.path.parents for folder in SAME_ON_EVERY_DATABASE)
+    return _touches_rows(item) and not any(item.path.is_relative_to(place) for place in SAME_ON_EVERY_DATABASE)
 
 
 def _touches_rows(item: pytest.Item) -> bool:

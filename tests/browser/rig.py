@@ -47,6 +47,8 @@ document.addEventListener("securitypolicyviolation", (event) => {
   console.error(`Content-Security-Policy: ${event.violatedDirective} forbids ${event.blockedURI} ${event.sample}`);
 });
 """
+# Traces of failures, with the page after each step, take a tenth of the time of all tests here.
+TRACES = os.environ.get("TRACES") == "1"
 # No name but this machine's is known to the browser, so nothing can come from outside.
 ARGUMENTS = ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"]
 
@@ -219,10 +221,10 @@ class Visitor:
         height: int = 900,
         scheme: str = "light",
         logged_in: bool = True,
-        traced: bool = True,
+        traced: bool = TRACES,
         **options: Any,
     ) -> Page:
-        """A page in a context that nobody used before; sizes in CSS pixels. A trace of many pages takes long."""
+        """A page in a new context. Sizes are in CSS pixels. A trace of many pages takes long."""
         context = self.browser.new_context(
             base_url=self.hall.url, viewport={"width": width, "height": height}, color_scheme=scheme, **options
         )
