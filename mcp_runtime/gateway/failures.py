@@ -1,7 +1,7 @@
 """Requests that get no answer, in words for agents: what happened, in which member, and whether it may have run.
 
-The kinds, and what is said of each, are those of `protocol.errors.ErrorKind`. `cancelled` alone is none of them:
-whoever cancels is told so, and the call ends as cancelled.
+Most kinds, and what is said of each, are those of `protocol.errors.ErrorKind`. Two kinds are of the gateway alone:
+`cancelled`, which is a status in records, and `forbidden`, for calls that are refused and have no record.
 """
 
 from __future__ import annotations
@@ -17,13 +17,19 @@ from mcp_runtime.protocol.errors import (
     RemoteError,
     RequestTimeoutError,
 )
-from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR
+from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS
 
 
 def unavailable(member: str, reason: str) -> CallFailedError:
     """The member never got the request."""
     kind = ErrorKind.UNAVAILABLE
     return CallFailedError(kind, f"member {member!r} is unavailable: {reason}{kind.remark}", member)
+
+
+def forbidden(caller: str, member: str, tool: str) -> MethodError:
+    """The caller may not call the member's tool. Nothing was sent."""
+    text = f"{caller} may not call tool {tool[:100]!r} of member {member!r}"
+    return MethodError(INVALID_PARAMS, text, {"member": member, "kind": "forbidden"})
 
 
 def of_member(error: ClientError, member: str, request: Request) -> MethodError:

@@ -162,61 +162,58 @@ class _Choices(EnumType):
 class ErrorKind(StrEnum, metaclass=_Choices):
     """What became of a call that failed. Rows, REST, the admin and agents have it, and all they say of it, from here.
 
-    `may_have_run`: it is not safe to repeat. `remark` ends the sentence that says what happened, where that leaves open
-    whether it ran. `hint` is what a person does next.
+    `remark` ends the sentence that says what happened, where that leaves open whether it ran. `hint` is what a person
+    does next.
 
-    A new kind is one more here, said by an error below or by who writes the row; then a migration, and the tables of
-    docs/architecture.md and docs/gateway.md.
+    A new kind is one more here. An error below has it, or whoever writes the row. CONTRIBUTING says where else it goes.
     """
 
-    may_have_run: bool
     remark: str
     hint: str
 
     TOOL = (  # a result with isError; the member is well
         "tool",
-        True,
         "",
         "The tool ran and says it failed. Its message tells what it missed: change the arguments and call again.",
     )
     PROTOCOL = (  # a JSON-RPC error object, or an answer that is not MCP
         "protocol",
-        True,
         "",
         "The member answered, but not with a result. Its log tells more; its author has to look at it.",
     )
     TRANSPORT = (  # sent, then the connection failed or the member exited
         "transport",
-        True,
         "",
         "The connection broke, or the member ended during the call, which may have run. See the member's status and "
         "its log before you call again.",
     )
     TIMEOUT = (  # sent, then the total deadline passed
         "timeout",
-        True,
         "; it may have run",
         'No answer in time; the tool may have done its work all the same. Ask for less, or raise "timeout" in the '
         "member's manifest.",
     )
     UNAVAILABLE = (  # never sent: the member did not start, or took no connection
         "unavailable",
-        False,
         "; the call was not sent",
         "The call was never sent, so it is safe to repeat. The member's page says why it took no call.",
     )
     LOST = (  # the runtime ended while it ran; never run again automatically
         "lost",
-        True,
         "",
         "The runtime ended while this call ran. Nobody knows how far it came: look before you call again.",
     )
 
-    def __new__(cls, value: str, may_have_run: bool, remark: str, hint: str) -> ErrorKind:
+    def __new__(cls, value: str, remark: str, hint: str) -> ErrorKind:
         kind = str.__new__(cls, value)
         kind._value_ = value
-        kind.may_have_run, kind.remark, kind.hint = may_have_run, remark, hint
+        kind.remark, kind.hint = remark, hint
         return kind
+
+    @property
+    def may_have_run(self) -> bool:
+        """Whether it is not safe to repeat. A call that was not sent is UNAVAILABLE, whatever the reason."""
+        return self is not ErrorKind.UNAVAILABLE
 
     def data(self, member: str = "") -> dict[str, Any]:
         """The `data` of a JSON-RPC error for agents."""

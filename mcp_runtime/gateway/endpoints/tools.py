@@ -102,8 +102,7 @@ class ToolCalls:
             text = f"unknown tool {name[:100]!r}: there is none, or it is switched off, or its member is disabled"
             raise MethodError(INVALID_PARAMS, f"{text}; tools/list says what there is")
         if not client.principal.may_invoke(member.name, own_name):
-            text = f"{client.principal.name} may not call tool {own_name[:100]!r} of member {member.name!r}"
-            raise MethodError(INVALID_PARAMS, text, {"member": member.name, "kind": "forbidden"})
+            raise failures.forbidden(client.principal.name, member.name, own_name)
         if place.member is None and tool is not None and tool.needs_task:
             text = f"tool {own_name[:100]!r} of member {member.name!r} {mcp.NEEDS_TASK}"
             raise MethodError(INVALID_PARAMS, text)

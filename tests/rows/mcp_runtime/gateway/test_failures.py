@@ -18,6 +18,7 @@ from mcp_runtime.protocol.errors import (
     RequestTimeoutError,
 )
 from mcp_runtime.security.access import OPERATOR
+from tests.conftest import ROOT
 
 
 def failed(error: ClientError, *, is_sent: bool) -> MethodError:
@@ -46,3 +47,14 @@ def test_an_agent_and_the_record_of_its_call_have_the_same_kind(error: ClientErr
     told = failed(error, is_sent=is_sent)
     assert told.data["kind"] == Outcome.of_error(error, member="notes", tool="echo").error_kind
     assert (told.data["kind"] == "unavailable") is (told.data.get("sent") is False) is not is_sent
+
+
+def test_the_page_of_the_gateway_has_the_kinds_that_only_the_gateway_has() -> None:
+    async def cancelled() -> MethodError:
+        request = Request("1", "tools/call", {}, Client(OPERATOR, None, {}), Deadline())
+        request.deadline.is_cancelled = True
+        return failures.out_of_time(request)
+
+    page = (ROOT / "docs" / "gateway.md").read_text()
+    for error in (asyncio.run(cancelled()), failures.forbidden("bob", "notes", "echo")):
+        assert f"| `{error.data['kind']}` |" in page
