@@ -49,6 +49,10 @@ META = "io.modelcontextprotocol/"
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
 
+# Requests whose modern form has the header Mcp-Name, each with the parameter that the header repeats. In 2026-07-28 a
+# member may answer the same requests with questions.
+NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+
 CONTENT_WORDS = {"image": "an image", "audio": "audio", "resource": "a resource", "resource_link": "a link"}
 
 
@@ -80,8 +84,7 @@ def modern_meta(client_name: str, client_version: str, capabilities: Mapping[str
 def modern_headers(method: str, params: Mapping[str, Any]) -> dict[str, str]:
     """The headers that repeat what the body says, for those on the way who do not read bodies."""
     headers = {METHOD_HEADER: method}
-    name = params.get("uri" if method == "resources/read" else "name")
-    if method in ("tools/call", "prompts/get", "resources/read") and isinstance(name, str):
+    if (key := NAMED_BY.get(method)) and isinstance(name := params.get(key), str):
         headers[NAME_HEADER] = header_value(name)
     return headers
 

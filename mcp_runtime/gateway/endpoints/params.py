@@ -12,10 +12,7 @@ PLAIN = {"name", "arguments"}  # which say nothing of tasks
 USUAL_PARAMS = {*PLAIN, "_meta"}
 SUBSCRIBING = ("resources/subscribe", "resources/unsubscribe")
 # What each request is about: the parameter that must be there, a string.
-NAMED_BY = {
-    **dict.fromkeys(("tools/call", "prompts/get"), "name"),
-    **dict.fromkeys(("resources/read", *SUBSCRIBING), "uri"),
-}
+NAMED_BY = {**mcp.NAMED_BY, **dict.fromkeys(SUBSCRIBING, "uri")}
 # Keys that are checked here, in any way that members may read them.
 CHECKED_KEYS = {method: {mcp.folded(key): key for key in suspended.INPUT_KEYS} for method in suspended.METHODS}
 CHECKED_KEYS["tools/call"] |= {"name": "name", "arguments": "arguments"}

@@ -44,7 +44,9 @@ class Endpoints:
             "logging/setLevel": self._set_level,
             "tools/call": tools.answer,
         }
-        # By the roster as one server. At a member's own path all but the above goes to the member.
+        # By the roster as one server. At a member's own path these pass on to the member, as every unknown method does.
+        # So a method that names or lists tools goes above, or is narrowed in member.py. Else it reaches tools there
+        # that are switched off, or that are not for this client.
         self._of_roster: dict[str, Callable[[Selection, Request], Awaitable[Reply]]] = {
             **dict.fromkeys(LISTS, roster.list),
             "prompts/get": roster.get_prompt,

@@ -37,7 +37,7 @@ MAX_EVENT_IDS = 100
 SUSPENDED_STREAM_BYTES = 320_000
 SALT = "guildhall.gateway.request-state"
 # What a member may answer with questions. In other methods a requestState is no business of the gateway's.
-METHODS = frozenset({"tools/call", "prompts/get", "resources/read"})
+METHODS = frozenset(mcp.NAMED_BY)
 # The keys of the second request of a client without a session.
 INPUT_KEYS = ("requestState", "inputResponses")
 UNKNOWN_STATE = "this requestState is unknown, of another request, or too old"
