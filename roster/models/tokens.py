@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from django.conf import settings
 from django.core.validators import MinValueValidator
@@ -30,7 +30,7 @@ class TokenLimit:
     words: str  # as in "it has 5 WORDS"
     setting: str  # the limit of tokens that have none of their own
     least: int
-    most: int  # in REST
+    most: int  # in REST; the setting has bounds of its own in guildhall/settings.py
     help_text: str
 
     def column(self) -> models.PositiveIntegerField[int | None, int | None]:
@@ -83,6 +83,8 @@ class ApiToken(models.Model):
         TOOLS = "tools", "Some tools"  # `tools` says which; nothing else of their members
 
     LIMITS = (CALLS_PER_MINUTE, MAX_IN_FLIGHT)
+    # For `make`: none of the limits that can be switched off. The others hold for every token.
+    UNLIMITED: ClassVar[dict[str, int]] = {limit.name: 0 for limit in LIMITS if not limit.least}
     PREFIX = "gh_"
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="api_tokens")

@@ -43,13 +43,13 @@ permissions = Permission.objects.filter(codename="invoke_tool")
 def token(name, **options):
     user, made = User.objects.get_or_create(username=name)
     user.user_permissions.set(permissions)
-    return ApiToken.make(user=user, calls_per_minute=0, **options)[1]
+    return ApiToken.make(user=user, **ApiToken.UNLIMITED, **options)[1]
 names = ["attacker", "victim", "neighbour", *[f"client-{n}" for n in range(%d)]]
 tokens = {name: token(name) for name in names}
-tokens["root"] = ApiToken.make(user=root, calls_per_minute=0)[1]
+tokens["root"] = ApiToken.make(user=root, **ApiToken.UNLIMITED)[1]
 tokens["victim's other"] = token("victim")
 fuzzer = User.objects.create_superuser("fuzzer")
-tokens["fuzzer"] = ApiToken.make(user=fuzzer, calls_per_minute=0)[1]
+tokens["fuzzer"] = ApiToken.make(user=fuzzer, **ApiToken.UNLIMITED)[1]
 print(json.dumps(tokens))
 """
 

@@ -46,8 +46,8 @@ from roster.models import ApiToken
 root = User.objects.create_superuser("root-of-storm")
 user = User.objects.create_user("client-of-storm")
 user.user_permissions.set(Permission.objects.filter(codename="invoke_tool"))
-tokens = {str(number): ApiToken.make(user=user, calls_per_minute=0)[1] for number in range(%d)}
-print(json.dumps({**tokens, "root": ApiToken.make(user=root, calls_per_minute=0)[1]}))
+tokens = {str(number): ApiToken.make(user=user, **ApiToken.UNLIMITED)[1] for number in range(%d)}
+print(json.dumps({**tokens, "root": ApiToken.make(user=root, **ApiToken.UNLIMITED)[1]}))
 """
 Processes = dict[int, tuple[float, str]]  # pid to start time and whose it is
 _SAID_PAUSE = re.compile(r"starting it again in ([0-9.]+) s")

@@ -27,9 +27,9 @@ META = "io.modelcontextprotocol/"
 
 
 def make_token(user: User | None = None, **options: Any) -> str:
-    """A token of `user`, or of a superuser, without a limit of calls a minute."""
+    """A token of `user`, or of a superuser, without the limits that can be switched off."""
     user = user or User.objects.filter(is_superuser=True).first() or User.objects.create_superuser("agent")
-    return ApiToken.make(user=user, **{"calls_per_minute": 0, **options})[1]
+    return ApiToken.make(user=user, **ApiToken.UNLIMITED | options)[1]
 
 
 def messages_of(response: requests.Response) -> list[dict[str, Any]]:
