@@ -382,7 +382,7 @@ def _member(row: GuildMember, tools: Mapping[str, OfferedTool], hidden: frozense
         instructions=row.instructions,
         timeout=row.call_timeout,
         tool_timeouts=row.manifest.get("tool_timeouts", {}),
-        max_concurrency=int(row.manifest.get("max_concurrency", 16)),
+        max_concurrency=row.max_concurrency,
         tools=tools,
         hidden=hidden,
     )

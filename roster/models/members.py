@@ -56,7 +56,13 @@ class GuildMember(models.Model):
     # In `last_error`, between the sentence and the member's last lines.
     TAIL_MARK = ". It wrote last:\n"
 
-    # What is seen. Written by mcp_runtime.members.status.
+    # What is seen. Written by mcp_runtime.members.status when the status changes. Between two changes other modules of
+    # mcp_runtime.members write some of it:
+    #   progress         starting
+    #   no_answer_since  signs_of_life
+    #   warnings         lifecycle
+    #   next_restart_at  availability, supervisor
+    #   restarts         supervisor, which sets it to 0
     status = models.CharField(max_length=20, choices=Status.choices, default=Status.DISCONNECTED)
     status_changed_at = models.DateTimeField(default=timezone.now)
     last_error = models.TextField(blank=True)
@@ -142,6 +148,8 @@ class GuildMember(models.Model):
     def all_warnings(self) -> list[str]:
         return [*([self.silence] if self.silence else []), *self.manifest_warnings, *self.warnings]
 
+    # From the manifest. A row that is older than a key lacks it. Then the default of the declaration holds.
+
     @property
     def call_timeout(self) -> float:
         """Seconds a tool call may take in total, unless the tool has its own (REQ-MCP-HTTP-28)."""
@@ -149,6 +157,11 @@ class GuildMember(models.Model):
 
     def timeout_of(self, tool_name: str) -> float:
         return float(self.manifest.get("tool_timeouts", {}).get(tool_name, self.call_timeout))
+
+    @property
+    def max_concurrency(self) -> int:
+        """Calls that may run in it at the same time."""
+        return int(self.manifest.get("max_concurrency", 16))
 
 
 class MemberGroup(models.Model):

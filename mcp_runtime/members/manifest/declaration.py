@@ -1,7 +1,7 @@
 """What guild-member.json may hold: each key once, with its type, its bounds and its meaning.
 
-`parser` reads by this declaration, and the published schema is made of it (`schema`). A new key is a field here, with a
-row in the table of docs/manifest.md.
+`parser` reads by this declaration, and the published schema is made of it (`schema`). A new key is a field here.
+CONTRIBUTING says where else it goes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ def _pattern(pattern: str, error: str, description: str | None = None, examples:
     return Meta(pattern=pattern, description=description, examples=examples, extra={"error": error})
 
 
-Seconds = Annotated[float, Meta(gt=0, le=MAX_SECONDS)]
+Seconds = Annotated[
+    float,
+    Meta(gt=0, le=MAX_SECONDS, extra={"error": f"must be seconds: a number above 0, at most {MAX_SECONDS:,.0f}"}),
+]
 Argument = Annotated[str, _text(100_000)]
 VariableName = Annotated[str, _pattern("^[A-Za-z_][A-Za-z0-9_]*$", "is not a name for an environment variable")]
 ToolName = Annotated[str, _text(1000)]
@@ -175,8 +178,7 @@ class Manifest:
     @property
     def process_digest(self) -> str:
         """Changes with everything that only a new process, or connection, can follow; not with texts and limits."""
-        process = [self.name, self.transport, self.command, list(self.args), self.env, self.protocol_version]
-        process += [self.url, self.headers]
+        process = [getattr(self, key) for key in PROCESS_KEYS]
         return hashlib.sha256(json.dumps(process, sort_keys=True).encode()).hexdigest()
 
 
@@ -191,6 +193,8 @@ FIELDS = {_KEYS.get(field.name, field.name): field for field in _TYPE.fields}
 
 # The server's settings: at the top in the seeds' form, under `mcp` in the first Guild Hall's.
 SERVER_KEYS = ("transport", "command", "args", "env", "url", "headers")
+# A change of one of these restarts the member, because a process or connection has them from its beginning.
+PROCESS_KEYS = ("name", *SERVER_KEYS, "protocol_version")
 # Those that are not in the declaration: another place for the server's, and what editors look for.
 KEYS = {*FIELDS, "mcp", "$schema"}
 REQUIRED_KEYS = ("name", "version", "transport")

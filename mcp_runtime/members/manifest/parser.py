@@ -8,6 +8,7 @@ be at the top too, names that are the hall's own, and what makes a url or a head
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -137,18 +138,34 @@ def _error(kind: inspect.Type, value: Any, error: str) -> str:
     """What is wrong with a value that has no parts; empty when nothing is."""
     if isinstance(kind, inspect.BoolType):
         return "" if isinstance(value, bool) else "must be true or false"
-    if isinstance(kind, inspect.FloatType):
-        fits = _is_number(value) and 0 < value <= (kind.le or 0)
-        return "" if fits else f"must be seconds: a number above 0, at most {kind.le:,.0f}"
-    if isinstance(kind, inspect.IntType):
-        fits = _is_number(value) and (kind.ge or 0) <= value <= (kind.le or 0) and value == int(value)
-        return "" if fits else f"must be a whole number from {kind.ge} to {kind.le}"
+    if isinstance(kind, (inspect.FloatType, inspect.IntType)):
+        return _number_error(kind, value, error)
     if not isinstance(value, str):
         return "must be a string"
     if isinstance(kind, inspect.LiteralType):
         choices = " or ".join(f'"{choice}"' for choice in kind.values)
         return "" if value in kind.values else f"{value[:MAX_QUOTED]!r} is not supported; use {choices}"
     return _text_error(cast(inspect.StrType, kind), value, error)  # no other kind is declared
+
+
+def _number_error(kind: inspect.FloatType | inspect.IntType, value: Any, error: str) -> str:
+    is_whole = isinstance(kind, inspect.IntType)
+    if _is_number(value) and _is_within(kind, value) and (not is_whole or value == int(value)):
+        return ""
+    words = ((" from {}", kind.ge), (" above {}", kind.gt), (" to {}", kind.le), (" below {}", kind.lt))
+    bounds = "".join(text.format(bound) for text, bound in words if bound is not None)
+    return error or f"must be a {'whole ' if is_whole else ''}number{bounds}"
+
+
+def _is_within(kind: inspect.FloatType | inspect.IntType, value: float) -> bool:
+    """Whether the number is finite and within the bounds that are declared."""
+    return (
+        abs(value) <= sys.float_info.max
+        and (kind.ge is None or value >= kind.ge)
+        and (kind.gt is None or value > kind.gt)
+        and (kind.le is None or value <= kind.le)
+        and (kind.lt is None or value < kind.lt)
+    )
 
 
 def _text_error(kind: inspect.StrType, value: str, error: str) -> str:

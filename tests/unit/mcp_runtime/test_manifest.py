@@ -4,9 +4,11 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from msgspec import Meta
+from msgspec.inspect import type_info
 
 from mcp_runtime.members.manifest import files, parser
 from mcp_runtime.members.manifest.declaration import Manifest
@@ -209,6 +211,20 @@ def test_a_wrong_value_is_refused_with_the_path_of_its_key(change: dict[str, Any
     with pytest.raises(ManifestError) as caught:
         parser.parse({**SEEDS_FORM, **change})
     assert caught.value.path == path
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad", "reason"),
+    [
+        (Annotated[int, Meta(ge=0)], [0, 10**9, 2.0], [-1, 0.5, True, "1", 1e400], "must be a whole number from 0"),
+        (Annotated[int, Meta(ge=1, le=9)], [1, 9], [0, 10], "must be a whole number from 1 to 9"),
+        (Annotated[float, Meta(gt=0, lt=1)], [0.5], [0, 1, 1e400, 10**400], "must be a number above 0 below 1"),
+        (float, [-1, 1.5, 10**9], [1e400, float("nan"), 10**400, None], "must be a number"),
+    ],
+)
+def test_a_number_has_the_bounds_that_are_declared(kind: Any, good: list[Any], bad: list[Any], reason: str) -> None:
+    reasons = [[error.reason for error in parser._errors(type_info(kind), value, "key")] for value in [*good, *bad]]
+    assert reasons == [[]] * len(good) + [[reason]] * len(bad)
 
 
 @pytest.mark.parametrize("key", ["name", "version", "transport", "command"])

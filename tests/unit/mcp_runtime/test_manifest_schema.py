@@ -155,6 +155,12 @@ def test_the_guide_explains_every_key() -> None:
     assert {key for key, required in explained if required} == {"name", "version", "transport", "command"}
 
 
+def test_the_guide_names_every_key_whose_change_restarts_a_member() -> None:
+    sentence = GUIDE[GUIDE.index("A new `command`") : GUIDE.index("restarts the member")]
+    # A new name is another member.
+    assert {*re.findall(r"`(\w+)`", sentence), "name"} == set(declaration.PROCESS_KEYS)
+
+
 def test_the_guides_complete_example_is_what_new_member_makes() -> None:
     for name in ("guild-member.json", "server.py"):
         made = (TEMPLATE / name).read_text().replace("MEMBER_NAME", "greeter")
