@@ -181,6 +181,15 @@ def true_status(row: GuildMember, *, runtime_is_alive: bool) -> str:
     return str(row.status) if runtime_is_alive else GuildMember.Status.DISCONNECTED.value
 
 
+def true_row(row: GuildMember, *, runtime_is_alive: bool) -> GuildMember:
+    """The row as it is true now, never to be saved. What it says of a process ends with the runtime."""
+    row.status = true_status(row, runtime_is_alive=runtime_is_alive)
+    if not runtime_is_alive:
+        row.warnings = []
+        row.pid = row.started_at = row.next_restart_at = row.no_answer_since = None
+    return row
+
+
 def members_of_roster() -> QuerySet[GuildMember]:
     """Every member whose folder is there."""
     return GuildMember.objects.filter(removed_at=None)

@@ -1,7 +1,7 @@
 """Members over REST: the roster, one member, what may be done with it, its log and its changes.
 
-Secrets and the environment of a member never leave. Rows go through `visible_row` first: what a dead runtime left in
-one is not true any more.
+Secrets and the environment of a member never leave. Rows go through `visible_row` first, which leaves out what
+a dead runtime left in one, and what is not for everybody.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mcp_runtime.control.members import (
     live_runtime,
     log_tail,
     members_of_roster,
-    true_status,
+    true_row,
     visible_tools,
 )
 from mcp_runtime.security import access
@@ -52,11 +52,7 @@ def visible_row(row: GuildMember, who: Principal, *, runtime_is_alive: bool) -> 
         row.last_error, row.progress = row.last_reason, ""
     if not who.views_members:
         row.manifest = {}  # people write keys into its arguments
-    row.status = true_status(row, runtime_is_alive=runtime_is_alive)
-    if not runtime_is_alive:
-        row.warnings = []
-        row.pid = row.started_at = row.next_restart_at = row.no_answer_since = None
-    return row
+    return true_row(row, runtime_is_alive=runtime_is_alive)
 
 
 class MemberSerializer(serializers.ModelSerializer[GuildMember]):

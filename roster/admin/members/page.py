@@ -17,7 +17,7 @@ from mcp_runtime.protocol.errors import describe_exit
 from mcp_runtime.rows.database import give_connection_back
 from mcp_runtime.schemas.secrets import mask
 from roster.admin import live, present
-from roster.admin.members.verbs import diagnosis_of, visible_since
+from roster.admin.members.verbs import diagnosis_of, visible_row, visible_since
 from roster.admin.rows import principal_of
 from roster.models import GuildMember, Invocation, StatusChange, Tool
 
@@ -61,7 +61,7 @@ def fault_of(member: Any, status: str) -> Fault | None:
 
 def head(member: Any, status: str, progress: str, verbs: list[Any]) -> dict[str, Any]:
     """Status, reason, buttons, process."""
-    alive = member.runtime_is_alive
+    row = visible_row(member)
     return {
         "member": member,
         "status": status,
@@ -69,12 +69,12 @@ def head(member: Any, status: str, progress: str, verbs: list[Any]) -> dict[str,
         "fault": fault_of(member, status),
         "progress": progress,
         "verbs": verbs,
-        "warnings": member.all_warnings if alive else member.manifest_warnings,
-        "endpoint": (member.endpoint if alive else None) or "",
-        "pid": member.pid if alive else None,
-        "port": member.port if alive else None,
+        "warnings": row.all_warnings,
+        "endpoint": row.endpoint or "",
+        "pid": row.pid,
+        "port": member.port if member.runtime_is_alive else None,
         "last_exit": "" if member.exit_code is None else describe_exit(member.exit_code),
-        "next_try_at": member.next_restart_at if alive else None,
+        "next_try_at": row.next_restart_at,
         "groups": sorted(group.name for group in member.groups.all()),
     }
 

@@ -18,7 +18,7 @@ from django.urls import URLPattern, path, reverse
 from mcp_runtime.control.calls import calls_of_last_hour
 from mcp_runtime.control.members import visible_tools
 from roster.admin import live, present
-from roster.admin.members.verbs import Verb, diagnosis_of, verbs_now, visible_since, visible_status
+from roster.admin.members.verbs import Verb, diagnosis_of, verbs_now, visible_row, visible_since, visible_status
 from roster.admin.rows import RuntimeRowAdmin, principal_of
 from roster.diagnosis import Diagnosis
 from roster.models import GuildMember, Tool
@@ -45,11 +45,15 @@ class Card:
     """One member as its card shows it."""
 
     member: Member
-    status: str
+    row: GuildMember  # what is true of it now
     diagnosis: Diagnosis | None
     verbs: list[Verb]
     matching_tools: list[Tool]
     last_hour: list[tuple[int, int]]  # (calls, failed), as `control.calls.calls_of_last_hour`
+
+    @property
+    def status(self) -> str:
+        return self.row.status
 
     @property
     def calls(self) -> int:
@@ -75,17 +79,17 @@ class Card:
 
     @property
     def progress(self) -> str:
-        return self.member.progress if self.status == Status.STARTING else ""
+        return self.row.progress if self.status == Status.STARTING else ""
 
     @property
     def warning(self) -> str:
-        warnings = self.member.all_warnings if self.is_alive else self.member.manifest_warnings
+        warnings = self.row.all_warnings
         more = f" (and {len(warnings) - 1} more)" if len(warnings) > 1 else ""
         return present.one_line(str(warnings[0]), 200) + more if warnings else ""
 
     @property
     def next_try(self) -> datetime | None:
-        return self.member.next_restart_at if self.status == Status.ERROR and self.is_alive else None
+        return self.row.next_restart_at if self.status == Status.ERROR else None
 
     @property
     def has_pending_restart(self) -> bool:
@@ -235,7 +239,7 @@ def _order(member: Member) -> tuple[bool, str, str]:
 def _card(request: HttpRequest, member: Member, matching_tools: list[Tool]) -> Card:
     verbs = verbs_now(member) if principal_of(request).may_control(member.name) else []
     figures = last_hour.figures().get(member.pk, [])
-    return Card(member, visible_status(member), diagnosis_of(member), verbs, matching_tools, figures)
+    return Card(member, visible_row(member), diagnosis_of(member), verbs, matching_tools, figures)
 
 
 def _matching_tools(search: Search, members: list[Any]) -> dict[int, list[Tool]]:

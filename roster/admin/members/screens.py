@@ -25,7 +25,15 @@ from mcp_runtime.protocol.errors import RequestRefusedError
 from roster.admin import live, present
 from roster.admin.members import page
 from roster.admin.members.roster import RosterScreen
-from roster.admin.members.verbs import VERBS, Verb, obstacle, visible_error, visible_progress, visible_status
+from roster.admin.members.verbs import (
+    VERBS,
+    Verb,
+    obstacle,
+    visible_error,
+    visible_progress,
+    visible_row,
+    visible_status,
+)
 from roster.admin.rows import FolderFilter
 from roster.models import GuildMember, Tool
 
@@ -287,7 +295,7 @@ class MemberAdmin(RosterScreen):
 
     @admin.display(description="endpoint", ordering="port_allocation__port")
     def endpoint(self, member: Member) -> str:
-        return (member.endpoint if member.runtime_is_alive else None) or present.NOTHING
+        return visible_row(member).endpoint or present.NOTHING
 
     @admin.display(description="tools", ordering="tool_count")
     def tool_count(self, member: Member) -> int:

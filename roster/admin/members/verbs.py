@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, TypedDict
 
-from mcp_runtime.control.members import true_status
+from mcp_runtime.control.members import true_row, true_status
 from roster.diagnosis import Diagnosis, Facts, diagnose
 from roster.models import GuildMember
 
@@ -49,6 +50,11 @@ def visible_status(member: Member) -> str:
     return true_status(member, runtime_is_alive=member.runtime_is_alive)
 
 
+def visible_row(member: Member) -> GuildMember:
+    """What is true of it now, as a row beside its own. Its own status says what may be done with it."""
+    return true_row(copy(member), runtime_is_alive=member.runtime_is_alive)
+
+
 def visible_since(member: Member) -> datetime | None:
     """When its shown status became that, if it is known: a faulty manifest is an error of no certain age."""
     is_its_own = member.runtime_is_alive and visible_status(member) == member.status
@@ -56,12 +62,11 @@ def visible_since(member: Member) -> datetime | None:
 
 
 def visible_error(member: Member) -> str:
-    # What a dead runtime left on the row explains nothing that is true now; a faulty folder still is one.
-    return member.error if member.runtime_is_alive else member.manifest_error
+    return visible_row(member).error
 
 
 def visible_progress(member: Member) -> str:
-    return member.start_progress if member.runtime_is_alive else ""
+    return visible_row(member).start_progress
 
 
 def obstacle(verb: str, member: Member) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from django.conf import settings
 from django.db.models import Prefetch
 
-from mcp_runtime.control.members import live_runtime, members_of_roster, true_status, visible_tools
+from mcp_runtime.control.members import live_runtime, members_of_roster, true_row, visible_tools
 from roster.management.hall_command import HallCommand
 from roster.management.terminal import NO_RUNTIME, as_json, one_line, table
 from roster.models import GuildMember, Tool
@@ -26,8 +26,9 @@ class Command(HallCommand):
         if not is_alive:
             self.stderr.write(NO_RUNTIME)
         tools = Prefetch("tools", Tool.objects.filter(visible_tools()).only("member_id", "name", "position"))
-        members = members_of_roster().select_related("port_allocation").prefetch_related(tools)
-        facts = [_facts(member, is_alive=is_alive) for member in members]
+        rows = members_of_roster().select_related("port_allocation").prefetch_related(tools)
+        members = [true_row(row, runtime_is_alive=is_alive) for row in rows]
+        facts = [_facts(member) for member in members]
         if options["json"]:
             self.stdout.write(as_json(facts))
             return
@@ -36,28 +37,26 @@ class Command(HallCommand):
                 f"No members in {settings.GUILD_HALL_MEMBERS_DIR}; make one with: manage.py new_member NAME"
             )
             return
-        silences = [member.silence if is_alive else "" for member in members]
-        self.stdout.write(table(COLUMNS, list(map(_row, facts, silences))))
+        self.stdout.write(table(COLUMNS, list(map(_row, facts, [member.silence for member in members]))))
         count = sum(fact["status"] == GuildMember.Status.CONNECTED for fact in facts)
         self.stdout.write(f"{count} of {len(facts)} connected.")
 
 
-def _facts(member: GuildMember, *, is_alive: bool) -> dict[str, Any]:
+def _facts(member: GuildMember) -> dict[str, Any]:
     return {
         "name": member.name,
         "title": member.title,
         "version": member.version,
-        "status": true_status(member, runtime_is_alive=is_alive),
+        "status": member.status,
         "enabled": member.enabled,
         "desired_state": member.desired_state,
-        "endpoint": member.endpoint if is_alive else None,
+        "endpoint": member.endpoint,
         "tools": [tool.name for tool in member.tools.all()],
-        # Of what a dead runtime left on the row, nothing is true any more.
-        "error": member.error if is_alive else member.manifest_error,
-        "next_restart_at": member.next_restart_at if is_alive and member.status == GuildMember.Status.ERROR else None,
-        "progress": member.start_progress if is_alive else "",
-        "no_answer_since": member.no_answer_since if is_alive else None,
-        "warnings": member.all_warnings if is_alive else member.manifest_warnings,
+        "error": member.error,
+        "next_restart_at": member.next_restart_at if member.status == GuildMember.Status.ERROR else None,
+        "progress": member.start_progress,
+        "no_answer_since": member.no_answer_since,
+        "warnings": member.all_warnings,
     }
 
 

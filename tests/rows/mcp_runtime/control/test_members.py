@@ -17,6 +17,7 @@ from mcp_runtime.control.members import (
     refresh_member,
     switch_tool,
     sync_roster,
+    true_row,
     true_status,
     visible_tools,
 )
@@ -29,6 +30,7 @@ from tests.rows.mcp_runtime.control.conftest import Broker
 pytestmark = pytest.mark.django_db
 
 Status = GuildMember.Status
+NOW = timezone.now()
 
 
 def row(member: GuildMember) -> GuildMember:
@@ -138,6 +140,20 @@ def test_the_status_that_is_shown_is_the_truth(anna: GuildMember, status: Status
         assert shown == "error"
     else:
         assert shown == status.value
+
+
+def test_what_a_row_says_of_a_process_ends_with_the_runtime(anna: GuildMember) -> None:
+    def connected() -> GuildMember:
+        anna.status, anna.pid, anna.started_at, anna.no_answer_since = Status.CONNECTED, 7, NOW, NOW
+        anna.warnings, anna.manifest_warnings, anna.next_restart_at = ["of the process"], ["of the file"], NOW
+        return anna
+
+    found = true_row(connected(), runtime_is_alive=True)
+    assert (found.status, found.pid, found.started_at, found.next_restart_at) == (Status.CONNECTED, 7, NOW, NOW)
+    assert found.all_warnings == [found.silence, "of the file", "of the process"]
+    found = true_row(connected(), runtime_is_alive=False)
+    assert (found.status, found.pid, found.started_at, found.next_restart_at) == ("disconnected", None, None, None)
+    assert (found.endpoint, found.error, found.start_progress, found.all_warnings) == (None, "", "", ["of the file"])
 
 
 def test_a_runtime_is_alive_while_it_holds_the_lease() -> None:
