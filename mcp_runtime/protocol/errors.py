@@ -165,7 +165,8 @@ class ErrorKind(StrEnum, metaclass=_Choices):
     `remark` ends the sentence that says what happened, where that leaves open whether it ran. `hint` is what a person
     does next.
 
-    A new kind is one more here. An error below has it, or whoever writes the row. CONTRIBUTING says where else it goes.
+    A new kind is one more here. An error below has it, or the code that writes the row. CONTRIBUTING says where else it
+    goes.
     """
 
     remark: str
