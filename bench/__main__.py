@@ -22,6 +22,7 @@ from bench import peers, plots, starting
 from bench.figures import Figure, percentile
 from bench.gateway import gateway
 from bench.hall import EXAMPLE, ROOT, BenchHall, bench_hall, cpu_seconds, family, free_port, is_member, wait_until
+from bench.instructions import instructions
 
 # Eager start ------------------------------------------------------------------------------------------------------
 
@@ -274,6 +275,7 @@ SCENARIOS: dict[str, tuple[Callable[[int], list[Figure]], int]] = {
     "statistics": (plots.statistics, 200),
     "idle": (idle, 20),
     "client": (client, 500),
+    "instructions": (instructions, 60),
     "gateway": (gateway, 5),
 }
 
