@@ -18,7 +18,7 @@ from mcp_runtime.gateway import catalog, eras
 from mcp_runtime.gateway.auth import Principals
 from mcp_runtime.gateway.catalog import Place, Selection
 from mcp_runtime.gateway.client_sessions import Sessions
-from mcp_runtime.gateway.intake import Intake, body_of, message_id_of
+from mcp_runtime.gateway.intake import Intake, message_id_of, read_body
 from mcp_runtime.gateway.legacy import SessionClients
 from mcp_runtime.gateway.members import Members
 from mcp_runtime.gateway.modern import ModernClients
@@ -159,9 +159,9 @@ class App:
             raise Refusal(
                 503, MethodError(INTERNAL_ERROR, "the runtime is stopping; try again in a moment"), headers=retry
             )
-        with self._intake.bodies_of(principal.owner) as take:
-            size, message = await self._intake.message(principal.owner, exchange, take)
-            with self._intake.counted(principal, message):
+        with self._intake.body_budget(principal.owner) as reserve:
+            size, message = await self._intake.read_message(principal.owner, exchange, reserve)
+            with self._intake.count_message(principal, message):
                 await self._message(Post(place, principal, exchange, size, message))
 
     async def _message(self, post: Post) -> None:
@@ -200,7 +200,7 @@ async def _unauthorized(error: AccessError, exchange: HttpExchange) -> Refusal:
     is_short = length.isdigit() and int(length) <= MAX_UNKNOWN  # anybody may call themselves that
     if is_short and is_deaf(exchange.headers):
         with contextlib.suppress(Refusal, ProtocolError):
-            message = jsonrpc.decode(await body_of(exchange))
+            message = jsonrpc.decode(await read_body(exchange))
             if isinstance(message, dict) and "method" in message and "id" in message:
                 return Refusal(200, MethodError(UNAUTHORIZED, str(error)), message["id"])
     said = str(error).encode("ascii", "replace").replace(b'"', b"'")

@@ -1,8 +1,8 @@
-"""What clients send, taken in within budgets: calls, bytes in memory, the shape of a message, time on the loop.
+"""Receive the messages of clients within budgets: requests, bytes, values of a message, time on the event loop.
 
-All clients share one loop and one interpreter. A body is counted before it is read, and as long as its request is under
-way. A message is measured before it is built, because what builds it cannot be interrupted. And whoever sends large
-messages waits until its share of the loop's time allows the next one.
+All clients share one event loop and one interpreter. The bytes of a body are reserved before the body is read, and
+released when its request ends. The shape of a message is checked before the message is decoded, because decoding cannot
+be interrupted. A client that sends large messages waits until its share of the event loop's time allows the next one.
 """
 
 from __future__ import annotations
@@ -26,57 +26,69 @@ from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST, PARSE_
 from mcp_runtime.security.access import Principal
 from mcp_runtime.security.limits import BudgetError, ByteBudget, Limiter, Owner, TimeShare
 
-# Of bodies whose requests are under way. Built and written again a body takes up to three times as much.
-BODIES_OF_TOKEN = 16_000_000
-BODIES_OF_USER = 32_000_000
-BODIES = 96_000_000
-# Of one message. 4 MB of text are one value; a program that inserts sixty embeddings sends as many as that.
+# Bytes of the bodies whose requests are in progress: of one token, of one user, of all clients. While a body is decoded
+# and encoded again, it needs up to three times as much memory.
+MAX_TOKEN_BODY_BYTES = 16_000_000
+MAX_USER_BODY_BYTES = 32_000_000
+MAX_ALL_BODY_BYTES = 96_000_000
+# Limits of one message. 4 MB of text are one value. A program that inserts sixty embeddings sends about MAX_VALUES.
 MAX_VALUES = 100_000
-MAX_EXPONENTS = 10_000  # msgspec takes 7 microseconds for 1.123456789012345e-300
-MAX_MENDED = 10_000  # values of a message that is read by the slower way, which says more and reads lone surrogates
-# Of the loop's time, for reading the messages of one token. Messages so short are not measured: a call costs more than
-# its message.
+MAX_EXPONENTS = 10_000  # msgspec needs 7 microseconds to decode 1.123456789012345e-300
+# Values of a message that msgspec refuses and jsonrpc decodes. That is slower, but its errors are precise, and it
+# accepts lone surrogates.
+MAX_FALLBACK_VALUES = 10_000
+# The share of the event loop's time that the messages of one token may use. Short messages are not measured, because
+# the call costs more than its message.
 SHARE_OF_LOOP = 0.015
 BURST_SECONDS = 0.06
-SHORT = 16_384
-LISTEN = "subscriptions/listen"
+SHORT_BYTES = 16_384
+LISTEN_METHOD = "subscriptions/listen"
 
 _DECODER = msgspec.json.Decoder()
 
 
 class Intake:
-    """The budgets of all clients. `cpu` tells the seconds that this thread has worked."""
+    """The budgets of all clients. `cpu` returns the CPU seconds that this thread has used."""
 
     def __init__(self, cpu: Callable[[], float] = time.thread_time) -> None:
         self._cpu = cpu
-        self._bytes = ByteBudget(of_token=BODIES_OF_TOKEN, of_user=BODIES_OF_USER, in_all=BODIES)
+        self._bytes = ByteBudget(of_token=MAX_TOKEN_BODY_BYTES, of_user=MAX_USER_BODY_BYTES, in_all=MAX_ALL_BODY_BYTES)
         self._time = TimeShare(SHARE_OF_LOOP, BURST_SECONDS)
         self._limiter = Limiter()
 
     @contextlib.contextmanager
-    def bodies_of(self, owner: Owner) -> Iterator[Callable[[int], None]]:
-        """Around one request. What is given says how many bytes its body takes, and raises Refusal."""
-        taken = 0
+    def body_budget(self, owner: Owner) -> Iterator[Callable[[int], None]]:
+        """Yield a function that reserves bytes for the body of one request. Release them at the end.
 
-        def take(size: int) -> None:
-            nonlocal taken
+        The function takes the total size of the body. It raises Refusal.
+        """
+        reserved_bytes = 0
+
+        def reserve(size: int) -> None:
+            nonlocal reserved_bytes
             try:
-                self._bytes.take(owner, size - taken)
+                self._bytes.take(owner, size - reserved_bytes)
             except BudgetError as error:
                 status, code = (503, INTERNAL_ERROR) if error.is_full else (429, INVALID_REQUEST)
-                said = MethodError(code, f"request bodies under way: {error}; try again when some are answered")
-                raise Refusal(status, said, headers=[(b"retry-after", b"1")]) from None
-            taken = size
+                text = (
+                    f"too many bytes of request bodies in progress: {error}; try again when a request has been answered"
+                )
+                raise Refusal(status, MethodError(code, text), headers=[(b"retry-after", b"1")]) from None
+            reserved_bytes = size
 
         try:
-            yield take
+            yield reserve
         finally:
-            self._bytes.give_back(owner, taken)
+            self._bytes.give_back(owner, reserved_bytes)
 
     @contextlib.contextmanager
-    def counted(self, principal: Principal, message: Any) -> Iterator[None]:
-        """Around one message of a token. Notices, answers and open streams take no place: others wait for them."""
-        is_call = isinstance(message, dict) and "id" in message and message.get("method") not in (None, LISTEN)
+    def count_message(self, principal: Principal, message: Any) -> Iterator[None]:
+        """Count one message against the limits of its token, for as long as the context lasts. Raises Refusal.
+
+        Notifications, responses and subscription streams do not count as concurrent calls. A call may wait for a
+        response or a notification, and a stream stays open.
+        """
+        is_call = isinstance(message, dict) and "id" in message and message.get("method") not in (None, LISTEN_METHOD)
         key = principal.token_id or 0
         try:
             self._limiter.enter(key, principal.limits if is_call else replace(principal.limits, max_in_flight=0))
@@ -91,36 +103,38 @@ class Intake:
             if is_call:
                 self._limiter.leave(key)
 
-    async def message(self, owner: Owner, exchange: HttpExchange, take: Callable[[int], None]) -> tuple[int, Any]:
-        """How many bytes the body has, and the message in it. Raises Refusal."""
-        body = await body_of(exchange, take)
-        is_short = len(body) <= SHORT
+    async def read_message(
+        self, owner: Owner, exchange: HttpExchange, reserve: Callable[[int], None]
+    ) -> tuple[int, Any]:
+        """Return the size of the body in bytes, and the message in it. Raises Refusal."""
+        body = await read_body(exchange, reserve)
+        is_short = len(body) <= SHORT_BYTES
         if not is_short:
-            await self._turn(owner)
-        began = 0.0 if is_short else self._cpu()
+            await self._wait_for_share(owner)
+        start = 0.0 if is_short else self._cpu()
         try:
-            return len(body), read(body)
+            return len(body), decode_message(body)
         except ProtocolError as error:
             raise Refusal(400, MethodError(PARSE_ERROR, str(error))) from error
         finally:
             if not is_short:
-                self._time.spend(owner, self._cpu() - began)
+                self._time.spend(owner, self._cpu() - start)
 
-    async def _turn(self, owner: Owner) -> None:
-        """Wait until this principal's share of the loop's time allows the next message."""
-        until = asyncio.get_running_loop().time() + BODY_SECONDS
+    async def _wait_for_share(self, owner: Owner) -> None:
+        """Wait until this principal's share of the event loop's time allows the next message. Raises Refusal."""
+        deadline = asyncio.get_running_loop().time() + BODY_SECONDS
         while (wait := self._time.wait(owner)) > 0:
-            if asyncio.get_running_loop().time() + wait > until:
-                text = f"this token sends large messages faster than they are read; the next is due in {wait:.0f} s"
+            if asyncio.get_running_loop().time() + wait > deadline:
+                text = f"this token sends large messages too fast; try again in {wait:.0f} s"
                 retry = [(b"retry-after", b"%d" % (wait + 1))]
                 raise Refusal(429, MethodError(INVALID_REQUEST, text), headers=retry)
             await asyncio.sleep(wait)
 
 
-async def body_of(exchange: HttpExchange, take: Callable[[int], None] = lambda size: None) -> bytes:
-    """Raises Refusal. `take` as HttpExchange.body has it."""
+async def read_body(exchange: HttpExchange, reserve: Callable[[int], None] = lambda size: None) -> bytes:
+    """Return the body. `reserve` is called as in `HttpExchange.body`. Raises Refusal."""
     try:
-        return await exchange.body(take)
+        return await exchange.body(reserve)
     except TooLargeError:
         text = f"the message is larger than {MAX_BODY:,} bytes"
         raise Refusal(413, MethodError(INVALID_REQUEST, text)) from None
@@ -133,36 +147,39 @@ def message_id_of(message: Any) -> Any:
     return message.get("id") if isinstance(message, dict) else None
 
 
-def read(body: bytes) -> Any:
-    """A client's message. Raises ProtocolError for what is not JSON, nests too deep, holds too much or NaN."""
+def decode_message(body: bytes) -> Any:
+    """Decode a client's message. Raises ProtocolError for invalid JSON, NaN, and a shape that `check_shape` refuses."""
     check_shape(body)
     try:
         return _DECODER.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        if max(_brackets(body), body.count(b",")) > MAX_MENDED:
+        if max(_count_brackets(body), body.count(b",")) > MAX_FALLBACK_VALUES:
             raise ProtocolError(f"the body is not JSON ({error}): {jsonrpc.excerpt(body)}") from error
-    return jsonrpc.decode(body, "the body", exact=True)  # says what is wrong with it, or reads half a surrogate pair
+    return jsonrpc.decode(body, "the body", exact=True)  # raises a precise error, or accepts a lone surrogate
 
 
 def check_shape(body: bytes) -> None:
-    """Raises ProtocolError for more than MAX_VALUES values, or more levels than MAX_DEPTH. Builds nothing."""
-    if _brackets(body) <= jsonrpc.MAX_DEPTH and body.count(b",") <= MAX_EXPONENTS:
+    """Raise ProtocolError for more than MAX_VALUES values, MAX_EXPONENTS exponents or MAX_DEPTH levels.
+
+    The message is not decoded.
+    """
+    if _count_brackets(body) <= jsonrpc.MAX_DEPTH and body.count(b",") <= MAX_EXPONENTS:
         return
-    # Without strings. Where a backslash stands outside of them the rest is counted wrong, and never read.
-    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
+    # Remove escapes, then strings. A backslash outside of a string makes the counts wrong, but such a body is not JSON.
+    without_escapes = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
     too_many = ProtocolError(f"the body has more than {MAX_VALUES:,} values")
-    if bare.count(b'"') > 4 * MAX_VALUES:  # two around each, a key and a value
+    if without_escapes.count(b'"') > 4 * MAX_VALUES:  # two quotes around each string; a key and a value
         raise too_many
-    outline = b"".join(bare.split(b'"')[::2])
-    if max(_brackets(outline), outline.count(b",")) > MAX_VALUES:
+    outline = b"".join(without_escapes.split(b'"')[::2])
+    if max(_count_brackets(outline), outline.count(b",")) > MAX_VALUES:
         raise too_many
-    letters = outline.count(b"e") + outline.count(b"E") - outline.count(b"true") - outline.count(b"false")
-    if letters > MAX_EXPONENTS:
+    exponents = outline.count(b"e") + outline.count(b"E") - outline.count(b"true") - outline.count(b"false")
+    if exponents > MAX_EXPONENTS:
         raise ProtocolError(f"the body has more than {MAX_EXPONENTS:,} numbers with exponents")
-    # As deep as jsonrpc.check_depth allows, which counts from the outermost value.
+    # The same depth as `jsonrpc.check_depth`, which does not count the outermost value.
     if envelope.nests_deeper(body, jsonrpc.MAX_DEPTH + 1):
         raise ProtocolError(f"the body is nested more than {jsonrpc.MAX_DEPTH} deep")
 
 
-def _brackets(text: bytes) -> int:
+def _count_brackets(text: bytes) -> int:
     return text.count(b"{") + text.count(b"[")

@@ -141,7 +141,10 @@ class SessionClients:
                     message_id, size = checked_id(message), post.size // len(messages)
                     params, path = params_of(message), post.place.path
                     request = Request(message_id, message["method"], params, client, Deadline(), size, path)
-                    with self._intake.counted(client.principal, message), self._responder.running(session, request):
+                    with (
+                        self._intake.count_message(client.principal, message),
+                        self._responder.running(session, request),
+                    ):
                         return (await self._responder.final(post.place, request)).body
             except Refusal as refusal:
                 return refusal.body

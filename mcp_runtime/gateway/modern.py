@@ -5,7 +5,7 @@ from __future__ import annotations
 from mcp_runtime.gateway import eras
 from mcp_runtime.gateway.endpoints.introductions import Introductions
 from mcp_runtime.gateway.endpoints.params import NAMED_BY
-from mcp_runtime.gateway.intake import LISTEN
+from mcp_runtime.gateway.intake import LISTEN_METHOD
 from mcp_runtime.gateway.messages import Client, Deadline, Request
 from mcp_runtime.gateway.posts import MAX_CAPABILITIES, Post, check_capabilities, checked_id, params_of
 from mcp_runtime.gateway.replies import Refusal
@@ -59,7 +59,7 @@ class ModernClients:
         deadline, path = Deadline(), post.place.path
         params = params_of(message)
         request = Request(message_id, message["method"], params, client, deadline, post.size, path, told, headers)
-        if request.method == LISTEN:
+        if request.method == LISTEN_METHOD:
             await self._listen(post, request)
         else:
             await self._responder.reply(post, request)

@@ -268,7 +268,7 @@ def test_a_fault_of_our_own_is_a_500_and_in_the_log(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent = world.agent().begin()
-    monkeypatch.setattr(intake, "read", lambda body: 1 / 0)
+    monkeypatch.setattr(intake, "decode_message", lambda body: 1 / 0)
     response = agent.send("ping")
     assert (response.status_code, json.loads(response.content)["error"]["code"]) == (500, -32603)
     assert "the gateway failed to serve POST '/mcp'" in caplog.text

@@ -1,4 +1,4 @@
-"""What clients send, within budgets: bytes before they are read, the shape of a message before it is built, time."""
+"""The budgets of clients' messages: bytes before they are read, the shape of a message before it is decoded, time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mcp_runtime.gateway import intake
-from mcp_runtime.gateway.intake import Intake, check_shape, read
+from mcp_runtime.gateway.intake import Intake, check_shape, decode_message
 from mcp_runtime.gateway.replies import Refusal
 from mcp_runtime.protocol import jsonrpc
 from mcp_runtime.protocol.errors import ProtocolError
@@ -49,8 +49,8 @@ def nested(levels: int) -> bytes:
     ],
     ids=lambda body: f"{body[:8]!r}-{len(body)}",
 )
-def test_what_real_clients_send_has_a_shape_that_is_taken(body: bytes) -> None:
-    assert read(body) == json.loads(body)
+def test_the_shape_of_real_clients_messages_is_accepted(body: bytes) -> None:
+    assert decode_message(body) == json.loads(body)
 
 
 @pytest.mark.parametrize(
@@ -74,19 +74,19 @@ def test_what_real_clients_send_has_a_shape_that_is_taken(body: bytes) -> None:
     ],
     ids=lambda value: f"{value[:8]!r}-{len(value)}" if isinstance(value, bytes) else "",
 )
-def test_what_no_client_needs_is_refused_with_its_reason(body: bytes, reason: str) -> None:
+def test_a_shape_that_no_client_needs_is_refused_with_the_reason(body: bytes, reason: str) -> None:
     with pytest.raises(ProtocolError, match=reason):
-        read(body)
+        decode_message(body)
 
 
 @pytest.mark.parametrize(
     "body", [b'"\\ud800"', b'"\\u0000"', b'"\\ud83d\\ude00"', b"\xef\xbb\xbf[1.0, -0, 1e2]", b"12" * 20]
 )
-def test_messages_are_read_as_everywhere_in_the_hall_but_as_they_were_sent(body: bytes) -> None:
-    assert read(body) == jsonrpc.decode(body, exact=True)
+def test_messages_are_decoded_as_everywhere_in_the_hall_but_exactly(body: bytes) -> None:
+    assert decode_message(body) == jsonrpc.decode(body, exact=True)
 
 
-def test_the_worst_message_that_is_taken_or_refused_takes_the_loop_no_tenth_of_a_second() -> None:
+def test_the_worst_message_takes_less_than_a_tenth_of_a_second_of_the_event_loop() -> None:
     bodies = [
         b"[" + b"{}," * 1_200_000 + b"{}]",
         b"[" * 1_900_000 + b"]" * 1_900_000,
@@ -95,41 +95,41 @@ def test_the_worst_message_that_is_taken_or_refused_takes_the_loop_no_tenth_of_a
         b"[" + b"{}," * 99_990 + b"{}]",
     ]
     for body in bodies:
-        took = []
+        durations = []
         for _ in range(3):
-            began = time.thread_time()
+            start = time.thread_time()
             with contextlib.suppress(ProtocolError):
                 check_shape(body)
-            took.append(time.thread_time() - began)
-        assert min(took) < 0.1, (body[:8], took)
+            durations.append(time.thread_time() - start)
+        assert min(durations) < 0.1, (body[:8], durations)
 
 
 # Budgets ----------------------------------------------------------------------------------------------------------
 
 
 def test_bodies_are_counted_by_token_by_user_and_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, size in (("BODIES_OF_TOKEN", 100), ("BODIES_OF_USER", 150), ("BODIES", 200)):
+    for name, size in (("MAX_TOKEN_BODY_BYTES", 100), ("MAX_USER_BODY_BYTES", 150), ("MAX_ALL_BODY_BYTES", 200)):
         monkeypatch.setattr(intake, name, size)
     budgets = Intake()
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as open_requests:
         for owner, size in (((1, 10), 100), ((1, 11), 50), ((2, 20), 50)):
-            held.enter_context(budgets.bodies_of(owner))(size)
+            open_requests.enter_context(budgets.body_budget(owner))(size)
         for owner, status, reason in (((1, 10), 429, "token"), ((1, 12), 429, "user"), ((3, 30), 503, "together")):
-            with budgets.bodies_of(owner) as take, pytest.raises(Refusal, match=reason) as refused:
-                take(1)
+            with budgets.body_budget(owner) as reserve, pytest.raises(Refusal, match=reason) as refused:
+                reserve(1)
             assert (refused.value.status, refused.value.headers) == (status, [(b"retry-after", b"1")])
-    with budgets.bodies_of((3, 30)) as take:
-        take(100)
-        take(10)  # it is shorter than it might have been
-        with budgets.bodies_of((3, 30)) as other:
-            other(90)
+    with budgets.body_budget((3, 30)) as reserve:
+        reserve(100)
+        reserve(10)  # the body is shorter than the first reservation
+        with budgets.body_budget((3, 30)) as reserve_more:
+            reserve_more(90)
 
 
 def test_large_messages_of_one_token_wait_for_its_share_of_the_loop_and_others_do_not() -> None:
     now = 0.0
 
     class Body:
-        async def body(self, take: Any) -> bytes:
+        async def body(self, reserve: Any) -> bytes:
             return b'"' + b"x" * 20_000 + b'"'
 
     def cpu() -> float:  # each message takes a second
@@ -139,13 +139,13 @@ def test_large_messages_of_one_token_wait_for_its_share_of_the_loop_and_others_d
 
     async def use() -> None:
         budgets = Intake(cpu=cpu)
-        await budgets.message(ANN, Body(), lambda size: None)  # type: ignore[arg-type]
+        await budgets.read_message(ANN, Body(), lambda size: None)  # type: ignore[arg-type]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(intake, "BODY_SECONDS", 0.01)
-            with pytest.raises(Refusal, match="faster than they are read") as refused:
-                await budgets.message(ANN, Body(), lambda size: None)  # type: ignore[arg-type]
+            with pytest.raises(Refusal, match="too fast") as refused:
+                await budgets.read_message(ANN, Body(), lambda size: None)  # type: ignore[arg-type]
         assert refused.value.status == 429
-        await asyncio.wait_for(budgets.message(BOB, Body(), lambda size: None), 1)  # type: ignore[arg-type]
+        await asyncio.wait_for(budgets.read_message(BOB, Body(), lambda size: None), 1)  # type: ignore[arg-type]
 
     asyncio.run(use())
 
@@ -155,23 +155,23 @@ def test_large_messages_of_one_token_wait_for_its_share_of_the_loop_and_others_d
 
 @contextlib.contextmanager
 def unfinished(world: World, token: str, count: int, length: int = 4_000_000) -> Iterator[list[str]]:
-    """Requests whose bodies begin, and do not end; the first line that the gateway says to each."""
-    opened, told = [], []
+    """Send requests whose bodies do not end, and yield the status line of the response to each."""
+    connections, status_lines = [], []
     head = f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\nExpect: 100-continue\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
     try:
         for _ in range(count):
-            opened.append(socket.create_connection(("127.0.0.1", world.gateway_port), 10))
-            opened[-1].sendall(head.encode())
-            told.append(opened[-1].recv(4096).decode().partition("\r\n")[0])
-            opened[-1].sendall(b"[" + b" " * 1000)
-        yield told
+            connections.append(socket.create_connection(("127.0.0.1", world.gateway_port), 10))
+            connections[-1].sendall(head.encode())
+            status_lines.append(connections[-1].recv(4096).decode().partition("\r\n")[0])
+            connections[-1].sendall(b"[" + b" " * 1000)
+        yield status_lines
     finally:
-        for one in opened:
-            one.close()
+        for connection in connections:
+            connection.close()
 
 
-READ, REFUSED = "HTTP/1.1 100 Continue", "HTTP/1.1 429 Too Many Requests"
+CONTINUE, TOO_MANY = "HTTP/1.1 100 Continue", "HTTP/1.1 429 Too Many Requests"
 
 
 def test_bodies_that_do_not_end_are_counted_before_they_are_read(world: World) -> None:
@@ -179,8 +179,8 @@ def test_bodies_that_do_not_end_are_counted_before_they_are_read(world: World) -
     world.member()
     token = make_token()
     agent, other = world.agent(token=token).begin(), world.agent(token=make_token()).begin()
-    with unfinished(world, token, 10) as told:
-        assert told == [READ] * 4 + [REFUSED] * 6
+    with unfinished(world, token, 10) as status_lines:
+        assert status_lines == [CONTINUE] * 4 + [TOO_MANY] * 6
         refused = agent.send("tools/call", name="notes__echo", arguments={})
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         assert "this token may have 16,000,000 bytes" in refused.json()["error"]["message"]
@@ -188,14 +188,14 @@ def test_bodies_that_do_not_end_are_counted_before_they_are_read(world: World) -
         assert len(other.text("notes__echo", a=big)) > len(big)
 
 
-def test_what_was_taken_for_bodies_is_given_back(world: World) -> None:
+def test_the_bytes_of_a_body_are_released_at_its_end(world: World) -> None:
     world.member()
     token = make_token()
     agent = world.agent(token=token).begin()
 
     def all_fit() -> bool:
-        with unfinished(world, token, 4) as told:
-            return told == [READ] * 4
+        with unfinished(world, token, 4) as status_lines:
+            return status_lines == [CONTINUE] * 4
 
     for _ in range(3):
         eventually(all_fit)
@@ -223,12 +223,12 @@ def test_a_body_in_chunks_is_counted_as_it_comes(world: World) -> None:
 
     assert json.loads(chunked(body).json()["result"]["content"][0]["text"]) == arguments
     assert chunked(body + b" " * 1_400_000).status_code == 413
-    with unfinished(world, token, 4, 3_900_000) as told:
-        assert told == [READ] * 4
+    with unfinished(world, token, 4, 3_900_000) as status_lines:
+        assert status_lines == [CONTINUE] * 4
         assert chunked(body).status_code == 429
 
 
-def test_a_message_that_is_refused_for_its_shape_says_so_and_costs_nobody_time(world: World) -> None:
+def test_a_message_that_is_refused_for_its_shape_gets_the_reason_and_delays_nobody(world: World) -> None:
     def call(asked: Asked) -> None:
         asked.result(text("done"))
 

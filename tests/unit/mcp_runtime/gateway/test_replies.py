@@ -44,8 +44,8 @@ class Told:
         self.told.append("end")
 
 
-def body_of(exchange: Told) -> bytes:
-    return asyncio.run(intake.body_of(cast(HttpExchange, exchange)))
+def read_body(exchange: Told) -> bytes:
+    return asyncio.run(intake.read_body(cast(HttpExchange, exchange)))
 
 
 @pytest.mark.parametrize(
@@ -75,14 +75,14 @@ def test_a_body_that_does_not_come_is_refused(
     monkeypatch.setattr(intake, "MAX_BODY", 5_000)
     monkeypatch.setattr(intake, "BODY_SECONDS", 2.5)
     with pytest.raises(Refusal, match=text) as caught:
-        body_of(Told(fault))
+        read_body(Told(fault))
     assert caught.value.status == status
 
 
 def test_a_body_is_what_came_and_who_goes_away_is_gone() -> None:
-    assert body_of(Told()) == b"{}"
+    assert read_body(Told()) == b"{}"
     with pytest.raises(ClientDisconnectedError):
-        body_of(Told(ClientDisconnectedError()))
+        read_body(Told(ClientDisconnectedError()))
 
 
 def test_a_refusal_is_a_json_rpc_error() -> None:
