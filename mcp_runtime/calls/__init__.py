@@ -1,11 +1,11 @@
-"""Tool calls as rows: queued from any source, claimed, made, and written down.
+"""Tool calls as rows: create, claim, run and end them.
 
-invocations   queue, finish, cancel; with `statements` the only writer of a call's status
-statements    the SQL that each call costs
-dispatcher    the runtime's thread that claims what is due and calls the members; its parts are
-              queue_watch (when it looks), slots, patience (with members that are down), running, ends
-waiting       whoever waits for a call to end
-statistics    rollups of the calls that ended
+invocations          queue, finish and cancel calls; with `statements` the only writer of a call's status
+statements           the SQL that every call needs
+dispatcher           the runtime's thread that claims queued calls and calls the members; its parts are
+                     queue_watch (when to look at the queue), slots, waiting_for_members, running and outcomes
+waiting              wait for the end of a call
+statistics           rollups of the calls that ended
 
-The gateway, agents, control and the runtime use this room; the web and commands take only values from it.
+The gateway, the agents, `control` and the runtime use this package. The web and the commands use only values of it.
 """

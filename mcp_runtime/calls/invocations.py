@@ -1,8 +1,8 @@
-"""Queued calls as rows: queue, finish, cancel. Only this module and `statements` change the status of a row.
+"""Queue, finish and cancel calls. Only this module and `statements` change the status of a row.
 
     queued -> running -> succeeded | failed | cancelled        queued -> cancelled | failed (unavailable)
 
-Each arrow is one compare-and-set. A row is claimed at most once; one whose runtime died ends as `failed / lost`.
+Each arrow is one compare-and-set. A row is claimed at most once. If its runtime dies, the call ends as `failed / lost`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from django.db.models.fields.json import KT
 from django.utils import timezone
 
 from mcp_runtime.calls import statements, statistics
-from mcp_runtime.calls.statements import HELD, QUEUED, RUNNING_ELSEWHERE, RUNNING_UNDER, under_way
+from mcp_runtime.calls.statements import (
+    HOLDS_LEASE,
+    QUEUED,
+    RUNNING_UNDER_LEASE,
+    RUNNING_UNDER_OTHER_LEASE,
+    active_calls,
+)
 from mcp_runtime.client import quick_json
 from mcp_runtime.protocol import jsonrpc, mcp
 from mcp_runtime.protocol.errors import (
@@ -55,17 +61,19 @@ Status = Invocation.Status
 ErrorKind = Invocation.ErrorKind
 _TABLE = Invocation._meta.db_table
 
+RUNTIME_ENDED = "the runtime ended during the call; the call is not repeated automatically"
+
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks, and from which source. Without a user it is the operator, at the command line."""
+    """Who makes a call, and from which source. Without a user it is the operator, at the command line."""
 
     source: Invocation.Source
     user: User | None = None
-    principal: Principal | None = None  # with a token; without one it is made of the user
+    principal: Principal | None = None  # None: the principal of the user, without a token
 
-    def who(self) -> Principal:
-        """What decides what they may, as of now. Raises AccessError."""
+    def current_principal(self) -> Principal:
+        """Return the principal whose rights decide, as they are now. Raises AccessError."""
         if self.principal is not None:
             return self.principal
         return OPERATOR if self.user is None else principals.principal_of_user(self.user)
@@ -77,7 +85,7 @@ class Caller:
             return self.user.get_username() + (f" ({token})" if token else "")
         try:
             return f"{getpass.getuser()} (system user)"
-        except (KeyError, OSError):  # a container's user without a name
+        except (KeyError, OSError):  # a user of a container may have no name
             return "system user"
 
 
@@ -87,20 +95,21 @@ class Caller:
 def queue(
     *, member_name: str, tool_name: str, arguments: Any, caller: Caller, idempotency_key: str | None = None
 ) -> tuple[Invocation, bool]:
-    """Make the row of one call; True beside it when it is new, False when `idempotency_key` names an earlier one.
+    """Create the row of a call. Return it and True, or the earlier call with `idempotency_key` and False.
 
-    A key belongs to the token that it comes with; without a token, to the user.
+    A key belongs to the token of the request; without a token, to the user.
 
-    Raises a RequestRefusedError for what will not be taken: unknown or disabled member or tool, arguments that do
-    not fit the tool's input schema, a key that was used for another call. Raises an AccessError for who may not.
+    Raises RequestRefusedError if the member or the tool is unknown or disabled, if the arguments do not match the input
+    schema of the tool, or if the key was used for another call. Raises AccessError if the principal may not call it.
     """
-    who = caller.who()
-    access.require_invoke(who, member_name, tool_name)
-    if idempotency_key is not None and (first := _earlier(caller, who, idempotency_key)):
-        return _same_call(first, member_name, tool_name, arguments), False
+    principal = caller.current_principal()
+    access.require_invoke(principal, member_name, tool_name)
+    if idempotency_key is not None and (first := _first_call(caller, principal, idempotency_key)):
+        _require_same_call(first, member_name, tool_name, arguments)
+        return first, False
     tool, schema = callable_tool(member_name, tool_name)
     member = tool.member
-    with schema_work.paced(who.owner):
+    with schema_work.paced(principal.owner):
         _check_arguments(member, tool, schema, arguments)
         secret_paths = secrets.secret_paths(schema, arguments)
     invocation = Invocation(
@@ -110,7 +119,7 @@ def queue(
         timeout=member.timeout_of(tool.name),
         source=caller.source,
         requested_by=caller.user,
-        token_id=who.token_id,
+        token_id=principal.token_id,
         requester=caller.name,
         secret_paths=secret_paths,
         idempotency_key=idempotency_key,
@@ -122,37 +131,40 @@ def queue(
         with transaction.atomic():
             statements.insert(invocation)
     except IntegrityError:
-        first = _earlier(caller, who, idempotency_key)
+        first = _first_call(caller, principal, idempotency_key)
         if first is None:
             raise
-        return _same_call(first, member_name, tool_name, arguments), False
+        _require_same_call(first, member_name, tool_name, arguments)
+        return first, False
     return invocation, True
 
 
-def _earlier(caller: Caller, who: Principal, key: str) -> Invocation | None:
-    """The call that this principal made with this key.
+def _first_call(caller: Caller, principal: Principal, key: str) -> Invocation | None:
+    """Return the call that this principal made with this key.
 
-    The key of another token of the same user is another key: a narrowed token may not see what a wider one was given.
+    Tokens of one user do not share keys. A token with fewer rights must not see the result of one with more.
     """
     if caller.user is None:
         return None
-    own = Invocation.objects.filter(requested_by=caller.user, token_id=who.token_id, idempotency_key=key)
-    return own.select_related("member").first()
+    rows = Invocation.objects.filter(requested_by=caller.user, token_id=principal.token_id, idempotency_key=key)
+    return rows.select_related("member").first()
 
 
-def _same_call(first: Invocation, member_name: str, tool_name: str, arguments: Any) -> Invocation:
-    """`first`, if the call is the same. One that ended has masked secrets in its row, so both are compared masked."""
-    masked = secrets.mask(arguments, first.secret_paths) if isinstance(arguments, dict) else arguments
+def _require_same_call(first: Invocation, member_name: str, tool_name: str, arguments: Any) -> None:
+    """Raise IdempotencyConflictError if the call differs from `first`.
+
+    The row of a call that ended has masked secrets, so the masked arguments are compared.
+    """
+    masked_arguments = secrets.mask(arguments, first.secret_paths) if isinstance(arguments, dict) else arguments
     first_call = (first.member.name, first.tool_name, secrets.mask(first.arguments, first.secret_paths))
-    if first_call != (member_name, tool_name, masked):
+    if first_call != (member_name, tool_name, masked_arguments):
         raise IdempotencyConflictError(
             f"Idempotency-Key {first.idempotency_key!r} was used for another call (invocation {first.pk}, "
             f"{first.member.name} {first.tool_name}). Use a new key for a new call"
         )
-    return first
 
 
-# The database takes out of `definition` what is needed: it may be megabytes, and to read it holds the interpreter.
+# The database reads the necessary parts of `definition`. It may be megabytes, and to decode it blocks all threads.
 _TOOLS = KeptQuery(
     lambda: (
         Tool.objects.annotate(schema=KT("definition__inputSchema"), task=KT("definition__execution__taskSupport"))
@@ -166,10 +178,7 @@ _TOOLS = KeptQuery(
 
 
 def callable_tool(member_name: str, tool_name: str) -> tuple[Tool, str]:
-    """The tool and its input schema as JSON, if it may be called now.
-
-    Else raises a RequestRefusedError that says what is in the way.
-    """
+    """Return the tool and its input schema as JSON. Raises RequestRefusedError if it cannot be called now."""
     tool: Any = _TOOLS.first(member=member_name, tool=tool_name)
     member = tool.member if tool else GuildMember.objects.filter(name=member_name).first()
     if member is None or member.removed_at:
@@ -177,7 +186,7 @@ def callable_tool(member_name: str, tool_name: str) -> tuple[Tool, str]:
     if not member.enabled:
         raise MemberDisabledError(f"member {member_name!r} is disabled; enable it first")
     if tool is None:
-        # To whoever calls, so without what the member wrote last.
+        # Clients see this text, so it leaves out the last output of the member.
         error = member.error.partition(member.TAIL_MARK)[0]
         reason = f": {error}" if error else ""
         raise UnknownToolError(f"member {member_name!r} lists no tool {tool_name!r}{reason}")
@@ -201,7 +210,7 @@ def _check_arguments(member: GuildMember, tool: Tool, schema: str, arguments: An
         reason = "text with NUL characters or lone surrogates cannot be stored"
         raise InvalidArgumentsError(f"{place}: {reason}", "", reason)
     if tool.schema_error and tool.schema_error not in validation.PASSING_FAULTS:
-        return  # said on the tool; the member checks its arguments itself
+        return  # the tool shows the error; the member checks the arguments itself
     fault = ""
     try:
         validation.validate(schema, arguments)
@@ -211,8 +220,8 @@ def _check_arguments(member: GuildMember, tool: Tool, schema: str, arguments: An
     except validation.BrokenSchemaError as error:
         fault = str(error)
     if fault != tool.schema_error:
-        # It passed the check at tools/list and broke in use: from now on this tool is not validated, and says so. Or
-        # the check took too long then, and did not now.
+        # The schema passed the check at tools/list and failed now. Arguments are no longer validated, and the tool
+        # shows the error. Or the check took too long at tools/list, and was fast enough now.
         if fault:
             logger.warning("tool %r of member %r: %s; its arguments are not validated", tool.name, member.name, fault)
         Tool.objects.filter(pk=tool.pk).update(schema_error=fault)
@@ -223,10 +232,9 @@ def _check_arguments(member: GuildMember, tool: Tool, schema: str, arguments: An
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call ended, as the columns that say so; `result` and `error_data` as JSON text.
+    """How a call ended, by the names of the columns. `result` and `error_data` are JSON text.
 
-    The threads that read answers make them in parallel. One thread writes most of them, so they hold finished JSON that
-    it need not encode.
+    The threads of the pool create outcomes in parallel and encode their JSON. One thread writes most of them.
     """
 
     status: Invocation.Status
@@ -238,12 +246,12 @@ class Outcome:
 
     @property
     def size(self) -> int:
-        """About how many characters are to be written."""
+        """The approximate number of characters to write."""
         return len(self.result or "") + len(self.error_data or "")
 
     @classmethod
     def succeeded(cls, result: dict[str, Any]) -> Outcome:
-        return cls(Status.SUCCEEDED, result=_text(result))
+        return cls(Status.SUCCEEDED, result=_encode_json(result))
 
     @classmethod
     def failed(cls, kind: Invocation.ErrorKind, message: str) -> Outcome:
@@ -255,40 +263,40 @@ class Outcome:
 
     @classmethod
     def of_error(cls, error: ClientError, *, member: str, tool: str) -> Outcome:
-        """What a client's error means for the call (REQ-MCP-HTTP-29, 42 to 44): always with the member's name."""
-        about = f"tool {tool!r} of member {member!r}"
+        """Return the outcome for an error of the client (REQ-MCP-HTTP-29, 42 to 44), with the member's name."""
+        subject = f"tool {tool!r} of member {member!r}"
         if isinstance(error, RequestCancelledError):
-            return cls.cancelled(f"{about}: {error}")
-        outcome = cls.failed(error.kind, f"{about}: {error.sentence}")
+            return cls.cancelled(f"{subject}: {error}")
+        outcome = cls.failed(error.kind, f"{subject}: {error.sentence}")
         if error.was_sent and isinstance(error, ToolError):
-            return replace(outcome, result=_text(error.result))
+            return replace(outcome, result=_encode_json(error.result))
         if error.was_sent and isinstance(error, RemoteError):
             return replace(
                 outcome,
                 error_code=error.code if -(2**31) <= error.code < 2**31 else None,
-                error_data=None if error.data is None else _text(error.data),
+                error_data=None if error.data is None else _encode_json(error.data),
             )
         return outcome
 
 
-def _text(value: Any) -> str:
+def _encode_json(value: Any) -> str:
     return quick_json.encode(value).decode("utf-8", "surrogatepass")
 
 
 def finish(invocation: Invocation, outcome: Outcome, lease_id: uuid.UUID) -> bool:
-    """running -> finished. False: it is not this runtime's to finish any more."""
-    return _finish(invocation, outcome, f"{RUNNING_UNDER} AND {HELD}", lease_id, lease_id)
+    """Change the call from running to finished. Return False if this runtime no longer owns it."""
+    return _finish(invocation, outcome, f"{RUNNING_UNDER_LEASE} AND {HOLDS_LEASE}", lease_id, lease_id)
 
 
 def note_progress(invocation_id: int, progress: dict[str, Any], lease_id: uuid.UUID) -> None:
-    """What the member says of a call that runs. A claim's row is the lease's, so no other condition is needed."""
+    """Write the progress of a running call. `lease_id` in its row shows that this runtime claimed it."""
     rows = Invocation.objects.filter(pk=invocation_id, status=Status.RUNNING, lease_id=lease_id)
     rows.update(progress=progress)
 
 
 def refuse(invocation: Invocation, outcome: Outcome, lease_id: uuid.UUID) -> bool:
-    """queued -> failed, for a call that was never claimed."""
-    return _finish(invocation, outcome, f"{QUEUED} AND {HELD}", lease_id)
+    """Change the call from queued to failed. It was never claimed."""
+    return _finish(invocation, outcome, f"{QUEUED} AND {HOLDS_LEASE}", lease_id)
 
 
 def _finish(invocation: Invocation, outcome: Outcome, condition: str, *leases: uuid.UUID) -> bool:
@@ -297,13 +305,13 @@ def _finish(invocation: Invocation, outcome: Outcome, condition: str, *leases: u
         "finished_at": timezone.now(),
         "result": outcome.result,
         "error_kind": outcome.error_kind,
-        "error_message": jsonrpc.storable(outcome.error_message),  # a member's own words may be in it
+        "error_message": jsonrpc.storable(outcome.error_message),  # it may contain text of the member
         "error_code": outcome.error_code,
         "error_data": outcome.error_data,
     }
     if invocation.secret_paths:
-        changes["arguments"] = _text(secrets.mask(invocation.arguments, invocation.secret_paths))
-    # One commit: each one waits for the disk, a lone NOTIFY too. SQLite needs no transaction here.
+        changes["arguments"] = _encode_json(secrets.mask(invocation.arguments, invocation.secret_paths))
+    # With PostgreSQL, one commit for both, because each commit waits for the disk. SQLite needs no transaction here.
     with transaction.atomic(savepoint=False) if connection.vendor == "postgresql" else nullcontext():
         if not statements.end(invocation.pk, changes, condition, *leases):
             return False
@@ -312,19 +320,19 @@ def _finish(invocation: Invocation, outcome: Outcome, condition: str, *leases: u
 
 
 def end_lost(lease_id: uuid.UUID, message: str) -> int:
-    """running -> failed / lost for every row that another lease than `lease_id` claimed; how many."""
-    running = under_way(Status.RUNNING).exclude(lease_id=lease_id)
+    """Change all calls that run under another lease from running to failed / lost. Return how many."""
+    rows = active_calls(Status.RUNNING).exclude(lease_id=lease_id)
     count = 0
-    for invocation in running.select_related("member"):
+    for invocation in rows.select_related("member"):
         text = f"tool {invocation.tool_name!r} of member {invocation.member.name!r}: {message}"
         outcome = Outcome.failed(ErrorKind.LOST, text)
-        count += _finish(invocation, outcome, f"{RUNNING_ELSEWHERE} AND {HELD}", lease_id, lease_id)
+        count += _finish(invocation, outcome, f"{RUNNING_UNDER_OTHER_LEASE} AND {HOLDS_LEASE}", lease_id, lease_id)
     return count
 
 
 def end_own(lease_id: uuid.UUID, message: str) -> None:
-    """running -> failed / lost for what this runtime claimed and nobody finished: the last word of its stop."""
-    for invocation in under_way(Status.RUNNING).filter(lease_id=lease_id).select_related("member"):
+    """Change all calls that still run under this lease from running to failed / lost. The runtime is stopping."""
+    for invocation in active_calls(Status.RUNNING).filter(lease_id=lease_id).select_related("member"):
         text = f"tool {invocation.tool_name!r} of member {invocation.member.name!r}: {message}"
         finish(invocation, Outcome.failed(ErrorKind.LOST, text), lease_id)
 
@@ -333,25 +341,25 @@ def end_own(lease_id: uuid.UUID, message: str) -> None:
 
 
 def cancel(invocation: Invocation) -> Invocation:
-    """Cancel a queued call now, ask the runtime to cancel a running one. Raises NotCancellableError when it is over."""
+    """Cancel a queued call, or request the cancellation of a running one. Raises NotCancellableError if it ended."""
     now = timezone.now()
-    if not _finish(invocation, Outcome.cancelled("cancelled before it was started"), QUEUED):
-        running = Invocation.objects.filter(pk=invocation.pk, status=Status.RUNNING)
-        if not running.filter(cancel_requested_at=None).update(cancel_requested_at=now) and not running.exists():
+    if not _finish(invocation, Outcome.cancelled("cancelled before the call started"), QUEUED):
+        rows = Invocation.objects.filter(pk=invocation.pk, status=Status.RUNNING)
+        if not rows.filter(cancel_requested_at=None).update(cancel_requested_at=now) and not rows.exists():
             invocation.refresh_from_db()
-            raise NotCancellableError(f"invocation {invocation.pk} is over: it has {invocation.get_status_display()}")
+            raise NotCancellableError(f"invocation {invocation.pk} has ended: {invocation.get_status_display()}")
     invocation.refresh_from_db()
     return invocation
 
 
 def cancel_calls_of_tokens(token_ids: Collection[int]) -> None:
-    """Cancel the queued calls that were asked with these tokens. Those that run go on to their end."""
-    rows = under_way(Status.QUEUED).filter(token__in=token_ids)
-    outcome = Outcome.cancelled("its token was revoked before it was started")
+    """Cancel the queued calls of these tokens. Running calls continue."""
+    rows = active_calls(Status.QUEUED).filter(token__in=token_ids)
+    outcome = Outcome.cancelled("its token was revoked before the call started")
     with transaction.atomic():
-        for invocation in rows.exclude(secret_paths=[]):  # which are to be masked
+        for invocation in rows.exclude(secret_paths=[]):  # their secrets must be masked
             _finish(invocation, outcome, QUEUED)
-        # One statement for the others, which may be thousands.
+        # One statement for the others, because they may be thousands.
         rows.filter(secret_paths=[]).update(
             status=outcome.status, finished_at=timezone.now(), error_message=outcome.error_message
         )
@@ -364,31 +372,31 @@ PRUNE_BATCH = 500
 
 
 def prune(*, days: int, keep: int) -> int:
-    """Delete finished calls older than `days`, and the oldest beyond the newest `keep`; how many went.
+    """Delete finished calls that are older than `days`, and all but the newest `keep`. Return how many.
 
-    In small batches, so that writers never wait long. What goes is added to CallTotal first, so that /metrics counts
-    on, and is in the rollups that plots are made of.
+    Calls are deleted in small batches, so that other writers wait only briefly. Each batch is first added to CallTotal
+    and to the rollups, so that /metrics and the plots still count its calls.
     """
     count = 0
-    over = Invocation.objects.filter(status__in=Invocation.FINISHED)
-    old = over.filter(finished_at__lt=timezone.now() - timedelta(days=days))
-    newest_surplus = over.order_by("-id").values_list("id", flat=True)[keep : keep + 1].first()
-    surplus = over.filter(id__lte=newest_surplus) if newest_surplus else over.none()
+    finished = Invocation.objects.filter(status__in=Invocation.FINISHED)
+    old = finished.filter(finished_at__lt=timezone.now() - timedelta(days=days))
+    newest_surplus = finished.order_by("-id").values_list("id", flat=True)[keep : keep + 1].first()
+    surplus = finished.filter(id__lte=newest_surplus) if newest_surplus else finished.none()
     for rows in (old, surplus):
         while ids := list(rows.order_by("id").values_list("id", flat=True)[:PRUNE_BATCH]):
-            statistics.cover(ids)
+            statistics.add_calls(ids)
             count += _prune_batch(ids)
     return count
 
 
 def prune_status_changes(*, days: int) -> int:
-    """Delete status changes older than `days`; how many went."""
+    """Delete status changes that are older than `days`. Return how many."""
     return StatusChange.objects.filter(created_at__lt=timezone.now() - timedelta(days=days)).delete()[0]
 
 
 def _prune_batch(ids: list[int]) -> int:
     with transaction.atomic():
-        # Locked, so that two who prune at once do not count a call twice.
+        # The lock keeps two concurrent prunes from counting a call twice.
         rows = Invocation.objects.select_for_update().filter(pk__in=ids, status__in=Invocation.FINISHED)
         batch = Invocation.objects.filter(pk__in=list(rows.order_by("id").values_list("id", flat=True)))
         for row in batch.order_by().values("member_id", "status", "error_kind").annotate(count=Count("id")):
@@ -401,12 +409,12 @@ def _prune_batch(ids: list[int]) -> int:
 
 
 def call_counts() -> dict[tuple[str, str], int]:
-    """Finished calls since the hall exists, by member name and outcome (succeeded, cancelled, or the error kind)."""
-    over = Invocation.objects.filter(status__in=Invocation.FINISHED).order_by()
-    current = over.values("member__name", "error_kind", "status").annotate(count=Count("id"))
+    """Return the number of ended calls by member name and outcome (succeeded, cancelled, or the error kind)."""
+    finished = Invocation.objects.filter(status__in=Invocation.FINISHED).order_by()
+    current = finished.values("member__name", "error_kind", "status").annotate(count=Count("id"))
     totals = CallTotal.objects.annotate(kind=Value("")).values_list("member__name", "kind", "outcome", "count")
     counts: dict[tuple[str, str], int] = {}
-    # One statement: between two, a prune would make the figures fall, which a scraper takes for a restart.
+    # One statement, because a prune between two would lower the counters. A scraper would see a restart.
     rows = current.values_list("member__name", "error_kind", "status", "count").union(totals, all=True)
     for name, kind, outcome, count in rows:
         counts[name, kind or outcome] = counts.get((name, kind or outcome), 0) + count
@@ -414,10 +422,10 @@ def call_counts() -> dict[tuple[str, str], int]:
 
 
 def ids_of_finished(invocation_ids: Iterable[int]) -> set[int]:
-    """Those of the calls that are over. Asked hundreds of times a second, so in SQL: the ORM takes ten times longer."""
+    """Return the ids of those calls that have ended. In SQL, because it runs often and the ORM is ten times slower."""
     ids = list(invocation_ids)
     if not ids:
         return set()
-    places = ", ".join(["%s"] * len(ids))
-    query = f"SELECT id FROM {_TABLE} WHERE finished_at IS NOT NULL AND id IN ({places})"  # noqa: S608
+    placeholders = ", ".join(["%s"] * len(ids))
+    query = f"SELECT id FROM {_TABLE} WHERE finished_at IS NOT NULL AND id IN ({placeholders})"  # noqa: S608
     return {row[0] for row in plain_sql.read(query, ids)}

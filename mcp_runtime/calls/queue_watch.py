@@ -1,4 +1,4 @@
-"""When the dispatcher looks: it was notified, the database says that there is work, or a sweep is due."""
+"""When the dispatcher looks at the queue: after a notification, after a change in the database, and at each sweep."""
 
 from __future__ import annotations
 
@@ -11,38 +11,41 @@ from collections.abc import Callable
 from django.db import connection
 from django.db.models import QuerySet
 
-from mcp_runtime.calls.statements import under_way
+from mcp_runtime.calls.statements import active_calls
 from mcp_runtime.members.supervisor import unfulfilled
 from mcp_runtime.rows.changes import SqliteChanges
 from roster.models import Invocation
 
 SWEEP_SECONDS = 1.0
-# How long the dispatcher sleeps between two looks at SQLite's change counter, by how long ago there was work. Each time
-# it wakes costs more than the look.
-LOOKS = ((1.0, 0.0015), (5.0, 0.02), (math.inf, 0.05))
-# PostgreSQL without a broker has nothing cheap to look at.
-QUERY_LOOK = 0.05
+# Seconds between two looks at SQLite's change counter, by the seconds since the last work. A wake-up costs more than
+# the look.
+SQLITE_INTERVALS = ((1.0, 0.0015), (5.0, 0.02), (math.inf, 0.05))
+# With PostgreSQL and no broker, the dispatcher must query the queue. PostgreSQL has no change counter.
+QUERY_INTERVAL = 0.05
 
 Status = Invocation.Status
 
 
 def cancellations(lease_id: uuid.UUID) -> QuerySet[Invocation]:
-    """The calls of this runtime that run though somebody asked for their end."""
-    return under_way(Status.RUNNING).filter(lease_id=lease_id, cancel_requested_at__isnull=False)
+    """Return the running calls of this runtime whose cancellation was requested."""
+    return active_calls(Status.RUNNING).filter(lease_id=lease_id, cancel_requested_at__isnull=False)
 
 
 class QueueWatch:
-    """Any thread may notify it; the dispatcher's alone waits, between `open` and `close`."""
+    """Tell the dispatcher when to work. Any thread may notify; only the dispatcher's thread waits.
+
+    Call `open` before the first wait, and `close` after the last.
+    """
 
     def __init__(self, *, lease_id: uuid.UUID, wake_supervisor: Callable[[], None], has_broker: bool) -> None:
         self._wake_supervisor = wake_supervisor
         self._has_broker = has_broker
-        self._notified = threading.Event()
+        self._notification = threading.Event()
         self._has_queue_change = True
         self._last_sweep = -math.inf
         self._last_work = 0.0
         self._unfulfilled_members = unfulfilled()
-        self._queued_calls = under_way(Status.QUEUED)
+        self._queued_calls = active_calls(Status.QUEUED)
         self._cancellations = cancellations(lease_id)
         self._changes: SqliteChanges | None = None
 
@@ -57,18 +60,18 @@ class QueueWatch:
     # Notifications ------------------------------------------------------------------------------------------------
 
     def notify(self) -> None:
-        """There is something to do: whoever waits goes on."""
-        self._notified.set()
+        """End the current wait, or the next one."""
+        self._notification.set()
 
     def note_queue_change(self) -> None:
-        """The next turn looks at the queue, whenever it comes."""
+        """Let the next iteration look at the queue. Does not wake the dispatcher."""
         self._has_queue_change = True
 
-    def sweep_soon(self) -> None:
-        """The next turn looks at everything, whenever it comes."""
+    def request_sweep(self) -> None:
+        """Let the next iteration sweep. Does not wake the dispatcher."""
         self._last_sweep = -math.inf
 
-    # What a turn does ---------------------------------------------------------------------------------------------
+    # In an iteration ----------------------------------------------------------------------------------------------
 
     @property
     def sweep_is_due(self) -> bool:
@@ -77,34 +80,35 @@ class QueueWatch:
     def note_sweep(self) -> None:
         self._last_sweep = time.monotonic()
 
-    def take_queue_change(self) -> bool:
-        """Whether the queue may hold other calls than at the last look, as far as anybody said so."""
+    def pop_queue_change(self) -> bool:
+        """Return whether a change of the queue was noted, and clear the note. A look at the queue must follow."""
         if not self._has_queue_change:
             return False
-        self._has_queue_change = False  # never without a look that follows: it may be set again in between
+        self._has_queue_change = False
         return True
 
-    def queue_may_hold_any(self) -> bool:
-        return self.may_hold_any(self._queued_calls)
+    def may_have_queued_calls(self) -> bool:
+        return self.may_exist(self._queued_calls)
 
-    def may_hold_any(self, rows: QuerySet[Invocation]) -> bool:
-        """False only where that is cheap to know: an idle hall asks every second."""
+    def may_exist(self, rows: QuerySet[Invocation]) -> bool:
+        """Return False only if a cheap check finds no such rows. An idle hall calls this once a second."""
         return self._changes is None or self._changes.exists(rows)
 
     # Waiting ------------------------------------------------------------------------------------------------------
 
-    def wait(self, is_over: Callable[[], bool]) -> None:
-        """Until there is something to do, or `is_over` says so."""
+    def wait(self, is_stopping: Callable[[], bool]) -> None:
+        """Wait until there is work, a sweep is due, or `is_stopping()` is true."""
         changes = self._changes
-        while not is_over() and not self.sweep_is_due:
-            if self._notified.wait(self._interval()):
-                self._notified.clear()
+        while not is_stopping() and not self.sweep_is_due:
+            if self._notification.wait(self._interval()):
+                self._notification.clear()
                 return
-            if (changes is None and not self._has_broker) or (changes and changes.look() and self._is_for_us(changes)):
+            if (changes is None and not self._has_broker) or (changes and changes.look() and self._has_work(changes)):
                 self._has_queue_change = True
                 return
 
-    def _is_for_us(self, changes: SqliteChanges) -> bool:
+    def _has_work(self, changes: SqliteChanges) -> bool:
+        """Return whether a change in the database is work for the dispatcher. Wake the supervisor if it is for it."""
         if changes.exists(self._unfulfilled_members):
             self._wake_supervisor()
         if changes.exists(self._cancellations):
@@ -116,8 +120,8 @@ class QueueWatch:
         return False
 
     def _interval(self) -> float:
-        """Seconds between two looks."""
+        """Return the seconds until the next look."""
         if connection.vendor != "sqlite":
-            return SWEEP_SECONDS if self._has_broker else QUERY_LOOK
-        idle_for = time.monotonic() - self._last_work
-        return next(look for until, look in LOOKS if idle_for < until)
+            return SWEEP_SECONDS if self._has_broker else QUERY_INTERVAL
+        idle_seconds = time.monotonic() - self._last_work
+        return next(interval for limit, interval in SQLITE_INTERVALS if idle_seconds < limit)

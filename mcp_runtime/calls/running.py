@@ -1,4 +1,4 @@
-"""The calls that run in members now: what they say of their progress, and how they are cancelled."""
+"""The calls that run in members now: their progress and their cancellation."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from roster.models import Invocation
 
 
 class RunningCalls:
-    """From their claim until their end is written down. Safe to use from many threads."""
+    """Calls from their claim until their outcome is written. Safe for several threads."""
 
     def __init__(self, lease_id: uuid.UUID) -> None:
         self._lease_id = lease_id
         self._lock = threading.Lock()
         self._calls: dict[int, tuple[Invocation, LiveMember, Exchange]] = {}
-        self._progress: dict[int, dict[str, Any]] = {}  # invocation id -> what was said last, and is not written yet
+        self._progress: dict[int, dict[str, Any]] = {}  # by call id; the last progress, not written yet
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -31,37 +31,42 @@ class RunningCalls:
     def __contains__(self, pk: int) -> bool:
         return pk in self._calls
 
-    def begin(self, invocation: Invocation, live: LiveMember) -> Exchange:
+    def add(self, invocation: Invocation, live: LiveMember) -> Exchange:
+        """Add a call, and return the exchange to call the member with."""
         exchange = Exchange(partial(self._note_progress, invocation.pk))
         with self._lock:
             self._calls[invocation.pk] = (invocation, live, exchange)
             live.calls += 1
         return exchange
 
-    def end(self, invocation: Invocation) -> int:
-        """Its end is written down; how many are left."""
+    def remove(self, invocation: Invocation) -> int:
+        """Remove a call whose outcome is written. Return the number of running calls."""
         with self._lock:
             self._calls.pop(invocation.pk)[1].calls -= 1
             return len(self._calls)
 
     def in_member(self, member_id: int) -> list[int]:
+        """Return the ids of the calls that run in this member."""
         with self._lock:
             return [pk for pk, (invocation, _, _) in self._calls.items() if invocation.member_id == member_id]
 
     def cancel(self, pk: int, reason: str) -> None:
-        """Tell its member, once, that the call is not wanted any more."""
+        """Send the member one notification that the call is cancelled. Do nothing if the call is not running."""
         with self._lock:
-            running = self._calls.get(pk)
-        if running is not None and not running[2].is_aborted:
-            # Not here: telling a hung member takes as long as we let it.
-            threading.Thread(target=running[1].client.cancel, args=(running[2], reason), daemon=True).start()
+            call = self._calls.get(pk)
+        if call is None:
+            return
+        _, live, exchange = call
+        if not exchange.is_aborted:
+            # In a thread, because sending to a member that hangs takes until the timeout.
+            threading.Thread(target=live.client.cancel, args=(exchange, reason), daemon=True).start()
 
     def _note_progress(self, invocation_id: int, params: dict[str, Any]) -> None:
         if progress := mcp.progress_of(params):
             self._progress[invocation_id] = progress
 
     def write_progress(self) -> None:
-        """What members said last: once a second, however often they say it."""
+        """Write the last progress of each call. Called once a second, however often members report progress."""
         latest, self._progress = self._progress, {}
         if not latest:
             return

@@ -1,12 +1,13 @@
-"""How many calls ended when, how many failed, how long they took: rollups that stay small however many calls there are.
+"""Statistics of the calls that ended: their number, the failed ones, and their durations. Rollups keep them small.
 
-A rollup is a row (`CallRollup`): so many calls of a tool ended in this minute (quarter, hour), so many of them failed,
-and so many took about that long, counted by slots of a logarithmic scale. A call is in the rollups once: it is added in
-the transaction that moves `Hall.rolled_up_until` past its end, by compare-and-set. What ended since is counted
-when asked.
+A rollup is a row of `CallRollup`. It has the number of calls of a tool that ended in one minute, one quarter of an hour
+or one hour, the number of failed ones, and a histogram of their durations. The slots of the histogram are logarithmic.
 
-Calls that are written down later than GRACE_SECONDS after their end (the gateway's, while the database is away) are
-missing here; /metrics has them.
+Each call is added to the rollups once, in the transaction that moves `Hall.rolled_up_until` past its end by
+compare-and-set. Calls that ended after `rolled_up_until` are counted by each query. They are called live calls.
+
+A call is missing here if its row is written later than GRACE_SECONDS after its end. This happens to calls through the
+gateway while the database is away. /metrics includes them.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from roster.models import CallRollup, GuildMember, Hall, Invocation
 logger = logging.getLogger("guildhall.runtime")
 
 ROLLUP_SECONDS = 15.0
-# The gateway writes its calls down a moment after they ended.
+# The gateway writes the row of a call a moment after the call ended.
 GRACE_SECONDS = 5.0
-# Of one transaction at most, so that the rollups catch up in steps after a long stop.
-STEP = timedelta(minutes=15)
-AHEAD = timedelta(minutes=1)  # of the clock, which may be put right in small steps
-# Readers count calls that are not in rollups yet, at most so far back: a hall that catches up must not delay them.
-LIVE = timedelta(minutes=3)
-# How long rollups are kept, by the seconds that they stand for.
+# The longest time that one transaction adds, so that the rollups catch up in steps after a long stop.
+MAX_STEP = timedelta(minutes=15)
+CLOCK_TOLERANCE = timedelta(minutes=1)  # the clock may be corrected by small amounts
+# The age up to which queries count live calls. Without it, they would be slow while the rollups catch up.
+MAX_LIVE_AGE = timedelta(minutes=3)
+# How long rollups are kept, by the seconds that they cover.
 LIFETIMES = {60: timedelta(hours=2), 900: timedelta(hours=26), 3600: timedelta(days=8)}
 
-# Upper ends of the slots, in seconds: from 1 ms on each is a fifth more than the one before, up to 15 minutes.
-SLOT_ENDS = tuple(0.001 * 2 ** (step / 4) for step in range(80))
-NEVER_STARTED = -1  # the slot of calls that no member got
-ALL_TOOLS = ""  # the name under which a rollup counts all tools of a member
+# The upper limits of the slots in seconds, from 1 ms to 15 minutes. Each is a fifth more than the one before.
+SLOT_LIMITS = tuple(0.001 * 2 ** (step / 4) for step in range(80))
+NEVER_STARTED = -1  # the slot of calls that were not sent to a member
+ALL_TOOLS = ""  # the tool name of rollups that count all tools of a member
 
 SPARK_POINTS, SPARK_SECONDS = 12, 300
 
@@ -53,14 +54,14 @@ _CALLS, _ROLLUPS, _HALL, _MEMBERS = (model._meta.db_table for model in (Invocati
 
 @dataclass(frozen=True)
 class Span:
-    """What a plot shows: so many points of so many seconds each, the last of them not over."""
+    """The time that a plot shows: `points` points of `seconds` seconds each. The last point has not ended."""
 
     name: str
     seconds: int
     points: int
 
-    def begins(self, now: datetime) -> list[int]:
-        """When each point begins, as Unix time, oldest first."""
+    def starts(self, now: datetime) -> list[int]:
+        """Return the start of each point as Unix time, oldest first."""
         last = int(now.timestamp()) // self.seconds
         return [self.seconds * number for number in range(last - self.points + 1, last + 1)]
 
@@ -70,7 +71,7 @@ SPANS = {span.name: span for span in (Span("hour", 60, 60), Span("day", 900, 96)
 
 @dataclass(frozen=True)
 class Point:
-    """The calls that ended within `Span.seconds` from then on. Times are seconds; None: no call was started."""
+    """The calls that ended in the `Span.seconds` after `begins_at`. Durations are seconds; None if no call started."""
 
     begins_at: datetime
     calls: int
@@ -82,7 +83,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """Points, oldest first, and all of them together."""
+    """Points, oldest first, and their total."""
 
     span: Span
     points: list[Point]
@@ -93,26 +94,26 @@ class Series:
 
 
 def roll_up(until: datetime | None = None, *, keep_going: Callable[[], bool] = lambda: True) -> int:
-    """Add the calls that ended before `until` (by default GRACE_SECONDS ago). Returns how many. Several may do it."""
+    """Add the calls that ended before `until`, by default GRACE_SECONDS ago. Return how many. May run concurrently."""
     target = until or timezone.now() - timedelta(seconds=GRACE_SECONDS)
     count = 0
     while keep_going():
         rolled_up_until = lease.hall().rolled_up_until
         since = rolled_up_until or target - max(LIFETIMES.values())
-        if since > timezone.now() + AHEAD:
+        if since > timezone.now() + CLOCK_TOLERANCE:
             logger.warning("calls were rolled up until %s, which is in the future: the clock was set back", since)
             Hall.objects.filter(pk=1, rolled_up_until=rolled_up_until).update(rolled_up_until=target)
         if since >= target:
             break
         calls = Invocation.objects.filter(finished_at__gte=since, finished_at__lt=target).order_by("finished_at")
         first = calls.values_list("finished_at", flat=True).first()
-        end = target if first is None else min(target, first + STEP)
+        end = target if first is None else min(target, first + MAX_STEP)
         count += _add(rolled_up_until, since, end)
     return count
 
 
-def cover(invocation_ids: Iterable[int]) -> None:
-    """Add these calls to the rollups, if they are not there yet, before they are deleted."""
+def add_calls(invocation_ids: Iterable[int]) -> None:
+    """Add these calls to the rollups, unless they are included. Called before the calls are deleted."""
     calls = Invocation.objects.filter(pk__in=invocation_ids).order_by("-finished_at")
     last = calls.values_list("finished_at", flat=True).first()
     rolled_up_until = lease.hall().rolled_up_until
@@ -121,16 +122,16 @@ def cover(invocation_ids: Iterable[int]) -> None:
 
 
 def _add(rolled_up_until: datetime | None, since: datetime, until: datetime) -> int:
-    """Move the hall's `rolled_up_until` from the first argument to `until`, and add the calls that ended between.
+    """Add the calls that ended from `since` to `until`, and move `rolled_up_until` to `until`. Return how many.
 
-    All is read before the transaction, where SQLite's writers would wait for it: whoever changes a rollup
-    moves `rolled_up_until` too. If somebody else moved it, nothing is written, and the count is 0.
+    All rows are read before the transaction, because SQLite's writers would wait for it. This is safe, because a rollup
+    changes only when `rolled_up_until` moves. If another process moved it, write nothing and return 0.
     """
     sql = f"""WITH ended AS MATERIALIZED ({_ended_calls("finished_at >= %s AND finished_at < %s")})
         SELECT member_id, tool_name, moment - moment %% 60, {_SLOT}, COUNT(*), SUM(failed), COALESCE(SUM(took), 0)
         FROM ended GROUP BY 1, 2, 3, 4"""  # noqa: S608 - constants
     with connection.cursor() as cursor:
-        cursor.execute(sql, [_adapted(since), _adapted(until)])
+        cursor.execute(sql, [_to_sql(since), _to_sql(until)])
         rows = cursor.fetchall()
     rollups = _rollups(rows)
     with transaction.atomic():
@@ -147,7 +148,7 @@ def _add(rolled_up_until: datetime | None, since: datetime, until: datetime) -> 
 
 
 def _rollups(rows: Iterable[tuple[Any, ...]]) -> list[CallRollup]:
-    """The rollups as they will be, with what is in these rows by minute and slot."""
+    """Return the stored rollups plus these rows, which count calls by minute and slot."""
     oldest = {seconds: int((timezone.now() - lifetime).timestamp()) for seconds, lifetime in LIFETIMES.items()}
     rollups: dict[Key, CallRollup] = {}
     for member_id, tool_name, minute, slot, calls, failed, took in rows:
@@ -158,30 +159,30 @@ def _rollups(rows: Iterable[tuple[Any, ...]]) -> list[CallRollup]:
             for name in {tool_name, ALL_TOOLS}:
                 key = (seconds, begins, name, member_id)
                 if key not in rollups:
-                    rollups[key] = _empty(*key)
-                _increase(rollups[key], calls, failed, took, {str(slot): calls})
-    for stored in _stored_rollups(rollups):
-        key = (stored.seconds, stored.begins, stored.tool_name, stored.member_id)
+                    rollups[key] = _new_rollup(*key)
+                _add_to(rollups[key], calls, failed, took, {str(slot): calls})
+    for row in _stored_rollups(rollups):
+        key = (row.seconds, row.begins, row.tool_name, row.member_id)
         if key in rollups:
-            _increase(rollups[key], stored.calls, stored.failed, stored.took, stored.slots)
+            _add_to(rollups[key], row.calls, row.failed, row.took, row.slots)
     return list(rollups.values())
 
 
 def _stored_rollups(keys: Iterable[Key]) -> Iterator[CallRollup]:
-    """The rollups of the same times as these, as they are."""
-    times: dict[int, set[int]] = defaultdict(set)
-    for seconds, begins, *_ in keys:
-        times[seconds].add(begins)
-    for seconds, moments in times.items():
-        yield from CallRollup.objects.filter(seconds=seconds, begins__in=moments)
+    """Yield the stored rollups of the same times as these."""
+    starts: dict[int, set[int]] = defaultdict(set)
+    for seconds, start, *_ in keys:
+        starts[seconds].add(start)
+    for seconds, values in starts.items():
+        yield from CallRollup.objects.filter(seconds=seconds, begins__in=values)
 
 
-def _empty(seconds: int, begins: int, tool_name: str, member_id: int) -> CallRollup:
+def _new_rollup(seconds: int, begins: int, tool_name: str, member_id: int) -> CallRollup:
     key = {"seconds": seconds, "begins": begins, "tool_name": tool_name, "member_id": member_id}
     return CallRollup(**key, calls=0, failed=0, took=0.0, slots={})
 
 
-def _increase(row: CallRollup, calls: int, failed: int, took: float, slots: Mapping[str, int]) -> None:
+def _add_to(row: CallRollup, calls: int, failed: int, took: float, slots: Mapping[str, int]) -> None:
     row.calls += calls
     row.failed += failed
     row.took += took
@@ -189,81 +190,81 @@ def _increase(row: CallRollup, calls: int, failed: int, took: float, slots: Mapp
         row.slots[slot] = row.slots.get(slot, 0) + count
 
 
-def forget() -> None:
-    """Delete rollups that no plot shows any more."""
+def delete_expired() -> None:
+    """Delete the rollups that no plot shows any more."""
     now = timezone.now()
     for seconds, lifetime in LIFETIMES.items():
         CallRollup.objects.filter(seconds=seconds, begins__lt=int((now - lifetime).timestamp())).delete()
 
 
-# Figures: for readers ---------------------------------------------------------------------------------------------
+# Queries -------------------------------------------------------------------------------------------------------
 
 
 def series(
     span: Span, *, member_id: int | None = None, tool_name: str = ALL_TOOLS, without: Collection[str] = ()
 ) -> Series:
-    """The figures of a member's tool, of a member, or of the whole hall without the members of these names.
+    """Return the statistics of a tool, of a member, or of the hall without the members with these names.
 
-    One query, which reads no more rows for a million calls than for a thousand.
+    One query. The number of rows that it reads does not grow with the number of calls.
     """
     now = timezone.now()
-    begins = span.begins(now)
-    whose, names = _whose(member_id, without)
+    starts = span.starts(now)
+    of_members, names = _member_condition(member_id, without)
     of_tool = " AND tool_name = %s" if tool_name else ""
     sql = f"""WITH ended AS MATERIALIZED ({_ended_calls(_LIVE_WHERE)})
         SELECT begins, CAST(slots AS text), calls, failed, took FROM {_ROLLUPS}
-        WHERE seconds = %s AND begins IN ({_places(begins)}) AND tool_name = %s {whose}
+        WHERE seconds = %s AND begins IN ({_placeholders(starts)}) AND tool_name = %s {of_members}
         UNION ALL
         SELECT moment - moment %% {span.seconds}, CAST({_SLOT} AS text), COUNT(*), SUM(failed), COALESCE(SUM(took), 0)
-        FROM ended WHERE moment >= %s {whose} {of_tool} GROUP BY 1, 2"""  # noqa: S608 - constants and placeholders
+        FROM ended WHERE moment >= %s {of_members} {of_tool} GROUP BY 1, 2"""  # noqa: S608 - constants and placeholders
     tool = [tool_name] if tool_name else []
-    parameters = [*_live_since(now), span.seconds, *begins, tool_name, *names, begins[0], *names, *tool]
+    parameters = [*_live_parameters(now), span.seconds, *starts, tool_name, *names, starts[0], *names, *tool]
     with connection.cursor() as cursor:
         cursor.execute(sql, parameters)
         rows = cursor.fetchall()
     parts: dict[int, list[_Part]] = defaultdict(list)
     for moment, slots, calls, failed, took in rows:
         parts[moment].append(_part(slots, int(calls), int(failed), float(took)))
-    points = [_point(moment, parts[moment]) for moment in begins]
-    all_parts = [part for moment in begins for part in parts[moment]]
-    return Series(span, points, _point(begins[0], all_parts))
+    points = [_point(moment, parts[moment]) for moment in starts]
+    all_parts = [part for moment in starts for part in parts[moment]]
+    return Series(span, points, _point(starts[0], all_parts))
 
 
 def last_hour() -> dict[int, list[tuple[int, int]]]:
-    """Of each member that had calls: (calls, failed) of SPARK_POINTS times SPARK_SECONDS, oldest first. One query."""
+    """Return (calls, failed calls) of SPARK_POINTS times SPARK_SECONDS by member, oldest first. One query."""
     now = timezone.now()
-    begins = Span("spark", SPARK_SECONDS, SPARK_POINTS).begins(now)
-    minutes = list(range(begins[0], begins[-1] + SPARK_SECONDS, 60))
+    starts = Span("spark", SPARK_SECONDS, SPARK_POINTS).starts(now)
+    minutes = list(range(starts[0], starts[-1] + SPARK_SECONDS, 60))
     sql = f"""WITH ended AS MATERIALIZED ({_ended_calls(_LIVE_WHERE)})
         SELECT member_id, moment - moment %% {SPARK_SECONDS}, SUM(calls), SUM(failed) FROM (
             SELECT member_id, begins AS moment, calls, failed FROM {_ROLLUPS}
-            WHERE seconds = 60 AND begins IN ({_places(minutes)}) AND tool_name = %s
+            WHERE seconds = 60 AND begins IN ({_placeholders(minutes)}) AND tool_name = %s
             UNION ALL
             SELECT member_id, moment, 1, failed FROM ended
         ) AS parts GROUP BY 1, 2"""  # noqa: S608 - constants and placeholders
     with connection.cursor() as cursor:
-        cursor.execute(sql, [*_live_since(now), *minutes, ALL_TOOLS])
+        cursor.execute(sql, [*_live_parameters(now), *minutes, ALL_TOOLS])
         rows = cursor.fetchall()
-    place = {moment: number for number, moment in enumerate(begins)}
-    figures: dict[int, list[tuple[int, int]]] = {}
+    indexes = {moment: index for index, moment in enumerate(starts)}
+    counts: dict[int, list[tuple[int, int]]] = {}
     for member_id, moment, calls, failed in rows:
-        if moment in place:
-            figures.setdefault(member_id, [(0, 0)] * SPARK_POINTS)[place[moment]] = int(calls), int(failed)
-    return figures
+        if moment in indexes:
+            counts.setdefault(member_id, [(0, 0)] * SPARK_POINTS)[indexes[moment]] = int(calls), int(failed)
+    return counts
 
 
-def _whose(member_id: int | None, without: Collection[str]) -> tuple[str, list[Any]]:
-    """A condition on members, and its parameters."""
+def _member_condition(member_id: int | None, without: Collection[str]) -> tuple[str, list[Any]]:
+    """Return a condition on members, and its parameters."""
     if member_id is not None:
         return "AND member_id = %s", [member_id]
     if without:
-        return f"AND member_id NOT IN (SELECT id FROM {_MEMBERS} WHERE name IN ({_places(without)}))", [*without]  # noqa: S608
+        return f"AND member_id NOT IN (SELECT id FROM {_MEMBERS} WHERE name IN ({_placeholders(without)}))", [*without]  # noqa: S608
     return "", []
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of a point: a rollup, or live calls of one slot."""
+    """A part of a point: a rollup, or the live calls of one slot."""
 
     slots: dict[str, int]
     calls: int
@@ -293,43 +294,43 @@ def _point(begins: int, parts: list[_Part]) -> Point:
     )
 
 
-def quantile(slots: Mapping[int, int], part: float) -> float | None:
-    """How long `part` of the calls took at most, in seconds; inside a slot by its scale, so a fifth off at worst."""
-    rank = part * sum(slots.values())
+def quantile(slots: Mapping[int, int], fraction: float) -> float | None:
+    """Return the duration in seconds that `fraction` of the calls did not exceed. It is wrong by a fifth at most."""
+    rank = fraction * sum(slots.values())
     below = 0
     for slot in sorted(slots):
         if below + slots[slot] >= rank and slots[slot]:
-            return _inside(slot, (rank - below) / slots[slot])
+            return _interpolate(slot, (rank - below) / slots[slot])
         below += slots[slot]
     return None
 
 
-def _inside(slot: int, part: float) -> float:
-    if slot >= len(SLOT_ENDS):
-        return SLOT_ENDS[-1]
+def _interpolate(slot: int, fraction: float) -> float:
+    if slot >= len(SLOT_LIMITS):
+        return SLOT_LIMITS[-1]
     if slot == 0:
-        return SLOT_ENDS[0] * part
-    return SLOT_ENDS[slot - 1] * math.pow(SLOT_ENDS[slot] / SLOT_ENDS[slot - 1], part)
+        return SLOT_LIMITS[0] * fraction
+    return SLOT_LIMITS[slot - 1] * math.pow(SLOT_LIMITS[slot] / SLOT_LIMITS[slot - 1], fraction)
 
 
-# In SQL: on SQLite the ORM's difference of two times is computed row by row in Python. ------------------------------
+# SQL, because on SQLite the ORM computes the difference of two times in Python, row by row. -----------------------
 
 _LIVE_WHERE = f"""finished_at >= %s
     AND finished_at >= COALESCE((SELECT rolled_up_until FROM {_HALL} WHERE id = 1), %s) AND finished_at < %s"""  # noqa: S608
 
 
 def _slot_between(lowest: int, highest: int) -> str:
-    """The slot of `took`, halved again and again: a ladder of eighty steps takes longer than all the rest."""
+    """Return SQL for the slot of `took`, as a binary search. Eighty conditions in a row would take most of the time."""
     if lowest == highest:
         return str(lowest)
     middle = (lowest + highest) // 2
     lower, upper = _slot_between(lowest, middle), _slot_between(middle + 1, highest)
-    return f"CASE WHEN took < {SLOT_ENDS[middle]!r} THEN {lower} ELSE {upper} END"
+    return f"CASE WHEN took < {SLOT_LIMITS[middle]!r} THEN {lower} ELSE {upper} END"
 
 
-_SLOT = f"CASE WHEN took IS NULL THEN {NEVER_STARTED} ELSE {_slot_between(0, len(SLOT_ENDS))} END"
+_SLOT = f"CASE WHEN took IS NULL THEN {NEVER_STARTED} ELSE {_slot_between(0, len(SLOT_LIMITS))} END"
 
-# The text of a moment is `2026-11-21 15:43:15.123456`, or ends with its seconds; strftime would round to milliseconds.
+# SQLite stores times as `2026-11-21 15:43:15.123456`, or without the fraction. strftime would round to milliseconds.
 _SQLITE = """CAST(strftime('%%s', substr(finished_at, 1, 19)) AS INTEGER) AS moment,
     CAST(strftime('%%s', substr(finished_at, 1, 19)) - strftime('%%s', substr(started_at, 1, 19))
         + ('0' || substr(finished_at, 20)) - ('0' || substr(started_at, 20)) AS REAL) AS took"""
@@ -338,24 +339,24 @@ _POSTGRESQL = """CAST(FLOOR(EXTRACT(EPOCH FROM finished_at)) AS bigint) AS momen
 
 
 def _ended_calls(where: str) -> str:
-    """Calls that ended: each with the second of its end (Unix time) and the seconds that it took, or NULL.
+    """Return SQL for the calls that ended: the second of the end (Unix time), and the duration in seconds or NULL.
 
-    By its end alone, and materialized: beside a member, SQLite would read all that this member ever did.
+    `where` must not name a member, and the query is materialized. Otherwise SQLite would read all calls of the member.
     """
     times = _POSTGRESQL if connection.vendor == "postgresql" else _SQLITE
     failed = f"CASE WHEN status = '{Invocation.Status.FAILED.value}' THEN 1 ELSE 0 END AS failed"
     return f"SELECT member_id, tool_name, {failed}, {times} FROM {_CALLS} WHERE {where}"  # noqa: S608
 
 
-def _live_since(now: datetime) -> list[Any]:
-    """The parameters of `_LIVE_WHERE`."""
-    earliest = _adapted(now - LIVE)
-    return [earliest, earliest, _adapted(now + timedelta(days=1))]
+def _live_parameters(now: datetime) -> list[Any]:
+    """Return the parameters of `_LIVE_WHERE`."""
+    earliest = _to_sql(now - MAX_LIVE_AGE)
+    return [earliest, earliest, _to_sql(now + timedelta(days=1))]
 
 
-def _adapted(moment: datetime) -> Any:
+def _to_sql(moment: datetime) -> Any:
     return connection.ops.adapt_datetimefield_value(moment)
 
 
-def _places(values: Collection[Any]) -> str:
+def _placeholders(values: Collection[Any]) -> str:
     return ", ".join(["%s"] * len(values))

@@ -10,7 +10,7 @@ from django.db.models import Count, Subquery
 
 from mcp_runtime.calls import invocations, statistics, waiting
 from mcp_runtime.calls.invocations import Caller
-from mcp_runtime.calls.statements import under_way
+from mcp_runtime.calls.statements import active_calls
 from mcp_runtime.control.members import set_desired_state
 from mcp_runtime.control.notify import notify_runtime
 from mcp_runtime.protocol import mcp
@@ -65,7 +65,7 @@ def calls_version() -> tuple[Any, ...]:
     """A value that changes when a call is queued, started, cancelled or ends. Costs the same for a million calls."""
     ended = Invocation.objects.filter(finished_at__isnull=False).order_by("-finished_at").values("finished_at")[:1]
     newest = Invocation.objects.order_by("-id").annotate(last_end=Subquery(ended)).values_list("id", "last_end").first()
-    active = under_way().order_by("status", "id").values_list("id", "status", "cancel_requested_at")
+    active = active_calls().order_by("status", "id").values_list("id", "status", "cancel_requested_at")
     return newest, list(active[:MAX_COMPARED])
 
 
@@ -160,7 +160,7 @@ def calls_of_last_hour() -> dict[int, list[tuple[int, int]]]:
 
 def queue_depth(who: access.Principal) -> dict[str, int]:
     """How many calls of the members that are there for `who` wait and run, by status; one without any is there as 0."""
-    active = under_way().exclude(member__name__in=who.closed_members).order_by()
+    active = active_calls().exclude(member__name__in=who.closed_members).order_by()
     if who.members is not None:
         active = active.filter(member__name__in=who.members)
     counts = dict(active.values_list("status").annotate(count=Count("id")))

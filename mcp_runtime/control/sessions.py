@@ -30,7 +30,7 @@ def create_session(
     member_names: Sequence[str], *, caller: Caller, name: str = "", direct: bool = False, model: str = ""
 ) -> AgentSession:
     """A session of an agent with these members, which are started. Raises RequestRefusedError, AccessError."""
-    who = caller.who()
+    who = caller.current_principal()
     members = [find_member(member_name) for member_name in dict.fromkeys(member_names)]
     for row in members:
         access.require_use(who, row.name)
@@ -53,7 +53,7 @@ def queue_message(session: AgentSession, prompt: Any, *, caller: Caller, timeout
     """
     if problem := agent_problem():
         raise AgentUnavailableError(f"no agent can run: {problem}")
-    who = caller.who()
+    who = caller.current_principal()
     members = list(session.members.all())
     for row in members:
         access.require_use(who, row.name)

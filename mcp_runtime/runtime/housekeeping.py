@@ -42,6 +42,6 @@ def _prune() -> None:
     count = invocations.prune(days=days, keep=keep)
     invocations.prune_status_changes(days=days)
     sessions.prune(days=days)
-    statistics.forget()
+    statistics.delete_expired()
     if count:
         logger.info("pruned %d finished invocations", count)

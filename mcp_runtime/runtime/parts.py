@@ -69,7 +69,7 @@ class Parts:
         if self.gateway is not None:
             self.gateway.lists_changed(member_id)
 
-    def _look_everywhere(self) -> None:
+    def _wake_all(self) -> None:
         self.supervisor.wake()
         if self.sessions is not None:
             self.sessions.wake()
@@ -100,10 +100,10 @@ class Parts:
             lifecycle=self.lifecycle,
             run_in_pool=run_in_pool,
             concurrency=settings.GUILD_HALL_CONCURRENCY,
-            wake_supervisor=self._look_everywhere,
+            wake_supervisor=self._wake_all,
             watch=QueueWatch(
                 lease_id=self.lease_id,
-                wake_supervisor=self._look_everywhere,
+                wake_supervisor=self._wake_all,
                 has_broker=bool(settings.REDIS_URL),
             ),
         )
@@ -115,9 +115,9 @@ class Parts:
             gateway_address=listeners.own_address(settings.GUILD_HALL_HOST, settings.GUILD_HALL_GATEWAY_PORT),
             has_broker=bool(settings.REDIS_URL),
         )
-        message = "the runtime ended while it ran; it is not run again automatically"
-        patiently(lambda: invocations.end_lost(self.lease_id, message), self._stop_requested.is_set)
-        patiently(lambda: sessions.end_lost(self.lease_id, message), self._stop_requested.is_set)
+        text = "the runtime ended while the agent worked; the message is not sent to it again automatically"
+        patiently(lambda: invocations.end_lost(self.lease_id, invocations.RUNTIME_ENDED), self._stop_requested.is_set)
+        patiently(lambda: sessions.end_lost(self.lease_id, text), self._stop_requested.is_set)
         tasks.answer_with(self.dispatcher)
         self.dispatcher.start()
         gateway = self._make_gateway()

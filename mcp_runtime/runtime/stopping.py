@@ -80,8 +80,8 @@ class Stopping:
                 parts.gateway.stop()
             if parts.dispatcher is not None:
                 parts.dispatcher.stop()
-            invocations.end_own(parts.lease_id, "the runtime was stopped while it ran")
-            sessions.end_own(parts.lease_id, "the runtime was stopped while it ran")
+            invocations.end_own(parts.lease_id, "the runtime was stopped during the call")
+            sessions.end_own(parts.lease_id, "the runtime was stopped while the agent worked")
             parts.lifecycle.kill_everything()
             lease.release(parts.lease_id)
         except Exception:

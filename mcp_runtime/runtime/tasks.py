@@ -1,4 +1,4 @@
-"""Celery tasks: doorbells. They carry nothing and may be lost; the rows are the truth."""
+"""Celery tasks. They are notifications: they contain no data and may be lost, because all work is in rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _dispatcher: Dispatcher | None = None
 
 
 def answer_with(dispatcher: Dispatcher | None) -> None:
-    """Who hears notifications in this process."""
+    """Set the dispatcher that receives the notifications of this process."""
     global _dispatcher
     _dispatcher = dispatcher
 
@@ -20,6 +20,6 @@ def drain_task(members: bool = False) -> None:
     if _dispatcher is None:
         return
     if members:
-        _dispatcher.look_everywhere()
+        _dispatcher.notify_all()
     else:
         _dispatcher.notify()

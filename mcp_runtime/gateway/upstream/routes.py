@@ -223,7 +223,7 @@ class Upstream:
             if asyncio.get_running_loop().time() > deadline:
                 return None
             await asyncio.sleep(EXIT_POLL_SECONDS)
-        when = "before it took the call" if is_refusal else "during the call"
+        when = "before it accepted the call" if is_refusal else "during the call"
         return ConnectError(live.describe_end(when), is_refusal=is_refusal)
 
 

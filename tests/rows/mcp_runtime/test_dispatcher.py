@@ -1,4 +1,4 @@
-"""The dispatcher's turns, with members that are objects of the test; and its loop, with a real database."""
+"""The dispatcher's iterations, with members that are objects of the test, and its loop with a real database."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from mcp_runtime.calls import dispatcher, ends, invocations, patience, queue_watch, statements
+from mcp_runtime.calls import dispatcher, invocations, outcomes, queue_watch, statements, waiting_for_members
 from mcp_runtime.calls.dispatcher import Dispatcher
 from mcp_runtime.calls.invocations import Outcome
 from mcp_runtime.calls.queue_watch import QueueWatch
@@ -180,10 +180,10 @@ class Hall_:
     def client(self, member: GuildMember) -> Client:
         return self.live[member.pk].client
 
-    def turn(self) -> None:
-        """A turn in which everything is looked at, whether or not a notification came."""
-        self.watch.sweep_soon()
-        self.dispatcher.turn()
+    def run_once(self) -> None:
+        """Run an iteration with a sweep, whether or not a notification arrived."""
+        self.watch.request_sweep()
+        self.dispatcher.run_once()
 
     def is_notified(self) -> bool:
         """Whether the loop would go on, though no sweep is due, since this was asked last."""
@@ -191,10 +191,10 @@ class Hall_:
         return notifications > 0
 
     def run_all(self) -> None:
-        """Turns until nothing runs any more."""
+        """Run iterations until no call runs."""
 
         def done() -> bool:
-            self.turn()
+            self.run_once()
             return self.dispatcher.is_idle
 
         eventually(done)
@@ -206,7 +206,7 @@ def inline(fn: Callable[..., None], args: tuple[Any, ...]) -> None:
 
 @pytest.fixture
 def hall() -> Hall_:
-    """Calls run inside the turn that claims them, and are written down by the next."""
+    """Calls run inside the iteration that claims them. The next one writes their outcomes."""
     return Hall_(inline)
 
 
@@ -264,11 +264,11 @@ def failing(error: Exception) -> Callable[..., Any]:
 def test_a_queued_call_is_claimed_called_and_written_down(hall: Hall_) -> None:
     anna = hall.add()
     invocation = call(anna, "echo", arguments={"text": "a"}, timeout=7)
-    hall.turn()
+    hall.run_once()
     assert row(invocation).status == "running"
     assert row(invocation).lease_id == hall.lease_id
     assert not hall.dispatcher.is_idle  # until its end is written down
-    hall.turn()
+    hall.run_once()
     found = row(invocation)
     assert (found.status, found.result) == ("succeeded", RESULT)
     assert hall.client(anna).calls == [("echo", {"text": "a"}, 7)]
@@ -283,16 +283,16 @@ def test_the_oldest_come_first_whoever_they_are_for(hall: Hall_) -> None:
     for number in range(100):
         call((anna, bob)[number % 2], str(number))
     GuildMember.objects.update(manifest={"max_concurrency": 100})
-    hall.turn()
+    hall.run_once()
     assert order == [str(number) for number in range(100)]
 
 
 def test_the_end_of_a_call_is_written_before_the_queue_is_looked_at_again(hall: Hall_) -> None:
     anna = hall.add(manifest={"max_concurrency": 1})
     one, two = call(anna), call(anna)
-    hall.turn()
+    hall.run_once()
     assert statuses(one, two) == ["running", "queued"]
-    hall.dispatcher.turn()  # no notification, no sweep: the place that became free is the reason
+    hall.dispatcher.run_once()  # no notification, no sweep: the free slot is the reason
     assert statuses(one, two) == ["succeeded", "running"]
 
 
@@ -368,16 +368,16 @@ def test_a_member_that_cannot_take_one_more_connection_lives_as_long_as_calls_ru
     client = hall.client(anna)
     client.go_on.clear()
     served = call(anna, "served")
-    hall.turn()
+    hall.run_once()
     eventually(lambda: client.running == 1)
     client.invoke_tool = lambda *_, **__: failing(error)()  # type: ignore[method-assign]
     turned_away = call(anna, "turned away")
-    hall.turn()
-    eventually(lambda: (hall.turn(), statuses(turned_away) == ["failed"])[1])
+    hall.run_once()
+    eventually(lambda: (hall.run_once(), statuses(turned_away) == ["failed"])[1])
     assert bool(hall.failed) is told
     assert row(turned_away).error_kind == kind
     client.go_on.set()
-    eventually(lambda: (hall.turn(), statuses(served) == ["succeeded"])[1])
+    eventually(lambda: (hall.run_once(), statuses(served) == ["succeeded"])[1])
 
 
 def test_an_exit_during_the_call_explains_a_broken_connection(hall: Hall_) -> None:
@@ -402,7 +402,9 @@ def test_an_exit_before_the_call_was_sent_is_told_from_one_during_it(hall: Hall_
     hall.run_all()
     found = row(invocation)
     assert found.error_kind == "unavailable"
-    assert "the member exited before it took the call, with exit code 3; the call was not sent" in found.error_message
+    assert (
+        "the member exited before it accepted the call, with exit code 3; the call was not sent" in found.error_message
+    )
 
 
 @pytest.mark.django_db(transaction=True)
@@ -449,9 +451,9 @@ def test_no_more_calls_at_a_time_than_the_member_takes_and_the_rest_stays_queued
     client = hall.client(anna)
     client.go_on.clear()
     calls = [call(anna, requested_by=somebody()) for _ in range(10)]
-    hall.turn()
+    hall.run_once()
     eventually(lambda: client.running == 3)
-    hall.turn()
+    hall.run_once()
     assert statuses(*calls) == ["running"] * 3 + ["queued"] * 7
     assert (hall.dispatcher.calls_in(anna.pk), hall.live[anna.pk].calls) == (3, 3)
     client.go_on.set()
@@ -466,7 +468,7 @@ def test_sixteen_at_a_time_unless_the_manifest_says_otherwise(make_hall: Callabl
     hall.client(anna).go_on.clear()
     for _ in range(40):
         call(anna, requested_by=somebody())
-    hall.turn()
+    hall.run_once()
     assert Invocation.objects.filter(status="running").count() == 16
 
 
@@ -476,8 +478,8 @@ def test_a_member_full_of_hung_calls_keeps_no_other_waiting(make_hall: Callable[
     hall.client(hung).go_on.clear()
     stuck = [call(hung, requested_by=somebody("ab"[number % 2])) for number in range(100)]
     other = call(well)
-    hall.turn()
-    eventually(lambda: (hall.turn(), row(other).status == "succeeded")[1])
+    hall.run_once()
+    eventually(lambda: (hall.run_once(), row(other).status == "succeeded")[1])
     assert Invocation.objects.filter(member=hung, status="running").count() == 2
     assert statuses(stuck[-1]) == ["queued"]
 
@@ -490,10 +492,10 @@ def test_a_place_that_becomes_free_is_taken_at_once(
     client = hall.client(anna)
     calls = [call(anna) for _ in range(5)]
     monkeypatch.setattr(queue_watch, "SWEEP_SECONDS", 3600.0)
-    hall.turn()
+    hall.run_once()
     for done in range(1, 6):
         hall.watch.wait(lambda: False)  # until it is notified, for no sweep is due
-        hall.dispatcher.turn()
+        hall.dispatcher.run_once()
         assert statuses(*calls[:done]) == ["succeeded"] * done
     assert client.most_at_once == 1
 
@@ -504,11 +506,11 @@ def test_no_more_calls_at_a_time_than_the_hall_takes(make_hall: Callable[..., Ha
     for member in members:
         hall.client(member).go_on.clear()
     calls = [call(members[number % 6], requested_by=somebody()) for number in range(12)]
-    hall.turn()
+    hall.run_once()
     assert statuses(*calls) == ["running"] * 5 + ["queued"] * 7
     for member in members:
         hall.client(member).go_on.set()
-    eventually(lambda: (hall.turn(), statuses(*calls) == ["succeeded"] * 12)[1])
+    eventually(lambda: (hall.run_once(), statuses(*calls) == ["succeeded"] * 12)[1])
 
 
 def test_members_whose_calls_hang_leave_places_for_the_others(make_hall: Callable[..., Hall_]) -> None:
@@ -519,29 +521,29 @@ def test_members_whose_calls_hang_leave_places_for_the_others(make_hall: Callabl
         hall.client(member).go_on.clear()
         for _ in range(50):
             call(member, requested_by=somebody())
-    hall.turn()
+    hall.run_once()
     assert [hall.dispatcher.calls_in(member.pk) for member in greedy] == [20, 15]
     quick = [hall.add(f"quick-{number}") for number in range(12)]
     calls = [call(member) for member in quick for _ in range(3)]
-    eventually(lambda: (hall.turn(), set(statuses(*calls)) == {"succeeded"})[1])
+    eventually(lambda: (hall.run_once(), set(statuses(*calls)) == {"succeeded"})[1])
     assert [hall.dispatcher.calls_in(member.pk) for member in greedy] == [20, 15]
-    hall.client(greedy[0]).go_on.set()  # what was passed over has its turn when places are free again
-    eventually(lambda: (hall.turn(), hall.dispatcher.calls_in(greedy[1].pk) == 20)[1])
+    hall.client(greedy[0]).go_on.set()  # excluded calls run when slots are free again
+    eventually(lambda: (hall.run_once(), hall.dispatcher.calls_in(greedy[1].pk) == 20)[1])
 
 
 def test_a_hall_for_one_call_at_a_time_takes_it(make_hall: Callable[..., Hall_]) -> None:
     hall = make_hall(concurrency=1)
     calls = [call(hall.add(name)) for name in "ab"]
-    eventually(lambda: (hall.turn(), statuses(*calls) == ["succeeded"] * 2)[1])
+    eventually(lambda: (hall.run_once(), statuses(*calls) == ["succeeded"] * 2)[1])
 
 
 def test_a_hall_that_was_full_looks_again_when_a_place_is_free(make_hall: Callable[..., Hall_]) -> None:
     hall = make_hall(concurrency=2)
     anna, bob = hall.add("anna"), hall.add("bob")
     calls = [call(anna, requested_by=somebody("a")), call(bob), call(anna, requested_by=somebody("a"))]
-    hall.turn()
+    hall.run_once()
     eventually(lambda: hall.ended == 2)
-    hall.dispatcher.turn()
+    hall.dispatcher.run_once()
     assert statuses(*calls)[:2] == ["succeeded"] * 2
     assert statuses(*calls)[2] != "queued"
 
@@ -554,11 +556,11 @@ def test_calls_of_one_token_that_hang_keep_no_other_token_waiting(make_hall: Cal
     hall.client(anna).go_on.clear()
     greedy = [call(anna, requested_by=ana, token=tokens[0]) for _ in range(64)]
     others = [call(anna, requested_by=ana, token=tokens[1]), call(anna, requested_by=ben), call(anna)]
-    hall.turn()
+    hall.run_once()
     assert statuses(*others) == ["running"] * 3
     assert statuses(*greedy) == ["running"] * 12 + ["queued"] * 52
     hall.client(anna).go_on.set()
-    eventually(lambda: (hall.turn(), set(statuses(*greedy, *others)) == {"succeeded"})[1])
+    eventually(lambda: (hall.run_once(), set(statuses(*greedy, *others)) == {"succeeded"})[1])
 
 
 def test_calls_of_one_requester_that_hang_in_every_member_leave_slots_of_the_hall(
@@ -571,7 +573,7 @@ def test_calls_of_one_requester_that_hang_in_every_member_leave_slots_of_the_hal
         for _ in range(10):
             call(member, requested_by=somebody("greedy"))
     others = [call(member, requested_by=somebody("other")) for member in members[:2]]
-    hall.turn()
+    hall.run_once()
     assert Invocation.objects.filter(status="running", requested_by=somebody("greedy")).count() == 24 + 3
     assert statuses(others[0]) == ["running"]
     assert Invocation.objects.filter(status="running").count() < 32
@@ -586,7 +588,7 @@ def test_hung_members_leave_slots_to_well_ones_also_for_who_called_them(make_hal
             call(hung)
     well = hall.add("well")
     calls = [call(well) for _ in range(5)]
-    eventually(lambda: (hall.turn(), set(statuses(*calls)) == {"succeeded"})[1])
+    eventually(lambda: (hall.run_once(), set(statuses(*calls)) == {"succeeded"})[1])
 
 
 def test_a_claim_that_fails_gives_its_slots_back(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -626,8 +628,8 @@ def test_a_call_that_was_cancelled_before_the_claim_is_never_made(hall: Hall_, m
 
     with monkeypatch.context() as patch:
         patch.setattr(statements, "claim", claim)
-        hall.turn()
-    hall.turn()
+        hall.run_once()
+    hall.run_once()
     assert [tool for tool, _, _ in hall.client(anna).calls] == ["1", "3"]
     assert statuses(one, two, three) == ["succeeded", "cancelled", "succeeded"]
 
@@ -636,7 +638,7 @@ def test_without_the_lease_nothing_is_claimed_and_the_queue_is_not_asked_without
     anna = hall.add(manifest={"max_concurrency": 100})
     calls = [call(anna) for _ in range(70)]
     Hall.objects.update(lease_id=uuid.uuid4())
-    hall.turn()
+    hall.run_once()
     assert set(statuses(*calls)) == {"queued"}
     assert hall.client(anna).calls == []
     assert hall.dispatcher.is_idle
@@ -647,20 +649,20 @@ def test_an_end_that_is_no_longer_ours_to_write_is_one_line_in_the_log(
 ) -> None:
     anna = hall.add()
     invocation = call(anna)
-    hall.turn()
+    hall.run_once()
     Hall.objects.update(lease_id=uuid.uuid4())
-    hall.turn()
+    hall.run_once()
     assert row(invocation).status == "running"
-    assert f"invocation {invocation.pk} was ended by somebody else" in caplog.text
+    assert f"invocation {invocation.pk} has already ended" in caplog.text
     assert hall.dispatcher.is_idle
 
 
 def test_no_call_is_claimed_after_the_stop_began_though_ends_are_written(hall: Hall_) -> None:
     anna = hall.add(manifest={"max_concurrency": 1})
     one, two = call(anna), call(anna)
-    hall.turn()
+    hall.run_once()
     hall.dispatcher.stop_claiming()
-    hall.turn()
+    hall.run_once()
     assert statuses(one, two) == ["succeeded", "queued"]
 
 
@@ -691,7 +693,7 @@ def test_progress_of_a_call_that_is_over_changes_nothing(hall: Hall_) -> None:
     assert row(invocation).progress is None
 
 
-# Ends -------------------------------------------------------------------------------------------------------------
+# Outcomes ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.django_db(transaction=True)
@@ -700,12 +702,12 @@ def test_the_end_of_a_call_does_not_wait_for_a_big_answer_of_another(
 ) -> None:
     hall = make_hall()
     anna, bob = hall.add("anna"), hall.add("bob")
-    big = {"content": [{"type": "text", "text": "x" * ends.BIG_ANSWER}]}
+    big = {"content": [{"type": "text", "text": "x" * outcomes.BIG_ANSWER}]}
     hall.client(anna).answer = lambda tool: big
     real, go_on, writing = invocations.finish, threading.Event(), []
 
     def finish(invocation: Invocation, outcome: Outcome, lease_id: uuid.UUID) -> bool:
-        if outcome.size > ends.BIG_ANSWER:
+        if outcome.size > outcomes.BIG_ANSWER:
             writing.append(invocation)
             go_on.wait(10)
             assert writing.pop() is invocation
@@ -714,13 +716,13 @@ def test_the_end_of_a_call_does_not_wait_for_a_big_answer_of_another(
 
     monkeypatch.setattr(invocations, "finish", finish)
     many = [call(anna) for _ in range(3)]
-    hall.turn()
+    hall.run_once()
     eventually(lambda: writing)
     small = call(bob)
-    eventually(lambda: (hall.turn(), statuses(small) == ["succeeded"])[1])
+    eventually(lambda: (hall.run_once(), statuses(small) == ["succeeded"])[1])
     assert statuses(*many) == ["running"] * 3
     go_on.set()
-    eventually(lambda: (hall.turn(), hall.dispatcher.is_idle)[1])
+    eventually(lambda: (hall.run_once(), hall.dispatcher.is_idle)[1])
     assert statuses(*many) == ["succeeded"] * 3
     assert row(many[2]).result == big
 
@@ -728,13 +730,13 @@ def test_the_end_of_a_call_does_not_wait_for_a_big_answer_of_another(
 @pytest.mark.django_db(transaction=True)
 def test_a_big_answer_is_not_lost_when_the_database_is_away(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
     anna = hall.add()
-    hall.client(anna).answer = lambda tool: {"content": [{"type": "text", "text": "x" * ends.BIG_ANSWER}]}
+    hall.client(anna).answer = lambda tool: {"content": [{"type": "text", "text": "x" * outcomes.BIG_ANSWER}]}
     invocation = call(anna)
     with monkeypatch.context() as patch:
         patch.setattr(invocations, "finish", failing(OperationalError("gone")))
-        hall.turn()
+        hall.run_once()
     assert statuses(invocation) == ["running"]
-    hall.turn()
+    hall.run_once()
     assert statuses(invocation) == ["succeeded"]
 
 
@@ -762,7 +764,7 @@ def test_a_result_that_the_database_will_not_have_ends_its_own_call_alone(
     hall.run_all()
     assert statuses(*calls) == ["succeeded", "failed", "succeeded"]
     assert row(calls[1]).error_kind == "protocol"
-    assert "its answer cannot be stored: too odd" in row(calls[1]).error_message
+    assert "its result cannot be stored: too odd" in row(calls[1]).error_message
     assert "Traceback" in caplog.text
 
 
@@ -787,7 +789,7 @@ def test_a_result_that_breaks_the_hall_itself_ends_its_own_call_alone(
 def test_ends_are_written_when_the_database_is_back(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
     anna = hall.add()
     calls = [call(anna) for _ in range(3)]
-    hall.turn()
+    hall.run_once()
     real, away = invocations.finish, [OperationalError("gone")] * 3
 
     def finish(*args: Any) -> bool:
@@ -797,7 +799,7 @@ def test_ends_are_written_when_the_database_is_back(hall: Hall_, monkeypatch: py
 
     monkeypatch.setattr("mcp_runtime.rows.database.RETRY_INTERVAL", 0.001)
     monkeypatch.setattr(invocations, "finish", finish)
-    hall.turn()
+    hall.run_once()
     assert statuses(*calls) == ["succeeded"] * 3
 
 
@@ -807,14 +809,14 @@ def test_ends_that_could_not_be_written_are_kept_for_the_next_turn(
 ) -> None:
     anna = hall.add()
     invocation = call(anna)
-    hall.turn()
+    hall.run_once()
     with monkeypatch.context() as patch:
         patch.setattr("mcp_runtime.rows.database.RETRY_SECONDS", 0.0)
         patch.setattr(invocations, "finish", failing(OperationalError("gone")))
         with pytest.raises(OperationalError):
-            hall.turn()
+            hall.run_once()
     assert not hall.dispatcher.is_idle
-    hall.turn()
+    hall.run_once()
     assert statuses(invocation) == ["succeeded"]
 
 
@@ -823,9 +825,9 @@ def test_ends_that_come_together_are_written_in_one_transaction_where_a_commit_w
     anna = hall.add()
     for _ in range(10):
         call(anna)
-    hall.turn()
+    hall.run_once()
     with CaptureQueriesContext(connection) as queries:
-        hall.dispatcher.write_ends()
+        hall.dispatcher.write_outcomes()
     assert Invocation.objects.filter(status="succeeded").count() == 10
     assert len([q for q in queries if q["sql"].startswith("UPDATE")]) == 10
     transactions = len([q for q in queries if q["sql"].startswith(("SAVEPOINT", "BEGIN"))])
@@ -834,12 +836,12 @@ def test_ends_that_come_together_are_written_in_one_transaction_where_a_commit_w
 
 def test_the_end_of_one_users_call_is_written_before_the_many_of_another(hall: Hall_) -> None:
     anna = hall.add(manifest={"max_concurrency": 200})
-    many = [call(anna, requested_by=somebody("many")) for _ in range(3 * ends.AT_ONCE)]
+    many = [call(anna, requested_by=somebody("many")) for _ in range(3 * outcomes.MAX_BATCH)]
     one = call(anna, requested_by=somebody("one"))
     hall.dispatcher.drain()
-    hall.dispatcher.write_ends()
+    hall.dispatcher.write_outcomes()
     assert statuses(one, many[0]) == ["succeeded", "succeeded"]
-    assert statuses(*many).count("running") == len(many) - ends.AT_ONCE + 1
+    assert statuses(*many).count("running") == len(many) - outcomes.MAX_BATCH + 1
     hall.run_all()
     assert statuses(*many) == ["succeeded"] * len(many)
 
@@ -864,10 +866,10 @@ def test_a_call_that_ends_while_others_are_written_down_ends_like_them(monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr(Invocation, "__eq__", compare)
-        hall.dispatcher.write_ends()
+        hall.dispatcher.write_outcomes()
     for end in late:
         end()
-    hall.dispatcher.write_ends()
+    hall.dispatcher.write_outcomes()
     assert statuses(*calls) == ["succeeded"] * len(calls)
     assert hall.dispatcher.is_idle
 
@@ -882,10 +884,10 @@ def test_ends_of_several_users_that_could_not_be_written_are_kept_and_each_is_wr
         patch.setattr("mcp_runtime.rows.database.RETRY_SECONDS", 0.0)
         patch.setattr(invocations, "finish", failing(OperationalError("gone")))
         with pytest.raises(OperationalError):
-            hall.dispatcher.write_ends()
-    hall.dispatcher.write_ends()
+            hall.dispatcher.write_outcomes()
+    hall.dispatcher.write_outcomes()
     assert statuses(*calls) == ["succeeded"] * len(calls)
-    assert "was ended by somebody else" not in caplog.text
+    assert "has already ended" not in caplog.text
 
 
 def test_calls_that_are_claimed_together_are_made_in_turn_for_each_user(hall: Hall_) -> None:
@@ -900,15 +902,15 @@ def test_calls_that_are_claimed_together_are_made_in_turn_for_each_user(hall: Ha
 def test_ends_that_are_left_for_the_next_turn_ring_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_watch, "SWEEP_SECONDS", 3600.0)
     hall = Hall_(inline, has_broker=True)
-    hall.turn()
+    hall.run_once()
     anna = hall.add(manifest={"max_concurrency": 200})
-    for _ in range(ends.AT_ONCE + 1):
+    for _ in range(outcomes.MAX_BATCH + 1):
         call(anna)
     hall.dispatcher.drain()
     assert hall.is_notified()  # by the calls themselves
-    hall.dispatcher.write_ends()
+    hall.dispatcher.write_outcomes()
     assert hall.is_notified()
-    hall.dispatcher.write_ends()
+    hall.dispatcher.write_outcomes()
     assert not hall.is_notified()
     assert hall.dispatcher.is_idle
 
@@ -925,7 +927,7 @@ def pass_time(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def refused(hall: Hall_, invocation: Invocation) -> str:
     """Why it ended as unavailable; empty while it waits."""
-    hall.turn()
+    hall.run_once()
     found = row(invocation)
     if found.status == "queued":
         return ""
@@ -955,17 +957,17 @@ def test_a_call_waits_for_a_member_that_may_come_up(hall: Hall_, columns: dict[s
     assert refused(hall, invocation) == ""
     hall.live[anna.pk] = Live(anna)
     hall.dispatcher.member_changed(anna.pk)
-    hall.dispatcher.turn()  # the change is the reason; no sweep is due
-    hall.dispatcher.turn()
+    hall.dispatcher.run_once()  # the change is the reason; no sweep is due
+    hall.dispatcher.run_once()
     assert statuses(invocation) == ["succeeded"]
 
 
 def test_a_member_that_came_up_unannounced_gets_its_calls_at_the_next_sweep(hall: Hall_) -> None:
     anna = hall.add(connected=False)
     invocation = call(anna)
-    hall.turn()
+    hall.run_once()
     hall.live[anna.pk] = Live(anna)
-    hall.turn()
+    hall.run_once()
     hall.run_all()
     assert statuses(invocation) == ["succeeded"]
 
@@ -1048,7 +1050,7 @@ def test_a_member_that_was_tried_for_the_call_and_failed_ends_it(hall: Hall_) ->
 def test_thousands_that_wait_for_one_member_delay_no_refusal_of_another(
     hall: Hall_, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "WAITING_BATCH", 5)
+    monkeypatch.setattr(waiting_for_members, "MAX_CHECKED_CALLS", 5)
     down, anna = hall.add("down", connected=False), hall.add("anna", connected=False, enabled=False)
     waiting = [call(down) for _ in range(20)]
     hopeless = call(anna)
@@ -1059,14 +1061,14 @@ def test_thousands_that_wait_for_one_member_delay_no_refusal_of_another(
 def test_patience_begins_with_the_call_for_all_who_wait_for_a_member(
     hall: Hall_, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not when a turn first gets to see it: those behind many others would wait many times as long."""
-    monkeypatch.setattr(patience, "WAITING_BATCH", 2)
+    """Not with the first iteration that checks it. Calls behind many others would wait many times as long."""
+    monkeypatch.setattr(waiting_for_members, "MAX_CHECKED_CALLS", 2)
     anna = hall.add(connected=False)
     calls = [call(anna, timeout=20) for _ in range(6)]
-    hall.turn()
+    hall.run_once()
     pass_time(21, monkeypatch)
     for _ in range(3):
-        hall.turn()
+        hall.run_once()
     assert set(statuses(*calls)) == {"failed"}
 
 
@@ -1076,7 +1078,7 @@ def test_a_member_that_was_connected_meanwhile_gets_all_of_the_patience_again(
     anna = hall.add(connected=False)
     invocation = call(anna, timeout=20)
     Invocation.objects.update(queued_at=timezone.now() - timedelta(seconds=60))
-    hall.turn()
+    hall.run_once()
     pass_time(60, monkeypatch)
     hall.live[anna.pk] = Live(anna)
     hall.dispatcher.member_changed(anna.pk)
@@ -1096,7 +1098,7 @@ def test_calls_that_wait_for_one_member_keep_no_others_waiting(hall: Hall_) -> N
 def test_without_the_lease_nothing_is_refused(hall: Hall_) -> None:
     invocation = call(hall.add(connected=False, enabled=False))
     Hall.objects.update(lease_id=uuid.uuid4())
-    hall.turn()
+    hall.run_once()
     assert statuses(invocation) == ["queued"]
 
 
@@ -1109,12 +1111,12 @@ def test_a_running_call_that_is_cancelled_is_told_to_its_member_and_ends_so(make
     client = hall.client(anna)
     client.go_on.clear()
     one, two = call(anna, "1"), call(anna, "2")
-    hall.turn()
+    hall.run_once()
     eventually(lambda: client.running == 2)
     invocations.cancel(row(one))
-    hall.turn()
+    hall.run_once()
     eventually(lambda: client.running == 1)
-    hall.turn()
+    hall.run_once()
     assert statuses(one, two) == ["cancelled", "running"]
     assert client.cancelled == ["cancelled by request"]
     assert "the request was cancelled" in row(one).error_message
@@ -1126,22 +1128,22 @@ def test_a_call_that_is_being_cancelled_is_not_cancelled_again(make_hall: Callab
     client = hall.client(anna)
     client.go_on.clear()
     invocation = call(anna)
-    hall.turn()
+    hall.run_once()
     eventually(lambda: client.running == 1)
     invocations.cancel(row(invocation))
-    hall.dispatcher.serve_cancellations()
+    hall.dispatcher.send_cancellations()
     eventually(lambda: client.cancelled)
     eventually(lambda: client.running == 0)
-    hall.dispatcher.serve_cancellations()  # its end is not written down yet
+    hall.dispatcher.send_cancellations()  # its end is not written down yet
     assert client.cancelled == ["cancelled by request"]
 
 
 def test_a_call_that_succeeded_before_it_could_be_cancelled_has_succeeded(hall: Hall_) -> None:
     anna = hall.add()
     invocation = call(anna)
-    hall.turn()
+    hall.run_once()
     invocations.cancel(row(invocation))
-    hall.turn()
+    hall.run_once()
     assert statuses(invocation) == ["succeeded"]
 
 
@@ -1151,9 +1153,9 @@ def test_a_call_that_succeeded_before_it_could_be_cancelled_has_succeeded(hall: 
 def test_what_another_runtime_left_running_ends_as_lost_and_is_not_run_again(hall: Hall_) -> None:
     anna = hall.add()
     invocation = call(anna, status="running", lease_id=uuid.uuid4(), started_at=timezone.now())
-    hall.turn()
+    hall.run_once()
     assert (row(invocation).status, row(invocation).error_kind) == ("failed", "lost")
-    assert "it is not run again automatically" in row(invocation).error_message
+    assert "the call is not repeated automatically" in row(invocation).error_message
     assert hall.client(anna).calls == []
 
 
@@ -1163,11 +1165,11 @@ def test_a_claim_whose_answer_got_lost_was_never_sent_and_ends_so_at_the_second_
     """However the wall clock is set: the row may say that it was claimed in an hour."""
     anna = hall.add()
     lost = call(anna, status="running", lease_id=hall.lease_id, started_at=timezone.now() + LATER)
-    hall.turn()
-    hall.turn()
+    hall.run_once()
+    hall.run_once()
     assert statuses(lost) == ["running"]  # the next look is not due
     monkeypatch.setattr(dispatcher, "STRAY_SECONDS", 0.0)
-    hall.turn()
+    hall.run_once()
     assert statuses(lost) == ["failed"]
     assert (row(lost).error_kind, hall.client(anna).calls) == ("unavailable", [])
 
@@ -1177,10 +1179,10 @@ def test_a_call_that_runs_long_is_no_stray(make_hall: Callable[..., Hall_], monk
     anna = hall.add()
     hall.client(anna).go_on.clear()
     invocation = call(anna)
-    hall.turn()
+    hall.run_once()
     monkeypatch.setattr(dispatcher, "STRAY_SECONDS", 0.0)
     for _ in range(3):
-        hall.turn()
+        hall.run_once()
     assert statuses(invocation) == ["running"]
 
 
@@ -1193,23 +1195,23 @@ def test_what_is_abandoned_ends_as_lost_and_the_member_is_told(make_hall: Callab
     for member in (anna, bob):
         hall.client(member).go_on.clear()
     ours, other = call(anna), call(bob)
-    hall.turn()
+    hall.run_once()
     eventually(lambda: hall.client(anna).running == hall.client(bob).running == 1)
     hall.dispatcher.abandon(anna.pk)
     eventually(lambda: hall.client(anna).running == 0)
-    hall.turn()
+    hall.run_once()
     assert statuses(ours, other) == ["failed", "running"]
     assert (row(ours).error_kind, hall.client(anna).cancelled) == ("lost", ["the runtime is stopping"])
-    assert "the runtime was stopped while it ran" in row(ours).error_message
+    assert "the runtime was stopped during the call" in row(ours).error_message
     assert hall.client(bob).cancelled == []
 
 
 def test_a_call_that_succeeded_just_before_it_was_abandoned_has_succeeded(hall: Hall_) -> None:
     anna = hall.add()
     invocation = call(anna)
-    hall.turn()
+    hall.run_once()
     hall.dispatcher.abandon(anna.pk)
-    hall.turn()
+    hall.run_once()
     assert statuses(invocation) == ["succeeded"]
 
 
@@ -1234,8 +1236,8 @@ def start_and_sweep(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_notification_is_heard_at_once(make_hall: Callable[..., Hall_], monkeypatch: pytest.MonkeyPatch) -> None:
     hall = make_hall(has_broker=True)
     anna = hall.add()
-    monkeypatch.setattr(queue_watch, "LOOKS", [(math.inf, 3600.0)])
-    for name in ("QUERY_LOOK", "SWEEP_SECONDS"):
+    monkeypatch.setattr(queue_watch, "SQLITE_INTERVALS", [(math.inf, 3600.0)])
+    for name in ("QUERY_INTERVAL", "SWEEP_SECONDS"):
         monkeypatch.setattr(queue_watch, name, 3600.0)
     start_and_sweep(hall, monkeypatch)
     invocation = call(anna)
@@ -1295,7 +1297,7 @@ def test_a_turn_that_fails_is_said_and_followed_by_the_next(
     invocation = call(anna)
     eventually(lambda: row(invocation).status == "succeeded")
     assert "the database cannot be reached (gone)" in caplog.text
-    assert "a turn of the dispatcher failed" in caplog.text
+    assert "an iteration of the dispatcher failed" in caplog.text
 
 
 @in_a_loop
@@ -1353,7 +1355,7 @@ def test_a_fault_of_the_hall_itself_does_not_keep_it_from_stopping(
     call(anna)
     hall.dispatcher.drain()
     eventually(lambda: hall.ended == 1)
-    monkeypatch.setattr(hall.dispatcher, "write_ends", failing(ZeroDivisionError("a bug")))
+    monkeypatch.setattr(hall.dispatcher, "write_outcomes", failing(ZeroDivisionError("a bug")))
     hall.dispatcher.start()
     hall.dispatcher.stop()
     assert not is_looping()
@@ -1382,13 +1384,13 @@ def test_many_calls_from_many_threads_each_run_once(make_hall: Callable[..., Hal
     assert max(hall.client(member).most_at_once for member in members) <= 4
 
 
-# Doorbells --------------------------------------------------------------------------------------------------------
+# Notifications ----------------------------------------------------------------------------------------------------
 
 
 def test_the_brokers_message_wakes_it_and_one_about_members_looks_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_watch, "SWEEP_SECONDS", 3600.0)
     hall = Hall_(inline, has_broker=True)
-    hall.dispatcher.turn()
+    hall.dispatcher.run_once()
     assert not hall.is_notified()
     tasks.answer_with(hall.dispatcher)
     try:
@@ -1397,7 +1399,7 @@ def test_the_brokers_message_wakes_it_and_one_about_members_looks_everywhere(mon
         assert hall.is_notified()
         tasks.drain_task(members=True)
         assert (hall.woken, hall.watch.sweep_is_due) == (1, True)
-        hall.dispatcher.turn()
+        hall.dispatcher.run_once()
         assert hall.is_notified()
     finally:
         tasks.answer_with(None)

@@ -395,7 +395,7 @@ def test_of_many_with_one_key_and_two_tokens_at_once_each_token_gets_its_own(ech
     callers = [with_token(bob), with_token(bob)]
     ends = at_once(*[partial(ask, caller=callers[number % 2], key="k") for number in range(6)])
     assert sorted(created for _, created in ends) == [False] * 4 + [True] * 2
-    assert {call.token_id for call, _ in ends} == {caller.who().token_id for caller in callers}
+    assert {call.token_id for call, _ in ends} == {caller.current_principal().token_id for caller in callers}
     assert Invocation.objects.count() == 2
 
 
@@ -617,7 +617,7 @@ def test_the_last_word_of_a_stop_is_about_our_own_calls_alone(echo: Tool, lease_
 
 def test_a_queued_call_is_cancelled_at_once(echo: Tool) -> None:
     cancelled = invocations.cancel(queued())
-    assert (cancelled.status, cancelled.error_message) == ("cancelled", "cancelled before it was started")
+    assert (cancelled.status, cancelled.error_message) == ("cancelled", "cancelled before the call started")
     assert cancelled.finished_at is not None
 
 
@@ -632,7 +632,7 @@ def test_a_running_call_is_asked_to_end_once(echo: Tool, lease_id: uuid.UUID) ->
 @pytest.mark.parametrize("status", Invocation.FINISHED)
 def test_what_is_over_cannot_be_cancelled(echo: Tool, status: Status) -> None:
     invocation = queued(status=status, finished_at=timezone.now())
-    with pytest.raises(NotCancellableError, match=f"invocation {invocation.pk} is over"):
+    with pytest.raises(NotCancellableError, match=f"invocation {invocation.pk} has ended"):
         invocations.cancel(invocation)
     assert row(invocation).status == status
 
@@ -773,15 +773,15 @@ def test_old_status_changes_go_and_young_ones_stay(anna: GuildMember) -> None:
     assert StatusChange.objects.count() == 1
 
 
-# Which are under way ----------------------------------------------------------------------------------------------
+# Active calls -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("statuses", [[], [Status.QUEUED], [Status.RUNNING]])
 def test_work_is_found_without_reading_what_is_over(echo: Tool, lease_id: uuid.UUID, statuses: list[Status]) -> None:
     finished(3)
-    under_way = [queued(), running(lease_id)]
-    rows = statements.under_way(*statuses).order_by("id")
-    assert [row.pk for row in rows] == [row.pk for row in under_way if not statuses or row.status in statuses]
+    active = [queued(), running(lease_id)]
+    rows = statements.active_calls(*statuses).order_by("id")
+    assert [row.pk for row in rows] == [row.pk for row in active if not statuses or row.status in statuses]
     if connection.vendor == "sqlite":
         # With its parameters bound, as it is asked: QuerySet.explain writes them into the text.
         sql, parameters = rows.query.sql_with_params()

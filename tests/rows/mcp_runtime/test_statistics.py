@@ -201,7 +201,7 @@ def test_rollups_that_no_plot_shows_are_deleted(anna: GuildMember, set_clock: Ca
     statistics.roll_up(NOON + timedelta(seconds=1))
     for later, left in ((timedelta(0), {60, 900, 3600}), (timedelta(hours=3), {900, 3600}), (timedelta(days=9), set())):
         set_clock(NOON + later)
-        statistics.forget()
+        statistics.delete_expired()
         assert set(CallRollup.objects.values_list("seconds", flat=True)) == left
 
 
@@ -300,7 +300,7 @@ def test_database_and_python_know_the_same_slots(anna: GuildMember) -> None:
     slots = Counter[int]()
     for row in CallRollup.objects.filter(seconds=60, tool_name=""):
         slots.update({int(slot): count for slot, count in row.slots.items()})
-    assert sorted(slots.elements()) == [bisect_right(statistics.SLOT_ENDS, length) for length in lengths]
+    assert sorted(slots.elements()) == [bisect_right(statistics.SLOT_LIMITS, length) for length in lengths]
 
 
 @pytest.mark.parametrize(
@@ -308,9 +308,9 @@ def test_database_and_python_know_the_same_slots(anna: GuildMember) -> None:
     [
         ({}, 0.5, None),
         ({0: 4}, 0.5, 0.0005),
-        ({len(statistics.SLOT_ENDS): 3}, 0.95, statistics.SLOT_ENDS[-1]),
-        ({1: 2}, 1.0, statistics.SLOT_ENDS[1]),
-        ({1: 1, 5: 99}, 0.01, statistics.SLOT_ENDS[1]),
+        ({len(statistics.SLOT_LIMITS): 3}, 0.95, statistics.SLOT_LIMITS[-1]),
+        ({1: 2}, 1.0, statistics.SLOT_LIMITS[1]),
+        ({1: 1, 5: 99}, 0.01, statistics.SLOT_LIMITS[1]),
     ],
 )
 def test_a_quantile_lies_inside_its_slot(slots: dict[int, int], part: float, expected: float | None) -> None:

@@ -119,8 +119,8 @@ def test_waiting_ends_when_the_call_does(watch: Watch, call: Invocation) -> None
 def test_the_database_itself_tells_of_an_end_without_being_asked(
     watch: Watch, call: Invocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "SQLITE_UNSEEN", 60.0)
-    monkeypatch.setattr(waiting, "POSTGRES_UNSEEN", 60.0)
+    monkeypatch.setattr(waiting, "SQLITE_MAX_AGE", 60.0)
+    monkeypatch.setattr(waiting, "POSTGRES_MAX_AGE", 60.0)
     Invocation.objects.update(status="queued")
     waiter = Waiter(watch, call)
     eventually(lambda: listeners() or connection.vendor == "sqlite")

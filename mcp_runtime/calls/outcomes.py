@@ -1,0 +1,122 @@
+"""The outcomes of calls, from the threads of the pool to the rows. Each outcome is written exactly once."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Collection
+
+from django.db import Error, InterfaceError, OperationalError, connection, transaction
+
+from mcp_runtime.calls import invocations
+from mcp_runtime.calls.invocations import ErrorKind, Outcome
+from mcp_runtime.calls.slots import requester_of
+from mcp_runtime.rows.database import persistently, unit_of_work
+from mcp_runtime.security.limits import in_turn
+from roster.models import Invocation
+
+logger = logging.getLogger("guildhall.runtime")
+
+MAX_BATCH = 16  # outcomes written before the next look at the queue; each takes about a millisecond
+BIG_ANSWER = 100_000  # characters
+
+CallOutcome = tuple[Invocation, Outcome]
+
+
+class OutcomeWriter:
+    """Write the outcomes of calls. Any thread adds outcomes; only the dispatcher's thread calls `write`.
+
+    `after_write(invocation)` is called once after each.
+    """
+
+    def __init__(self, lease_id: uuid.UUID, after_write: Callable[[Invocation], None]) -> None:
+        self._lease_id = lease_id
+        self._after_write = after_write
+        # Other threads append to the deque, so it cannot be sorted. `write` moves its items into the list.
+        self._queue: collections.deque[CallOutcome] = collections.deque()
+        self._pending: list[CallOutcome] = []
+        self._abandoned_ids: set[int] = set()
+
+    def __bool__(self) -> bool:
+        """Return whether any outcome is still to be written."""
+        return bool(self._queue or self._pending)
+
+    def add(self, invocation: Invocation, outcome: Outcome) -> None:
+        self._queue.append((invocation, outcome))
+
+    def abandon(self, pks: Collection[int]) -> None:
+        """Let these calls end as lost, unless they succeed. The runtime is stopping."""
+        self._abandoned_ids.update(pks)
+
+    def write(self) -> None:
+        """Change at most MAX_BATCH calls from running to finished. Requesters take turns."""
+        new_outcomes = [self._queue.popleft() for _ in range(len(self._queue))]
+        self._pending = in_turn(self._pending + new_outcomes, lambda item: requester_of(item[0]))
+        batch = self._pending[:MAX_BATCH]
+        # A commit of PostgreSQL waits for the disk, so there is one for the batch. A commit of SQLite does not wait.
+        # There a transaction would hold the lock for writing while the next statement is built.
+        for items in [batch] if connection.vendor == "postgresql" else [[item] for item in batch]:
+            self._write_first(items)
+
+    def write_big(self, invocation: Invocation, outcome: Outcome, lock: threading.Lock) -> None:
+        """Write one outcome now, in a thread of the pool, because megabytes take long.
+
+        `lock` belongs to the member, so that only one of its outcomes is written at a time.
+        """
+        try:
+            with lock:
+                unit_of_work(lambda: self._write_batch([(invocation, outcome)]))
+        except Error:
+            self.add(invocation, outcome)  # the database is away; `write` tries again
+        else:
+            self._complete(invocation)
+
+    def _write_first(self, items: list[CallOutcome]) -> None:
+        """Write `items`, which are the first of the pending outcomes."""
+        if items:
+            persistently(lambda: self._write_batch(items))
+        del self._pending[: len(items)]
+        for invocation, _ in items:
+            self._complete(invocation)
+
+    def _complete(self, invocation: Invocation) -> None:
+        self._after_write(invocation)
+        self._abandoned_ids.discard(invocation.pk)
+
+    def _write_batch(self, items: list[CallOutcome]) -> None:
+        try:
+            if len(items) == 1:  # one statement needs no transaction
+                self._write(*items[0])
+                return
+            with transaction.atomic():
+                for invocation, outcome in items:
+                    self._write(invocation, outcome)
+        except (OperationalError, InterfaceError):
+            raise  # the database is away; the whole batch is written again
+        except Exception:  # noqa: BLE001 - logged below, for the call that causes it
+            for invocation, outcome in items:
+                self._write_or_replace(invocation, outcome)
+
+    def _write_or_replace(self, invocation: Invocation, outcome: Outcome) -> None:
+        """Write the outcome. If the database refuses it, write an error instead, so that this and other calls end."""
+        try:
+            self._write(invocation, outcome)
+        except (OperationalError, InterfaceError):
+            raise
+        except Exception as error:
+            logger.exception("the result of invocation %d cannot be stored", invocation.pk)
+            reason = explain(invocation, f"its result cannot be stored: {error}"[:500])
+            self._write(invocation, Outcome.failed(ErrorKind.PROTOCOL, reason))
+
+    def _write(self, invocation: Invocation, outcome: Outcome) -> None:
+        if invocation.pk in self._abandoned_ids and outcome.status != Invocation.Status.SUCCEEDED:
+            outcome = Outcome.failed(ErrorKind.LOST, explain(invocation, "the runtime was stopped during the call"))
+        if not invocations.finish(invocation, outcome, self._lease_id):
+            logger.warning("invocation %d has already ended; its outcome is not written", invocation.pk)
+
+
+def explain(invocation: Invocation, reason: str) -> str:
+    """Return `reason` with the names of the tool and the member."""
+    return f"tool {invocation.tool_name!r} of member {invocation.member.name!r}: {reason}"

@@ -1,0 +1,97 @@
+"""Queued calls of members that are not connected: let them wait, or refuse them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+
+from django.db import transaction
+from django.utils import timezone
+
+from mcp_runtime.calls import invocations
+from mcp_runtime.calls.invocations import ErrorKind, Outcome
+from mcp_runtime.calls.statements import active_calls
+from mcp_runtime.members.availability import Availability
+from mcp_runtime.members.lifecycle import Lifecycle
+from roster.models import GuildMember, Invocation
+
+MAX_CHECKED_CALLS = 500  # of one member, at each check
+
+Status = Invocation.Status
+
+
+class WaitingCalls:
+    """The members whose queued calls wait, in the runtime that holds `lease_id`.
+
+    `notify_queue()` is called when such a member is connected.
+    """
+
+    def __init__(
+        self,
+        *,
+        lease_id: uuid.UUID,
+        lifecycle: Lifecycle,
+        availability: Availability,
+        notify_queue: Callable[[], None],
+    ) -> None:
+        self._lease_id = lease_id
+        self._lifecycle = lifecycle
+        self._availability = availability
+        self._notify_queue = notify_queue
+        self._members: set[int] = set()
+        # Both are times of the monotonic clock: the first check at which calls waited for the member, by member id, and
+        # the time at which the call was queued, by call id.
+        self._wait_starts: dict[int, float] = {}
+        self._queue_times: dict[int, float] = {}
+
+    @property
+    def members(self) -> set[int]:
+        """A copy of the ids of the members whose calls wait."""
+        return set(self._members)
+
+    def add_member(self, member_id: int) -> None:
+        """Note that a queued call waits for this member."""
+        self._members.add(member_id)
+
+    def member_changed(self, member_id: int) -> None:
+        """Let the calls of a member whose status changed be claimed again."""
+        self._members.discard(member_id)
+        if self._lifecycle.connected_member(member_id):
+            self._wait_starts.pop(member_id, None)
+
+    def check(self) -> None:
+        """Check all waiting calls. Each waits on, has its member started, or fails as `unavailable`."""
+        if not self._members:
+            self._queue_times.clear()
+            return
+        members, self._members = self._members, set()
+        queue_times, self._queue_times = self._queue_times, {}
+        for member in GuildMember.objects.filter(pk__in=members):
+            if self._lifecycle.connected_member(member.pk):
+                self._notify_queue()
+            elif self._check_calls_of(member, queue_times):
+                self._members.add(member.pk)
+        self._wait_starts = {pk: start for pk, start in self._wait_starts.items() if pk in self._members}
+
+    def _check_calls_of(self, member: GuildMember, queue_times: dict[int, float]) -> bool:
+        """Check the oldest queued calls of one member. Return whether there were any.
+
+        Only the oldest MAX_CHECKED_CALLS, because thousands of one member must not delay those of another.
+        """
+        queued_calls = active_calls(Status.QUEUED).filter(member=member).order_by("id")
+        wait_start = self._wait_starts.setdefault(member.pk, time.monotonic())
+        rows = list(queued_calls[:MAX_CHECKED_CALLS])
+        refusals = []
+        for invocation in rows:
+            queued_at = queue_times.get(invocation.pk)
+            if queued_at is None:  # read the wall clock only once, because it may be changed while the call waits
+                queued_at = time.monotonic() - max((timezone.now() - invocation.queued_at).total_seconds(), 0.0)
+            self._queue_times[invocation.pk] = queued_at
+            since = max(queued_at, wait_start)
+            if reason := self._availability.no_use_waiting(member, since, since + invocation.timeout):
+                refusals.append((invocation, f"member {member.name!r} is unavailable: {reason}"))
+        with transaction.atomic():
+            for invocation, text in refusals:
+                invocations.refuse(invocation, Outcome.failed(ErrorKind.UNAVAILABLE, text), self._lease_id)
+        return bool(rows)
