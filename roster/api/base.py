@@ -61,7 +61,7 @@ class HallView(APIView):
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)
-        requests.refuse_chunks(request)
+        requests.require_content_length(request)
         if "\0" in request.path:  # PostgreSQL would not even look for such a name
             raise NotFound
 

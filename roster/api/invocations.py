@@ -1,4 +1,4 @@
-"""Calls over REST: made, listed, waited for and cancelled."""
+"""Calls over REST: create, list, read and cancel them."""
 
 from __future__ import annotations
 
@@ -29,49 +29,52 @@ from roster.api.tools import ToolVerbView
 from roster.models import Invocation
 
 PREFER = OpenApiParameter(
-    "Prefer", str, OpenApiParameter.HEADER, description="wait=N: wait up to N seconds for the end."
+    "Prefer", str, OpenApiParameter.HEADER, description="`wait=N`: wait up to N seconds for the end of the call."
 )
 IDEMPOTENCY_KEY = OpenApiParameter(
     "Idempotency-Key",
     str,
     OpenApiParameter.HEADER,
-    description="A repeat with the same key and the same token returns the first call.",
+    description="A request with the same key and the same token returns the first call.",
 )
 
 
 class InvocationErrorSummarySerializer(serializers.Serializer[Any]):
     kind = serializers.ChoiceField(choices=Invocation.ErrorKind.choices)
     message = serializers.CharField()
-    code = serializers.IntegerField(allow_null=True, help_text="Of a JSON-RPC error object.")
+    code = serializers.IntegerField(allow_null=True, help_text="The code of the JSON-RPC error, if there was one.")
 
 
 class InvocationErrorSerializer(InvocationErrorSummarySerializer):
-    # As a field it hides the property of that name, which only documentation would have used.
+    # The field hides the property `data` of serializers. Only the documentation might use that property.
     data = serializers.JSONField(  # type: ignore[assignment]
-        allow_null=True, help_text="Of a JSON-RPC error object."
+        allow_null=True, help_text="The data of the JSON-RPC error, if there was one."
     )
 
 
 class InvocationSummarySerializer(serializers.Serializer[Invocation]):
-    """A call without what may be large: `url` has that. Spelt out, as ModelSerializer reads the model at every call."""
+    """A call without its arguments and its result, which may be large. `url` returns them.
+
+    Not a ModelSerializer, because that reads the model again for each call.
+    """
 
     id = serializers.IntegerField(source="pk")
     member = serializers.CharField(source="member.name")
     tool = serializers.CharField(source="tool_name")
     status = serializers.ChoiceField(choices=Invocation.Status.choices)
     source = serializers.ChoiceField(choices=Invocation.Source.choices)  # type: ignore[assignment]
-    requester = serializers.CharField(help_text="Who asked, in words, as of then.")
-    token = serializers.IntegerField(source="token_id", allow_null=True, help_text="Made with the token of this id.")
+    requester = serializers.CharField(help_text="The names of the user and the token at the time of the call.")
+    token = serializers.IntegerField(source="token_id", allow_null=True, help_text="The id of the token.")
     queued_at = serializers.DateTimeField()
     started_at = serializers.DateTimeField(allow_null=True)
     finished_at = serializers.DateTimeField(allow_null=True)
     cancel_requested_at = serializers.DateTimeField(allow_null=True)
-    duration = serializers.SerializerMethodField(help_text="Seconds from its start to its end.")
-    timeout = serializers.FloatField(help_text="Seconds it may take in total.")
+    duration = serializers.SerializerMethodField(help_text="Seconds from the start to the end.")
+    timeout = serializers.FloatField(help_text="The maximum duration in seconds.")
     progress = serializers.DictField(
-        allow_null=True, help_text="What the member last said of it: progress, total, message."
+        allow_null=True, help_text="The last progress that the member reported: progress, total, message."
     )
-    error = serializers.SerializerMethodField(help_text="Why it failed; null when it did not.")
+    error = serializers.SerializerMethodField(help_text="The error, if the call failed. Otherwise null.")
     url = serializers.SerializerMethodField()
 
     def get_duration(self, invocation: Invocation) -> float | None:
@@ -88,8 +91,8 @@ class InvocationSummarySerializer(serializers.Serializer[Invocation]):
 
 
 class InvocationSerializer(InvocationSummarySerializer):
-    arguments = serializers.SerializerMethodField(help_text="Secrets are masked.")
-    result = serializers.DictField(allow_null=True, help_text="The tool's result as MCP gives it, isError included.")
+    arguments = serializers.SerializerMethodField(help_text="The arguments. Secrets are masked.")
+    result = serializers.DictField(allow_null=True, help_text="The result of the tool as in MCP, with isError.")
 
     def get_arguments(self, invocation: Invocation) -> dict[str, Any]:
         return masked_arguments(invocation)
@@ -101,33 +104,34 @@ class InvocationSerializer(InvocationSummarySerializer):
 
 
 class InvocationFilters(serializers.Serializer[Any]):
-    """What narrows the list of calls."""
+    """The filters of the list of calls."""
 
     status = serializers.MultipleChoiceField(choices=Invocation.Status.choices, required=False)
     member = serializers.CharField(required=False)
     tool = serializers.CharField(required=False)
     source = serializers.MultipleChoiceField(choices=Invocation.Source.choices, required=False)  # type: ignore[assignment]
     error_kind = serializers.MultipleChoiceField(choices=Invocation.ErrorKind.choices, required=False)
-    requested_by = serializers.CharField(required=False, help_text="A user's name.")
-    since = serializers.DateTimeField(required=False, help_text="Queued then or later.")
-    until = serializers.DateTimeField(required=False, help_text="Queued before then.")
+    requested_by = serializers.CharField(required=False, help_text="The name of a user.")
+    since = serializers.DateTimeField(required=False, help_text="Only calls that were queued at this time or later.")
+    until = serializers.DateTimeField(required=False, help_text="Only calls that were queued before this time.")
 
     def validate(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Refuses a misspelt filter, because to ignore it would widen the list silently."""
-        if extra_keys := set(self.initial_data) - set(self.fields) - PAGING:
+        """Refuse unknown filters. Without this, a misspelt filter would silently return more calls."""
+        if unknown_keys := set(self.initial_data) - set(self.fields) - PAGING:
             field_names = ", ".join(self.fields)
             raise serializers.ValidationError(
-                {name: [f"No filter has this name; there are {field_names}."] for name in extra_keys}
+                {name: [f"Unknown filter. The filters are {field_names}."] for name in unknown_keys}
             )
         return values
 
 
 _COLUMNS = [field.name for field in Invocation._meta.concrete_fields]
-# Its fields are bound once: to copy them for each call takes a fifth of a request.
+# One instance for all requests, because to copy its fields takes a fifth of a request.
 _SERIALIZER = InvocationSerializer()
 
 
-def _invocation(request: Request, pk: int) -> Invocation:
+def _get_invocation(request: Request, pk: int) -> Invocation:
+    """Return the call. Raises NotFound if it does not exist or this principal may not read it."""
     invocation = readable_call(request, pk)
     if invocation is None:
         raise NotFound(f"There is no invocation {pk}.")
@@ -135,16 +139,16 @@ def _invocation(request: Request, pk: int) -> Invocation:
 
 
 def _response_after_wait(request: Request, invocation: Invocation) -> Response:
-    """The call, after the wait that the client prefers."""
+    """Return the call, after the wait that the client asks for."""
     seconds = 0 if invocation.is_finished else requests.preferred_wait(request)
     if not seconds or not requests.wait_for_end(request, invocation, seconds):
         return Response(_SERIALIZER.to_representation(invocation))
-    now = _SERIALIZER.to_representation(_invocation(request, invocation.pk))
-    return Response(now, headers={"Preference-Applied": f"wait={seconds}"})
+    representation = _SERIALIZER.to_representation(_get_invocation(request, invocation.pk))
+    return Response(representation, headers={"Preference-Applied": f"wait={seconds}"})
 
 
-def _queue_response(request: Request, invocation: Invocation) -> Response:
-    """200 when the call is over, perhaps after a wait, else 202 with its address."""
+def _call_response(request: Request, invocation: Invocation) -> Response:
+    """Return 200 if the call has ended, perhaps after a wait. Otherwise return 202 with the URL of the call."""
     response = _response_after_wait(request, invocation)
     if response.data["status"] not in Invocation.FINISHED:
         response.status_code = status.HTTP_202_ACCEPTED
@@ -153,9 +157,9 @@ def _queue_response(request: Request, invocation: Invocation) -> Response:
 
 
 class InvocationsView(HallView, ListAPIView[Invocation]):
-    """Calls of every source, newest first, without arguments and results: `url` of each has them.
+    """Calls of every source, newest first, without arguments and results. The `url` of each call returns them.
 
-    Without the permission to view calls, a user's own.
+    A user without the permission to view calls sees only their own.
     """
 
     serializer_class = InvocationSummarySerializer
@@ -179,9 +183,9 @@ class InvocationsView(HallView, ListAPIView[Invocation]):
 
     def get_queryset(self) -> QuerySet[Invocation]:
         values = query_of(InvocationFilters, self.request)
-        # A filter by several words is an empty set where none was given.
+        # A filter with several values is an empty set if the query does not have it.
         filters = {self.LOOKUPS[name]: value for name, value in values.items() if value}
-        # Of the member its name alone: the manifest need not be decoded for every call.
+        # Only the name of the member, so that its manifest is not decoded for every call.
         rows = Invocation.objects.select_related("member").only(*_COLUMNS, "member__name")
         rows = rows.defer("arguments", "result", "error_data")
         return rows.filter(readable_calls(self.request), **filters)
@@ -190,8 +194,8 @@ class InvocationsView(HallView, ListAPIView[Invocation]):
 class InvocationView(HallView):
     @extend_schema(parameters=[PREFER], responses={200: InvocationSerializer, 404: REFUSED})
     def get(self, request: Request, pk: int) -> Response:
-        """One call with its arguments (secrets masked) and its result."""
-        return _response_after_wait(request, _invocation(request, pk))
+        """One call with its arguments and its result. Secrets are masked."""
+        return _response_after_wait(request, _get_invocation(request, pk))
 
 
 class InvocationCancelView(HallView):
@@ -201,31 +205,33 @@ class InvocationCancelView(HallView):
         responses={200: InvocationSerializer, 202: InvocationSerializer, 403: REFUSED, 404: REFUSED, 409: REFUSED},
     )
     def post(self, request: Request, pk: int) -> Response:
-        """A queued call is cancelled at once (200), a running one is asked to end (202).
+        """Cancel a call. A queued call ends at once (200). For a running call, the member is notified (202).
 
-        Your own, or that of a member that you may stop.
+        You can cancel your own calls, and the calls of members that you may stop.
         """
-        call = _invocation(request, pk)
+        call = _get_invocation(request, pk)
         access.require_cancel(principal_of(request), call.member.name, call.requested_by_id)
-        return _queue_response(request, cancel_call(call))
+        return _call_response(request, cancel_call(call))
 
 
-# A new one --------------------------------------------------------------------------------------------------------
+# A new call -------------------------------------------------------------------------------------------------------
 
 limiter = Limiter()
 
 
-def _within_limits(who: Principal) -> AbstractContextManager[None]:
-    """Around a call. A browser's session has no limits of its own. Raises TooManyCallsError."""
-    if who.token_id is None:
+def _within_limits(principal: Principal) -> AbstractContextManager[None]:
+    """Count the call against the limits of its token. A browser session has no limits. Raises TooManyCallsError."""
+    if principal.token_id is None:
         return nullcontext()
-    return limiter.call(who.token_id, who.limits)
+    return limiter.call(principal.token_id, principal.limits)
 
 
-class CallSerializer(serializers.Serializer[Any]):
-    """The body of an invoke."""
+class InvokeRequestSerializer(serializers.Serializer[Any]):
+    """The body of a request to call a tool."""
 
-    arguments = serializers.DictField(required=False, help_text="As the tool's input_schema says; {} when left out.")
+    arguments = serializers.DictField(
+        required=False, help_text="The arguments, as input_schema of the tool declares them. The default is {}."
+    )
 
 
 class InvokeView(ToolVerbView):
@@ -233,10 +239,12 @@ class InvokeView(ToolVerbView):
 
     @extend_schema(
         parameters=[PREFER, IDEMPOTENCY_KEY],
-        request=CallSerializer,
+        request=InvokeRequestSerializer,
         responses={
-            200: OpenApiResponse(InvocationSerializer, description="It is over."),
-            202: OpenApiResponse(InvocationSerializer, description="It is queued or runs; see Location."),
+            200: OpenApiResponse(InvocationSerializer, description="The call has ended."),
+            202: OpenApiResponse(
+                InvocationSerializer, description="The call is queued or running. Location is its URL."
+            ),
             400: REFUSED,
             403: REFUSED,
             404: REFUSED,
@@ -246,7 +254,7 @@ class InvokeView(ToolVerbView):
         },
     )
     def post(self, request: Request, name: str, tool: str) -> Response:
-        """Call the tool. Accepted whether or not a runtime is alive: the call waits its turn."""
+        """Call the tool. If no runtime is alive, the call waits in the queue."""
         with _within_limits(principal_of(request)):
             return self._call(request, name, tool)
 
@@ -259,7 +267,7 @@ class InvokeView(ToolVerbView):
             caller=Caller(Invocation.Source.REST, cast(User, request.user), principal_of(request)),
             idempotency_key=requests.idempotency_key(request),
         )
-        response = _queue_response(request, invocation)
+        response = _call_response(request, invocation)
         if not is_new:
             response["Idempotent-Replayed"] = "true"
         return response

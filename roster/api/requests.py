@@ -1,4 +1,4 @@
-"""What a request says, read with care: its JSON body, how long it would wait, its idempotency key."""
+"""Read a request safely: its JSON body, the wait that it asks for, its idempotency key."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ from roster.api.permissions import principal_of
 from roster.models import Invocation
 
 MAX_WAIT = 60
-MAX_MENDED = 65_536  # bytes of a body that is read by the slower way, which says more and reads lone surrogates
+# Bytes of a body that msgspec refuses and `json` decodes. That is slower, but its errors are precise, and it accepts
+# lone surrogates.
+MAX_FALLBACK_BYTES = 65_536
 MAX_IDEMPOTENCY_KEY = 255
 
-# Each who waits holds a thread of the web; the other half keeps answering.
+# Each request that waits occupies a thread of the web. Half of the threads always stay free for other requests.
 seats = SharedSlots(settings.GUILD_HALL_WEB_THREADS // 2)
 
 
@@ -34,17 +36,17 @@ seats = SharedSlots(settings.GUILD_HALL_WEB_THREADS // 2)
 
 
 class ObjectParser(BaseParser):
-    """A JSON object, as large as DATA_UPLOAD_MAX_MEMORY_SIZE allows (beyond: RequestDataTooBig)."""
+    """Parse a JSON object. Raises RequestDataTooBig if it is larger than DATA_UPLOAD_MAX_MEMORY_SIZE."""
 
     media_type = "application/json"
 
     def parse(
         self, stream: IO[Any], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        # Not `stream.read()`: only Django's own `body` minds the limit.
+        # Not `stream.read()`, because only Django's `body` checks the limit.
         body: bytes = (parser_context or {})["request"].body
         try:
-            value = _value_of(body)
+            value = _decode(body)
         except RecursionError as error:
             raise ParseError("The body is nested too deep.") from error
         except ValueError as error:
@@ -54,36 +56,39 @@ class ObjectParser(BaseParser):
         return value
 
 
-def _value_of(body: bytes) -> Any:
-    """While json reads, no other thread of the process runs: it reads what msgspec refuses, and says what is wrong."""
+def _decode(body: bytes) -> Any:
+    """Decode with msgspec. Decode again with `json` if msgspec refuses a small body.
+
+    No other thread of the process runs while `json` decodes, so it does not get large bodies.
+    """
     try:
         return msgspec.json.decode(body)
     except (ValueError, RecursionError):
-        if len(body) > MAX_MENDED:
+        if len(body) > MAX_FALLBACK_BYTES:
             raise
-        return json.loads(body, parse_constant=_refuse_constant, parse_float=_finite)
+        return json.loads(body, parse_constant=_refuse_constant, parse_float=_parse_float)
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _finite(text: str) -> float:
-    """1e999 is JSON, but read as infinity it could not be written down again."""
+def _parse_float(text: str) -> float:
+    """Refuse numbers such as 1e999. They are valid JSON, but become infinity, which JSON cannot represent."""
     value = float(text)
     if math.isinf(value):
         raise ValueError(f"{text[:40]} is too large a number")
     return value
 
 
-def refuse_chunks(request: Request) -> None:
-    """Raises LengthRequired for a body without a length: WSGI gives none of it, and `{}` would be called instead."""
+def require_content_length(request: Request) -> None:
+    """Raise LengthRequired for a body without Content-Length, because WSGI would deliver an empty body."""
     if "HTTP_TRANSFER_ENCODING" in request.META and not request.META.get("CONTENT_LENGTH"):
         raise LengthRequired
 
 
 def call_arguments(request: Request) -> Any:
-    """`arguments` of the body, `{}` without. A misspelt key is refused: it would call the tool with nothing."""
+    """Return `arguments` of the body, or {}. Raises ValidationError for other keys, because one may be misspelt."""
     body = dict(request.data)
     arguments = body.pop("arguments", {})
     if body:
@@ -92,10 +97,10 @@ def call_arguments(request: Request) -> Any:
 
 
 def idempotency_key(request: Request) -> str | None:
-    """The Idempotency-Key header. Raises ValidationError for one that is empty or too long."""
+    """Return the Idempotency-Key header. Raises ValidationError if it is empty or too long."""
     key = request.headers.get("Idempotency-Key")
     if key is not None and not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY:
-        raise ValidationError({"Idempotency-Key": [f"Give 1 to {MAX_IDEMPOTENCY_KEY} characters."]})
+        raise ValidationError({"Idempotency-Key": [f"Send 1 to {MAX_IDEMPOTENCY_KEY} characters."]})
     return key
 
 
@@ -103,7 +108,7 @@ def idempotency_key(request: Request) -> str | None:
 
 
 def preferred_wait(request: Request) -> int:
-    """Seconds the client would wait, at most MAX_WAIT; 0 when it did not say, or said it so that nobody can know."""
+    """Return the seconds that the client asks to wait, at most MAX_WAIT. 0 if the header is missing or invalid."""
     wait = next(_preferences(request.headers.get("Prefer", ""), "wait"), "")
     return min(int(wait), MAX_WAIT) if re.fullmatch(r"[0-9]{1,9}", wait) else 0
 
@@ -117,21 +122,24 @@ def _preferences(header: str, name: str) -> Iterator[str]:
 
 @contextmanager
 def seat(owner: Owner, environment: Mapping[str, Any]) -> Iterator[bool]:
-    """Around waiting: whether there is a seat for it. Principals share the seats, see `Slots`."""
-    with seats.seat(owner) as is_seated:
-        if is_seated:
-            waits(environment)()
-        yield is_seated
+    """Yield whether there is a free seat for a request that waits. Principals share the seats, see `Slots`."""
+    with seats.seat(owner) as has_seat:
+        if has_seat:
+            wait_callback(environment)()
+        yield has_seat
 
 
-def waits(environment: Mapping[str, Any]) -> Callable[[], None]:
-    """To be called before each time that a thread waits: the server lets others work meanwhile."""
-    tell: Callable[[], None] = environment.get("guildhall.waits", lambda: None)
-    return tell
+def wait_callback(environment: Mapping[str, Any]) -> Callable[[], None]:
+    """Return the function to call before each wait, so that the server lets other threads work."""
+    callback: Callable[[], None] = environment.get("guildhall.waits", lambda: None)
+    return callback
 
 
-class Seated:
-    """Parts of an answer, whose seat is given back however it ends: a generator that never began runs no `finally`."""
+class SeatedStream:
+    """The parts of a streaming response that occupies a seat. `close` releases the seat.
+
+    A generator cannot do this, because its `finally` does not run if the generator never started.
+    """
 
     def __init__(self, parts: Iterator[str], seat: ExitStack) -> None:
         self._parts = parts
@@ -145,9 +153,9 @@ class Seated:
 
 
 def wait_for_end(request: Request, invocation: Invocation, seconds: int) -> bool:
-    """Wait until the call is over; whether there was a seat to wait at all (not: whether it is over)."""
-    with seat(principal_of(request).owner, request.META) as is_seated:
-        if is_seated:
-            give_connection_back()  # waiting is no reason to keep one from those who work
+    """Wait until the call ends. Return whether there was a free seat, not whether the call ended."""
+    with seat(principal_of(request).owner, request.META) as has_seat:
+        if has_seat:
+            give_connection_back()  # other requests may need the connection
             wait_for_call(invocation.pk, seconds)
-    return is_seated
+    return has_seat

@@ -284,7 +284,7 @@ def stream(
     if not seat.enter_context(requests.seat(principal_of(request).owner, request.META)):
         return None
     response = StreamingHttpResponse(
-        requests.Seated(_events(session, after, message, requests.waits(request.META)), seat),
+        requests.SeatedStream(_events(session, after, message, requests.wait_callback(request.META)), seat),
         content_type="text/event-stream",
     )
     response["Cache-Control"] = "no-store"
@@ -293,7 +293,7 @@ def stream(
 
 
 def _events(
-    session: AgentSession, after: int, message: AgentMessage | None, waits: Callable[[], None]
+    session: AgentSession, after: int, message: AgentMessage | None, before_wait: Callable[[], None]
 ) -> Iterator[str]:
     if message is not None:
         yield _event("message", MessageSerializer(message).data)
@@ -312,7 +312,7 @@ def _events(
             last_sent_at = time.monotonic()
             yield ":\n\n"
         give_connection_back()
-        waits()
+        before_wait()
         if wait_between_looks(LOOK_SECONDS):
             return
     if message is not None:

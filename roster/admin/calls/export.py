@@ -15,7 +15,7 @@ from django.http import StreamingHttpResponse
 from mcp_runtime.control.calls import masked_arguments
 from mcp_runtime.rows.database import give_connection_back
 from mcp_runtime.security.limits import Owner, SharedSlots
-from roster.api.requests import Seated
+from roster.api.requests import SeatedStream
 from roster.models import Invocation
 
 MAX_EXPORTED = 100_000
@@ -49,7 +49,7 @@ def exported(calls: QuerySet[Invocation], form: str, owner: Owner) -> StreamingH
     if not seat.enter_context(exports.seat(owner)):
         return None
     lines = _csv(calls) if form == "csv" else _json_lines(calls)
-    response = StreamingHttpResponse(Seated(lines, seat), content_type=FORMATS[form])
+    response = StreamingHttpResponse(SeatedStream(lines, seat), content_type=FORMATS[form])
     response.headers["Content-Disposition"] = f'attachment; filename="calls.{form}"'
     return response
 

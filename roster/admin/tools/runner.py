@@ -231,8 +231,8 @@ class ToolRunner(RuntimeRowAdmin):
             if not is_new:
                 messages.info(request, SENT_BEFORE)
             return redirect("admin:roster_invocation_change", invocation.pk)
-        with requests.seat((request.user.pk, None), request.META) as is_seated:
-            if is_seated:
+        with requests.seat((request.user.pk, None), request.META) as has_seat:
+            if has_seat:
                 wait_for_call(invocation.pk, PATIENCE_SECONDS)
         outcome = reverse("admin:roster_tool_outcome", args=[tool.pk, invocation.pk])
         return JsonResponse({"call": invocation.pk, "outcome": outcome, "call_key": str(uuid.uuid4())})
