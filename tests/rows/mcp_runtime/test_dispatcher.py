@@ -261,7 +261,7 @@ def failing(error: Exception) -> Callable[..., Any]:
 # A call -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_queued_call_is_claimed_called_and_written_down(hall: Hall_) -> None:
+def test_a_queued_call_is_claimed_and_run_and_its_outcome_is_written(hall: Hall_) -> None:
     anna = hall.add()
     invocation = call(anna, "echo", arguments={"text": "a"}, timeout=7)
     hall.run_once()
@@ -287,7 +287,7 @@ def test_the_oldest_come_first_whoever_they_are_for(hall: Hall_) -> None:
     assert order == [str(number) for number in range(100)]
 
 
-def test_the_end_of_a_call_is_written_before_the_queue_is_looked_at_again(hall: Hall_) -> None:
+def test_the_outcome_of_a_call_is_written_before_the_next_look_at_the_queue(hall: Hall_) -> None:
     anna = hall.add(manifest={"max_concurrency": 1})
     one, two = call(anna), call(anna)
     hall.run_once()
@@ -322,7 +322,7 @@ def test_a_call_that_fails_ends_with_the_kind_of_its_error_and_leaves_the_member
     assert hall.dispatcher.calls_in(anna.pk) == 0
 
 
-def test_what_is_not_mcp_is_logged(hall: Hall_, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_response_that_is_not_mcp_is_logged(hall: Hall_, caplog: pytest.LogCaptureFixture) -> None:
     anna = hall.add()
     hall.client(anna).answer = failing(ProtocolError("answered with html"))
     call(anna)
@@ -340,7 +340,7 @@ def test_a_call_whose_deadline_passed_is_cancelled_at_the_member_too(hall: Hall_
 
 # In a test's own transaction the end of a unit of work would close its connection.
 @pytest.mark.django_db(transaction=True)
-def test_a_refused_connection_is_told_to_the_lifecycle(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_connection_is_reported_to_the_lifecycle(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher, "EXIT_GRACE", 0.01)
     anna = hall.add()
     hall.client(anna).answer = failing(ConnectError("connection refused"))
@@ -392,7 +392,7 @@ def test_an_exit_during_the_call_explains_a_broken_connection(hall: Hall_) -> No
     assert hall.failed == []
 
 
-def test_an_exit_before_the_call_was_sent_is_told_from_one_during_it(hall: Hall_) -> None:
+def test_an_exit_before_the_call_was_sent_differs_from_an_exit_during_it(hall: Hall_) -> None:
     anna = hall.add()
     process = hall.live[anna.pk].process
     process.exit_code = 3
@@ -440,7 +440,7 @@ def test_a_failed_connection_leaves_no_database_connection_in_the_pools_thread(
     assert hall.held_connection is (connection.vendor == "sqlite")
 
 
-# Places -----------------------------------------------------------------------------------------------------------
+# Slots ------------------------------------------------------------------------------------------------------------
 
 
 def test_no_more_calls_at_a_time_than_the_member_takes_and_the_rest_stays_queued(
@@ -472,7 +472,7 @@ def test_sixteen_at_a_time_unless_the_manifest_says_otherwise(make_hall: Callabl
     assert Invocation.objects.filter(status="running").count() == 16
 
 
-def test_a_member_full_of_hung_calls_keeps_no_other_waiting(make_hall: Callable[..., Hall_]) -> None:
+def test_a_member_full_of_hung_calls_delays_no_other_member(make_hall: Callable[..., Hall_]) -> None:
     hall = make_hall()
     hung, well = hall.add("hung", manifest={"max_concurrency": 2}), hall.add("well")
     hall.client(hung).go_on.clear()
@@ -484,7 +484,7 @@ def test_a_member_full_of_hung_calls_keeps_no_other_waiting(make_hall: Callable[
     assert statuses(stuck[-1]) == ["queued"]
 
 
-def test_a_place_that_becomes_free_is_taken_at_once(
+def test_a_slot_that_becomes_free_is_used_at_once(
     make_hall: Callable[..., Hall_], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hall = make_hall(has_broker=True)  # without one the database is looked at every few milliseconds
@@ -513,7 +513,7 @@ def test_no_more_calls_at_a_time_than_the_hall_takes(make_hall: Callable[..., Ha
     eventually(lambda: (hall.run_once(), statuses(*calls) == ["succeeded"] * 12)[1])
 
 
-def test_members_whose_calls_hang_leave_places_for_the_others(make_hall: Callable[..., Hall_]) -> None:
+def test_members_whose_calls_hang_leave_slots_for_the_others(make_hall: Callable[..., Hall_]) -> None:
     """None gets more than half; the last quarter is for members, half of it for requesters too, that run nothing."""
     hall = make_hall(concurrency=40)
     greedy = [hall.add(name, manifest={"max_concurrency": 1024}) for name in ("greedy", "greedier")]
@@ -537,7 +537,7 @@ def test_a_hall_for_one_call_at_a_time_takes_it(make_hall: Callable[..., Hall_])
     eventually(lambda: (hall.run_once(), statuses(*calls) == ["succeeded"] * 2)[1])
 
 
-def test_a_hall_that_was_full_looks_again_when_a_place_is_free(make_hall: Callable[..., Hall_]) -> None:
+def test_a_full_hall_looks_at_the_queue_again_when_a_slot_is_free(make_hall: Callable[..., Hall_]) -> None:
     hall = make_hall(concurrency=2)
     anna, bob = hall.add("anna"), hall.add("bob")
     calls = [call(anna, requested_by=somebody("a")), call(bob), call(anna, requested_by=somebody("a"))]
@@ -603,7 +603,7 @@ def test_a_claim_that_fails_gives_its_slots_back(hall: Hall_, monkeypatch: pytes
     assert statuses(invocation) == ["succeeded"]
 
 
-def test_a_long_queue_is_taken_in_batches_of_few_statements(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_queue_is_claimed_in_batches_of_few_statements(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher, "CLAIM_BATCH", 10)
     anna = hall.add(manifest={"max_concurrency": 200})
     for _ in range(95):
@@ -644,7 +644,7 @@ def test_without_the_lease_nothing_is_claimed_and_the_queue_is_not_asked_without
     assert hall.dispatcher.is_idle
 
 
-def test_an_end_that_is_no_longer_ours_to_write_is_one_line_in_the_log(
+def test_an_outcome_of_a_call_that_has_already_ended_is_one_line_in_the_log(
     hall: Hall_, caplog: pytest.LogCaptureFixture
 ) -> None:
     anna = hall.add()
@@ -657,7 +657,7 @@ def test_an_end_that_is_no_longer_ours_to_write_is_one_line_in_the_log(
     assert hall.dispatcher.is_idle
 
 
-def test_no_call_is_claimed_after_the_stop_began_though_ends_are_written(hall: Hall_) -> None:
+def test_after_stop_claiming_no_call_is_claimed_but_outcomes_are_written(hall: Hall_) -> None:
     anna = hall.add(manifest={"max_concurrency": 1})
     one, two = call(anna), call(anna)
     hall.run_once()
@@ -669,7 +669,7 @@ def test_no_call_is_claimed_after_the_stop_began_though_ends_are_written(hall: H
 # Progress ---------------------------------------------------------------------------------------------------------
 
 
-def test_progress_is_written_once_a_turn_whatever_a_member_says_and_however_often(hall: Hall_) -> None:
+def test_progress_is_written_once_in_a_sweep_however_often_a_member_reports_it(hall: Hall_) -> None:
     anna = hall.add()
     one, two = call(anna, "one"), call(anna, "two")
     said = [{"progress": number, "total": "many", "message": "x" * 10_000} for number in range(1000)]
@@ -697,7 +697,7 @@ def test_progress_of_a_call_that_is_over_changes_nothing(hall: Hall_) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_end_of_a_call_does_not_wait_for_a_big_answer_of_another(
+def test_the_outcome_of_a_call_does_not_wait_for_the_big_answer_of_another(
     make_hall: Callable[..., Hall_], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hall = make_hall()
@@ -740,7 +740,7 @@ def test_a_big_answer_is_not_lost_when_the_database_is_away(hall: Hall_, monkeyp
     assert statuses(invocation) == ["succeeded"]
 
 
-def test_words_of_a_member_that_postgres_would_not_store_are_made_harmless(hall: Hall_) -> None:
+def test_text_of_a_member_that_postgres_cannot_store_is_replaced(hall: Hall_) -> None:
     anna = hall.add()
     hall.client(anna).answer = failing(ProtocolError("answered with text/\x00html"))
     invocation = call(anna)
@@ -748,7 +748,7 @@ def test_words_of_a_member_that_postgres_would_not_store_are_made_harmless(hall:
     assert row(invocation).error_message.endswith("answered with text/\N{REPLACEMENT CHARACTER}html")
 
 
-def test_a_result_that_the_database_will_not_have_ends_its_own_call_alone(
+def test_a_result_that_the_database_refuses_fails_only_its_own_call(
     hall: Hall_, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     anna = hall.add()
@@ -768,9 +768,7 @@ def test_a_result_that_the_database_will_not_have_ends_its_own_call_alone(
     assert "Traceback" in caplog.text
 
 
-def test_a_result_that_breaks_the_hall_itself_ends_its_own_call_alone(
-    hall: Hall_, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_that_cannot_be_encoded_fails_only_its_own_call(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
     anna = hall.add()
     one, two = call(anna, "1"), call(anna, "2")
     real = invocations.finish
@@ -786,7 +784,7 @@ def test_a_result_that_breaks_the_hall_itself_ends_its_own_call_alone(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_ends_are_written_when_the_database_is_back(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcomes_are_written_when_the_database_is_back(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
     anna = hall.add()
     calls = [call(anna) for _ in range(3)]
     hall.run_once()
@@ -804,7 +802,7 @@ def test_ends_are_written_when_the_database_is_back(hall: Hall_, monkeypatch: py
 
 
 @pytest.mark.django_db(transaction=True)
-def test_ends_that_could_not_be_written_are_kept_for_the_next_turn(
+def test_the_next_iteration_writes_outcomes_after_a_write_that_failed(
     hall: Hall_, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     anna = hall.add()
@@ -820,7 +818,9 @@ def test_ends_that_could_not_be_written_are_kept_for_the_next_turn(
     assert statuses(invocation) == ["succeeded"]
 
 
-def test_ends_that_come_together_are_written_in_one_transaction_where_a_commit_waits_for_the_disk(hall: Hall_) -> None:
+def test_outcomes_that_arrive_together_are_written_in_one_transaction_where_a_commit_waits_for_the_disk(
+    hall: Hall_,
+) -> None:
     """SQLite's does not, and its one lock is not held while the next statement is put together."""
     anna = hall.add()
     for _ in range(10):
@@ -834,7 +834,7 @@ def test_ends_that_come_together_are_written_in_one_transaction_where_a_commit_w
     assert transactions == (1 if connection.vendor == "postgresql" else 0)
 
 
-def test_the_end_of_one_users_call_is_written_before_the_many_of_another(hall: Hall_) -> None:
+def test_the_outcome_of_one_users_call_is_written_before_the_many_of_another(hall: Hall_) -> None:
     anna = hall.add(manifest={"max_concurrency": 200})
     many = [call(anna, requested_by=somebody("many")) for _ in range(3 * outcomes.MAX_BATCH)]
     one = call(anna, requested_by=somebody("one"))
@@ -846,7 +846,7 @@ def test_the_end_of_one_users_call_is_written_before_the_many_of_another(hall: H
     assert statuses(*many) == ["succeeded"] * len(many)
 
 
-def test_a_call_that_ends_while_others_are_written_down_ends_like_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outcome_that_is_added_during_a_write_is_written_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that is compared with another gives the pool's threads a chance to add one."""
     work: list[Callable[[], None]] = []
     hall = Hall_(lambda fn, args: work.append(partial(fn, *args)))
@@ -874,7 +874,7 @@ def test_a_call_that_ends_while_others_are_written_down_ends_like_them(monkeypat
     assert hall.dispatcher.is_idle
 
 
-def test_ends_of_several_users_that_could_not_be_written_are_kept_and_each_is_written_once(
+def test_outcomes_of_several_users_are_written_once_after_a_write_that_failed(
     hall: Hall_, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     anna = hall.add(manifest={"max_concurrency": 200})
@@ -899,7 +899,7 @@ def test_calls_that_are_claimed_together_are_made_in_turn_for_each_user(hall: Ha
     assert [tool for tool, _, _ in hall.client(anna).calls][:2] == ["many-0", "one"]
 
 
-def test_ends_that_are_left_for_the_next_turn_ring_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcomes_that_are_left_for_the_next_iteration_notify_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_watch, "SWEEP_SECONDS", 3600.0)
     hall = Hall_(inline, has_broker=True)
     hall.run_once()
@@ -1032,7 +1032,7 @@ def test_a_call_never_shortens_a_back_off(hall: Hall_) -> None:
     assert anna.next_restart_at == due
 
 
-def test_a_call_whose_patience_ends_before_the_back_off_is_refused_at_once(hall: Hall_) -> None:
+def test_a_call_whose_deadline_is_before_the_end_of_the_back_off_is_refused_at_once(hall: Hall_) -> None:
     anna = hall.add(connected=False, status="error", restarts=6, last_error="it fell")
     assert refused(hall, call(anna, timeout=2)) == "it fell"
     anna.refresh_from_db()
@@ -1058,10 +1058,10 @@ def test_thousands_that_wait_for_one_member_delay_no_refusal_of_another(
     assert set(statuses(*waiting)) == {"queued"}
 
 
-def test_patience_begins_with_the_call_for_all_who_wait_for_a_member(
+def test_each_call_waits_for_its_member_from_the_time_it_was_queued(
     hall: Hall_, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not with the first iteration that checks it. Calls behind many others would wait many times as long."""
+    """Not from the first iteration that checks it. Calls behind many others would wait many times as long."""
     monkeypatch.setattr(waiting_for_members, "MAX_CHECKED_CALLS", 2)
     anna = hall.add(connected=False)
     calls = [call(anna, timeout=20) for _ in range(6)]
@@ -1072,7 +1072,7 @@ def test_patience_begins_with_the_call_for_all_who_wait_for_a_member(
     assert set(statuses(*calls)) == {"failed"}
 
 
-def test_a_member_that_was_connected_meanwhile_gets_all_of_the_patience_again(
+def test_calls_wait_from_the_start_again_after_their_member_was_connected(
     hall: Hall_, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     anna = hall.add(connected=False)
@@ -1105,7 +1105,9 @@ def test_without_the_lease_nothing_is_refused(hall: Hall_) -> None:
 # Cancelling -------------------------------------------------------------------------------------------------------
 
 
-def test_a_running_call_that_is_cancelled_is_told_to_its_member_and_ends_so(make_hall: Callable[..., Hall_]) -> None:
+def test_the_cancellation_of_a_running_call_is_sent_to_its_member_and_the_call_ends_as_cancelled(
+    make_hall: Callable[..., Hall_],
+) -> None:
     hall = make_hall()
     anna = hall.add()
     client = hall.client(anna)
@@ -1150,7 +1152,7 @@ def test_a_call_that_succeeded_before_it_could_be_cancelled_has_succeeded(hall: 
 # Strays -----------------------------------------------------------------------------------------------------------
 
 
-def test_what_another_runtime_left_running_ends_as_lost_and_is_not_run_again(hall: Hall_) -> None:
+def test_calls_that_another_runtime_left_running_end_as_lost_and_are_not_repeated(hall: Hall_) -> None:
     anna = hall.add()
     invocation = call(anna, status="running", lease_id=uuid.uuid4(), started_at=timezone.now())
     hall.run_once()
@@ -1159,9 +1161,7 @@ def test_what_another_runtime_left_running_ends_as_lost_and_is_not_run_again(hal
     assert hall.client(anna).calls == []
 
 
-def test_a_claim_whose_answer_got_lost_was_never_sent_and_ends_so_at_the_second_look(
-    hall: Hall_, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stray_ends_as_not_sent_at_the_second_check(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
     """However the wall clock is set: the row may say that it was claimed in an hour."""
     anna = hall.add()
     lost = call(anna, status="running", lease_id=hall.lease_id, started_at=timezone.now() + LATER)
@@ -1189,7 +1189,7 @@ def test_a_call_that_runs_long_is_no_stray(make_hall: Callable[..., Hall_], monk
 # Stopping ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_abandoned_ends_as_lost_and_the_member_is_told(make_hall: Callable[..., Hall_]) -> None:
+def test_abandoned_calls_end_as_lost_and_their_member_is_notified(make_hall: Callable[..., Hall_]) -> None:
     hall = make_hall()
     anna, bob = hall.add("anna"), hall.add("bob")
     for member in (anna, bob):
@@ -1247,7 +1247,7 @@ def test_a_notification_is_heard_at_once(make_hall: Callable[..., Hall_], monkey
 
 @in_a_loop
 @pytest.mark.parametrize("has_broker", [True, False])
-def test_without_a_bell_the_queue_is_looked_at_within_a_second_or_so(
+def test_without_a_notification_the_queue_is_looked_at_within_a_second_or_so(
     make_hall: Callable[..., Hall_], has_broker: bool
 ) -> None:
     hall = make_hall(has_broker=has_broker)
@@ -1277,7 +1277,7 @@ def test_a_commit_to_sqlite_notifies_of_calls_members_and_cancellations(
 
 
 @in_a_loop
-def test_a_turn_that_fails_is_said_and_followed_by_the_next(
+def test_an_iteration_that_fails_is_logged_and_the_next_one_follows(
     make_hall: Callable[..., Hall_], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(queue_watch, "SWEEP_SECONDS", 0.05)
@@ -1301,7 +1301,7 @@ def test_a_turn_that_fails_is_said_and_followed_by_the_next(
 
 
 @in_a_loop
-def test_the_loop_ends_when_the_last_end_is_written(make_hall: Callable[..., Hall_]) -> None:
+def test_the_loop_ends_when_the_last_outcome_is_written(make_hall: Callable[..., Hall_]) -> None:
     hall = make_hall()
     anna = hall.add()
     client = hall.client(anna)
@@ -1387,7 +1387,9 @@ def test_many_calls_from_many_threads_each_run_once(make_hall: Callable[..., Hal
 # Notifications ----------------------------------------------------------------------------------------------------
 
 
-def test_the_brokers_message_wakes_it_and_one_about_members_looks_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_of_the_broker_notifies_the_dispatcher_and_one_about_members_notifies_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(queue_watch, "SWEEP_SECONDS", 3600.0)
     hall = Hall_(inline, has_broker=True)
     hall.dispatcher.run_once()
