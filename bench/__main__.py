@@ -275,7 +275,7 @@ SCENARIOS: dict[str, tuple[Callable[[int], list[Figure]], int]] = {
     "statistics": (plots.statistics, 200),
     "idle": (idle, 20),
     "client": (client, 500),
-    "instructions": (instructions, 60),
+    "instructions": (instructions, 150),
     "gateway": (gateway, 5),
 }
 

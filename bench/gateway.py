@@ -29,9 +29,11 @@ LISTS_SECONDS = 4.0
 PLACES = 16  # of a member: how many calls may be in it
 OF_ONE_TOKEN = 12  # of those
 OURS, OURS_LEAN = "gateway", "gateway, lean client and member"
+STDIO_MEMBER = "gateway, a stdio member"
 MEMBER_PATH = "gateway, a member's own path"
 QUEUED_CALLS = "REST, queued and waited for"
-HUB, FASTMCP = "mcp-hub REST, HTTP behind", "FastMCP proxy, shared client"
+HUB, HUB_STDIO = "mcp-hub REST, HTTP behind", "mcp-hub REST, stdio behind"
+FASTMCP = "FastMCP proxy, shared client"
 
 
 def gateway(rounds: int) -> list[Figure]:
@@ -69,10 +71,12 @@ def _side_by_side(rounds: int) -> list[Figure]:
         hall = stack.enter_context(_hall())
         hall.add("echo", str(ECHO), "${PORT}")
         hall.add("lean", str(ECHO), "${PORT}", "lean")
+        hall.add("pipe", *peers.STDIO_ECHO[1:], transport="stdio")
         direct = {lean: stack.enter_context(echo_server(*(["lean"] if lean else []))) for lean in (False, True)}
         contestants = [
             Contestant(OURS, partial(_through, hall, "/mcp", "echo__echo")),
             Contestant(MEMBER_PATH, partial(_through, hall, "/mcp/echo", "echo")),
+            Contestant(STDIO_MEMBER, partial(_through, hall, "/mcp", "pipe__echo")),
             Contestant(OURS_LEAN, partial(_through, hall, "/mcp", "lean__echo"), lean=True),
             Contestant(QUEUED_CALLS, partial(_through, hall, "/api/members/echo/tools/echo/invoke/", "echo", "queued")),
             *_rivals(direct[False].url),
@@ -98,12 +102,12 @@ def _side_by_side(rounds: int) -> list[Figure]:
 
 
 def _rivals(upstream: str) -> list[Contestant]:
-    for peer in peers.PEERS:
+    for peer in (*peers.PEERS, peers.NGINX):
         if not peer.is_installed:
             print(f"({peer.name} left out: not installed; `{peers.HOW}` does it)")
     return [
         Contestant(rival.name, partial(rival.open, upstream), serves_mcp=rival.serves_mcp)
-        for rival in peers.RIVALS
+        for rival in (peers.HOP, *peers.RIVALS)
         if rival.peer.is_installed
     ]
 
@@ -174,6 +178,16 @@ def _bounds(found: dict[str, list[Round]], contestants: list[Contestant]) -> lis
     if QUEUED_CALLS in of_direct and FASTMCP in of_direct:
         ratio = _cpu(found[QUEUED_CALLS]) / _cpu(found[FASTMCP])
         figures += [Figure("  CPU of a call / that of FastMCP's proxy", ratio, "x", 0.5)]
+    if STDIO_MEMBER in of_direct:
+        figures += [Figure("an HTTP member / a stdio member, calls a second", ours / of_direct[STDIO_MEMBER], "x", 1.2)]
+    if HUB_STDIO in of_direct:
+        ratio, cpu_ratio = ours / of_direct[HUB_STDIO], _cpu(found[OURS]) / _cpu(found[HUB_STDIO])
+        figures += [
+            Figure("gateway / mcp-hub's REST over stdio, calls a second", ratio, "x", 1.5, at_least=True),
+            Figure("  CPU of a call", cpu_ratio, "x", 0.5),
+        ]
+    if peers.HOP.name in of_direct:
+        figures += [Figure("gateway / nginx, calls a second", ours / of_direct[peers.HOP.name], "x")]
     rivals = {rival.name: rival.serves_mcp for rival in peers.RIVALS if rival.name in of_direct}
     for text, names, bound in (
         ("the fastest rival that serves MCP over HTTP", [name for name, serves in rivals.items() if serves], 2.0),

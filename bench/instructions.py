@@ -19,6 +19,7 @@ from bench.figures import Figure
 from bench.hall import ROOT, BenchHall, bench_hall
 from bench.loads import echo_server
 
+VALGRIND = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
 FEW = 20
 PROTOCOL_VERSION = "2025-06-18"
 # Millions of instructions. Other Pythons and processors have other counts.
@@ -48,8 +49,7 @@ def _count(part: str, calls: int) -> int:
     """The instructions of the whole program with so many calls."""
     with bench_hall(0) as hall, echo_server("lean") as server:
         process = subprocess.Popen(
-            ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", sys.executable]
-            + ["-m", "bench.counted", part, str(calls), server.url],
+            [*VALGRIND, sys.executable, "-m", "bench.counted", part, str(calls), server.url],
             cwd=ROOT,
             env={**hall.environment, "PYTHONHASHSEED": "0"},
             stdin=subprocess.PIPE,

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -68,6 +69,15 @@ class Peer:
         return " ".join(self.packages)
 
 
+@dataclass(frozen=True)
+class SystemPeer(Peer):
+    """A program of the operating system. It is measured where it is installed."""
+
+    @property
+    def is_installed(self) -> bool:
+        return bool(shutil.which(self.name))
+
+
 def _run(*argv: str) -> None:
     subprocess.run(argv, check=True)
 
@@ -77,6 +87,7 @@ FASTMCP = Peer("fastmcp", ("fastmcp==4.1.2",))
 MCPO = Peer("mcpo", ("mcpo==0.0.20", "mcp<2", "fastapi==0.115.14"))
 MCP_PROXY = Peer("mcp-proxy", ("mcp-proxy@6.7.19",), from_npm=True)
 MCP_HUB = Peer("mcp-hub", ("mcp-hub@4.2.1",), from_npm=True)
+NGINX = SystemPeer("nginx", ())
 PEERS = (FASTMCP, MCPO, MCP_PROXY, MCP_HUB)
 
 
@@ -161,6 +172,25 @@ def _mcp_hub_with(port: int, folder: Path, server: dict[str, object]) -> list[st
     return [MCP_HUB.program("mcp-hub"), "--port", str(port), "--config", str(config)]
 
 
+def _nginx(port: int, upstream: str, folder: Path) -> list[str]:
+    config = folder / "nginx.conf"
+    config.write_text(
+        f"""daemon off; worker_processes 1; pid {folder}/pid; error_log /dev/null;
+        events {{ }}
+        http {{
+          access_log off; client_body_temp_path {folder}; proxy_temp_path {folder};
+          fastcgi_temp_path {folder}; uwsgi_temp_path {folder}; scgi_temp_path {folder};
+          upstream echo {{ server {urlsplit(upstream).netloc}; keepalive 32; }}
+          server {{
+            listen 127.0.0.1:{port};
+            location / {{ proxy_pass http://echo; proxy_http_version 1.1; proxy_set_header Connection ""; }}
+          }}
+        }}"""
+    )
+    return [shutil.which("nginx") or "nginx", "-p", str(folder), "-c", str(config)]
+
+
+HOP = Rival("nginx, a hop that does nothing", NGINX, _nginx, "/mcp", "mcp")
 RIVALS = (
     Rival("FastMCP proxy, shared client", FASTMCP, _fastmcp, "/mcp", "mcp"),
     Rival("mcp-proxy (npm), stdio behind", MCP_PROXY, _mcp_proxy, "/mcp", "mcp"),
