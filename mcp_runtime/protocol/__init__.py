@@ -1,8 +1,9 @@
-"""The words of MCP, as plain values. No I/O.
+"""The messages of MCP, as plain values. No I/O.
 
-jsonrpc   JSON-RPC 2.0: make messages, read them, serve methods
-mcp       versions, headers, events of a stream, what a result says to people
-errors    everything that can go wrong at run time, as one tree; the kinds of failure that a call can end with
+jsonrpc   JSON-RPC 2.0: create messages, read them, serve methods
+mcp       versions, headers, events of a stream, the text of a result
+errors    all run-time errors, as one tree, and the kinds of failure that a call can end with
 
-Every room but `system`, `schemas` and `bridge` uses this one, and so do interfaces. It uses the standard library alone.
+All packages except `system`, `schemas` and `bridge` use this package, and so do the interfaces. It uses only the
+standard library.
 """

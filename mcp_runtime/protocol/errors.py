@@ -1,10 +1,10 @@
-"""Everything that can go wrong at run time, as one tree. Catch at the height you need.
+"""All run-time errors, as one tree. Catch the class that is general enough for you.
 
-What becomes of a call that fails is an `ErrorKind`: the one table of them is here, and each ClientError says its own.
+A call that fails ends with an `ErrorKind`. All kinds are in one table here, and each ClientError has its kind.
 
 McpRuntimeError
   ManifestError(path, reason)          guild-member.json cannot be used
-  NoFreePortError(first, last)         nothing left in the range
+  NoFreePortError(first, last)         all ports of the range are taken
   SecretError                          a header's secret is not where the manifest says
   UrlError                             the hall may not call that address
   LeaseError(holder)                   another runtime owns this hall
@@ -13,24 +13,24 @@ McpRuntimeError
     SpawnError(reason)                 the command could not be started
     NotListeningError(seconds)         its port did not accept within the deadline
     StartTimeoutError(seconds)         no handshake within the deadline
-    ExitedEarlyError(exit_code)        ended before the handshake was done
+    ExitedEarlyError(exit_code)        ended before the handshake was complete
   ClientError
     TransportError                     the connection failed
       ConnectError                     refused, reset, or no connection in time
       RequestTimeoutError(seconds)     the total deadline of a request passed
-      HttpStatusError(status)          an HTTP status that is no answer
+      HttpStatusError(status)          an HTTP status that is not an answer
       ForeignAnswerError               an answer to another request
-      RequestCancelledError            somebody asked to stop waiting
-    ProtocolError                      answered, but not valid JSON-RPC or MCP
-    RemoteError(code, message, data)   a proper JSON-RPC error object
+      RequestCancelledError            the request was cancelled
+    ProtocolError                      an answer that is not valid JSON-RPC or MCP
+    RemoteError(code, message, data)   a valid JSON-RPC error object
     ToolError(result)                  the tool itself failed: a result with isError
-  MethodError(code, message, data)     what a method that we serve answers with instead of a result
-    CallFailedError(kind, message)     the hall did not get an answer for who asked
-  AccessError                          who asks may not come in
+  MethodError(code, message, data)     the error with which a method of ours answers
+    CallFailedError(kind, message)     the member gave no answer to the client's request
+  AccessError                          no access
     TokenError                         a token that is unknown, expired or revoked
-    NotAllowedError                    may come in, but not do this
-    TooManyCallsError(retry_after)     more than the token may
-  RequestRefusedError                  a request or call the hall does not accept
+    NotAllowedError                    access, but not to this
+    TooManyCallsError(retry_after)     more calls than the token may make
+  RequestRefusedError                  a request or call that the hall does not accept
     UnknownMemberError  UnknownToolError  MemberDisabledError  ToolDisabledError
     InvalidArgumentsError(path, reason)
     IdempotencyConflictError  NotCancellableError
@@ -48,13 +48,13 @@ REDIRECTS = (301, 302, 303, 307, 308)
 
 
 class McpRuntimeError(Exception):
-    """Base of all of them. `str()` is a sentence for people."""
+    """Base class of all these errors. `str()` is a sentence for people."""
 
 
 class ManifestError(McpRuntimeError):
-    """guild-member.json cannot be used. `path` is the key's place in it ("args.1"), empty for the file as a whole.
+    """guild-member.json cannot be used. `path` is the key's place in it ("args.1"), empty for the whole file.
 
-    A manifest may have several faults: this is the first, and `faults` are all of them. The text tells them all.
+    A manifest may have several faults. This is the first one, and `faults` are all of them. The text lists them all.
     """
 
     def __init__(self, path: str, reason: str, others: Sequence[ManifestError] = ()) -> None:
@@ -79,7 +79,7 @@ class NoFreePortError(McpRuntimeError):
 
 
 class SecretError(McpRuntimeError):
-    """A header's secret is not where the manifest says. Names the variable or file, never a value."""
+    """A header's secret is not where the manifest says. The message names the variable or file, never a value."""
 
 
 class LeaseError(McpRuntimeError):
@@ -87,7 +87,7 @@ class LeaseError(McpRuntimeError):
 
 
 class AddressTakenError(McpRuntimeError):
-    """The gateway cannot listen where it should. The message says what to do."""
+    """The gateway cannot listen at its address. The message says what to do."""
 
 
 # Processes --------------------------------------------------------------------------------------------------------
@@ -117,13 +117,13 @@ class NotListeningError(ProcessError):
     REMEDY = "; if it only needs longer, set start_timeout in its manifest"
 
     def __init__(self, seconds: float) -> None:
-        shown = round(seconds, None if seconds >= 5 else 1)  # a start budget has odd milliseconds
-        super().__init__(f"nothing listened on its port within {shown:g} s of its start{self.REMEDY}")
+        rounded = round(seconds, None if seconds >= 5 else 1)  # a start budget has odd milliseconds
+        super().__init__(f"nothing listened on its port within {rounded:g} s of its start{self.REMEDY}")
         self.seconds = seconds
 
 
 class StartTimeoutError(ProcessError):
-    """The handshake was not done in time (REQ-MCP-HTTP-14, 20)."""
+    """The handshake was not complete in time (REQ-MCP-HTTP-14, 20)."""
 
     def __init__(self, seconds: float, detail: str = "") -> None:
         super().__init__(
@@ -133,11 +133,11 @@ class StartTimeoutError(ProcessError):
 
 
 class UrlError(McpRuntimeError):
-    """The hall may not call this address: the manifest or a setting has to change before another try."""
+    """The hall may not call this address. Another try needs a change of the manifest or of a setting."""
 
 
 class ExitedEarlyError(ProcessError):
-    """The process ended before the handshake was done."""
+    """The process ended before the handshake was complete."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(f"ended with {describe_exit(exit_code)} before the handshake was done")
@@ -148,7 +148,7 @@ class ExitedEarlyError(ProcessError):
 
 
 class _Choices(EnumType):
-    """What models and forms ask of choices, as Django's own have it: this room knows no Django."""
+    """The attributes that models and forms need, as in Django's choices. This package does not import Django."""
 
     @property
     def values(cls) -> list[str]:
@@ -160,13 +160,13 @@ class _Choices(EnumType):
 
 
 class ErrorKind(StrEnum, metaclass=_Choices):
-    """What became of a call that failed. Rows, REST, the admin and agents have it, and all they say of it, from here.
+    """The kind of failure of a call. Rows, REST, the admin and agents take the kind and its texts from here.
 
-    `remark` ends the sentence that says what happened, where that leaves open whether it ran. `hint` is what a person
-    does next.
+    `remark` ends the sentence about the failure, if that sentence does not say whether the call ran. `hint` says what a
+    person can do next.
 
-    A new kind is one more here. An error below has it, or the code that writes the row. CONTRIBUTING says where else it
-    goes.
+    Add a new kind here. Either an error class below sets it, or the code that writes the row. CONTRIBUTING lists the
+    other places.
     """
 
     remark: str
@@ -175,12 +175,12 @@ class ErrorKind(StrEnum, metaclass=_Choices):
     TOOL = (  # a result with isError; the member is well
         "tool",
         "",
-        "The tool ran and says it failed. Its message tells what it missed: change the arguments and call again.",
+        "The tool ran and reported an error. Read its message, change the arguments, and call again.",
     )
     PROTOCOL = (  # a JSON-RPC error object, or an answer that is not MCP
         "protocol",
         "",
-        "The member answered, but not with a result. Its log tells more; its author has to look at it.",
+        "The member answered, but not with a result. Its log may say why. Its author has to fix it.",
     )
     TRANSPORT = (  # sent, then the connection failed or the member exited
         "transport",
@@ -191,18 +191,18 @@ class ErrorKind(StrEnum, metaclass=_Choices):
     TIMEOUT = (  # sent, then the total deadline passed
         "timeout",
         "; it may have run",
-        'No answer in time; the tool may have done its work all the same. Ask for less, or raise "timeout" in the '
+        'No answer in time. The tool may still have done its work. Ask for less, or raise "timeout" in the '
         "member's manifest.",
     )
     UNAVAILABLE = (  # never sent: the member did not start, or took no connection
         "unavailable",
         "; the call was not sent",
-        "The call was never sent, so it is safe to repeat. The member's page says why it took no call.",
+        "The call was never sent, so it is safe to repeat. The member's page says why the member was not available.",
     )
     LOST = (  # the runtime ended while it ran; never run again automatically
         "lost",
         "",
-        "The runtime ended while this call ran. Nobody knows how far it came: look before you call again.",
+        "The runtime ended while this call ran. Nobody knows what the call did. Check before you call again.",
     )
 
     def __new__(cls, value: str, remark: str, hint: str) -> ErrorKind:
@@ -213,27 +213,27 @@ class ErrorKind(StrEnum, metaclass=_Choices):
 
     @property
     def may_have_run(self) -> bool:
-        """Whether it is not safe to repeat. A call that was not sent is UNAVAILABLE, whatever the reason."""
+        """Whether the call may have run, so that it is not safe to repeat. A call that was not sent is UNAVAILABLE."""
         return self is not ErrorKind.UNAVAILABLE
 
     def data(self, member: str = "") -> dict[str, Any]:
         """The `data` of a JSON-RPC error for agents."""
-        about = {"member": member} if member else {}
-        return about | {"kind": str(self)} | ({} if self.may_have_run else {"sent": False})
+        origin = {"member": member} if member else {}
+        return origin | {"kind": str(self)} | ({} if self.may_have_run else {"sent": False})
 
 
 # The JSON-RPC client ----------------------------------------------------------------------------------------------
 
 
 class ClientError(McpRuntimeError):
-    """A request to a member did not give a result. `was_sent`: the member may have read some of it, and acted on it."""
+    """A request to a member gave no result. If `was_sent`, the member may have read some of it and acted on it."""
 
     was_sent = True
     kind_once_sent: ClassVar[ErrorKind] = ErrorKind.TRANSPORT
 
     @property
     def kind(self) -> ErrorKind:
-        """What became of the call."""
+        """The kind of failure of the call."""
         return self.kind_once_sent if self.was_sent else ErrorKind.UNAVAILABLE
 
     @property
@@ -247,7 +247,7 @@ class TransportError(ClientError):
 
 
 class ConnectError(TransportError):
-    """Refused (`is_refusal`: nobody listens), reset, or no connection in time (REQ-MCP-HTTP-41)."""
+    """No connection in time, reset, or refused (`is_refusal`: nothing listens there) (REQ-MCP-HTTP-41)."""
 
     def __init__(self, message: str, *, is_refusal: bool = False) -> None:
         super().__init__(message)
@@ -266,37 +266,37 @@ class RequestTimeoutError(TransportError):
 
 
 class HttpStatusError(TransportError):
-    """An HTTP status that is no answer."""
+    """An HTTP status that is not an answer."""
 
     def __init__(self, status: int, excerpt: str = "") -> None:
-        # Where a redirect leads nobody has checked, and what the hall sends may hold secrets.
+        # The hall does not follow redirects. Nobody has checked the new address, and the request may contain secrets.
         what = f"{status}, a redirect, which the hall does not follow" if status in REDIRECTS else str(status)
         super().__init__(f"answered with HTTP status {what}" + (f": {excerpt}" if excerpt else ""))
         self.status = status
 
 
 class ForeignAnswerError(TransportError):
-    """The member answered another request than the one that was sent there. Its own answer is not to be had."""
+    """The member answered another request on this connection. The right answer cannot be read any more."""
 
     def __init__(self) -> None:
         super().__init__("answered another request than this one; the call may have run")
 
 
 class RequestCancelledError(TransportError):
-    """The request was cancelled while it ran. A call ends as cancelled then, and has no kind of failure."""
+    """The request was cancelled while it ran. The call then ends as cancelled, without a kind of failure."""
 
     def __init__(self) -> None:
         super().__init__("the request was cancelled")
 
 
 class ProtocolError(ClientError):
-    """Answered, but not valid JSON-RPC or MCP (REQ-MCP-HTTP-42)."""
+    """The answer is not valid JSON-RPC or MCP (REQ-MCP-HTTP-42)."""
 
     kind_once_sent = ErrorKind.PROTOCOL
 
 
 class RemoteError(ClientError):
-    """A proper JSON-RPC error object (REQ-MCP-HTTP-29). `str()` says what its code means, where that is known."""
+    """A valid JSON-RPC error object (REQ-MCP-HTTP-29). `str()` includes the meaning of a well-known code."""
 
     kind_once_sent = ErrorKind.PROTOCOL
 
@@ -334,9 +334,9 @@ class ToolError(ClientError):
 
 
 class MethodError(McpRuntimeError):
-    """What a method that we serve answers with instead of a result: a JSON-RPC error object, told as it is."""
+    """The JSON-RPC error with which a method of ours answers. The client gets it unchanged."""
 
-    kind = ErrorKind.PROTOCOL  # of the call, where it is written down
+    kind = ErrorKind.PROTOCOL  # of the call, if the call is recorded
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)
@@ -346,7 +346,7 @@ class MethodError(McpRuntimeError):
 
 
 class CallFailedError(MethodError):
-    """A request of an agent that got no answer of the member's. The text says whether it may have run."""
+    """The member gave no answer to an agent's request. The text says whether the request may have run."""
 
     def __init__(self, kind: ErrorKind, message: str, member: str = "") -> None:
         super().__init__(-32603, message, kind.data(member))
@@ -357,15 +357,15 @@ class CallFailedError(MethodError):
 
 
 class AccessError(McpRuntimeError):
-    """Who asks may not come in. The message says why, and what to do."""
+    """The principal has no access. The message says why, and what to do."""
 
 
 class TokenError(AccessError):
-    """A token that opens nothing: unknown, expired, revoked, or of a user who is not active."""
+    """A token that is unknown, expired or revoked, or whose user is not active."""
 
 
 class NotAllowedError(AccessError):
-    """Who asks may come in, but not do this. The message names what is missing."""
+    """The principal may not do this. The message names the missing right."""
 
 
 class TooManyCallsError(AccessError):
@@ -376,11 +376,11 @@ class TooManyCallsError(AccessError):
         self.retry_after = retry_after
 
 
-# What the hall will not take --------------------------------------------------------------------------------------
+# Requests that the hall refuses -----------------------------------------------------------------------------------
 
 
 class RequestRefusedError(McpRuntimeError):
-    """A request or call that the hall does not accept. The message says to whom, why, and what to do."""
+    """The hall does not accept the request or call. The message says why, and what to do."""
 
 
 class UnknownMemberError(RequestRefusedError):
@@ -392,7 +392,7 @@ class UnknownToolError(RequestRefusedError):
 
 
 class MemberDisabledError(RequestRefusedError):
-    """The member may not run at all."""
+    """The member is disabled, so it may not run."""
 
 
 class ToolDisabledError(RequestRefusedError):
@@ -400,9 +400,9 @@ class ToolDisabledError(RequestRefusedError):
 
 
 class InvalidArgumentsError(RequestRefusedError):
-    """Arguments that do not fit the tool's input schema. `path` is their place ("items.0.name"), `reason` why.
+    """Arguments that do not fit the tool's input schema. `path` is the place ("items.0.name"), `reason` the reason.
 
-    `errors` are all places that are known not to fit, this one among them, each with its reason.
+    `errors` are all known places that do not fit, each with its reason. They include this place.
     """
 
     def __init__(
@@ -419,11 +419,11 @@ class IdempotencyConflictError(RequestRefusedError):
 
 
 class NotCancellableError(RequestRefusedError):
-    """The invocation is over, or nothing of the session is under way."""
+    """The invocation has ended, or no message of the session is in progress."""
 
 
 class MemberInUseError(RequestRefusedError):
-    """A session's message that waits or runs needs the member."""
+    """A message of a session needs the member. It waits or runs."""
 
 
 class UnknownSessionError(RequestRefusedError):
@@ -431,4 +431,4 @@ class UnknownSessionError(RequestRefusedError):
 
 
 class AgentUnavailableError(RequestRefusedError):
-    """No agent can run here: the Agent SDK or a key for the model is missing. Says what to do."""
+    """No agent can run here, because the Agent SDK or a key for the model is missing. The message says what to do."""

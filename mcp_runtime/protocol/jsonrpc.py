@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0 as plain values: make messages, read them, keep what is read harmless, serve methods. No I/O.
+"""JSON-RPC 2.0 as plain values: create messages, read them, make them safe to store, serve methods. No I/O.
 
 Source: the JSON-RPC 2.0 specification.
 """
@@ -38,24 +38,24 @@ MAX_BATCH = 100
 MAX_BYTES = 4_000_000
 MAX_MESSAGE = 2000
 
-# How a lone surrogate is written, which UTF-8 does not know: as JSON escapes it.
+# UTF-8 has no lone surrogates. They are written as the escapes of JSON.
 SURROGATES = "backslashreplace"
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _ESCAPED_UNSTORABLE = re.compile(rb"\\u(0000|[dD][89a-fA-F])")
 
 
 def object_of(value: Any) -> dict[str, Any]:
-    """`value`, if it is an object; an empty one in place of all else."""
+    """Return `value` if it is an object, else an empty object."""
     return value if isinstance(value, dict) else {}
 
 
-def same_id(answered: Any, asked: int) -> bool:
-    """Whether a peer that answers this id means the request: to Python `True` is 1."""
-    return answered == asked and not isinstance(answered, bool)
+def same_id(response_id: Any, request_id: int) -> bool:
+    """Whether the id of a response is the request's id. In Python `True` equals 1, so booleans are excluded."""
+    return response_id == request_id and not isinstance(response_id, bool)
 
 
 class IdCounter:
-    """Request ids, never twice from one counter. (The seeds' clock reading collides under concurrency.)"""
+    """Request ids. One counter gives each id once. (The clock reading of the seeds collides under concurrency.)"""
 
     def __init__(self) -> None:
         self._next = itertools.count(1).__next__
@@ -88,12 +88,12 @@ def error_response(request_id: Any, code: int, message: str, data: Any = None) -
 
 
 def encode(message: Any) -> bytes:
-    """Raises ValueError for NaN and infinity, which JSON does not know."""
+    """Raises ValueError for NaN and infinity, which JSON does not have."""
     return _ENCODER.encode(message).encode("utf-8", SURROGATES)
 
 
 def beginning(value: Any, length: int) -> bytes:
-    """The JSON of `value`, or its first `length` bytes and some more: what is behind them is not encoded."""
+    """The JSON of `value`, or its first `length` bytes and some more. The rest is not encoded."""
     parts = bytearray()
     for part in _ENCODER.iterencode(value):
         parts += part.encode("utf-8", SURROGATES)
@@ -102,21 +102,21 @@ def beginning(value: Any, length: int) -> bytes:
     return bytes(parts)
 
 
-def decode(body: bytes, called: str = "the answer", *, exact: bool = False) -> Any:
-    """The JSON value of `body`. Raises ProtocolError for what is not JSON, nests too deep or holds NaN.
+def decode(body: bytes, subject: str = "the answer", *, exact: bool = False) -> Any:
+    """The JSON value of `body`. Raises ProtocolError if it is not JSON, nests too deep or contains NaN.
 
-    What databases do not take is replaced (`storable`), unless it is to be `exact`.
+    Characters that databases refuse are replaced (`storable`), unless `exact`. `subject` names the body in errors.
     """
     try:
-        # Decoded here: `loads` would take UTF-16, and surrogates in UTF-8, past the check for them.
+        # Decode the bytes here, because `loads` also accepts UTF-16, and surrogates in UTF-8, which are not checked.
         value = _DECODER.decode(body.decode().removeprefix("\ufeff"))
     except RecursionError as error:
-        raise ProtocolError(f"{called} is nested too deep to be read") from error
+        raise ProtocolError(f"{subject} is nested too deep to be read") from error
     except ValueError as error:  # covers JSONDecodeError, UnicodeDecodeError and integers without end
-        raise ProtocolError(f"{called} is not JSON ({error}): {excerpt(body)}") from error
+        raise ProtocolError(f"{subject} is not JSON ({error}): {excerpt(body)}") from error
     if not exact and is_unstorable(body):
         return storable(value)
-    if body.count(b"{") + body.count(b"[") > MAX_DEPTH:  # most messages have too few for that
+    if body.count(b"{") + body.count(b"[") > MAX_DEPTH:  # most messages have too few brackets to be so deep
         check_depth(value)
     return value
 
@@ -131,18 +131,18 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-# Made once: `dumps` and `loads` with options make one for each message, which takes longer than most messages.
+# Create them once. `dumps` and `loads` with options create one for each message, which takes longer than most messages.
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse_constant)
 
 
 def is_unstorable(body: bytes) -> bool:
-    """Whether the JSON text may hold what `storable` replaces."""
+    """Whether the JSON text may contain characters that `storable` replaces."""
     return _ESCAPED_UNSTORABLE.search(body) is not None
 
 
 def check_depth(value: Any, depth: int = 0) -> None:
-    """Raises ProtocolError when `value` nests deeper than MAX_DEPTH, or holds 1e999: databases refuse such JSON."""
+    """Raise ProtocolError if `value` nests deeper than MAX_DEPTH or contains 1e999. Databases refuse such JSON."""
     if depth > MAX_DEPTH:
         raise ProtocolError(f"nested more than {MAX_DEPTH} deep")
     if isinstance(value, (dict, list)):
@@ -154,9 +154,9 @@ def check_depth(value: Any, depth: int = 0) -> None:
 
 
 def storable(value: Any, depth: int = 0) -> Any:
-    """`value` with NUL characters and lone surrogates replaced: PostgreSQL's JSON takes neither.
+    """Replace NUL characters and lone surrogates in `value`, which PostgreSQL's JSON refuses.
 
-    Raises ProtocolError for what `check_depth` refuses.
+    Raises ProtocolError for a value that `check_depth` refuses.
     """
     if depth == 0:
         check_depth(value)
@@ -170,14 +170,14 @@ def storable(value: Any, depth: int = 0) -> Any:
 
 
 def excerpt(body: bytes, length: int = 200) -> str:
-    """The beginning of `body` for a message: printable, bounded."""
+    """The beginning of `body` for an error message, printable and bounded."""
     text = body[:length].decode("utf-8", "replace")
     printable = "".join(char if char.isprintable() else " " for char in text)
     return repr(" ".join(printable.split()) + ("…" if len(body) > length else ""))
 
 
 def result_of(response: Any) -> dict[str, Any]:
-    """The result of a response. Raises RemoteError for its error object, ProtocolError when it is no response."""
+    """The result of a response. Raises RemoteError for its error object, ProtocolError if it is not a response."""
     if not isinstance(response, dict) or response.get("jsonrpc") != "2.0":
         raise ProtocolError("the answer is not a JSON-RPC 2.0 response")
     if "error" in response and "result" in response:
@@ -204,7 +204,7 @@ def _remote_error(error: Any) -> RemoteError | ProtocolError:
 
 @dataclass(frozen=True)
 class Request:
-    """A request, or a notification, which has no id. `message` is all of it."""
+    """A request, or a notification, which has no id. `message` is the whole message."""
 
     message: dict[str, Any]
     id: str | int | float | None = None
@@ -215,7 +215,7 @@ class Request:
 
     @property
     def params(self) -> Any:
-        """An object, an array, or an empty object where there are none."""
+        """An object or an array. An empty object if the message has no params."""
         return self.message.get("params", {})
 
     @property
@@ -225,14 +225,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """What somebody answers to a request of ours."""
+    """The response of a peer to a request of ours."""
 
     message: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that is neither, and what is answered to it."""
+    """A message that is neither a request nor a response, and the error to answer."""
 
     error: MethodError
     id: str | int | float | None = None
@@ -240,21 +240,21 @@ class Fault:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A response that is written already. None: there will be none."""
+    """A response that is already encoded. None means that there will be no response."""
 
     text: bytes | None
 
 
 @dataclass(frozen=True)
 class Incoming:
-    """One message, or those of a batch."""
+    """One message, or the messages of a batch."""
 
     parts: list[Request | Response | Fault]
     is_batch: bool = False
 
     @property
     def requests(self) -> list[Request]:
-        """Those that are to be answered."""
+        """The requests that need an answer."""
         return [part for part in self.parts if isinstance(part, Request) and not part.is_notification]
 
 
@@ -262,12 +262,12 @@ Handler = Callable[[Request], Any]
 
 
 class MethodDispatcher:
-    """Serves JSON-RPC: a method is a function that takes the request and gives its result, or an Encoded response.
+    """Serves JSON-RPC. A method is a function that takes the request and returns its result, or an Encoded response.
 
-    Whatever comes in, `answer` gives bytes, or None where nothing is to be answered; it never raises. A function
-    raises MethodError to answer with an error of its own; anything else it raises is logged, and told as "Internal
-    error" and no more. `default` serves the methods that have no function. `on_response` takes the answers to requests
-    that we send ourselves; without it they are invalid.
+    `answer` returns bytes, or None if there is nothing to answer. It never raises, whatever the message is. A function
+    raises MethodError to answer with an error. Any other exception is logged, and the client gets only "Internal
+    error". `default` serves methods without a function. `on_response` gets the responses to our own requests. Without
+    it responses are invalid messages.
     """
 
     def __init__(
@@ -286,44 +286,44 @@ class MethodDispatcher:
         self._max_batch = max_batch
 
     def read(self, body: bytes) -> Incoming:
-        """What cannot be read is one part, the fault itself."""
+        """Read a message or a batch. A body that cannot be read becomes one part, its Fault."""
         try:
             if len(body) > self._max_bytes:
                 raise MethodError(INVALID_REQUEST, f"the message is larger than {self._max_bytes:,} bytes")
             value = decode(body, exact=True)
             if not isinstance(value, list):
-                return Incoming([self._validated(value)])
+                return Incoming([self._validate(value)])
             if not 0 < len(value) <= self._max_batch:
                 raise MethodError(INVALID_REQUEST, f"a batch has 1 to {self._max_batch} messages, not {len(value)}")
         except ProtocolError:
-            return Incoming([Fault(_meant(PARSE_ERROR))])
+            return Incoming([Fault(_standard_error(PARSE_ERROR))])
         except MethodError as error:
             return Incoming([Fault(error)])
-        return Incoming([self._validated(message) for message in value], is_batch=True)
+        return Incoming([self._validate(message) for message in value], is_batch=True)
 
     def answer(
         self, incoming: Incoming, each: Callable[[Callable[[Any], bytes | None], list[Any]], Iterable[Any]] = map
     ) -> bytes | None:
-        """The answer to one message or a batch, its parts in the order of the requests.
+        """The answer to one message or a batch. Answers are in the order of the requests.
 
-        `each` serves the parts of a batch: `map` one after the other, that of an executor all at once.
+        `each` serves the parts of a batch. `map` serves one after the other, the `map` of an executor all at once.
         """
         if not incoming.is_batch:
             return self._answer(incoming.parts[0])
         answers = [answer for answer in each(self._answer, incoming.parts) if answer is not None]
         return b"[" + b",".join(answers) + b"]" if answers else None
 
-    def _validated(self, message: Any) -> Request | Response | Fault:
-        given_id = message.get("id") if isinstance(message, dict) else None
-        has_good_id = isinstance(given_id, (str, int, float)) and not isinstance(given_id, bool)
-        answered_id = given_id if has_good_id else None
-        if not isinstance(message, dict) or message.get("jsonrpc") != "2.0" or not (has_good_id or given_id is None):
-            return Fault(_meant(INVALID_REQUEST), answered_id)
+    def _validate(self, message: Any) -> Request | Response | Fault:
+        raw_id = message.get("id") if isinstance(message, dict) else None
+        has_good_id = isinstance(raw_id, (str, int, float)) and not isinstance(raw_id, bool)
+        response_id = raw_id if has_good_id else None
+        if not isinstance(message, dict) or message.get("jsonrpc") != "2.0" or not (has_good_id or raw_id is None):
+            return Fault(_standard_error(INVALID_REQUEST), response_id)
         if isinstance(message.get("method"), str) and isinstance(message.get("params", {}), (list, dict)):
-            return Request(message, answered_id)
+            return Request(message, response_id)
         if self._on_response is not None and "method" not in message and ("result" in message) != ("error" in message):
             return Response(message)
-        return Fault(_meant(INVALID_REQUEST), answered_id)
+        return Fault(_standard_error(INVALID_REQUEST), response_id)
 
     def _answer(self, part: Request | Response | Fault) -> bytes | None:
         if isinstance(part, Fault):
@@ -331,7 +331,7 @@ class MethodDispatcher:
         if isinstance(part, Response):
             self._take_response(part)
             return None
-        answer = _served(self._methods.get(part.method, self._default), part)
+        answer = _serve(self._methods.get(part.method, self._default), part)
         return None if part.is_notification else answer
 
     def _take_response(self, response: Response) -> None:
@@ -339,19 +339,19 @@ class MethodDispatcher:
             if self._on_response is not None:
                 self._on_response(response)
         except Exception:
-            logger.exception("an answer could not be taken")
+            logger.exception("a response could not be handled")
 
 
-def _meant(code: int) -> MethodError:
+def _standard_error(code: int) -> MethodError:
     return MethodError(code, MEANINGS[code])
 
 
 def _method_not_found(request: Request) -> NoReturn:
-    raise _meant(METHOD_NOT_FOUND)
+    raise _standard_error(METHOD_NOT_FOUND)
 
 
-def _served(handler: Handler, request: Request) -> bytes | None:
-    """The response as text."""
+def _serve(handler: Handler, request: Request) -> bytes | None:
+    """Run the handler. Returns the response as text."""
     try:
         try:
             result = handler(request)

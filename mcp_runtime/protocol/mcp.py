@@ -1,7 +1,7 @@
-"""MCP on top of JSON-RPC: versions, headers, events of a stream, what a result says to people. No I/O.
+"""MCP on top of JSON-RPC: versions, headers, events of a stream, the text of a result. No I/O.
 
-Until 2025-11-25 a server is spoken to in a session that `initialize` begins: the legacy way. From 2026-07-28 on each
-request stands for itself and says in `_meta` and in headers what it is: the modern way.
+Up to 2025-11-25 requests belong to a session, which `initialize` begins. This is the legacy way. From 2026-07-28 on
+each request is independent, and describes itself in `_meta` and in headers. This is the modern way.
 
 Sources: MCP specification 2024-11-05 to 2026-07-28 (basic/transports, basic/lifecycle, basic/versioning, server/tools).
 """
@@ -15,13 +15,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# Who we say we are, as a client and as a server.
+# The hall's name, as a client and as a server.
 HALL_NAME = "guild-hall"
-# In a recorded result or arguments: they were longer than is kept, and this is their beginning.
+# Key in a recorded result or in recorded arguments that were too long: its value is their beginning.
 CUT = f"{HALL_NAME}/cut"
 HALL_VERSION = "0.1.0"
 
-# REQ-MCP-HTTP-24: asked for and sent from initialize on; another agreed version replaces it afterwards.
+# REQ-MCP-HTTP-24: requested and sent from initialize on, until the server agrees to another version.
 PREFERRED_VERSION = "2025-06-18"
 HANDSHAKE_VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 
@@ -65,7 +65,7 @@ def initialize_params(client_name: str, client_version: str, capabilities: Mappi
 
 
 def folded(key: str) -> str:
-    """A key as lenient readers compare it: some take any case, a long s for an s as well, and some `task_id`."""
+    """A key as lenient readers compare it. Some ignore case, some take a long s as an s, and some read `task_id`."""
     return key.replace("_", "").casefold()
 
 
@@ -73,7 +73,7 @@ def folded(key: str) -> str:
 
 
 def modern_meta(client_name: str, client_version: str, capabilities: Mapping[str, Any]) -> dict[str, Any]:
-    """What each request carries in `_meta` in place of a session."""
+    """The `_meta` that each request has in place of a session."""
     return {
         f"{META}protocolVersion": MODERN_VERSION,
         f"{META}clientCapabilities": dict(capabilities),
@@ -82,7 +82,7 @@ def modern_meta(client_name: str, client_version: str, capabilities: Mapping[str
 
 
 def modern_headers(method: str, params: Mapping[str, Any]) -> dict[str, str]:
-    """The headers that repeat what the body says, for those on the way who do not read bodies."""
+    """The headers that repeat parts of the body, for proxies that do not read bodies."""
     headers = {METHOD_HEADER: method}
     if (key := NAMED_BY.get(method)) and isinstance(name := params.get(key), str):
         headers[NAME_HEADER] = header_value(name)
@@ -95,7 +95,7 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 def header_value(value: str | int | bool) -> str:
-    """As a header carries it: text that it could not carry, or that looks encoded already, in Base64."""
+    """The value for a header. Text that a header cannot contain, or that looks encoded already, is in Base64."""
     if isinstance(value, bool):
         return "true" if value else "false"
     text = str(value)
@@ -108,11 +108,11 @@ Place = tuple[str, ...]
 
 
 def parameter_headers(schema: Mapping[str, Any]) -> dict[Place, str]:
-    """Which arguments of a tool go into headers too (`x-mcp-header`): their place, and the header's whole name.
+    """The arguments of a tool that are also sent as headers (`x-mcp-header`): their place, and the header's full name.
 
-    Raises ValueError, with the reason, for an annotation that is not allowed: such a tool must not be used.
+    Raises ValueError, with the reason, if an annotation is not allowed. Such a tool must not be used.
     """
-    found: dict[Place, str] = {}
+    headers: dict[Place, str] = {}
     names: set[str] = set()
     todo: list[tuple[Any, Place | None]] = [(schema, ())]  # None: not reached through `properties` alone
     while todo:
@@ -122,7 +122,7 @@ def parameter_headers(schema: Mapping[str, Any]) -> dict[Place, str]:
         if not isinstance(part, dict):
             continue
         if "x-mcp-header" in part:
-            found[place or ()] = _parameter_header(part, place, names)
+            headers[place or ()] = _parameter_header(part, place, names)
         for keyword, value in part.items():
             if keyword in ("const", "default", "enum", "examples"):
                 continue
@@ -131,7 +131,7 @@ def parameter_headers(schema: Mapping[str, Any]) -> dict[Place, str]:
                 todo += [(item, (*(place or ()), name) if inside else None) for name, item in value.items()]
             else:
                 todo.append((value, None))
-    return found
+    return headers
 
 
 _MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -154,7 +154,7 @@ def _parameter_header(part: dict[str, Any], place: Place | None, names: set[str]
 
 
 def parameter_values(headers: Mapping[Place, str], arguments: Mapping[str, Any]) -> dict[str, str]:
-    """The headers of one call; arguments that are absent or null have none."""
+    """The headers of one call. Arguments that are absent or null have none."""
     values: dict[str, str] = {}
     for place, header in headers.items():
         value: Any = arguments
@@ -171,29 +171,29 @@ def parameter_values(headers: Mapping[Place, str], arguments: Mapping[str, Any])
 
 
 class EventStream:
-    """Server-sent events from bytes as they come (WHATWG): feed chunks, get the data of finished events.
+    """Parser of server-sent events (WHATWG). Feed it chunks of bytes, and get the data of complete events.
 
-    It grows with an event that does not end: the reader bounds what it feeds. `last_event_id` and `retry_ms` are what
-    the stream said of itself so far: where to go on, and how long to wait before.
+    An event without an end grows in memory, so the reader must limit what it feeds. The stream sets `last_event_id`,
+    where another stream can resume, and `retry_ms`, the time to wait before that.
     """
 
     def __init__(self) -> None:
         self.last_event_id = ""
         self.retry_ms: int | None = None
-        self._rest = bytearray()  # of a line that is not finished; grown in place, for a line may come byte by byte
-        self._data = bytearray()  # of lines that are, each with its end; in a list short ones take sixteen times that
+        self._rest = bytearray()  # of an incomplete line; it grows in place, because a line may come byte by byte
+        self._data = bytearray()  # of complete lines, with line ends; as a list, short lines take sixteen times that
         self._after_return = False
         self._at_beginning = True
 
     def go_on(self) -> None:
-        """What follows is another stream, which goes on where this one ended."""
+        """Continue with another stream, which resumes where this one ended."""
         fresh = EventStream()
         fresh.last_event_id, fresh.retry_ms = self.last_event_id, self.retry_ms
         self.__dict__.update(fresh.__dict__)
 
     @property
-    def held(self) -> int:
-        """Bytes of an event that has not ended."""
+    def buffered_bytes(self) -> int:
+        """Bytes of the incomplete event."""
         return len(self._rest) + len(self._data)
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
@@ -224,41 +224,42 @@ class EventStream:
         if name == b"data":
             self._data += value
             self._data += b"\n"
-        elif name == b"id" and len(value) <= MAX_EVENT_ID and (said := value.decode("utf-8", "replace")).isprintable():
-            self.last_event_id = said
+        elif name == b"id" and len(value) <= MAX_EVENT_ID and (text := value.decode("utf-8", "replace")).isprintable():
+            self.last_event_id = text
         elif name == b"retry" and value.isdigit():
             self.retry_ms = int(value[:9])
 
 
 def tool_name_fault(name: str) -> str:
-    """Why a tool of this name is not offered; empty when it is.
+    """Why a tool with this name is not offered. Empty if it is offered.
 
-    MCP recommends letters, digits, `_`, `-` and `.`, and much else is in use. What is refused is what no address, list
-    or log line carries unchanged: `..` would even lead to tools of another member, for clients and proxies resolve it.
+    MCP recommends letters, digits, `_`, `-` and `.`, but tools use many other characters. Names are refused if an
+    address, a list or a log line would change them. Clients and proxies resolve `..`, so it would even lead to tools of
+    another member.
     """
-    if _NOT_SHOWN.search(name):
+    if _UNPRINTABLE.search(name):
         return "its name has line breaks, control characters, or characters that turn the direction of text"
     if any(part in (".", "..") for part in name.split("/")):
         return "its name has '.' or '..' between slashes, which addresses do not keep"
     return ""
 
 
-# C0, DEL and C1, line and paragraph separators, marks and overrides of direction, lone surrogates, and what stands for
-# characters that could not be stored.
-_NOT_SHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffd]")
+# C0, DEL and C1, line and paragraph separators, marks and overrides of direction, lone surrogates, and the replacement
+# for characters that could not be stored.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffd]")
 
 
 def qualified_name(member: str, tool: str) -> str:
-    """A tool's name beside those of other members: `member__tool`, of what names may hold, 64 characters at most.
+    """A tool's name among the tools of all members: `member__tool`, at most 64 characters, only allowed ones.
 
-    It depends on nothing but the two names, so no other member changes it. What is cut, replaced or could be taken for
-    another's leaves a short hash.
+    It depends only on the two names, so no other member can change it. It ends with a short hash if it had to be cut or
+    changed, or if it could be the name of another tool.
     """
     plain = f"{member}__{tool}"
     name = _NOT_IN_NAMES.sub("_", plain)
-    # Where one name ends and the other begins must be plain: `a` with `b__c` is not `a__b` with `c`.
-    is_plain = "__" not in member and not member.endswith("_") and not tool.startswith("_")
-    if is_plain and name == plain and len(name) <= MAX_NAME:
+    # It must be clear where the member's name ends: `a` with `b__c` is not `a__b` with `c`.
+    is_unambiguous = "__" not in member and not member.endswith("_") and not tool.startswith("_")
+    if is_unambiguous and name == plain and len(name) <= MAX_NAME:
         return name
     digest = hashlib.sha256(f"{member}\0{tool}".encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{name[: MAX_NAME - 9]}_{digest}"
@@ -267,7 +268,7 @@ def qualified_name(member: str, tool: str) -> str:
 _NOT_IN_NAMES = re.compile("[^A-Za-z0-9_.-]")
 
 
-# What a definition may hold, and of which type: clients refuse a whole list for one member's slip.
+# The types of the keys of a definition. Clients refuse a whole list because of one wrong type.
 _KINDS: Mapping[str, type | tuple[type, ...]] = {
     **{"title": str, "description": str, "outputSchema": dict, "annotations": dict},
     **{"icons": list, "_meta": dict, "execution": dict},
@@ -275,20 +276,20 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
 
 
 def offered_definition(definition: Mapping[str, Any], name: str, *, has_schema: bool = True) -> dict[str, Any]:
-    """A tool as the member defined it, but for what would cost a client every other member's tools, under `name`."""
-    kept: dict[str, Any] = {
+    """A tool as the member defined it, under `name`, without parts for which a client would refuse the whole list."""
+    valid: dict[str, Any] = {
         key: value for key, value in definition.items() if isinstance(value, _KINDS.get(key, object))
     }
     for key in ("inputSchema", "outputSchema"):
-        if key in kept and not _is_schema_of_object(kept[key]):
-            del kept[key]
-    for key in kept.keys() & {"annotations", "execution"}:
-        kept[key] = {name: value for name, value in kept[key].items() if _is_hint(name, value)}
-    if "icons" in kept:
-        kept["icons"] = [icon for icon in kept["icons"] if _is_icon(icon)]
+        if key in valid and not _is_schema_of_object(valid[key]):
+            del valid[key]
+    for key in valid.keys() & {"annotations", "execution"}:
+        valid[key] = {name: value for name, value in valid[key].items() if _is_hint(name, value)}
+    if "icons" in valid:
+        valid["icons"] = [icon for icon in valid["icons"] if _is_icon(icon)]
     if not has_schema:
-        kept.pop("inputSchema", None)
-    return {"name": name, "inputSchema": {"type": "object"}, **kept} | {"name": name}
+        valid.pop("inputSchema", None)
+    return {"name": name, "inputSchema": {"type": "object"}, **valid} | {"name": name}
 
 
 _BOOLEAN_HINTS = frozenset(("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint"))
@@ -296,7 +297,7 @@ _TASK_SUPPORT = ("forbidden", "optional", "required")
 
 
 def _is_hint(name: str, value: Any) -> bool:
-    """Whether the hint has a value that clients accept. They do not look at hints that MCP does not name."""
+    """Whether the hint has a value that clients accept. Clients ignore hints that MCP does not define."""
     if name == "title":
         return isinstance(value, str)
     if name == "taskSupport":
@@ -319,20 +320,20 @@ _KINDS_OF_ENTRIES: Mapping[str, type] = {
 
 
 def offered_entry(entry: Mapping[str, Any], key: str, value: str) -> dict[str, Any]:
-    """A prompt, a resource or a template as its member lists it, under another `key`.
+    """A prompt, a resource or a template as its member lists it, but with `value` at `key`.
 
-    Without what would cost a client the whole list.
+    Parts for which a client would refuse the whole list are left out.
     """
-    kept: dict[str, Any] = {k: v for k, v in entry.items() if isinstance(v, _KINDS_OF_ENTRIES.get(k, object))}
-    if isinstance(kept.get("size"), bool):
-        del kept["size"]
-    if "icons" in kept:
-        kept["icons"] = [icon for icon in kept["icons"] if _is_icon(icon)]
-    if "arguments" in kept:
-        kept["arguments"] = [argument for argument in kept["arguments"] if _is_argument(argument)]
-    if "annotations" in kept:
-        kept["annotations"] = {name: hint for name, hint in kept["annotations"].items() if _is_annotation(name, hint)}
-    return {"name": str(entry.get(key)), **kept, key: value}
+    valid: dict[str, Any] = {k: v for k, v in entry.items() if isinstance(v, _KINDS_OF_ENTRIES.get(k, object))}
+    if isinstance(valid.get("size"), bool):
+        del valid["size"]
+    if "icons" in valid:
+        valid["icons"] = [icon for icon in valid["icons"] if _is_icon(icon)]
+    if "arguments" in valid:
+        valid["arguments"] = [argument for argument in valid["arguments"] if _is_argument(argument)]
+    if "annotations" in valid:
+        valid["annotations"] = {name: hint for name, hint in valid["annotations"].items() if _is_annotation(name, hint)}
+    return {"name": str(entry.get(key)), **valid, key: value}
 
 
 def _is_argument(argument: Any) -> bool:
@@ -354,7 +355,7 @@ NEEDS_TASK = "runs only as a task: it is offered at the member's own address of 
 
 
 def needs_task(definition: Mapping[str, Any]) -> bool:
-    """Whether the tool runs only as a task (25-11: basic/utilities/tasks), which a plain call cannot be."""
+    """Whether the tool runs only as a task (25-11: basic/utilities/tasks). A plain call cannot run it."""
     execution = definition.get("execution")
     return isinstance(execution, dict) and execution.get("taskSupport") == "required"
 
@@ -370,17 +371,20 @@ def _is_schema_of_object(schema: Any) -> bool:
 
 
 def progress_of(params: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a progress notification says, bounded: `progress`, `total` (None when unknown), `message`; None: nothing."""
+    """The content of a progress notification, bounded: `progress`, `total` (None if unknown) and `message`.
+
+    None if the notification has no progress.
+    """
     progress, total, message = (params.get(key) for key in ("progress", "total", "message"))
     if not isinstance(progress, (int, float)) or isinstance(progress, bool):
         return None
-    known = isinstance(total, (int, float)) and not isinstance(total, bool)
-    said = message[:MAX_PROGRESS_MESSAGE] if isinstance(message, str) else ""
-    return {"progress": progress, "total": total if known else None, "message": said}
+    has_total = isinstance(total, (int, float)) and not isinstance(total, bool)
+    text = message[:MAX_PROGRESS_MESSAGE] if isinstance(message, str) else ""
+    return {"progress": progress, "total": total if has_total else None, "message": text}
 
 
 def text_of(result: dict[str, Any]) -> str:
-    """What a tool's result says, for people: its texts, and a word for everything else."""
+    """The text of a tool's result for people: its texts, and a word for each other item."""
     content = result.get("content")
     parts = []
     for item in content if isinstance(content, list) else []:

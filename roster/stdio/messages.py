@@ -229,7 +229,7 @@ class Messages:
                     return one_line(data)
                 if post is None or not self._is_acknowledged_again(post, message):
                     self._write(one_line(data))
-            if events.held > MAX_ANSWER:
+            if events.buffered_bytes > MAX_ANSWER:
                 raise MethodError(INTERNAL_ERROR, TOO_LARGE)
         return None
 

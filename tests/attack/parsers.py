@@ -145,7 +145,7 @@ def sse(data: bytes) -> None:
     events = [event for part in pieces(data) for event in cut.feed(part)]
     assert events == list(whole.feed(data[1:]))
     assert (cut.last_event_id, cut.retry_ms) == (whole.last_event_id, whole.retry_ms)
-    assert cut.held == whole.held <= len(data)
+    assert cut.buffered_bytes == whole.buffered_bytes <= len(data)
     assert all(event and b"\r" not in event for event in events)
     assert cut.last_event_id.isprintable()
 

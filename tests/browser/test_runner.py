@@ -437,7 +437,7 @@ def test_results_are_shown_for_what_they_are(runner: Runner) -> None:
     [
         ("weather", "succeeded", "fits the output schema"),
         ("broken_promise", "succeeded", "count: 'many' is not of type 'integer'"),
-        ("fail", "failed", "What to do: The tool ran and says it failed."),
+        ("fail", "failed", "What to do: The tool ran and reported an error."),
     ],
 )
 def test_ends_say_what_they_mean(runner: Runner, tool: str, status: str, words: str) -> None:

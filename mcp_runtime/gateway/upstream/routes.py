@@ -178,7 +178,7 @@ class Upstream:
             if member_id is not None:
                 response.count(account)
             async for chunk in response.chunks():
-                buffered, size = events.held, len(chunk)
+                buffered, size = events.buffered_bytes, len(chunk)
                 total = total + size if member_id is None else size
                 if total > self._max_bytes:
                     raise ProtocolError(f"the answer is larger than {self._max_bytes:,} bytes")
@@ -189,7 +189,7 @@ class Upstream:
                     yield data
                 chunk = data = b""  # the next one may come in an hour
                 if member_id is not None:
-                    account.change(events.held - buffered - size)
+                    account.change(events.buffered_bytes - buffered - size)
                 if position != (events.last_event_id, events.retry_ms):
                     position = (events.last_event_id, events.retry_ms)
                     yield b""

@@ -307,6 +307,6 @@ def test_a_stream_says_where_to_go_on_and_when() -> None:
 def test_what_an_event_holds_is_counted_as_it_comes() -> None:
     stream = EventStream()
     assert list(stream.feed(b"data:\n" * 1000 + b"data: ab")) == []
-    assert stream.held == 1000 + len(b"data: ab")
+    assert stream.buffered_bytes == 1000 + len(b"data: ab")
     assert list(stream.feed(b"c\n\n")) == [b"\n" * 1000 + b"abc"]
-    assert stream.held == 0
+    assert stream.buffered_bytes == 0
