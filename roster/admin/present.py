@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 from django.contrib import admin, messages
 from django.db.models import Model
@@ -108,5 +109,16 @@ def report(request: HttpRequest, title: str, names: Iterable[str], refusals: Ite
 
 
 def _join(names: list[str], separator: str) -> str:
-    more = len(names) - MAX_NAMED
-    return separator.join(names[:MAX_NAMED]) + (f"{separator}and {more} more" if more > 0 else "")
+    remaining = len(names) - MAX_NAMED
+    return separator.join(names[:MAX_NAMED]) + (f"{separator}and {remaining} more" if remaining > 0 else "")
+
+
+def leads_to_the_web(address: str) -> bool:
+    """Whether a page may link there: http or https, with a host, and nothing that a browser would read otherwise."""
+    if any(char <= " " or char in '\\"<>`' for char in address):
+        return False
+    try:
+        parts = urlsplit(address)
+        return parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        return False

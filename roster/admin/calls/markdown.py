@@ -12,7 +12,7 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markdown_it.utils import EnvType, OptionsDict
 
-from roster.admin.calls.results import leads_to_the_web
+from roster.admin.present import leads_to_the_web
 
 
 def to_html(text: str) -> SafeString:

@@ -17,7 +17,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString, mark_safe
@@ -232,7 +231,7 @@ def _resource_link(part: dict[str, Any]) -> Item:
     description = present.one_line(str(part.get("description") or ""), MAX_NAME)
     where = (
         format_html('<a href="{}" rel="noopener noreferrer nofollow" target="_blank">{}</a>', uri, name)
-        if leads_to_the_web(uri)
+        if present.leads_to_the_web(uri)
         else format_html("<strong>{}</strong>", name)
     )
     html = format_html('<p class="result-link">{} <code>{}</code></p>', where, present.one_line(uri, MAX_NAME))
@@ -243,17 +242,6 @@ def _resource_link(part: dict[str, Any]) -> Item:
 
 def _size(size: Any) -> str:
     return f"{size:,} bytes" if isinstance(size, int) and not isinstance(size, bool) else ""
-
-
-def leads_to_the_web(address: str) -> bool:
-    """Whether a page may link there: http or https, with a host, and nothing that a browser would read otherwise."""
-    if any(char <= " " or char in '\\"<>`' for char in address):
-        return False
-    try:
-        parts = urlsplit(address)
-        return parts.scheme in ("http", "https") and bool(parts.hostname)
-    except ValueError:
-        return False
 
 
 # Text -------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
@@ -231,6 +232,17 @@ def test_a_room_uses_those_below_it_alone() -> None:
 def test_a_module_imports_from_its_room_and_those_drawn_below_it(module: str) -> None:
     room = room_of(module)
     assert {room_of(used) for used in used_modules(MODULES[module])} - ROOMS[room] - {room} == set()
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Not within functions, and not for types alone. CycleError names the modules."""
+    tops = ("guildhall", "mcp_runtime", "roster")
+    ours = {module_of(path): path for top in tops for path in sorted((ROOT / top).rglob("*.py"))}
+    edges = {
+        module: {name if name in ours else name.rpartition(".")[0] for name in imports_of(path)} & set(ours) - {module}
+        for module, path in ours.items()
+    }
+    graphlib.TopologicalSorter(edges).prepare()
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from django.template.loader import render_to_string
 
+from roster.admin import present
 from roster.admin.calls import results
 from roster.models import Invocation
 
@@ -121,7 +122,7 @@ def test_hostile_text_does_nothing_wherever_it_stands(text: str) -> None:
     ],
 )
 def test_links_lead_to_the_web_alone(address: str, leads: bool) -> None:
-    assert results.leads_to_the_web(address) is leads
+    assert present.leads_to_the_web(address) is leads
     html = drawn({"content": [{"type": "resource_link", "uri": address, "name": "n"}]})
     assert [link["href"] for link in Tags(html).of("a")] == ([address] if leads else [])
 
