@@ -5,16 +5,16 @@ import gc
 import os
 import sys
 
-# An agent waits for these to start: they go without what only the web needs, which takes longest to import.
+# An agent waits for these commands to start, so they skip what only the web needs. It takes longest to import.
 WITHOUT_WEB = ("mcp_stdio",)
 
 
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "guildhall.settings")
     if sys.argv[1:2] == ["up"]:
-        gc.disable()  # until all is imported, of which nothing is garbage
+        gc.disable()  # until everything is imported, because an import leaves no garbage
     try:
-        import guildhall  # noqa: F401, I001 - before all that takes long: it has process 1 obey a stop
+        import guildhall  # noqa: F401, I001 - first, so that process 1 obeys a stop during slow imports
 
         from django.conf import settings
         from django.core.exceptions import ImproperlyConfigured
@@ -34,13 +34,13 @@ def main() -> None:
     except ImproperlyConfigured as error:
         sys.exit(f"Guild Hall cannot start. {error}")
     except DatabaseError as error:
-        if not (said := damage(error)):
+        if not (message := damage(error)):
             raise
-        sys.exit(said)
+        sys.exit(message)
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
-        gc.freeze()  # else the interpreter looks through all that is left before it ends: a third of a second
+        gc.freeze()  # otherwise the interpreter scans all objects before it ends, which takes a third of a second
 
 
 if __name__ == "__main__":

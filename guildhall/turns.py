@@ -151,7 +151,7 @@ class Turns:
         return usage if turn.initial_usage is None else max(turn.initial_usage, usage - CREDIT_SECONDS)
 
     def _is_parallel(self, turn: Turn) -> bool:
-        return any(other.user == turn.user for other in self._parallel)
+        return any(running.user == turn.user for running in self._parallel)
 
     def _patience(self, turn: Turn) -> float:
         holder = self._holder
@@ -182,8 +182,8 @@ class Turns:
     def _next(self) -> Turn | None:
         """The next turn. Of one user, those that began come first, then the oldest. Parallel users are left out."""
         return min(
-            (waiting for waiting in self._waiting if not self._is_parallel(waiting)),
-            key=lambda waiting: (self._priority(waiting), not waiting.has_begun),
+            (turn for turn in self._waiting if not self._is_parallel(turn)),
+            key=lambda turn: (self._priority(turn), not turn.has_begun),
             default=None,
         )
 

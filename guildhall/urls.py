@@ -1,4 +1,4 @@
-"""The web's addresses: admin, REST, and the three that monitors ask."""
+"""The URLs of the web: admin, REST, and three for monitors."""
 
 from __future__ import annotations
 

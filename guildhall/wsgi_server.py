@@ -123,8 +123,8 @@ class WsgiServer:
             return
         self._partial_bodies[exchange] = size
         while sum(self._partial_bodies.values()) > PARTIAL_BODIES:
-            others = (each for each in self._partial_bodies if each is not exchange and not each.is_complete)
-            idlest = next(others, None)
+            candidates = (each for each in self._partial_bodies if each is not exchange and not each.is_complete)
+            idlest = next(candidates, None)
             if idlest is None:
                 return
             del self._partial_bodies[idlest]
@@ -163,7 +163,7 @@ class WsgiServer:
             raise
         result: asyncio.Future[bool] = loop.create_future()
 
-        def done(is_over: bool) -> None:
+        def finish(is_over: bool) -> None:
             answer.is_in_thread = False
             self._places.give_back(answer.owner)
             if not result.done():
@@ -181,7 +181,7 @@ class WsgiServer:
                 _call_soon(loop, answer.fail)
             finally:
                 self._finish_step(answer)
-                _call_soon(loop, done, is_over)
+                _call_soon(loop, finish, is_over)
 
         answer.is_in_thread = True
         self._threads.run(step)

@@ -1,12 +1,12 @@
-"""The roster: what the hall knows, as rows, and how people and programs reach it over HTTP and on the command line.
+"""The roster: the rows that the hall stores, and their access for people and programs by HTTP and command line.
 
-models, migrations     the rows; imported everywhere, and they import nothing of the rest
+models, migrations     the rows; everything imports them, and they import nothing else from here
 api                    REST                    admin, admin_site, templates, static   the screens
 management             commands                stdio                the relay of `manage.py mcp_stdio`
 monitoring             /healthz, /readyz, /metrics
-tokens, calls, presets, agent_config, diagnosis, snippets   what several of these share
-access_signals, checks, middleware, database, json_field          parts of Django that are ours
+tokens, calls, presets, agent_config, diagnosis, snippets   shared by several of these
+access_signals, checks, middleware, database, json_field    extensions of Django
 
-`mcp_runtime` imports `roster.models` and nothing else. What the runtime is asked to do goes through
+`mcp_runtime` imports `roster.models` and nothing else from here. All requests to the runtime go through
 `mcp_runtime.control`.
 """

@@ -1,6 +1,6 @@
-"""Whatever decides access bumps `Hall.access_version`, whichever screen, command or script changed it.
+"""Increase `Hall.access_version` when a row changes that decides access.
 
-QuerySet.update sends no signals: who uses it on such rows calls `Hall.note_access_change()` beside it.
+QuerySet.update sends no signals. Code that uses it on such rows must call `Hall.note_access_change()` as well.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from django.dispatch import receiver
 
 from roster.models import ApiToken, GuildMember, Hall, Invocation, MemberGroup
 
-# Every login saves the user, with `last_login` alone.
+# Every login saves the user, but only `last_login`.
 USER_FIELDS = {"is_active", "is_superuser", "username"}
 LINKS = (
     User.groups.through,
@@ -29,14 +29,14 @@ LINKS = (
 @receiver([post_save, post_delete], sender=MemberGroup)
 @receiver([post_delete], sender=User)
 @receiver([post_delete], sender=Group)
-@receiver([pre_delete], sender=GuildMember)  # before it: see Hall.note_access_change
+@receiver([pre_delete], sender=GuildMember)  # before the deletion, see Hall.note_access_change
 def _note_row_change(**_: Any) -> None:
     Hall.note_access_change()
 
 
 @receiver(pre_delete, sender=ApiToken)
 def _keys_end_with_their_token(instance: ApiToken, **_: Any) -> None:
-    # Its calls stay, without the token: their keys would become the user's own, and collide with those there are.
+    # Its calls stay, without the token. Their idempotency keys would then belong to the user, and could collide.
     Invocation.objects.filter(token=instance, idempotency_key__isnull=False).update(idempotency_key=None)
 
 

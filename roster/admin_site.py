@@ -1,6 +1,6 @@
-"""The admin site of a hall: its first page is the roster; Django's list of everything is a page of its own.
+"""The admin site of a hall. Its first page is the roster. Django's index has a separate page.
 
-Not in roster.admin: importing that registers its screens, at the site that would be under construction.
+It is not in roster.admin, because importing that package registers its screens, and the site must exist before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class HallAdminSite(AdminSite):
     site_title = "Guild Hall"
     index_title = "All lists"
     site_url = None
-    # The lists are one click from each page; the tables need the width.
+    # The lists are one click away from each page, and the tables need the width.
     enable_nav_sidebar = False
 
     def get_urls(self) -> list[URLResolver | URLPattern]:
@@ -34,5 +34,5 @@ class HallAdminSite(AdminSite):
         return screen.roster_view(request, extra_context)
 
     def lists(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> TemplateResponse:
-        """All that can be listed, and what the user did last: Django's own index."""
+        """Django's own index: all lists, and the user's last actions."""
         return super().index(request, extra_context)

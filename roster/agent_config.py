@@ -1,7 +1,7 @@
-"""What an agent's client wants written down to reach the hall, and what the tools' definitions cost it.
+"""The configuration with which an agent's client reaches the hall, and the cost of the tools' definitions.
 
-The formats are the clients' own: the Agent SDK's `mcp_servers`, Claude Code's `.mcp.json`, Cursor's `mcp.json`, VS
-Code's `mcp.json` (`servers`), Codex' `config.toml` (`http_headers`: an inline `bearer_token` is refused there).
+Each client has its own format: the Agent SDK `mcp_servers`, Claude Code `.mcp.json`, Cursor `mcp.json`, VS Code
+`mcp.json` (`servers`), Codex `config.toml` (`http_headers`, because Codex refuses an inline `bearer_token`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from roster.models import GuildMember, Tool
 
 SERVER_NAME = "guild-hall"
 PLACEHOLDER = "gh_PUT_A_TOKEN_HERE"
-# Tokenizers differ, and none is public for every model: JSON comes to about four characters a token.
+# An estimate. Tokenizers differ, and none is public for every model. JSON has about four characters a token.
 CHARACTERS_PER_TOKEN = 4
 MAX_COUNTS = 20_000  # lengths of definitions
 HOW_ESTIMATED = f"characters of the definitions as JSON, divided by {CHARACTERS_PER_TOKEN}"
@@ -32,7 +32,7 @@ HOW_ESTIMATED = f"characters of the definitions as JSON, divided by {CHARACTERS_
 
 @dataclass(frozen=True)
 class Entry:
-    """One server in the configuration; `token` None: it asks for none."""
+    """One server in the configuration. `token` is None if the server needs none."""
 
     name: str
     url: str
@@ -49,7 +49,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Format:
-    """Of one client: the file it reads, and how entries look there."""
+    """The format of one client: the file that it reads, and how it writes entries."""
 
     place: str
     write: Callable[[Sequence[Entry]], str]
@@ -63,7 +63,7 @@ def _json(key: str, *, with_type: bool = True) -> Callable[[Sequence[Entry]], st
 
 
 def _toml(entries: Sequence[Entry]) -> str:
-    """A JSON string is a TOML string too, and members' names are bare keys."""
+    """Write strings as JSON, because a JSON string is also a TOML string. Members' names are bare keys."""
     tables = []
     for entry in entries:
         lines = [f"[mcp_servers.{entry.name}]", f"url = {json.dumps(entry.url)}"]
@@ -87,7 +87,7 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one member's tools, or of all."""
+    """The cost of one member's tools, or of all tools."""
 
     tools: int = 0
     characters: int = 0
@@ -100,10 +100,11 @@ class Cost:
         return Cost(self.tools + other.tools, self.characters + other.characters)
 
 
-def select_members(who: Principal, names: Iterable[str]) -> list[GuildMember]:
-    """The members of these names, of no names all that `who` may call. Raises UnknownMemberError."""
+def select_members(principal: Principal, names: Iterable[str]) -> list[GuildMember]:
+    """The members with these names. Without names, all that `principal` may call. Raises UnknownMemberError."""
     unique = list(dict.fromkeys(names))
-    rows = {row.name: row for row in members_of_roster().select_related("port_allocation") if who.may_see(row.name)}
+    members = members_of_roster().select_related("port_allocation")
+    rows = {row.name: row for row in members if principal.may_see(row.name)}
     for name in unique:
         if name not in rows:
             raise UnknownMemberError(f"no member {name!r} is in the roster, or you may not call it")
@@ -111,15 +112,15 @@ def select_members(who: Principal, names: Iterable[str]) -> list[GuildMember]:
 
 
 def gateway_entries(names: Sequence[str], token: str) -> list[Entry]:
-    """One entry for the whole roster, or for these members of it."""
+    """One entry for the whole roster, or for some of its members."""
     query = f"?members={','.join(quote(name) for name in names)}" if names else ""
     return [Entry(SERVER_NAME, f"http://localhost:{settings.GUILD_HALL_GATEWAY_PORT}/mcp{query}", token)]
 
 
 def direct_entries(members: Iterable[GuildMember], *, all_of_them: bool) -> list[Entry]:
-    """Each member's own endpoint, without a token. Raises RequestRefusedError for one that does not run.
+    """Each member's own endpoint, without a token.
 
-    Of a whole roster (`all_of_them` false) those are left out.
+    If a member does not run, raises RequestRefusedError (`all_of_them`), or omits the member.
     """
     is_alive = live_runtime() is not None
     entries = []
@@ -132,13 +133,13 @@ def direct_entries(members: Iterable[GuildMember], *, all_of_them: bool) -> list
     return entries
 
 
-def costs(who: Principal, members: Sequence[GuildMember], *, direct: bool) -> dict[str, Cost]:
-    """What the definitions of the tools cost that `who` may call, by member: the gateway's names are longer."""
+def costs(principal: Principal, members: Sequence[GuildMember], *, direct: bool) -> dict[str, Cost]:
+    """The cost of the tools that `principal` may call, by member. Without `direct` names have the member's prefix."""
     by_member = {row.name: Cost() for row in members if row.enabled}
     tools = Tool.objects.filter(visible_tools(), member__name__in=by_member).select_related("member")
     for tool in with_text(tools):
         name = tool.member.name
-        if who.may_invoke(name, tool.name):
+        if principal.may_invoke(name, tool.name):
             by_member[name] += Cost(1, _characters(tool, direct=direct))
     return by_member
 

@@ -1,4 +1,4 @@
-"""What people type into a call and read of it: arguments as JSON, a skeleton to begin with, progress, answer."""
+"""The texts of a call that people write and read: arguments as JSON, a skeleton of them, progress, result."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-# Schemas come from members: one that nests or branches without end still gives a small skeleton.
+# Schemas come from members. A schema that nests or branches without end still gives a small skeleton.
 MAX_DEPTH = 8
 MAX_PROPERTIES = 100
 MAX_VALUES = 1000  # in all: a hundred properties that refer to each other would be millions
@@ -15,10 +15,10 @@ EMPTY_VALUES: Mapping[str, Any] = {"string": "", "integer": 0, "number": 0, "boo
 
 
 def parse_arguments(text: str) -> Any:
-    """The JSON value of `text`, `{}` for nothing. Raises ValueError with a sentence for whoever typed it."""
+    """The JSON value of `text`, or `{}` if it is empty. Raises ValueError with a message for the user."""
     try:
         value = json.loads(text.strip() or "{}")
-        # What json reads but JSON has no words for (NaN, 1e999) would be refused by the database, later and worse.
+        # Python's json reads NaN and 1e999, which are not JSON. The database would refuse them later and less clearly.
         json.dumps(value, allow_nan=False)
     except RecursionError:
         raise ValueError("the arguments are nested too deep") from None
@@ -28,7 +28,7 @@ def parse_arguments(text: str) -> Any:
 
 
 def skeleton_of(schema: dict[str, Any]) -> dict[str, Any]:
-    """The least that might fit `schema`: its required properties, and those with a default, each with a first value."""
+    """The smallest value that may fit `schema`: required properties and those with a default, with a first value."""
     return _Skeleton(schema).of_object(schema, 0)
 
 
@@ -71,13 +71,13 @@ class _Skeleton:
         return EMPTY_VALUES.get(kind) if isinstance(kind, str) else None
 
     def _own_value(self, value: Any) -> Any:
-        """A value of the schema's own counts by its length: a thousand places may refer to one."""
+        """Charge a value of the schema by its length, because a thousand places may refer to one value."""
         self._budget -= len(json.dumps(value)) // 100
         return value
 
 
 def _resolve(reference: str, root: dict[str, Any]) -> Any:
-    """A reference inside the same schema ("#/$defs/login"); others lead nowhere."""
+    """Resolve a reference inside the same schema ("#/$defs/login"). Other references are not resolved."""
     place: Any = root if reference.startswith("#") else None
     for part in reference.split("/")[1:]:
         place = place.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(place, dict) else None
@@ -85,14 +85,14 @@ def _resolve(reference: str, root: dict[str, Any]) -> Any:
 
 
 def texts_of(result: Any) -> list[str]:
-    """The text content items of a tool's result, as a person would read them."""
+    """The text items of a tool's result, for people."""
     content = result.get("content") if isinstance(result, dict) else None
     items = content if isinstance(content, list) else []
     return [item["text"] for item in items if isinstance(item, dict) and isinstance(item.get("text"), str)]
 
 
 def progress_text(progress: dict[str, Any] | None) -> str:
-    """`2 of 3: fetching`; empty before anything was said."""
+    """`2 of 3: fetching`. Empty without progress."""
     if not progress:
         return ""
     total = progress.get("total")

@@ -1,4 +1,4 @@
-"""System checks: a configuration that cannot work is said at `manage.py check` and before anything starts."""
+"""System checks. `manage.py check` and each start report a configuration that cannot work."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_port_range_is_apart(**_: Any) -> list[CheckMessage]:
 
 @register()
 def check_data_dir_is_private(**_: Any) -> list[CheckMessage]:
-    """The settings close it to others; on a file system without modes (FAT, some network shares) they cannot."""
+    """The settings make the folder private. On a file system without modes (FAT, some network shares) they cannot."""
     folder = settings.GUILD_HALL_DATA_DIR
     if not folder.stat().st_mode & 0o077:
         return []

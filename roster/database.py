@@ -1,4 +1,4 @@
-"""A database in trouble: what is told, and a connection beside the pool to find out."""
+"""A database that fails: the messages for it, and a connection outside the pool to examine it."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ DAMAGED = "The hall's database is damaged. Its log names the file, and the comma
 
 
 def unpooled(timeout: float | None = None) -> BaseDatabaseWrapper:
-    """A connection of this thread's own, to be closed by it. The pool tries for long, and then does not say why.
+    """A connection for this thread alone, which must close it. The pool retries for long, and then gives no reason.
 
-    With `timeout` a SQLite lock is waited for so many seconds, and PostgreSQL for two, which is its shortest.
+    With `timeout`, SQLite waits for a lock for that many seconds. PostgreSQL waits 2 s, its shortest timeout.
     """
-    own = connection.copy()
-    options = own.settings_dict["OPTIONS"]
+    separate_connection = connection.copy()
+    options = separate_connection.settings_dict["OPTIONS"]
     options.pop("pool", None)
     if timeout is not None:
-        options |= {"timeout": timeout} if own.vendor == "sqlite" else {"connect_timeout": 2}
-    return own
+        options |= {"timeout": timeout} if separate_connection.vendor == "sqlite" else {"connect_timeout": 2}
+    return separate_connection
 
 
-def hang_up(own: BaseDatabaseWrapper) -> None:
-    """From another thread: end the wait for an answer of a PostgreSQL that says nothing."""
-    server_connection = own.connection
-    if own.vendor == "postgresql" and server_connection is not None:
+def hang_up(separate_connection: BaseDatabaseWrapper) -> None:
+    """End the wait for a PostgreSQL that does not answer. For a call from another thread."""
+    server_connection = separate_connection.connection
+    if separate_connection.vendor == "postgresql" and server_connection is not None:
         with contextlib.suppress(Exception), socket.socket(fileno=os.dup(server_connection.fileno())) as line:
             line.shutdown(socket.SHUT_RDWR)

@@ -1,6 +1,6 @@
-"""Why a member does not run, in one line, and what somebody can do about it. Pure: facts in, sentences out.
+"""Explain in one line why a member does not run, and what to do. Pure functions from facts to sentences.
 
-What the runtime and members wrote is matched loosely: words that are not known lead to the general advice.
+The texts of the runtime and of members are matched loosely. An unknown text leads to the general advice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ READ_AGAIN = "The hall reads the file again automatically, within a second"
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a member, as far as it explains why it does not run."""
+    """The facts about a member that explain why it does not run."""
 
     name: str
     directory: str
@@ -40,7 +40,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One line each. `last_words` is what the member itself wrote last; its log has more when `log_helps`."""
+    """One line each. `last_words` is the member's last output. With `log_helps` its log has more."""
 
     cause: str
     remedy: str
@@ -49,13 +49,13 @@ class Diagnosis:
 
 
 def diagnose(facts: Facts) -> Diagnosis | None:
-    """None when there is nothing to explain: it runs, or is about to."""
+    """None for a member that runs or is about to run."""
     if facts.manifest_error:
         return _of_manifest(facts)
     if not facts.enabled:
         return Diagnosis("Disabled: it does not run, and calls to it are refused.", "Enable it to have it started.")
     if not facts.runtime_is_alive:
-        return None  # the banner says so, once for all of them
+        return None  # the banner of the page says so, once for all members
     if facts.status == "error":
         return _of_error(facts)
     if facts.status == "disconnected" and not facts.should_run:
@@ -86,7 +86,7 @@ def _of_error(facts: Facts) -> Diagnosis:
     )
 
 
-# What is looked for in the runtime's sentence, and the advice: `{file}`, `{directory}` and groups of the match go in.
+# Patterns for the runtime's sentence, and their advice. `{file}`, `{directory}` and the match's groups are filled in.
 _ADVICE = [
     (r"command not found: '(?P<command>[^']*)'", "Install {command}, or give its full path as command in {file}."),
     (r"permission denied: '(?P<command>[^']*)'", "Make it executable: chmod +x {command}"),
@@ -111,7 +111,7 @@ _ADVICE = [
     (r"its process is gone", "Restart it. Should it happen again, read the runtime's log."),
     (r"does not answer on port", "It runs, but takes no connections any more: read its log, then restart it."),
 ]
-# Likewise, in what the member wrote last: its own words name what is missing better than an exit code does.
+# Patterns for the member's last output. It says better than an exit code what is missing.
 _ADVICE_BY_TAIL = [
     (
         r"No module named '(?P<module>[\w.-]{1,100})'",

@@ -1,6 +1,6 @@
-"""All tables of an empty SQLite database at once: what the migrations come to, in a file. A first start need not wait.
+"""Create all tables of an empty SQLite database from one script, so that a first start is fast.
 
-`migrate` runs all the same, and makes content types and permissions. When migrations were added, make the file again:
+`migrate` still runs, and creates content types and permissions. After adding migrations, write the script again:
 
     export GUILD_HALL_DATA_DIR=$(mktemp -d) && python manage.py migrate -v0 &&
       python manage.py shell -v0 -c "from roster import first_schema; first_schema.write()"
@@ -20,19 +20,19 @@ _LEADS_A_MIGRATION = "-- has: "
 
 
 def load() -> bool:
-    """Whether the tables were made. Not where there are some, nor from a file that is not of these very migrations."""
+    """Create the tables. False if some exist, or if the script is not that of these migrations."""
     if connection.vendor != "sqlite" or connection.introspection.table_names():
         return False
     script = FILE.read_text()
     if migrations_of(script) != set(MigrationLoader(None).disk_migrations):
         return False
     connection.ensure_connection()
-    made: sqlite3.Connection = connection.connection
+    sqlite_connection: sqlite3.Connection = connection.connection
     try:
-        made.executescript(f"BEGIN IMMEDIATE;\n{script}\nCOMMIT;")
-    except sqlite3.Error as error:  # another first start came first, or the disk is full: `migrate` finds out
-        if made.in_transaction:
-            made.rollback()
+        sqlite_connection.executescript(f"BEGIN IMMEDIATE;\n{script}\nCOMMIT;")
+    except sqlite3.Error as error:  # another first start was faster, or the disk is full. `migrate` reports it
+        if sqlite_connection.in_transaction:
+            sqlite_connection.rollback()
         if not isinstance(error, sqlite3.OperationalError):
             raise OperationalError(str(error)) from error
         return False
@@ -40,13 +40,13 @@ def load() -> bool:
 
 
 def migrations_of(script: str) -> set[tuple[str, str]]:
-    """App and name of each migration that the script stands for."""
+    """App and name of each migration that the script contains."""
     lines = [line for line in script.splitlines() if line.startswith(_LEADS_A_MIGRATION)]
     return {(app, name) for app, name in (line.removeprefix(_LEADS_A_MIGRATION).split() for line in lines)}
 
 
 def write() -> None:
-    """The file, of a database that has just been migrated."""
+    """Write the script from a database that has just been migrated."""
     applied = sorted(MigrationRecorder(connection).applied_migrations())
     with connection.cursor() as cursor:
         cursor.execute(

@@ -10,7 +10,7 @@ from django.db import models
 
 
 class _Encoder(json.JSONEncoder):
-    """What msgspec does not know is json's to write, or to refuse."""
+    """Write with json what msgspec cannot write."""
 
     def encode(self, o: Any) -> str:
         try:
@@ -23,15 +23,15 @@ class _Decoder(json.JSONDecoder):
     def decode(self, s: str, *args: Any) -> Any:
         try:
             return msgspec.json.decode(s)
-        except (ValueError, RecursionError):  # an escaped half of a surrogate pair, for one
+        except (ValueError, RecursionError):  # e.g. an escaped half of a surrogate pair
             return super().decode(s, *args)
 
 
 class JsonField(models.JSONField):
-    """A JSONField to the database and to migrations.
+    """A JSONField for the database and for migrations.
 
-    While json reads or writes a text no other thread of the process runs: 10 ms for 400 kB each. msgspec takes half of
-    that to read, and a twelfth to write.
+    While json reads or writes, no other thread of the process runs. 400 kB take it 10 ms. msgspec takes half of that
+    to read, and a twelfth to write.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""On every web path: what pages may load, and that one from elsewhere does not reach a hall on localhost."""
+"""Middleware of all web paths. It limits what pages may load, and keeps other sites out of a hall on localhost."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ logger = logging.getLogger("guildhall.web")
 
 
 class ContentSecurityPolicyMiddleware:
-    """What browsers may load and run for any answer of the web: settings.SECURE_CSP, a directive with its sources each.
+    """Add settings.SECURE_CSP to each response. It says what browsers may load and run.
 
-    Members' words are shown as text; should that ever fail, no script of theirs runs.
+    Texts of members are escaped. If that ever failed, their scripts still would not run.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
@@ -36,7 +36,7 @@ class ContentSecurityPolicyMiddleware:
 
 
 class PageCompressionMiddleware(GZipMiddleware):
-    """Pages and their live parts, which are long and alike; not REST, whose calls would wait, and no stream."""
+    """Compress pages and their live parts, which are long and repetitive. Not REST, which must be fast, nor streams."""
 
     def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
         is_page = response.headers.get("Content-Type", "").startswith("text/html")
@@ -44,7 +44,7 @@ class PageCompressionMiddleware(GZipMiddleware):
 
 
 class DatabaseTroubleMiddleware:
-    """503 and a sentence where the database does not answer, or is damaged. The log says more. REST has its own."""
+    """Answer 503 if the database does not answer or is damaged. The log has details. REST has its own handler."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response
@@ -63,7 +63,7 @@ class DatabaseTroubleMiddleware:
 
 
 class OwnerMiddleware:
-    """Tells the server whose request it was, where somebody asked: guildhall.wsgi_server shares its time by that."""
+    """Report the user or token of each request to guildhall.wsgi_server, which shares its time among them."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
         self.get_response = get_response
@@ -71,7 +71,7 @@ class OwnerMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         response = self.get_response(request)
         tell = request.META.get("guildhall.owner")
-        # A session's user that nobody looked up is not looked up for this. REST framework puts a token's in its place.
+        # Use a session's user only if it has been loaded already. For a token, REST framework has set the user.
         user = getattr(request, "_cached_user", request.user)
         if tell is not None and not isinstance(user, SimpleLazyObject) and user.is_authenticated:
             tell(user.pk, getattr(getattr(request, "auth", None), "token_id", None))
@@ -79,9 +79,9 @@ class OwnerMiddleware:
 
 
 class OriginMiddleware:
-    """403 for a Host that is not ours, and for an Origin that is not the page's own host or trusted (REQ-MCP-HTTP-31).
+    """Answer 403 to a foreign Host, and to an Origin that is neither the page's host nor trusted (REQ-MCP-HTTP-31).
 
-    A link that somebody followed passes, wherever it stood.
+    A followed link passes, from any site.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:

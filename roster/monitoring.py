@@ -1,4 +1,4 @@
-"""What monitors ask: is the web alive, is the hall ready, what do its figures say."""
+"""Endpoints for monitors: whether the web is alive, whether the hall is ready, and its metrics."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from roster.database import hang_up, unpooled
 logger = logging.getLogger("guildhall.web")
 
 READY_SECONDS = 0.4
-LOOK_SECONDS = 2.0  # then a look at a mute database is given up, so that the next one finds it when it is back
+LOOK_SECONDS = 2.0  # a check of a silent database ends then, so that the next check sees when it is back
 
 
-# Alive and ready: open to anonymous, so nothing here tells more than yes or no ----------------------------------------
+# Alive and ready. Anonymous users may ask, so the answers are only yes or no ----------------------------------------
 
 
 def healthz(request: HttpRequest) -> HttpResponse:
-    """200 while this process answers at all. No database: a restart of the web would not fix that."""
+    """200 while this process answers. It ignores the database, because a restart of the web would not fix that."""
     return HttpResponse("ok\n", content_type="text/plain")
 
 
 def readyz(request: HttpRequest) -> JsonResponse:
-    """200 when calls are taken and run: database, broker (where there is one) and a live runtime; else 503.
+    """200 if calls can run: database, broker (if there is one) and runtime answer. Otherwise 503.
 
-    Within READY_SECONDS: what has not answered by then is not there.
+    It answers within READY_SECONDS. What has not answered by then counts as unavailable.
     """
     deadline = time.monotonic() + READY_SECONDS
     looks = [DATABASE_LOOK, BROKER_LOOK] if settings.REDIS_URL else [DATABASE_LOOK]
@@ -51,11 +51,11 @@ def readyz(request: HttpRequest) -> JsonResponse:
 
 
 class Look:
-    """A look at what may say nothing for long, in a thread. One at a time: who asks meanwhile shares its answer."""
+    """A check in a thread, because it may take long. Only one runs at a time, and concurrent requests share it."""
 
-    def __init__(self, look: Callable[[], dict[str, bool]], missing: dict[str, bool]) -> None:
+    def __init__(self, look: Callable[[], dict[str, bool]], fallback: dict[str, bool]) -> None:
         self._look = look
-        self._missing = missing
+        self._fallback = fallback
         self._lock = threading.Lock()
         self._answer: Future[dict[str, bool]] | None = None
 
@@ -64,34 +64,34 @@ class Look:
             if self._answer is None or self._answer.done():
                 self._answer = Future()
                 threading.Thread(target=self._run, args=(self._answer,), name="readyz", daemon=True).start()
-            return Answer(self._answer, self._missing)
+            return Answer(self._answer, self._fallback)
 
     def _run(self, answer: Future[dict[str, bool]]) -> None:
         try:
             answer.set_result(self._look())
         except Exception:
             logger.exception("readyz could not look")
-            answer.set_result(self._missing)
+            answer.set_result(self._fallback)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a look found, or will find."""
+    """The result of a check, now or later."""
 
     _future: Future[dict[str, bool]]
-    _missing: dict[str, bool]
+    _fallback: dict[str, bool]
 
     def result(self, deadline: float) -> dict[str, bool]:
-        """By `deadline` on the monotonic clock; that nothing is there, if it is not known by then."""
+        """The result by `deadline` on the monotonic clock. If there is none by then, the fallback."""
         try:
             return self._future.result(max(deadline - time.monotonic(), 0))
         except FutureTimeoutError:
-            return self._missing
+            return self._fallback
 
 
 def _database_and_runtime() -> dict[str, bool]:
-    own = connections[DEFAULT_DB_ALIAS] = unpooled(READY_SECONDS)
-    end = threading.Timer(LOOK_SECONDS, hang_up, [own])
+    database = connections[DEFAULT_DB_ALIAS] = unpooled(READY_SECONDS)
+    end = threading.Timer(LOOK_SECONDS, hang_up, [database])
     end.start()
     try:
         return {"database": True, "runtime": live_runtime() is not None}
@@ -99,7 +99,7 @@ def _database_and_runtime() -> dict[str, bool]:
         return {"database": False, "runtime": False}
     finally:
         end.cancel()
-        own.close()
+        database.close()
 
 
 def _broker() -> dict[str, bool]:
@@ -107,7 +107,7 @@ def _broker() -> dict[str, bool]:
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
-    # Without retries: a mute broker is found out within the timeouts.
+    # Without retries, the timeouts bound the check of a silent broker.
     client = redis.Redis.from_url(
         settings.REDIS_URL,
         socket_connect_timeout=READY_SECONDS,
@@ -127,13 +127,13 @@ BROKER_LOOK = Look(_broker, {"broker": False})
 
 
 class MetricsView(HallView):
-    """Prometheus text: figures of everybody's calls, for who may view such figures of members as a whole."""
+    """Metrics in the text format of Prometheus, for principals that may view figures of whole members."""
 
     schema = None
 
     def get(self, request: Request) -> HttpResponse:
         access.require_all_figures(principal_of(request))
-        from roster import metrics  # what it stands on takes a megabyte
+        from roster import metrics  # its libraries take a megabyte
 
         return HttpResponse(metrics.text_for(principal_of(request)), content_type=metrics.CONTENT_TYPE)
 

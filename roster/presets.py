@@ -1,4 +1,4 @@
-"""Arguments that people keep to call a tool with again: of one user and one tool, by name, never with a secret."""
+"""Presets: arguments saved under a name, for one user and one tool. They never contain secrets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_CHARACTERS = 100_000  # of one preset, as JSON
 
 
 class PresetRefusedError(Exception):
-    """The preset is not kept. The message says why."""
+    """The preset was not saved. The message says why."""
 
 
 def of(user: User, tool: Tool) -> QuerySet[Preset]:
@@ -26,7 +26,7 @@ def of(user: User, tool: Tool) -> QuerySet[Preset]:
 
 
 def save(user: User, tool: Tool, name: str, arguments: Any) -> tuple[Preset, list[str]]:
-    """Keep `arguments` under `name`, in the place of those that had it; beside it where secrets were left out.
+    """Save `arguments` under `name`, and replace an earlier preset. Returns it, and the places of omitted secrets.
 
     Raises PresetRefusedError.
     """

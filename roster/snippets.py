@@ -1,7 +1,6 @@
-"""One call as text to be copied: curl, Python and the command line. What comes from members is quoted, never trusted.
+"""A call as text to copy: curl, Python and the command line. Texts of members are quoted and not trusted.
 
-The token is a variable of the shell, GUILD_HALL_TOKEN, and secrets in the arguments are masked: such texts end in
-chats.
+Such texts end up in chats. So the token is the shell variable GUILD_HALL_TOKEN, and secrets in arguments are masked.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ WAIT_SECONDS = 30
 
 
 def of_call(tool: Tool, arguments: dict[str, Any], home: str) -> dict[str, str]:
-    """The call as each kind of text, by its label; `home` is the hall's own address, as the browser sees it."""
-    # Not by the pattern's name: members may call a tool what no pattern takes, a line's end for one.
+    """The call in each format, by its label. `home` is the address of the hall in the browser."""
+    # Not with `reverse`, because a tool's name may contain what no URL pattern matches, e.g. a line break.
     place = f"members/{quote(tool.member.name, safe='')}/tools/{quote(tool.name)}/invoke/"
     url = urljoin(home, reverse("api") + place)
     return {
@@ -67,20 +66,20 @@ def python(url: str, arguments: dict[str, Any]) -> str:
 
 
 def _without_surprises(source: str) -> str:
-    """Only ASCII: letters that turn the direction of a line would show other code than runs."""
+    """Only ASCII, because bidirectional characters would show other code than what runs."""
     return source.encode("ascii", "backslashreplace").decode()
 
 
 def command_line(member_name: str, tool_name: str, arguments: dict[str, Any]) -> str:
     words = [member_name, tool_name, json.dumps(arguments)]
-    # After `--` nothing is taken for an option, whatever it begins with.
+    # After `--` nothing is an option.
     dashes = "-- " if any(word.startswith("-") for word in words) else ""
     return f".venv/bin/python manage.py invoke {dashes}{' '.join(shell_word(word) for word in words)}"
 
 
 def shell_word(text: str) -> str:
-    """`text` as one word of bash and zsh, in printable ASCII: control characters could do things while it is pasted."""
+    """`text` as one word of bash and zsh. Only printable ASCII, because a pasted control character could run code."""
     if text.isascii() and text.isprintable():
         return shlex.quote(text)
-    plain = {ord(char) for char in map(chr, range(32, 127)) if char not in "'\\"}
-    return "$'" + "".join(chr(byte) if byte in plain else f"\\x{byte:02x}" for byte in text.encode()) + "'"
+    literal = {ord(char) for char in map(chr, range(32, 127)) if char not in "'\\"}
+    return "$'" + "".join(chr(byte) if byte in literal else f"\\x{byte:02x}" for byte in text.encode()) + "'"

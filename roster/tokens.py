@@ -1,4 +1,4 @@
-"""What people type of a token: when it ends, and which tools it is for."""
+"""Parse what people enter for a token: its end, and its tools."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days
 
 
 def parse_end(text: str) -> datetime:
-    """`30d`, `12h`, `90m`, `2w` from now, or a date or time such as `2030-01-31`. Raises ValueError with a sentence."""
+    """Parse `30d`, `12h`, `90m`, `2w` from now, or a date or time such as `2030-01-31`. Raises ValueError."""
     if match := re.fullmatch(r"([0-9]{1,5})([mhdw])", text):
         return timezone.now() + int(match[1]) * UNITS[match[2]]
     try:
@@ -22,7 +22,7 @@ def parse_end(text: str) -> datetime:
 
 
 def parse_tool(text: str) -> tuple[str, str]:
-    """`member/tool`, as two names. Raises ValueError with a sentence."""
+    """Split `member/tool` into two names. Raises ValueError."""
     member, slash, tool = text.partition("/")
     if not (member and slash and tool):
         raise ValueError(f"{text!r} is not MEMBER/TOOL, such as notes/add_note")

@@ -101,8 +101,8 @@ def _earlier(end: datetime | None, maker: Principal) -> datetime | None:
 
 def _limit(limit: TokenLimit, value: int | None, maker: Principal) -> int | None:
     """None: that of all tokens. 0 is no limit."""
-    if value is not None and value < limit.least:
-        raise RequestRefusedError(f"a token with {value} {limit.words} opens nothing; give {limit.least} or more")
+    if value is not None and value < limit.minimum:
+        raise RequestRefusedError(f"a token with {value} {limit.words} opens nothing; give {limit.minimum} or more")
     makers: int = getattr(maker.limits, limit.name)
     if not makers:
         return value

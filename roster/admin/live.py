@@ -37,11 +37,11 @@ def part(
     With `tag`, of a version that is cheap to know (see `etag`), nothing is looked up or rendered for a 304. It must
     be made before `context` is called. Without it the rendered part is compared.
     """
-    if not tag or not _has(request, tag):
+    if not tag or not _browser_has(request, tag):
         html = render_to_string(template, dict(context()), request)
         tag = tag or etag(_CSRF_FIELD.sub(r"\1", html))
         response: HttpResponse = HttpResponse(html)
-    if _has(request, tag):
+    if _browser_has(request, tag):
         response = HttpResponseNotModified()
     response.headers["ETag"] = tag
     response.headers["X-Live"] = "done" if is_final else "part"
@@ -56,9 +56,9 @@ def form_response(request: HttpRequest, page: HttpResponseBase) -> HttpResponseB
     return JsonResponse({"messages": texts})
 
 
-def _has(request: HttpRequest, tag: str) -> bool:
+def _browser_has(request: HttpRequest, tag: str) -> bool:
     etags = parse_etags(request.headers.get("If-None-Match", ""))
-    return tag in (one.removeprefix("W/") for one in etags)
+    return tag in (etag.removeprefix("W/") for etag in etags)
 
 
 @cache

@@ -30,14 +30,14 @@ def section(request: HttpRequest, member: GuildMember | None, tool_name: str = "
 
 def fragment(request: HttpRequest) -> HttpResponse:
     """What the section asks for: `?member=ID&tool=NAME&span=day`, each of them optional."""
-    who = principal_of(request)
-    if not who.views_figures:
+    principal = principal_of(request)
+    if not principal.views_figures:
         raise PermissionDenied
     member, span = member_of(request, request.GET.get("member", "")), request.GET.get("span", SPANS[0])
     if span not in SPANS:
         raise Http404(f"plots know no span {span!r}")
     tool_name = request.GET.get("tool", "") if member else ""
-    if member and not who.may_view_figures(member.name, tool_name):
+    if member and not principal.may_view_figures(member.name, tool_name):
         raise PermissionDenied
     return live.part(request, PART, lambda: _context(request, member, tool_name, span))
 
@@ -57,8 +57,8 @@ def member_of(request: HttpRequest, text: str) -> GuildMember | None:
 
 
 def _context(request: HttpRequest, member: GuildMember | None, tool_name: str, span: str) -> dict[str, Any]:
-    closed = principal_of(request).closed_members
-    series = call_series(span, member=member, tool_name=tool_name, without=closed)
+    closed_members = principal_of(request).closed_members
+    series = call_series(span, member=member, tool_name=tool_name, without=closed_members)
     return {
         **plots.plot(series),
         "spans": [(name, _address(member, tool_name, name), name == span) for name in SPANS],

@@ -77,24 +77,24 @@ class AgentConfigView(HallView):
     )
     def post(self, request: Request) -> Response:
         """Make a token for that client and these members, and give the configuration with it. `direct` needs none."""
-        values, who = body_of(AgentConfigRequest, request.data), principal_of(request)
-        agent_config.select_members(who, values["members"])
+        values, principal = body_of(AgentConfigRequest, request.data), principal_of(request)
+        agent_config.select_members(principal, values["members"])
         row, token = None, ""
         if not values["direct"]:
-            new = NewToken(values["for"], values["members"], expires_at=values["expires_at"])
-            row, token = make_token(cast(User, request.user), new, maker=who)
+            new_token = NewToken(values["for"], values["members"], expires_at=values["expires_at"])
+            row, token = make_token(cast(User, request.user), new_token, maker=principal)
         return Response(self._config(request, values, row, token), status=status.HTTP_201_CREATED)
 
     @staticmethod
     def _config(request: Request, values: dict[str, Any], row: ApiToken | None, token: str) -> dict[str, Any]:
-        who, names, direct = principal_of(request), values["members"], values["direct"]
-        members = agent_config.select_members(who, names)
+        principal, names, direct = principal_of(request), values["members"], values["direct"]
+        members = agent_config.select_members(principal, names)
         if direct:
             entries = agent_config.direct_entries(members, all_of_them=bool(names))
         else:
             entries = agent_config.gateway_entries(names, token)
         client = agent_config.FORMATS[values["for"]]
-        costs = agent_config.costs(who, members, direct=direct)
+        costs = agent_config.costs(principal, members, direct=direct)
         return {
             "place": client.place,
             "config": client.write(entries),

@@ -46,11 +46,11 @@ class RuntimeSerializer(serializers.Serializer[Any]):
     holder = serializers.CharField(allow_null=True, help_text="Which process on which host.")
 
 
-def visible_row(row: GuildMember, who: Principal, *, runtime_is_alive: bool) -> GuildMember:
-    """The row as `who` may see it; never to be saved."""
-    if not who.may_read_log(row.name):
+def visible_row(row: GuildMember, principal: Principal, *, runtime_is_alive: bool) -> GuildMember:
+    """The row as `principal` may see it; never to be saved."""
+    if not principal.may_read_log(row.name):
         row.last_error, row.progress = row.last_reason, ""
-    if not who.views_members:
+    if not principal.views_members:
         row.manifest = {}  # people write keys into its arguments
     return true_row(row, runtime_is_alive=runtime_is_alive)
 
@@ -180,16 +180,18 @@ def _runtime() -> dict[str, Any]:
     return {"alive": holder is not None, "holder": str(holder) if holder else None}
 
 
-def _members(who: Principal, *, runtime_is_alive: bool) -> list[GuildMember]:
+def _members(principal: Principal, *, runtime_is_alive: bool) -> list[GuildMember]:
     rows = members_of_roster().select_related("port_allocation")
     # What lists do not show: decoding it for hundreds of members takes longer than all the rest.
     rows = rows.defer("manifest", "server_info", "capabilities", "instructions")
-    return [visible_row(row, who, runtime_is_alive=runtime_is_alive) for row in rows if who.reaches(row.name)]
+    return [
+        visible_row(row, principal, runtime_is_alive=runtime_is_alive) for row in rows if principal.reaches(row.name)
+    ]
 
 
-def _member_detail(row: GuildMember, who: Principal) -> dict[str, Any]:
-    alive = live_runtime() is not None
-    return dict(MemberDetailSerializer(visible_row(row, who, runtime_is_alive=alive)).data)
+def _member_detail(row: GuildMember, principal: Principal) -> dict[str, Any]:
+    runtime_is_alive = live_runtime() is not None
+    return dict(MemberDetailSerializer(visible_row(row, principal, runtime_is_alive=runtime_is_alive)).data)
 
 
 class MembersView(HallView):
@@ -279,13 +281,13 @@ class RosterView(HallView):
 
         In a constant number of queries.
         """
-        runtime, who = _runtime(), principal_of(request)
-        rows = _members(who, runtime_is_alive=runtime["alive"])
+        runtime, principal = _runtime(), principal_of(request)
+        rows = _members(principal, runtime_is_alive=runtime["alive"])
         names = {row.pk: row.name for row in rows}
         tools: dict[int, list[dict[str, str]]] = defaultdict(list)
         visible = Tool.objects.filter(visible_tools(), member__removed_at=None).order_by("position")
         for member_id, *columns in visible.values_list("member_id", *ROSTER_TOOL_COLUMNS):
-            if member_id in names and who.may_list(names[member_id], columns[0]):
+            if member_id in names and principal.may_list(names[member_id], columns[0]):
                 tools[member_id].append(roster_tool(*columns))
         members = [
             {**values, "tools": tools[row.pk]}

@@ -83,8 +83,14 @@ def listable_tool(request: Request, name: str, tool: str) -> Tool:
 
 def readable_calls(request: Request) -> Q:
     """The calls that may be seen."""
-    who = principal_of(request)
-    return _readable_by(who.is_narrowed, who.views_calls, who.closed_members, user=who.user_id, token=who.token_id)
+    principal = principal_of(request)
+    return _readable_by(
+        principal.is_narrowed,
+        principal.views_calls,
+        principal.closed_members,
+        user=principal.user_id,
+        token=principal.token_id,
+    )
 
 
 def _readable_by(is_narrowed: bool, views_calls: bool, closed_members: frozenset[str], *, user: Any, token: Any) -> Q:
@@ -94,17 +100,17 @@ def _readable_by(is_narrowed: bool, views_calls: bool, closed_members: frozenset
     """
     if is_narrowed:
         return Q(token_id=token)
-    own = Q(requested_by_id=user)
-    return own | ~Q(member__name__in=closed_members) if views_calls else own
+    own_calls = Q(requested_by_id=user)
+    return own_calls | ~Q(member__name__in=closed_members) if views_calls else own_calls
 
 
 def readable_call(request: Request, pk: int) -> Invocation | None:
     """The call of this id, if it may be seen, with its member's name."""
     if pk > BigIntegerField.MAX_BIGINT:
         return None
-    who = principal_of(request)
-    calls = _one_readable(who.is_narrowed, who.views_calls, who.closed_members)
-    return calls.first(pk=pk, user=who.user_id, token=who.token_id)
+    principal = principal_of(request)
+    calls = _one_readable(principal.is_narrowed, principal.views_calls, principal.closed_members)
+    return calls.first(pk=pk, user=principal.user_id, token=principal.token_id)
 
 
 @lru_cache(64)
@@ -120,12 +126,16 @@ def readable_sessions(request: Request) -> Q:
 
     With a narrowed token only those that were made with it, and have no member outside its scope.
     """
-    who = principal_of(request)
-    if who.tools is not None:
+    principal = principal_of(request)
+    if principal.tools is not None:
         return Q(pk__in=[])
-    condition = Q(created_by=who.user_id)
-    if who.members is not None:
-        return condition & Q(made_with=who.token_id) & ~Q(members__in=GuildMember.objects.exclude(name__in=who.members))
+    condition = Q(created_by=principal.user_id)
+    if principal.members is not None:
+        return (
+            condition
+            & Q(made_with=principal.token_id)
+            & ~Q(members__in=GuildMember.objects.exclude(name__in=principal.members))
+        )
     if request.user.has_perm(access.VIEW_SESSIONS):
-        condition |= ~Q(members__in=GuildMember.objects.filter(name__in=who.closed_members))
+        condition |= ~Q(members__in=GuildMember.objects.filter(name__in=principal.closed_members))
     return condition

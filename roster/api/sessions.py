@@ -253,10 +253,10 @@ class SessionEventsView(HallView):
         after = body_of(EventFilters, params).get("after", 0)
         if _wants_stream(request) and (response := stream(request, session, after)):
             return response
-        more = is_under_way(session)
+        may_grow = is_under_way(session)
         behind = transcript(session, after)
-        more = more or behind[MAX_EVENTS:].exists()
-        return Response(TranscriptSerializer({"events": behind[:MAX_EVENTS], "more": more}).data)
+        may_grow = may_grow or behind[MAX_EVENTS:].exists()
+        return Response(TranscriptSerializer({"events": behind[:MAX_EVENTS], "more": may_grow}).data)
 
 
 class SessionStopView(HallView):
@@ -299,14 +299,14 @@ def _events(
         yield _event("message", MessageSerializer(message).data)
     last_sent_at = time.monotonic()
     while True:
-        more = is_under_way(session, message=message)
+        may_grow = is_under_way(session, message=message)
         batch = list(transcript(session, after, message=message)[:BATCH])
         for row in batch:
             after, last_sent_at = row.pk, time.monotonic()
             yield _event(row.kind, EventSerializer(row).data, row.pk)
         if len(batch) == BATCH:
             continue
-        if not more:
+        if not may_grow:
             break
         if time.monotonic() > last_sent_at + COMMENT_SECONDS:
             last_sent_at = time.monotonic()

@@ -51,9 +51,9 @@ class MemberStatisticsView(HallView):
 
         It needs a permission to view members or calls; of a single tool, to view tools or calls.
         """
-        row, who = reachable_member(request, name), principal_of(request)
+        row, principal = reachable_member(request, name), principal_of(request)
         values = query_of(StatisticsFilters, request)
-        access.require_figures(who, name, values["tool"])
+        access.require_figures(principal, name, values["tool"])
         series = call_series(values["span"], member=row, tool_name=values["tool"])
         values = {
             "span": series.span.name,

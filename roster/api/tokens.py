@@ -27,8 +27,8 @@ def _limit_field(limit: TokenLimit) -> serializers.IntegerField:
         required=False,
         allow_null=True,
         default=None,
-        min_value=limit.least,
-        max_value=limit.most,
+        min_value=limit.minimum,
+        max_value=limit.maximum,
         help_text=limit.zero and f"{limit.zero}.",
     )
 
@@ -98,9 +98,9 @@ class MadeTokenSerializer(TokenSerializer):
 
 def _tokens(request: Request) -> QuerySet[ApiToken]:
     """One's own. A token that is for a part alone knows of no other."""
-    who = principal_of(request)
-    own = ApiToken.objects.filter(user=who.user_id).prefetch_related("members", "tools__member")
-    return own.filter(pk__in=[who.token_id]) if who.is_narrowed else own
+    principal = principal_of(request)
+    own_tokens = ApiToken.objects.filter(user=principal.user_id).prefetch_related("members", "tools__member")
+    return own_tokens.filter(pk__in=[principal.token_id]) if principal.is_narrowed else own_tokens
 
 
 def _own_token(request: Request, pk: int) -> ApiToken:
@@ -132,8 +132,8 @@ class TokensView(HallView, ListAPIView[ApiToken]):
         """
         body = body_of(NewTokenSerializer, request.data)
         limits = {limit.name: body.pop(limit.name) for limit in ApiToken.LIMITS}
-        new = NewToken(**body, limits=limits)
-        row, token = make_token(cast(User, request.user), new, maker=principal_of(request))
+        new_token = NewToken(**body, limits=limits)
+        row, token = make_token(cast(User, request.user), new_token, maker=principal_of(request))
         return Response({**TokenSerializer(row).data, "token": token}, status=status.HTTP_201_CREATED)
 
 

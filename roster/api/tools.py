@@ -108,10 +108,10 @@ class ToolsView(HallView):
     )
     def get(self, request: Request, name: str) -> Response:
         """The tools of the member that you may call (or switch), in its own order."""
-        row, who = reachable_member(request, name), principal_of(request)
-        shown = Q(listed=True) if query_of(ToolFilters, request)["switched_off"] else visible_tools()
-        rows = with_text(row.tools.filter(shown)).order_by("position")
-        tools = [tool for tool in rows if who.may_list(name, tool.name)]
+        row, principal = reachable_member(request, name), principal_of(request)
+        condition = Q(listed=True) if query_of(ToolFilters, request)["switched_off"] else visible_tools()
+        rows = with_text(row.tools.filter(condition)).order_by("position")
+        tools = [tool for tool in rows if principal.may_list(name, tool.name)]
         return Response({"tools": ToolSerializer(tools, many=True).data})
 
 

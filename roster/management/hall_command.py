@@ -33,14 +33,14 @@ def require_hall() -> None:
 
 def tables_of_database() -> list[str]:
     """Raises CommandError where it does not answer. Not through the pool: that tries for ten seconds."""
-    plain = unpooled()
+    unpooled_connection = unpooled()
     try:
-        return plain.introspection.table_names()
+        return unpooled_connection.introspection.table_names()
     except OperationalError as error:
         reason = " ".join(str(error).split())
         raise CommandError(f"The database cannot be used ({reason}). DATABASE_URL says which one it is.") from error
     finally:
-        plain.close()
+        unpooled_connection.close()
 
 
 def _no_hall() -> str:

@@ -1,9 +1,9 @@
-"""What the hall knows: rows, their constraints, and facts about one row. Who may change what is said beside each field.
+"""The rows of the hall, their constraints, and properties of one row. Comments beside the fields name their writers.
 
-Statuses are written by `mcp_runtime.members.status` (members), `mcp_runtime.calls.invocations` (calls) and
-`mcp_runtime.agents.sessions` (agents' messages) alone. The models know nothing of the runtime but how calls fail
-(`mcp_runtime.protocol.errors`). The runtime imports them from here, and nothing else of `roster`. A new field of a
-member, a call or a token goes into the module of that noun, and with it a migration; CONTRIBUTING says where else.
+Only `mcp_runtime.members.status` (members), `mcp_runtime.calls.invocations` (calls) and `mcp_runtime.agents.sessions`
+(agents' messages) write statuses. From the runtime the models import only how calls fail
+(`mcp_runtime.protocol.errors`). The runtime imports the models from here, and nothing else from `roster`. A new field
+of a member, a call or a token goes into the module of that noun, with a migration. CONTRIBUTING says where else.
 """
 
 from roster.models.agents import AgentEvent, AgentMessage, AgentSession

@@ -1,4 +1,4 @@
-"""Agents' sessions: their messages, which are a queue like that of calls, and what happened for each."""
+"""Agents' sessions, their messages (a queue, like calls), and the events of each message."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from roster.models.members import GuildMember
 
 
 class AgentSession(models.Model):
-    """An agent that works with some members on request. Its status is that of its messages, and no column keeps it."""
+    """An agent that works with some members on request. Its status is derived from its messages."""
 
     class Status(models.TextChoices):
-        IDLE = "idle", "Idle"  # nothing is under way; the next message goes on from here
+        IDLE = "idle", "Idle"  # nothing is in progress, and the next message continues from here
         QUEUED = "queued", "Queued"  # a message waits
         RUNNING = "running", "Running"  # an agent works
 
@@ -30,7 +30,7 @@ class AgentSession(models.Model):
         settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True, related_name="agent_sessions"
     )
     creator = models.CharField(max_length=200, blank=True, help_text="Who made it, in words, as of then.")
-    # Its id stays when the token is deleted, as that of `AgentMessage.asked_with`.
+    # The id stays when the token is deleted, as for `AgentMessage.asked_with`.
     made_with = models.ForeignKey(
         "ApiToken",
         on_delete=models.DO_NOTHING,
@@ -51,7 +51,7 @@ class AgentSession(models.Model):
 
     @property
     def status(self) -> str:
-        """Of the messages that are under way, `running` before `queued`."""
+        """The status of the messages in progress, `running` before `queued`."""
         under_way = {message.status for message in self.messages.all() if not message.is_finished}
         if AgentMessage.Status.RUNNING in under_way:
             return self.Status.RUNNING.value
@@ -59,7 +59,7 @@ class AgentSession(models.Model):
 
 
 class AgentMessage(QueuedWork):
-    """One prompt to an agent and how it went."""
+    """One prompt to an agent and its outcome."""
 
     class ErrorKind(models.TextChoices):
         AGENT = "agent", "Agent"  # the agent or its model ended with an error
@@ -73,7 +73,7 @@ class AgentMessage(QueuedWork):
     source = models.CharField(max_length=10, choices=Invocation.Source.choices)
     requested_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True)
     requester = models.CharField(max_length=200, blank=True, help_text="Who asked, in words, as of then.")
-    # Its id stays when the token is deleted: what was asked with one never has more rights than that had.
+    # The id stays when the token is deleted, so that the run never gets more rights than the token had.
     asked_with = models.ForeignKey(
         "ApiToken",
         on_delete=models.DO_NOTHING,
@@ -99,7 +99,7 @@ class AgentMessage(QueuedWork):
     class Meta:
         ordering = ["id"]
         constraints = [
-            # Two runs of one session would overwrite what the agent keeps of it.
+            # Two runs of one session would overwrite the agent's own files of it.
             models.UniqueConstraint(
                 fields=["session"], condition=Q(status="running"), name="one_message_of_a_session_runs"
             )
@@ -113,15 +113,15 @@ class AgentMessage(QueuedWork):
 
 
 class AgentEvent(models.Model):
-    """One line of a message's transcript. The ids of a session's events ascend in the order of what happened."""
+    """One line of a message's transcript. The ids of a session's events ascend in the order in which they happened."""
 
     class Kind(models.TextChoices):
         TEXT = "text", "Text"  # {"text"}: the agent says something
         TOOL_CALL = "tool_call", "Tool call"  # {"id", "server", "tool", "arguments"}
         TOOL_RESULT = "tool_result", "Tool result"  # {"id", "content", "is_error"}
-        SERVERS = "servers", "Servers"  # {"servers": [{"name", "status", "error"}]}: what it could not connect to
+        SERVERS = "servers", "Servers"  # {"servers": [{"name", "status", "error"}]}: without a connection
         ERROR = "error", "Error"  # {"text"}: what went wrong
-        RESULT = "result", "Result"  # {"text", "status", "error_kind"}: how it ended, once, last
+        RESULT = "result", "Result"  # {"text", "status", "error_kind"}: how it ended. The last event, once
 
     message = models.ForeignKey(AgentMessage, on_delete=models.CASCADE, related_name="events")
     kind = models.CharField(max_length=20, choices=Kind.choices)

@@ -1,4 +1,4 @@
-"""Tool calls, what is counted of those that ended, and arguments that somebody keeps for the next one."""
+"""Tool calls, the figures of those that ended, and presets of arguments."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from roster.models.members import GuildMember, Tool
 
 
 class QueuedWork(models.Model):
-    """What a row of work is while it waits, runs and ends: `queued -> running -> succeeded | failed | cancelled`.
+    """A row of work that waits, runs and ends: `queued -> running -> succeeded | failed | cancelled`.
 
-    The row is the queue.
+    The rows are the queue.
     """
 
     class Status(models.TextChoices):
@@ -48,7 +48,7 @@ class QueuedWork(models.Model):
 
     @property
     def duration(self) -> timedelta | None:
-        """From being claimed to the end; None while it is not over, or when it was never claimed."""
+        """Time from the claim to the end. None before the end, or without a claim."""
         return self.finished_at - self.started_at if self.finished_at and self.started_at else None
 
 
@@ -89,7 +89,7 @@ class Invocation(QueuedWork):
     class Meta:
         ordering = ["-id"]
         constraints = [
-            # A key belongs to the token that it came with; one that came without a token, to its user.
+            # A key belongs to the token of its request. Without a token it belongs to the user.
             models.UniqueConstraint(
                 fields=["token", "idempotency_key"],
                 condition=Q(idempotency_key__isnull=False, token__isnull=False),
@@ -115,7 +115,7 @@ class Invocation(QueuedWork):
 
 
 class CallTotal(models.Model):
-    """Finished calls whose rows were pruned, so that /metrics counts on without them."""
+    """The number of finished calls whose rows were pruned. /metrics includes them."""
 
     member = models.ForeignKey(GuildMember, on_delete=models.CASCADE)
     outcome = models.CharField(max_length=20, help_text="succeeded, cancelled, or the error kind.")
@@ -129,7 +129,7 @@ class CallTotal(models.Model):
 
 
 class CallRollup(models.Model):
-    """Calls of a tool, or of a member, that ended within so many seconds. Written by `mcp_runtime.calls.statistics`."""
+    """Figures of calls of a tool or member that ended in one span of time. `mcp_runtime.calls.statistics` writes it."""
 
     member = models.ForeignKey(GuildMember, on_delete=models.CASCADE, db_index=False)
     tool_name = models.CharField(max_length=255, help_text="Empty: all tools of the member together.")
@@ -142,7 +142,7 @@ class CallRollup(models.Model):
 
     class Meta:
         constraints = [
-            # In this order it is the one index that readers and the deletion of old rollups need.
+            # With this order of columns one index serves both readers and the deletion of old rollups.
             models.UniqueConstraint(
                 fields=["seconds", "begins", "tool_name", "member"], name="one_rollup_per_time_and_tool"
             )
@@ -153,7 +153,7 @@ class CallRollup(models.Model):
 
 
 class Preset(models.Model):
-    """Arguments that a user keeps to call a tool with again. Written by roster.presets, without secrets."""
+    """Arguments that a user saved for further calls of a tool. roster.presets writes it, without secrets."""
 
     MAX_NAME = 100
 

@@ -1,4 +1,4 @@
-"""The hall itself: who it is, and the lease of its one runtime."""
+"""The hall itself: its identity, and the lease of its one runtime."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.db.models import F, Q
 class Hall(models.Model):
     """One row per database: the hall's identity, and the lease of its one runtime.
 
-    A lease is live while its holder's heartbeat is younger than `LEASE_SECONDS`. All times are the database's clock.
+    A lease is live while its holder's heartbeat is younger than `LEASE_SECONDS`. All times are of the database's clock.
     """
 
     LEASE_SECONDS = 10.0
@@ -44,8 +44,9 @@ class Hall(models.Model):
 
     @classmethod
     def note_access_change(cls) -> None:
-        """Whoever keeps in memory who may do what must look again. In the transaction of the change itself.
+        """Invalidate all cached principals. Call it in the transaction of the change.
 
-        Before it changes rows of members: a sync holds this row first and those second, and two orders can deadlock.
+        Call it before changing rows of members. A sync locks this row first and those second, and another order can
+        deadlock.
         """
         cls.objects.filter(pk=1).update(access_version=F("access_version") + 1)

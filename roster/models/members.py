@@ -1,4 +1,4 @@
-"""Members and what belongs to one: its tools, its port, its groups, the changes of its status."""
+"""Members, and their tools, ports, groups and status changes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class GuildMember(models.Model):
         DISCONNECTED = "disconnected", "Disconnected"  # no process, and none is due
         STARTING = "starting", "Starting"  # a process, or the wait for a port; the handshake is not done
         CONNECTED = "connected", "Connected"  # shook hands, tools listed
-        STOPPING = "stopping", "Stopping"  # asked to end, not gone yet
-        ERROR = "error", "Error"  # ended, or never came up, without being asked; `last_error` says why
+        STOPPING = "stopping", "Stopping"  # requested to end, not ended yet
+        ERROR = "error", "Error"  # ended or never came up without a request. `last_error` says why
 
     class DesiredState(models.TextChoices):
         RUNNING = "running", "Running"
@@ -56,8 +56,8 @@ class GuildMember(models.Model):
     # In `last_error`, between the sentence and the member's last lines.
     TAIL_MARK = ". It wrote last:\n"
 
-    # What is seen. Written by mcp_runtime.members.status when the status changes. Between two changes other modules of
-    # mcp_runtime.members write some of it:
+    # The observed state. mcp_runtime.members.status writes it when the status changes. Between two changes other
+    # modules of mcp_runtime.members write some of it:
     #   progress         starting
     #   no_answer_since  signs_of_life
     #   warnings         lifecycle
@@ -103,17 +103,17 @@ class GuildMember(models.Model):
 
     @property
     def error(self) -> str:
-        """The one sentence that explains why it does not run, whatever the reason; empty when nothing is wrong."""
+        """One sentence that explains why it does not run. Empty if nothing is wrong."""
         return self.manifest_error or (self.last_error if self.status == self.Status.ERROR else "")
 
     @property
     def last_reason(self) -> str:
-        """`last_error` without the lines that the member wrote last: those are for who may read its log."""
+        """`last_error` without the member's last lines, which need the permission to read its log."""
         return self.last_error.partition(self.TAIL_MARK)[0]
 
     @property
     def start_progress(self) -> str:
-        """How long it has been starting and what it wrote last; empty when it is not, or began within a second."""
+        """How long it has been starting, and its last output. Empty if it is not starting, or for the first second."""
         seconds = (timezone.now() - self.status_changed_at).total_seconds()
         if self.status != self.Status.STARTING or seconds < 1:
             return ""
@@ -122,12 +122,12 @@ class GuildMember(models.Model):
     @property
     def port(self) -> int | None:
         """The port of its process, if it has one."""
-        allocation = getattr(self, "port_allocation", None)  # a reverse one-to-one raises when there is none
+        allocation = getattr(self, "port_allocation", None)  # a reverse one-to-one relation raises if there is no row
         return allocation.port if allocation else None
 
     @property
     def endpoint(self) -> str | None:
-        """Where agents reach it while it is up: by its port, or at its url without the query, which is the hall's."""
+        """The address for agents while it is up: its port, or its url without the query, which only the hall knows."""
         if self.status in (self.Status.DISCONNECTED, self.Status.ERROR):
             return None
         if self.server_url:
@@ -137,7 +137,7 @@ class GuildMember(models.Model):
 
     @property
     def silence(self) -> str:
-        """Since when it gave no answer, in words; empty when it answers, or nobody asked."""
+        """Since when it has given no answer, in words. Empty if it answers, or if nobody called it."""
         since = self.no_answer_since
         if since is None or self.status != self.Status.CONNECTED:
             return ""
@@ -165,9 +165,9 @@ class GuildMember(models.Model):
 
 
 class MemberGroup(models.Model):
-    """A member is there for the users of this group. The last of these rows opens it to everybody again.
+    """Reserve a member for the users of a group. A member without such rows is open to everybody.
 
-    So a group that a member is reserved for cannot be deleted: nothing may be opened by tidying up somewhere else.
+    So a group that a member is reserved for cannot be deleted. Otherwise its deletion could open the member.
     """
 
     member = models.ForeignKey(GuildMember, on_delete=models.CASCADE)
@@ -181,7 +181,7 @@ class MemberGroup(models.Model):
 
 
 class PortAllocation(models.Model):
-    """The claim on a port, for the life of one server process (REQ-MCP-HTTP-5, 8, 10, 11, 32)."""
+    """The claim on a port, for the lifetime of one server process (REQ-MCP-HTTP-5, 8, 10, 11, 32)."""
 
     port = models.PositiveIntegerField(unique=True)
     member = models.OneToOneField(GuildMember, on_delete=models.CASCADE, related_name="port_allocation")
@@ -198,12 +198,12 @@ class PortAllocation(models.Model):
 
     @property
     def endpoint(self) -> str:
-        """What is handed out, in the seeds' form (REQ-MCP-HTTP-22, 33); the hall itself talks to 127.0.0.1."""
+        """The address for clients, in the form of the seeds (REQ-MCP-HTTP-22, 33). The hall itself uses 127.0.0.1."""
         return f"http://localhost:{self.port}/mcp"
 
 
 class StatusChange(models.Model):
-    """One change of a member's status, with its cause: the timeline people read after the fact."""
+    """One change of a member's status, with its cause. Together they are the timeline that people read later."""
 
     member = models.ForeignKey(GuildMember, on_delete=models.CASCADE, related_name="status_changes")
     old = models.CharField(max_length=20, choices=GuildMember.Status.choices)
@@ -223,7 +223,7 @@ class StatusChange(models.Model):
 
     @property
     def signal_name(self) -> str:
-        """`SIGKILL` for exit code -9; empty when no signal ended it."""
+        """`SIGKILL` for exit code -9. Empty if no signal ended it."""
         if self.exit_code is None or self.exit_code >= 0:
             return ""
         try:
@@ -233,9 +233,9 @@ class StatusChange(models.Model):
 
 
 class Tool(models.Model):
-    """A tool of a member, as its last tools/list told it (REQ-MCP-HTTP-36, 37).
+    """A tool of a member, as in its last tools/list (REQ-MCP-HTTP-36, 37).
 
-    One that left the list keeps its row (`listed` false), so that switching a tool off outlives the tool's absence.
+    A tool that left the list keeps its row (`listed` false), so that it is still switched off when it comes back.
     """
 
     member = models.ForeignKey(GuildMember, on_delete=models.CASCADE, related_name="tools")
@@ -276,6 +276,6 @@ class Tool(models.Model):
 
     @property
     def text(self) -> str:
-        """The definition as JSON. Of those that `control.members.with_text` found it is what the database holds."""
+        """The definition as JSON. For rows of `control.members.with_text` it is the text in the database."""
         definition = vars(self).get("definition_text")
         return json.dumps(self.definition) if definition is None else str(definition)

@@ -1,4 +1,4 @@
-"""Tokens, and the programs that came with one."""
+"""Tokens, and the programs that used them."""
 
 from __future__ import annotations
 
@@ -20,61 +20,61 @@ from roster.models.members import GuildMember, Tool
 
 @dataclass(frozen=True)
 class TokenLimit:
-    """A limit of a token: its column, and all that REST, the admin and commands need to ask for it and to show it.
+    """A limit of a token: its column, and all that REST, the admin and commands need to read and show it.
 
-    It has one name: that of the column, the key in REST, the option of create_token, and what `security.limits`
-    counts. 0 as `least`: there 0 is no limit.
+    Its name is that of the column, of the key in REST, of the option of create_token, and in `security.limits`.
+    If `minimum` is 0, the value 0 means no limit.
     """
 
     name: str
     words: str  # as in "it has 5 WORDS"
-    setting: str  # the limit of tokens that have none of their own
-    least: int
-    most: int  # in REST; the setting has bounds of its own in guildhall/settings.py
+    setting: str  # the limit of tokens without their own
+    minimum: int
+    maximum: int  # in REST. guildhall/settings.py has the bounds of the setting
     help_text: str
 
     def column(self) -> models.PositiveIntegerField[int | None, int | None]:
-        validators = [MinValueValidator(self.least)] if self.least else []
+        validators = [MinValueValidator(self.minimum)] if self.minimum else []
         return models.PositiveIntegerField(null=True, blank=True, validators=validators, help_text=self.help_text)
 
     @property
     def zero(self) -> str:
-        """What 0 means, where it may be asked for."""
-        return "" if self.least else "0 is no limit"
+        """What 0 means, if it is allowed."""
+        return "" if self.minimum else "0 is no limit"
 
     @property
     def default(self) -> int:
         return int(getattr(settings, self.setting))
 
     def of(self, token: ApiToken) -> int:
-        """What holds for the token."""
-        own: int | None = getattr(token, self.name)
-        return self.default if own is None else own
+        """The limit of the token, its own or the default."""
+        value: int | None = getattr(token, self.name)
+        return self.default if value is None else value
 
 
 CALLS_PER_MINUTE = TokenLimit(
     name="calls_per_minute",
     words="calls a minute",
     setting="GUILD_HALL_CALLS_PER_MINUTE",
-    least=0,
-    most=1_000_000,
+    minimum=0,
+    maximum=1_000_000,
     help_text="0 is no limit; empty is that of GUILD_HALL_CALLS_PER_MINUTE.",
 )
 MAX_IN_FLIGHT = TokenLimit(
     name="max_in_flight",
     words="calls at the same time",
     setting="GUILD_HALL_MAX_IN_FLIGHT",
-    least=1,
-    most=100_000,
+    minimum=1,
+    maximum=100_000,
     help_text="Calls that may be under way at the same time; empty is GUILD_HALL_MAX_IN_FLIGHT.",
 )
 
 
 class ApiToken(models.Model):
-    """A user's key to the API and the gateway. Only its SHA-256 is stored: a random token needs no slow hash.
+    """A user's key to the API and the gateway. Only its SHA-256 is stored, because a random token needs no slow hash.
 
-    It opens what its user may, narrowed by its scope. Which kind of scope it has is said by `scope` alone: one whose
-    last member left the hall opens nothing, never everything.
+    It has the rights of its user, narrowed by its scope. Only `scope` says which kind of scope it is. So a token whose
+    last member left the hall opens nothing, not everything.
     """
 
     class Scope(models.TextChoices):
@@ -83,8 +83,8 @@ class ApiToken(models.Model):
         TOOLS = "tools", "Some tools"  # `tools` says which; nothing else of their members
 
     LIMITS = (CALLS_PER_MINUTE, MAX_IN_FLIGHT)
-    # For `make`: none of the limits that can be switched off. The others hold for every token.
-    UNLIMITED: ClassVar[dict[str, int]] = {limit.name: 0 for limit in LIMITS if not limit.least}
+    # For `make`. It switches off all limits that can be switched off. The others hold for every token.
+    UNLIMITED: ClassVar[dict[str, int]] = {limit.name: 0 for limit in LIMITS if not limit.minimum}
     PREFIX = "gh_"
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="api_tokens")
@@ -129,7 +129,7 @@ class ApiToken(models.Model):
 
     @property
     def own_limits(self) -> dict[str, int | None]:
-        """By name; None: that of all tokens."""
+        """The limits by name. None means the default."""
         return {limit.name: getattr(self, limit.name) for limit in self.LIMITS}
 
     @staticmethod
@@ -149,7 +149,7 @@ class ApiToken(models.Model):
         made_with_id: int | None = None,
         **limits: int | None,
     ) -> tuple[ApiToken, str]:
-        """A new row and the token itself, which is not kept anywhere: show it once. `limits` by the names in LIMITS."""
+        """Create a row, and return it with the token, which is stored nowhere. `limits` has the names in LIMITS."""
         token = cls.PREFIX + secrets.token_urlsafe(32)
         with transaction.atomic():
             row = cls.objects.create(
@@ -167,7 +167,7 @@ class ApiToken(models.Model):
         return row, token
 
     def revoke(self) -> list[int]:
-        """From now on it opens nothing, nor does any token that was made with it, or with one of those; all their ids.
+        """Revoke it and all tokens that were made with it, directly or indirectly. Returns their ids.
 
         The rows stay, for the calls that were made with them.
         """
@@ -182,9 +182,9 @@ class ApiToken(models.Model):
 
 
 class TokenClient(models.Model):
-    """A program that came to the gateway with a token, as it calls itself: nobody checks what it says.
+    """A program that used a token at the gateway, under the name that it gave. Nobody checks the name.
 
-    Written by `mcp_runtime.gateway.programs`, at most once a minute for each.
+    `mcp_runtime.gateway.programs` writes it, at most once a minute for each.
     """
 
     token = models.ForeignKey(ApiToken, on_delete=models.CASCADE, related_name="clients")

@@ -29,7 +29,7 @@ from roster.stdio.upstream import (
     BrokenError,
     Patience,
     Upstream,
-    whole,
+    read_whole,
 )
 
 LISTEN = "subscriptions/listen"
@@ -153,7 +153,7 @@ class Messages:
         headers = self.headers(post.message, session)
         with self._upstream.open(post.switch, "POST", headers, post.body, seconds) as response:
             if response.status == 503 or (response.status == 429 and post.is_notice):
-                refusal = _refusal(response.status, whole(response, MAX_ANSWER))
+                refusal = _refusal(response.status, read_whole(response, MAX_ANSWER))
                 raise AwayError(f"the hall takes no requests now: {refusal}", _retry_after(response))
             if response.status == 404 and session is not None:
                 raise SessionOverError
@@ -162,8 +162,8 @@ class Messages:
     def headers(self, message: Mapping[str, Any], session: Session | None) -> dict[str, str]:
         version = modern_version(message)
         if version is None:
-            own = {mcp.SESSION_HEADER: session.id, mcp.VERSION_HEADER: session.version} if session else {}
-            return {**BASE_HEADERS, **own}
+            session_headers = {mcp.SESSION_HEADER: session.id, mcp.VERSION_HEADER: session.version} if session else {}
+            return {**BASE_HEADERS, **session_headers}
         method, params = str(message.get("method")), message["params"]
         headers = {**BASE_HEADERS, mcp.VERSION_HEADER: mcp.header_value(str(version))}
         headers |= mcp.modern_headers(method, params)
@@ -183,7 +183,7 @@ class Messages:
         kind = (response.getheader("content-type") or "").partition(";")[0].strip().lower()
         if kind == mcp.EVENT_STREAM and response.status == 200:
             return self._answer_of_stream(post, response)
-        body = whole(response, MAX_ANSWER + 1)
+        body = read_whole(response, MAX_ANSWER + 1)
         self._upstream.is_back()
         if len(body) > MAX_ANSWER:
             raise MethodError(INTERNAL_ERROR, TOO_LARGE)
@@ -203,17 +203,17 @@ class Messages:
             seconds = RETRY_SECONDS if events.retry_ms is None else events.retry_ms / 1000
             post.switch.pause(max(min(seconds, LONGEST_RETRY), SHORTEST_RETRY))
             began_at = time.monotonic()
-            answer = self._rest(post, session, events)
+            answer = self._resume(post, session, events)
             is_progress = events.last_event_id != last_id or time.monotonic() - began_at > PATIENCE_SECONDS
             failures = 0 if is_progress else failures + 1
         return answer
 
-    def _rest(self, post: Post, session: Session, events: EventStream) -> bytes | None:
+    def _resume(self, post: Post, session: Session, events: EventStream) -> bytes | None:
         headers = {**self.headers({}, session), mcp.LAST_EVENT_HEADER: events.last_event_id}
         try:
             with self._upstream.open(post.switch, "GET", headers) as response:
                 if response.status != 200:
-                    raise _refusal(response.status, whole(response, MAX_ANSWER))
+                    raise _refusal(response.status, read_whole(response, MAX_ANSWER))
                 events.go_on()
                 return self.forward_events(post, events, response)
         except AwayError as error:  # of the rest alone: the request itself was sent
@@ -224,7 +224,7 @@ class Messages:
         while chunk := response.read1(READ_BYTES):
             for data in events.feed(chunk):
                 self._upstream.is_back()
-                message = _read(data)
+                message = _decode(data)
                 if post is not None and "method" not in message:
                     return one_line(data)
                 if post is None or not self._is_acknowledged_again(post, message):
@@ -263,10 +263,10 @@ class Messages:
 
     def _places_of(self, name: str, meta: Mapping[str, Any]) -> dict[mcp.Place, str]:
         """The places by the list of tools, as the agent itself would get it. Empty for an unknown tool."""
-        own = {key: value for key, value in meta.items() if key.startswith(mcp.META)}
+        client_meta = {key: value for key, value in meta.items() if key.startswith(mcp.META)}
         cursor: dict[str, Any] = {}
         for _ in range(MAX_PAGES):
-            message = jsonrpc.request(name, "tools/list", {**cursor, "_meta": own})
+            message = jsonrpc.request(name, "tools/list", {**cursor, "_meta": client_meta})
             post = Post(message, jsonrpc.encode(message))
             answer = self.send(post, None, partial(self.answer, post), ANSWER_SECONDS)
             tool_list = json.loads(answer or b"{}").get("result", {})
@@ -282,7 +282,7 @@ class Messages:
 
 def require_acceptance(response: HTTPResponse) -> None:
     """Raises MethodError, with the status, if a notification or an answer was refused."""
-    body = whole(response, MAX_ANSWER)
+    body = read_whole(response, MAX_ANSWER)
     if response.status not in (200, 202, 204):
         raise MethodError(INTERNAL_ERROR, f"HTTP status {response.status}: {_refusal(response.status, body)}")
 
@@ -298,7 +298,7 @@ def _fate(post: Post) -> dict[str, Any]:
     return (ErrorKind.TRANSPORT if post.may_have_run else ErrorKind.UNAVAILABLE).data()
 
 
-def _read(data: bytes) -> dict[str, Any]:
+def _decode(data: bytes) -> dict[str, Any]:
     """A message of the gateway. What is nested too deep to be read is a result, for nothing else is so deep."""
     try:
         message = json.loads(data)
@@ -309,7 +309,7 @@ def _read(data: bytes) -> dict[str, Any]:
 
 def _refusal(status: int, body: bytes) -> MethodError:
     """The error that the gateway answers, unchanged."""
-    error = _read(body).get("error")
+    error = _decode(body).get("error")
     if not isinstance(error, dict):
         return MethodError(INTERNAL_ERROR, f"the hall answered with HTTP status {status}")
     text = str(error.get("message"))

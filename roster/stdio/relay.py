@@ -52,14 +52,14 @@ class Room:
 
     def take(self, messages: int, size: int) -> bool:
         with self._condition:
-            if not self._has(messages, size):
+            if not self._has_room(messages, size):
                 return False
             self._messages, self._size = self._messages - messages, self._size - size
             return True
 
     def wait_and_take(self, messages: int, size: int) -> None:
         with self._condition:
-            self._condition.wait_for(lambda: self._has(messages, size))
+            self._condition.wait_for(lambda: self._has_room(messages, size))
             self.take(messages, size)
 
     def give_back(self, messages: int, size: int) -> None:
@@ -67,7 +67,7 @@ class Room:
             self._messages, self._size = self._messages + messages, self._size + size
             self._condition.notify_all()
 
-    def _has(self, messages: int, size: int) -> bool:
+    def _has_room(self, messages: int, size: int) -> bool:
         return messages <= self._messages and size <= self._size
 
 
@@ -122,7 +122,7 @@ class Relay:
                 yield line
 
     def _skip_rest_of_line(self) -> None:
-        while (rest := self._source.readline(MAX_LINE)) and not rest.endswith(b"\n"):
+        while (chunk := self._source.readline(MAX_LINE)) and not chunk.endswith(b"\n"):
             pass
 
     def _take(self, line: bytes) -> None:

@@ -59,10 +59,10 @@ class GatewaySession:
     def initialize(self, post: Post) -> bytes | None:
         """Begin a session for the agent, and end its earlier one. Raises MethodError."""
         with self._lock:
-            old, self._session, self._initialize = self._session, None, post
+            previous, self._session, self._initialize = self._session, None, post
         self._settings.clear()
-        if old is not None:
-            self._leave(old)
+        if previous is not None:
+            self._leave(previous)
         answer, session = self._begin(post)
         if session is not None:
             self._go_on_in(session, post, was_away=False)

@@ -43,10 +43,10 @@ class AbortedError(Exception):
     """Somebody asked to stop waiting."""
 
 
-def whole(response: http.client.HTTPResponse, most: int) -> bytes:
-    """The body, or its first `most` bytes. Raises IncompleteRead: `read` with a number takes a part for the whole."""
-    body = response.read(most)
-    if len(body) < most and response.length:
+def read_whole(response: http.client.HTTPResponse, limit: int) -> bytes:
+    """The body, or its first `limit` bytes. Raises IncompleteRead: `read` with a number takes a part for the whole."""
+    body = response.read(limit)
+    if len(body) < limit and response.length:
         raise http.client.IncompleteRead(body, response.length)
     return body
 
@@ -87,12 +87,12 @@ class AbortSwitch:
             raise AbortedError
 
     @contextlib.contextmanager
-    def using(self, one: socket.socket) -> Iterator[None]:
+    def using(self, sock: socket.socket) -> Iterator[None]:
         """Raises AbortedError where it is too late."""
         with self._lock:
             if self.is_aborted:
                 raise AbortedError
-            self._socket = one
+            self._socket = sock
         try:
             yield
         finally:

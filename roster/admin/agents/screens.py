@@ -74,14 +74,16 @@ class AgentSessionAdmin(RuntimeRowAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[AgentSession]:
         """The user's own sessions. With the permission also those of others, except of reserved members."""
-        who = principal_of(request)
+        principal = principal_of(request)
         rows = AgentSession.objects.prefetch_related("members", "messages")
-        own = Q(created_by=request.user.pk)
+        own_sessions = Q(created_by=request.user.pk)
         if not request.user.has_perm(access.VIEW_SESSIONS):
-            rows = rows.filter(own)
-        elif who.closed_members:
-            closed_members = GuildMember.objects.filter(name__in=who.closed_members, agent_sessions=OuterRef("pk"))
-            rows = rows.filter(own | ~Exists(closed_members))
+            rows = rows.filter(own_sessions)
+        elif principal.closed_members:
+            closed_members = GuildMember.objects.filter(
+                name__in=principal.closed_members, agent_sessions=OuterRef("pk")
+            )
+            rows = rows.filter(own_sessions | ~Exists(closed_members))
         return rows.annotate(message_total=Count("messages", distinct=True))
 
     def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
@@ -171,8 +173,8 @@ class AgentSessionAdmin(RuntimeRowAdmin):
     @staticmethod
     def _callable_members(request: HttpRequest) -> QuerySet[GuildMember]:
         """Members whose tools the user may call."""
-        closed = principal_of(request).closed_members
-        return members_of_roster().filter(enabled=True).exclude(name__in=closed)
+        closed_members = principal_of(request).closed_members
+        return members_of_roster().filter(enabled=True).exclude(name__in=closed_members)
 
     def _make(self, request: HttpRequest, form: SessionForm) -> AgentSession | None:
         """The session, with its first message queued if there is one. None after a refusal, which the form shows."""

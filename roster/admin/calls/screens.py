@@ -46,7 +46,7 @@ class Row:
     call: Invocation
     badge: SafeString
     error: str
-    who: str
+    requester: str
     took: str
     is_running: bool
 
@@ -71,9 +71,11 @@ class InvocationAdmin(RuntimeRowAdmin):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Invocation]:
         """Whoever made a call may see it, though its member was reserved for others since."""
-        closed = principal_of(request).closed_members
+        closed_members = principal_of(request).closed_members
         rows = admin.ModelAdmin.get_queryset(self, request).select_related("member", "token")
-        return rows.filter(~Q(member__name__in=closed) | Q(requested_by=request.user.pk)) if closed else rows
+        if closed_members:
+            rows = rows.filter(~Q(member__name__in=closed_members) | Q(requested_by=request.user.pk))
+        return rows
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
@@ -243,8 +245,8 @@ class InvocationAdmin(RuntimeRowAdmin):
 
     def has_cancel_permission(self, request: HttpRequest) -> bool:
         """For the action. Which calls: `_may_cancel`."""
-        who = principal_of(request)
-        return who.invokes or who.controls
+        principal = principal_of(request)
+        return principal.invokes or principal.controls
 
     @staticmethod
     def _may_cancel(request: HttpRequest, invocation: Invocation) -> bool:
@@ -280,7 +282,7 @@ class InvocationAdmin(RuntimeRowAdmin):
             messages.warning(request, f"Not called: {fault}.")
             return self.page_of(invocation)
         try:
-            again, is_new = queue_call(
+            new_call, is_new = queue_call(
                 invocation.member.name,
                 invocation.tool_name,
                 invocation.arguments,
@@ -292,7 +294,7 @@ class InvocationAdmin(RuntimeRowAdmin):
             return self.page_of(invocation)
         if not is_new:
             messages.info(request, SENT_BEFORE)
-        return self.page_of(again)
+        return self.page_of(new_call)
 
     # Side by side
 
@@ -352,7 +354,7 @@ def _row(call: Invocation) -> Row:
         call=call,
         badge=present.badge(call.status),
         error=present.one_line(call.error_message, 160),
-        who=present.one_line(call.requester, 60) or present.NOTHING,
+        requester=present.one_line(call.requester, 60) or present.NOTHING,
         took=present.seconds(call.duration),
         is_running=call.status == Invocation.Status.RUNNING and call.started_at is not None,
     )

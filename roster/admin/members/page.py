@@ -81,14 +81,14 @@ def head(member: Any, status: str, progress: str, verbs: list[Any]) -> dict[str,
 
 def tools(request: HttpRequest, member: Any) -> dict[str, Any]:
     """The tools that who asks may see, in the member's own order, those that left its list last."""
-    who = principal_of(request)
+    principal = principal_of(request)
     rows = list(tools_of(request, member)[: SHOWN_TOOLS + 1])
     return {
         "member": member,
         "tools": rows[:SHOWN_TOOLS],
         "has_more": len(rows) > SHOWN_TOOLS,
-        "may_call": who.invokes and member.enabled and member.removed_at is None,
-        "may_switch": who.controls,
+        "may_call": principal.invokes and member.enabled and member.removed_at is None,
+        "may_switch": principal.controls,
         "may_list": request.user.has_perm("roster.view_tool"),
     }
 
@@ -103,8 +103,14 @@ def tools_tag(request: HttpRequest, member: Any) -> str:
     """Another when any tool changed, without reading their schemas; a definition of another length is another."""
     definition = Length(Cast("definition", TextField()))
     rows = tools_of(request, member).values_list("pk", "enabled", "listed", "position", definition)
-    who = principal_of(request)
-    state = (member.enabled, member.removed_at, who.invokes, who.controls, request.user.has_perm("roster.view_tool"))
+    principal = principal_of(request)
+    state = (
+        member.enabled,
+        member.removed_at,
+        principal.invokes,
+        principal.controls,
+        request.user.has_perm("roster.view_tool"),
+    )
     return live.etag("tools", member.pk, *state, list(rows[: SHOWN_TOOLS + 1]))
 
 

@@ -84,8 +84,8 @@ class Card:
     @property
     def warning(self) -> str:
         warnings = self.row.all_warnings
-        more = f" (and {len(warnings) - 1} more)" if len(warnings) > 1 else ""
-        return present.one_line(str(warnings[0]), 200) + more if warnings else ""
+        suffix = f" (and {len(warnings) - 1} more)" if len(warnings) > 1 else ""
+        return present.one_line(str(warnings[0]), 200) + suffix if warnings else ""
 
     @property
     def next_try(self) -> datetime | None:
@@ -139,11 +139,11 @@ class RosterScreen(RuntimeRowAdmin):
 
     def _tag(self, request: HttpRequest, search: Search) -> str:
         """Of all that the cards show, without making them: values cost a third of what rows cost."""
-        hour, who = last_hour.figures(), principal_of(request)
-        may = who.controls, who.invokes, who.views_calls, request.user.has_perm(VIEW_TOOLS)
+        hour, principal = last_hour.figures(), principal_of(request)
+        permissions = principal.controls, principal.invokes, principal.views_calls, request.user.has_perm(VIEW_TOOLS)
         columns = (*COLUMNS, "port_allocation__port", "tool_count")
         rows = [(*row, hour.get(row[0])) for row in self._search_results(request, search).values_list(*columns)]
-        return live.etag(search, may, present.runtime_is_alive(request), rows)
+        return live.etag(search, permissions, present.runtime_is_alive(request), rows)
 
     def _cards(self, request: HttpRequest, search: Search) -> dict[str, Any]:
         """The context of roster/cards.html: broken members first, then by name."""
@@ -153,15 +153,15 @@ class RosterScreen(RuntimeRowAdmin):
         matches = [member for member in members if not search.status or visible_status(member) == search.status]
         visible = matches[:MAX_CARDS]
         tools = _matching_tools(search, visible) if _may_see_tools(request) else {}
-        who = principal_of(request)
+        principal = principal_of(request)
         return {
             "cards": [_card(request, member, tools.get(member.pk, [])) for member in visible],
             "left_out": len(matches) - len(visible),
             "chips": _chips(search, counts),
             "search": search,
-            "may_invoke": who.invokes,
+            "may_invoke": principal.invokes,
             "may_list_tools": request.user.has_perm(VIEW_TOOLS),
-            "may_list_calls": who.views_calls,
+            "may_list_calls": principal.views_calls,
             "is_empty": not members and not search.query,
         }
 
@@ -228,8 +228,8 @@ def _says(word: str) -> Q:
 
 def _may_see_tools(request: HttpRequest) -> bool:
     """Whether the user sees names of tools: who may list, call or switch them does."""
-    who = principal_of(request)
-    return who.invokes or who.controls or request.user.has_perm(VIEW_TOOLS)
+    principal = principal_of(request)
+    return principal.invokes or principal.controls or request.user.has_perm(VIEW_TOOLS)
 
 
 def _order(member: Member) -> tuple[bool, str, str]:

@@ -41,10 +41,10 @@ class ClientConfiguration:
 def configuration(request: HttpRequest, token: ApiToken) -> dict[str, Any]:
     """The choice in the address (`?members=a&members=b&way=direct`), and the configuration of each client for it."""
     try:
-        who = principals.principal_of_row(token)
+        principal = principals.principal_of_row(token)
     except TokenError as error:
         return {"token": token, "refusal": str(error)}
-    choices = agent_config.select_members(who, [])[:MAX_MEMBERS]
+    choices = agent_config.select_members(principal, [])[:MAX_MEMBERS]
     names = set(request.GET.getlist("members"))
     selection = [member for member in choices if member.name in names]
     direct = request.GET.get("way") == "direct"
@@ -60,7 +60,7 @@ def configuration(request: HttpRequest, token: ApiToken) -> dict[str, Any]:
         entries = _entries(selection, members, direct=direct)
     except RequestRefusedError as refusal:
         return {**context, "refusal": f"{str(refusal)[0].upper()}{str(refusal)[1:]}."}
-    return {**context, "clients": _clients(entries), **_costs(who, members, direct=direct)}
+    return {**context, "clients": _clients(entries), **_costs(principal, members, direct=direct)}
 
 
 def _entries(selection: list[GuildMember], members: list[GuildMember], *, direct: bool) -> list[Entry]:
@@ -75,8 +75,8 @@ def _clients(entries: list[Entry]) -> list[ClientConfiguration]:
     ]
 
 
-def _costs(who: Principal, members: list[GuildMember], *, direct: bool) -> dict[str, Any]:
-    costs = agent_config.costs(who, members, direct=direct)
+def _costs(principal: Principal, members: list[GuildMember], *, direct: bool) -> dict[str, Any]:
+    costs = agent_config.costs(principal, members, direct=direct)
     rows = [{"name": name, "tools": cost.tools, "tokens": cost.tokens} for name, cost in costs.items() if cost.tools]
     total = sum(costs.values(), Cost())
     return {"costs": rows, "tools_in_all": total.tools, "tokens_in_all": total.tokens}
@@ -84,9 +84,9 @@ def _costs(who: Principal, members: list[GuildMember], *, direct: bool) -> dict[
 
 def use(request: HttpRequest, token: ApiToken) -> dict[str, Any]:
     """The programs that used the token, and the tools of its last calls. To count all calls may take long."""
-    last = Invocation.objects.filter(token=token).order_by("-id").values("pk")[:COUNTED_CALLS]
+    last_calls = Invocation.objects.filter(token=token).order_by("-id").values("pk")[:COUNTED_CALLS]
     tools = (
-        Invocation.objects.filter(pk__in=last)
+        Invocation.objects.filter(pk__in=last_calls)
         .order_by()
         .values("member_id", "member__name", "tool_name")
         .annotate(

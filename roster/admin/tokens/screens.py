@@ -49,9 +49,9 @@ class NamedDateTime(AdminSplitDateTime):
 
     def get_context(self, name: str, value: Any, attrs: Any) -> dict[str, Any]:
         context = super().get_context(name, value, attrs)
-        what = name.replace("_", " ").capitalize()
+        label = name.replace("_", " ").capitalize()
         for part, word in zip(context["widget"]["subwidgets"], ("date", "time"), strict=True):
-            part["attrs"]["aria-label"] = f"{what}, {word}"
+            part["attrs"]["aria-label"] = f"{label}, {word}"
         return context
 
 
@@ -140,14 +140,14 @@ class ApiTokenAdmin(SafeFilterAdmin):
     def save_model(self, request: HttpRequest, obj: ApiToken, form: Any, change: bool) -> None:
         # Members and tools are linked by save_related, to the row whose key `obj` has now.
         data = form.cleaned_data
-        new = NewToken(
+        new_token = NewToken(
             name=obj.name,
             members=[member.name for member in data["members"]],
             tools=[(tool.member.name, tool.name) for tool in data["tools"]],
             expires_at=obj.expires_at,
             limits=obj.own_limits,
         )
-        row, token = make_token(obj.user, new, maker=principal_of(request))
+        row, token = make_token(obj.user, new_token, maker=principal_of(request))
         obj.pk, obj.digest, obj.hint = row.pk, row.digest, row.hint
         messages.warning(
             request, format_html('Copy the token now, it is not shown again: <code class="token">{}</code>', token)
@@ -251,8 +251,11 @@ class ApiTokenAdmin(SafeFilterAdmin):
 
     @admin.display(description="limits")
     def limits(self, token: ApiToken) -> str:
-        own = token.own_limits
-        texts = {name: "as set for all" if own[name] is None else str(own[name] or "no limit") for name in own}
+        own_limits = token.own_limits
+        texts = {
+            name: "as set for all" if own_limits[name] is None else str(own_limits[name] or "no limit")
+            for name in own_limits
+        }
         return "; ".join(f"{limit.words}: {texts[limit.name]}" for limit in ApiToken.LIMITS)
 
 

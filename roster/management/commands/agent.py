@@ -94,11 +94,11 @@ class Command(HallCommand):
         """The transcript as it grows, until the message is over."""
         last_id = 0
         while True:
-            more = is_under_way(session, message=message)
+            is_unfinished = is_under_way(session, message=message)
             for event in transcript(session, last_id, message=message):
                 last_id = event.pk
                 self.show_event(event)
-            if not more:
+            if not is_unfinished:
                 message.refresh_from_db()
                 return
             time.sleep(LOOK_SECONDS)

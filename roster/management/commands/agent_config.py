@@ -31,19 +31,19 @@ class Command(HallCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         user = user_for_token(options["user"])
         try:
-            who = principals.principal_of_user(user)
-            members = agent_config.select_members(who, options["members"])
+            principal = principals.principal_of_user(user)
+            members = agent_config.select_members(principal, options["members"])
             if options["direct"]:
                 entries = agent_config.direct_entries(members, all_of_them=bool(options["members"]))
             else:
-                new = NewToken(options["client"], options["members"], expires_at=options["expires"])
-                row, token = make_token(user, new, maker=who)
+                new_token = NewToken(options["client"], options["members"], expires_at=options["expires"])
+                row, token = make_token(user, new_token, maker=principal)
                 entries = agent_config.gateway_entries(options["members"], token)
                 self.stderr.write(f"Made a token for {user.get_username()}, {row.hint}...; it is not shown again.")
         except (AccessError, RequestRefusedError) as refusal:
             raise CommandError(str(refusal)) from refusal
         self.stderr.write(f"It belongs into: {FORMATS[options['client']].place}")
-        self.stderr.write(_costs(agent_config.costs(who, members, direct=options["direct"])))
+        self.stderr.write(_costs(agent_config.costs(principal, members, direct=options["direct"])))
         self.stdout.write(FORMATS[options["client"]].write(entries))
 
 

@@ -132,8 +132,8 @@ def _process_warnings() -> dict[str, list[str]]:
     try:
         if not _has_database() or live_runtime() is None:
             return {}
-        running = members_of_roster().filter(status=GuildMember.Status.CONNECTED)
-        return {member.directory: member.warnings for member in running}
+        connected = members_of_roster().filter(status=GuildMember.Status.CONNECTED)
+        return {member.directory: member.warnings for member in connected}
     except DatabaseError:
         return {}
 

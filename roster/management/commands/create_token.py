@@ -30,7 +30,7 @@ class Command(HallCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         user = find_user(options["user"])
-        new = NewToken(
+        new_token = NewToken(
             name=options["name"],
             members=options["members"],
             tools=options["tools"],
@@ -39,7 +39,7 @@ class Command(HallCommand):
         )
         try:
             # Its scope may name what the user cannot reach yet; it opens what they may when it is used.
-            row, token = make_token(user, new, maker=access.OPERATOR)
+            row, token = make_token(user, new_token, maker=access.OPERATOR)
         except (AccessError, RequestRefusedError) as refusal:
             raise CommandError(str(refusal)) from refusal
         until = f", good until {row.expires_at:%Y-%m-%d %H:%M} UTC" if row.expires_at else ""

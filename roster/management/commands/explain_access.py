@@ -55,19 +55,22 @@ class Command(HallCommand):
         if user is None:
             raise CommandError(f"no user {name!r}")
         try:
-            who = (
+            principal = (
                 principals.principal_of_user(user) if hint is None else principals.principal_of_row(_token(user, hint))
             )
         except AccessError as error:
             return Decision(False, [str(error)])
-        return access.explain(who, member, tool)
+        return access.explain(principal, member, tool)
 
 
 def _token(user: User, hint: str) -> ApiToken:
-    own = list(ApiToken.objects.filter(user=user).select_related("user"))
+    tokens_of_user = list(ApiToken.objects.filter(user=user).select_related("user"))
     # The whole token names itself too.
-    matches = [row for row in own if hint and (row.name == hint or row.hint.startswith(hint[: len(row.hint)]))]
+    matches = [
+        row for row in tokens_of_user if hint and (row.name == hint or row.hint.startswith(hint[: len(row.hint)]))
+    ]
     if len(matches) == 1:
         return matches[0]
-    what = "no token of theirs begins with, or is named," if not matches else "several tokens of theirs begin with"
-    raise CommandError(f"{what} {hint!r}; there are: {', '.join(f'{row.hint} ({row.name})' for row in own) or 'none'}")
+    problem = "no token of theirs begins with, or is named," if not matches else "several tokens of theirs begin with"
+    tokens_in_words = ", ".join(f"{row.hint} ({row.name})" for row in tokens_of_user) or "none"
+    raise CommandError(f"{problem} {hint!r}; there are: {tokens_in_words}")

@@ -36,8 +36,8 @@ class Command(HallCommand):
         parser.add_argument("--timeout", type=seconds, help="wait so many seconds at most; the call goes on after that")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        who = caller(Invocation.Source.COMMAND, options["user"])
-        invocation = self.queue(options["member"], options["tool"], options["arguments"], who)
+        requester = caller(Invocation.Source.COMMAND, options["user"])
+        invocation = self.queue(options["member"], options["tool"], options["arguments"], requester)
         if options["no_wait"]:
             self.stdout.write(as_json(_facts(invocation)) if options["json"] else str(invocation.pk))
             return
@@ -51,10 +51,10 @@ class Command(HallCommand):
             self.stdout.write(harmless(answer) if self.stdout.isatty() else answer)
         _require_success(invocation)
 
-    def queue(self, member: str, tool: str, text: str, who: Caller) -> Invocation:
+    def queue(self, member: str, tool: str, text: str, requester: Caller) -> Invocation:
         try:
             arguments = parse_arguments(sys.stdin.read() if text == "-" else text)
-            invocation, _ = queue_call(member, tool, arguments, caller=who)
+            invocation, _ = queue_call(member, tool, arguments, caller=requester)
         except (ValueError, AccessError, RequestRefusedError) as error:
             raise CommandError(harmless(str(error))) from error
         if live_runtime() is None:

@@ -14,11 +14,11 @@ class Command(HallCommand):
     help = "Delete finished calls that are older than so many days, and the oldest beyond so many."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        for name, default, what in [
+        for name, default, description in [
             ("days", settings.GUILD_HALL_KEEP_INVOCATIONS_DAYS, "keep calls that ended in the last so many days"),
             ("keep", settings.GUILD_HALL_KEEP_INVOCATIONS, "keep so many of the newest"),
         ]:
-            parser.add_argument(f"--{name}", type=count, default=default, help=f"{what} (default: %(default)s)")
+            parser.add_argument(f"--{name}", type=count, default=default, help=f"{description} (default: %(default)s)")
 
     def handle(self, *args: Any, **options: Any) -> None:
         pruned = prune_invocations(days=options["days"], keep=options["keep"])

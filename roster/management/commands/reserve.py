@@ -24,12 +24,12 @@ class Command(HallCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         names = options["groups"] or []
         groups = list(Group.objects.filter(name__in=names))
-        if missing := set(names) - {group.name for group in groups}:
-            raise CommandError(f"no group {', '.join(sorted(missing))}; groups are made in the admin")
+        if unknown := set(names) - {group.name for group in groups}:
+            raise CommandError(f"no group {', '.join(sorted(unknown))}; groups are made in the admin")
         try:
             member = find_member(options["member"])
         except RequestRefusedError as refusal:
             raise CommandError(str(refusal)) from refusal
         reserve_member(member, groups)
-        whom = f"reserved for {', '.join(names)}" if names else "open to everybody who may call tools"
-        self.stdout.write(f"{member.name} is {whom}.")
+        access = f"reserved for {', '.join(names)}" if names else "open to everybody who may call tools"
+        self.stdout.write(f"{member.name} is {access}.")

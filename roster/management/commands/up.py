@@ -52,7 +52,7 @@ class Command(BaseCommand):
             pids = {"web": web.pid, "runtime": warm.fork_guard(sockets)}
             if not pids["runtime"]:
                 sys.exit(import_module(warm.WORKER).main())
-        descriptors = [one.detach() for one in sockets]
+        descriptors = [sock.detach() for sock in sockets]
         become(processes.command_line(processes.State(pids, descriptors, console.unwritten())))
 
     def _prepare(self) -> warm.Web | None:
@@ -125,7 +125,7 @@ def require_free_address(part: str, host: str, port: int, setting: str) -> None:
 
 def close_connections() -> None:
     """From here on it is the children's business."""
-    for one in connections.all():
-        one.close()
-        if one.vendor == "postgresql":
-            one.close_pool()  # type: ignore[attr-defined]
+    for database in connections.all():
+        database.close()
+        if database.vendor == "postgresql":
+            database.close_pool()  # type: ignore[attr-defined]

@@ -134,7 +134,7 @@ def test_limits_that_are_those_of_all_are_not_written_down(alice: User) -> None:
 
 def test_what_is_counted_of_a_token_has_a_column_and_a_setting() -> None:
     assert [limit.name for limit in ApiToken.LIMITS] == [field.name for field in fields(Limits)]
-    assert all(limit.default >= limit.least for limit in ApiToken.LIMITS)
+    assert all(limit.default >= limit.minimum for limit in ApiToken.LIMITS)
 
 
 def test_what_is_reserved_for_others_is_unknown_to_who_makes_a_token(alice: User) -> None:
