@@ -32,7 +32,7 @@ from mcp_runtime.rows import lease  # noqa: E402
 from mcp_runtime.security import principals  # noqa: E402
 from roster.models import ApiToken, GuildMember, Tool  # noqa: E402
 
-principals.KEPT_SECONDS = 1e9  # how often a principal is read again depends on the time, and valgrind takes much of it
+principals.CACHE_SECONDS = 1e9  # how often a principal is read again depends on the time, and valgrind takes much of it
 
 
 def make_rows() -> tuple[GuildMember, str]:

@@ -188,7 +188,7 @@ class SessionRunner:
             with self._lock:
                 if self._slots.may_take(owner):
                     return message
-                holds = self._slots.held_by(owner)
+                holds = self._slots.count_of(owner)
             # Who holds none may not take the last slot because another token of the same user holds some.
             messages = messages.exclude(requested_by=owner[0], **({"asked_with": owner[1]} if holds else {}))
         return None

@@ -35,7 +35,7 @@ class CallSlots:
     def calls_in(self, member_id: int) -> int:
         """Return the number of slots of this member that are in use."""
         slots = self._members.get(member_id)
-        return slots.held if slots else 0
+        return slots.in_use if slots else 0
 
     @property
     def waiting_group_count(self) -> int:
@@ -90,12 +90,12 @@ class CallSlots:
         hall, member = self._hall, self._members.setdefault(member_id, Slots(0))
         member.count = min(count, max(self._concurrency // 2, 1))
         reserve, last_slots = self._concurrency // 4, max(self._concurrency // 16, int(self._concurrency > 1))
-        has_running_calls = hall.held_by(requester) > 0
+        has_running_calls = hall.count_of(requester) > 0
         if has_running_calls and hall.free <= last_slots:
             return None, requester
-        if member.free <= 0 or (member.held and hall.free <= reserve // 2):
+        if member.free <= 0 or (member.in_use and hall.free <= reserve // 2):
             return member_id, None
-        if not member.may_take(requester) or (member.held and has_running_calls and hall.free <= reserve):
+        if not member.may_take(requester) or (member.in_use and has_running_calls and hall.free <= reserve):
             return member_id, requester
         return None
 

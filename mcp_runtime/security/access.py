@@ -1,10 +1,10 @@
-"""Who may do what: the one place that decides, for admin, REST, gateway and commands.
+"""Decides who may do what, for admin, REST, gateway and commands. No other module decides that.
 
-A `Principal` is a snapshot of one who asks; `principals` makes it of the rows. Asking it takes no query, so that a list
-of a thousand tools costs nothing.
+A `Principal` is a snapshot of a user or a token with all its rights. `principals` creates it from the rows. Its methods
+make no query, so a list of a thousand tools costs nothing.
 
-A member or tool that came after the snapshot is decided right by it: members begin without groups (giving them some
-changes the version), and a scope holds the names it opens, never those it does not.
+The snapshot is also right for a member or tool that is newer than it. New members have no groups, and adding one
+changes the version. A scope lists the names that are allowed, never those that are not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NO_LIMITS = Limits()
 
 @dataclass(frozen=True)
 class Principal:
-    """One who asks, and all that is needed to decide what they may."""
+    """A user, a token or the operator, with all that is needed to decide what it may do."""
 
     user_id: int | None
     name: str  # of the user
@@ -43,18 +43,18 @@ class Principal:
     views_calls: bool = False  # the permission VIEW_CALLS
     views_members: bool = False  # the permission VIEW_MEMBERS
     views_tools: bool = False  # the permission VIEW_TOOLS
-    closed_members: frozenset[str] = frozenset()  # reserved for groups that the user is not in
+    closed_members: frozenset[str] = frozenset()  # reserved for groups that do not include the user
     token_id: int | None = None
     token_name: str = ""
     token_hint: str = ""
     expires_at: datetime | None = None
-    members: frozenset[str] | None = None  # the token's scope: these members; None: not narrowed so
+    members: frozenset[str] | None = None  # the token's scope: these members; None: all members
     tools: frozenset[tuple[str, str]] | None = None  # the token's scope: these tools, each (member, tool)
     limits: Limits = NO_LIMITS
 
     @property
     def owner(self) -> Owner:
-        """Whose budgets it uses."""
+        """The owner of the budgets that it uses."""
         return self.user_id, self.token_id
 
     @property
@@ -63,7 +63,7 @@ class Principal:
 
     @property
     def is_narrowed(self) -> bool:
-        """Whether a token's scope leaves out anything."""
+        """Whether a token's scope excludes anything."""
         return self.members is not None or self.tools is not None
 
     @cached_property
@@ -71,7 +71,7 @@ class Principal:
         return frozenset(member for member, _ in self.tools or ())
 
     def reaches(self, member: str) -> bool:
-        """Whether the member is there at all for who asks: its groups and the token's scope, no permissions."""
+        """Whether the member exists for this principal. Checks groups and the token's scope, but no permissions."""
         if member in self.closed_members:
             return False
         if self.tools is not None:
@@ -86,38 +86,38 @@ class Principal:
         return self.members is None or member in self.members
 
     def may_see(self, member: str) -> bool:
-        """Whether any tool of it may be called."""
+        """Whether any tool of the member may be called."""
         return self.invokes and self.reaches(member)
 
     def may_use_all(self, member: str) -> bool:
-        """Whether everything of it may be used, resources and prompts too: not with a scope of single tools."""
+        """Whether all of the member may be used, with resources and prompts. False for a scope of single tools."""
         return self.may_see(member) and self.tools is None
 
     def may_control(self, member: str) -> bool:
-        """Start, stop, switch it and its tools. A scope of single tools leaves their member alone."""
+        """Whether the member may be started and stopped, and it and its tools switched. Not with a scope of tools."""
         return self.controls and self.tools is None and self.reaches(member)
 
     def may_list(self, member: str, tool: str) -> bool:
-        """Whether the tool is shown: to who may call it, and to who may switch it."""
+        """Whether the tool is shown. It is, if the principal may call it or switch it."""
         return self.may_invoke(member, tool) or self.may_control(member)
 
     def may_read_log(self, member: str) -> bool:
-        """What the member writes, for whomever it works: its log, and the last lines of it in errors and changes."""
+        """Whether the member's log may be read, and its last lines in errors and changes. It is about all users."""
         return self.views_members and self.tools is None and self.reaches(member)
 
     @property
     def views_figures(self) -> bool:
-        """Whether figures of everybody's calls are shown, of members as a whole."""
+        """Whether statistics of whole members are shown. They count the calls of all users."""
         return self.views_members or self.views_tools or self.views_calls
 
     def may_view_figures(self, member: str, tool: str = "") -> bool:
-        """Figures of everybody's calls of the member, or of one of its tools."""
+        """Whether statistics of the member, or of one of its tools, are shown. They count the calls of all users."""
         if self.tools is not None and (member, tool) not in self.tools:
             return False
         return self.reaches(member) and (self.views_tools or self.views_calls if tool else self.views_figures)
 
     def may_cancel(self, member: str, made_by: int | None) -> bool:
-        """A call of the member that this user made; or anybody's, for who may stop the member."""
+        """Whether a call of the member may be cancelled: one's own, or any call if one may stop the member."""
         return (made_by is not None and made_by == self.user_id) or self.may_control(member)
 
 
@@ -128,7 +128,7 @@ OPERATOR = Principal(
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether a call would be taken, and every reason for it, or against it, as sentences."""
+    """Whether a call would be accepted, and all reasons for or against it, as sentences."""
 
     allowed: bool
     reasons: list[str]
@@ -138,19 +138,19 @@ class Decision:
 
 
 def require_invoke(principal: Principal, member: str, tool: str) -> None:
-    """Raises NotAllowedError, which says what is missing. By names alone: whether there is such a tool is not told."""
+    """Raise NotAllowedError, which says what is missing. It does not reveal whether there is such a tool."""
     if not principal.may_invoke(member, tool):
         raise NotAllowedError(_sentences(_lacks(principal, INVOKE, principal.invokes, member, tool)))
 
 
 def require_use(principal: Principal, member: str) -> None:
-    """As `may_use_all`. Raises NotAllowedError, which says what is missing."""
+    """Raise NotAllowedError unless `may_use_all`. It says what is missing."""
     if not principal.may_use_all(member):
         raise NotAllowedError(_sentences(_lacks(principal, INVOKE, principal.invokes, member, None)))
 
 
 def require_anything(principal: Principal) -> None:
-    """Raises NotAllowedError for who may use nothing, of whatever member that is there or may yet come."""
+    """Raise NotAllowedError if the principal may use nothing, now or after new members join."""
     reasons = []
     if not principal.invokes:
         reasons.append(f"this needs the permission {INVOKE}, which user {principal.name!r} does not have")
@@ -184,7 +184,7 @@ def require_figures(principal: Principal, member: str, tool: str = "") -> None:
 
 
 def require_all_figures(principal: Principal) -> None:
-    """For figures of whole members, whichever. Raises NotAllowedError, which says what is missing."""
+    """Raise NotAllowedError, which says what is missing for statistics of all members."""
     if not principal.views_figures:
         user = f"user {principal.name!r} does not have"
         raise NotAllowedError(f"This needs the permission {VIEW_MEMBERS} or {VIEW_CALLS}, which {user}.")
@@ -203,7 +203,7 @@ def _sentences(reasons: list[str]) -> str:
 
 
 def _lacks(principal: Principal, permission: str, has_it: bool, member: str, tool: str | None) -> list[str]:
-    """What is missing, each as a sentence without its full stop; `tool` None: the member as a whole is meant."""
+    """All that is missing, as sentences without a full stop. `tool` None means the whole member."""
     reasons = []
     if not has_it:
         reasons.append(f"this needs the permission {permission}, which user {principal.name!r} does not have")
@@ -223,16 +223,16 @@ def _token(principal: Principal) -> str:
 
 
 def _names(names: Any) -> str:
-    known = sorted(names)
-    more = f" and {len(known) - 10} more" if len(known) > 10 else ""
-    return (", ".join(known[:10]) + more) or "none that is left"
+    ordered = sorted(names)
+    more = f" and {len(ordered) - 10} more" if len(ordered) > 10 else ""
+    return (", ".join(ordered[:10]) + more) or "none that is left"
 
 
 # Explanations -----------------------------------------------------------------------------------------------------
 
 
 def explain(principal: Principal, member: str, tool: str) -> Decision:
-    """Whether a call of the tool would be taken now, and every reason. Asks the database."""
+    """Whether a call of the tool would be accepted now, and all reasons. Queries the database."""
     against = _lacks(principal, INVOKE, principal.invokes, member, tool)
     if principal.is_expired:
         against.append(f"{_token(principal)} expired")
@@ -243,17 +243,17 @@ def explain(principal: Principal, member: str, tool: str) -> Decision:
 
 
 def _obstacles(member: str, tool: str) -> list[str]:
-    """Why nobody can call it now."""
+    """The reasons why nobody can call the tool now."""
     row = GuildMember.objects.filter(name=member, removed_at=None).first()
     if row is None:
         return [f"no member {member!r} is in the roster"]
     reasons = [] if row.enabled else [f"member {member!r} is disabled"]
-    known = Tool.objects.filter(member=row, name=tool, listed=True).first()
-    if known is None:
+    tool_row = Tool.objects.filter(member=row, name=tool, listed=True).first()
+    if tool_row is None:
         reasons.append(f"member {member!r} lists no tool {tool!r}")
-    elif not known.enabled:
+    elif not tool_row.enabled:
         reasons.append(f"tool {tool!r} of member {member!r} is switched off")
-    elif mcp.needs_task(known.definition):
+    elif mcp.needs_task(tool_row.definition):
         reasons.append(f"tool {tool!r} of member {member!r} {mcp.NEEDS_TASK}")
     return reasons
 

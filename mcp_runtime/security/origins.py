@@ -1,4 +1,4 @@
-"""Which hosts are the hall's, and which pages may ask it: one check for web and gateway (REQ-MCP-HTTP-31)."""
+"""The hosts of the hall, and the pages that may send requests to it, for web and gateway (REQ-MCP-HTTP-31)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from django.http.request import split_domain_port, validate_host
 
 MAX_PORT, MAX_PORT_DIGITS = 65_535, 5
 MAX_GOOD_HOSTS = 100
-OF_OTHER_SITES = ("cross-site", "same-site")  # to browsers other ports of this machine are the same site
+OTHER_SITES = ("cross-site", "same-site")  # for browsers, other ports of this machine are the same site
 
 
 class Origins:
-    """No page may ask but the hall's own, and those that the operator trusts."""
+    """Accepts only the hall's own pages, and those that the operator trusts."""
 
     def __init__(self, allowed_hosts: Collection[str], trusted_origins: Collection[str]) -> None:
         self._allowed_hosts = list(allowed_hosts)
@@ -21,17 +21,17 @@ class Origins:
         self._good_hosts: set[str] = set()
 
     def fault(self, host: str, origin: str | None, fetch_site: str | None) -> str:
-        """Why the request is refused with 403; empty when it is not. `fetch_site` is the header Sec-Fetch-Site.
+        """Why the request is refused with 403. Empty if it is accepted. `fetch_site` is the header Sec-Fetch-Site.
 
-        A request without Origin is no page's doing, a link that somebody followed, or what a page of another site loads
-        as an image or a script. Browsers tell the last by `fetch_site`.
+        A request without Origin does not come from a page, or it is a link that somebody followed, or a page of another
+        site loads it as an image or a script. In the last case browsers set `fetch_site`.
         """
         if host not in self._good_hosts and not self._is_good(host):
             return host_fault(host)
         if origin is not None and not self._is_ours(origin, host):
             return f"Origin {origin[:100]!r} is not allowed here (GUILD_HALL_TRUSTED_ORIGINS)."
-        if origin is None and fetch_site in OF_OTHER_SITES:
-            return "A page of another site may not ask here."
+        if origin is None and fetch_site in OTHER_SITES:
+            return "A page of another site may not send requests here."
         return ""
 
     def _is_good(self, host: str) -> bool:

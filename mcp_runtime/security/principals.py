@@ -1,8 +1,8 @@
-"""Principals of the rows: by user, by token, and whether one that somebody keeps is still true.
+"""Reads principals from the rows, by user or by token, and checks whether cached ones are still true.
 
-Making a principal takes a few queries. Whoever keeps one makes another when `version()` has changed, and looks at
-`is_expired`. Not every change shows in the version, for QuerySet.update and plain SQL send no signals. So nobody keeps
-one for long without a comparison with the rows: `KEPT_SECONDS` here, `are_outdated` for the gateway.
+Reading a principal takes a few queries, so callers cache it. They read it again when `version()` has changed, and check
+`is_expired`. Some changes do not change the version, because QuerySet.update and plain SQL send no signals. So a cached
+principal is compared with the rows from time to time: after `CACHE_SECONDS` here, with `are_outdated` in the gateway.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from roster.models import ApiToken, GuildMember, Hall
 
 # How exact `last_used_at` is.
 TOUCH_SECONDS = 60.0
-MAX_KEPT = 2000
-# How long a change that did not show in the version may stay unseen here.
-KEPT_SECONDS = 2.0
+MAX_CACHED = 2000
+# How long a change that does not change the version may stay without effect here.
+CACHE_SECONDS = 2.0
 
-# In SQL: it is asked at every request, and the ORM would take longer for it than for the token.
+# As SQL, because every request needs it. The ORM would take longer for it than for the token.
 _VERSION = f"SELECT CAST(hall_id AS text) || ':' || access_version FROM {Hall._meta.db_table} WHERE id = 1"  # noqa: S608
 
 _VERSION_AND_USER = f"SELECT ({_VERSION}), is_active FROM {User._meta.db_table} WHERE id = %s"  # noqa: S608 - a constant
 
 _VERSION_OF_TOKEN = RawSQL(_VERSION, ())  # noqa: S611 - a constant
-# What most requests need of a token: it is good, and was in use a moment ago. Not the two rows, with all their columns.
+# Most requests need only this of a token: it is good, and was used a moment ago. That saves reading two whole rows.
 _GOOD_TOKENS = KeptQuery(
     lambda: (
         ApiToken.objects.annotate(version=_VERSION_OF_TOKEN)
@@ -59,36 +59,36 @@ _TOKENS = KeptQuery(
 
 
 def version() -> str | None:
-    """Another text whenever anything changed that decides; None while the hall has no row."""
+    """A text that changes with every change of access. None while the hall has no row."""
     rows = plain_sql.read(_VERSION, [])
     return str(rows[0][0]) if rows else None
 
 
 def principal_of_user(user: User) -> Principal:
-    """Who comes without a token: a browser's session, a command. Raises AccessError for a user who is not active."""
+    """The principal of a browser's session or a command, without a token. Raises AccessError for an inactive user."""
     rows = plain_sql.read(_VERSION_AND_USER, [user.pk])
     if not rows or not rows[0][1]:
         raise AccessError(f"user {user.get_username()!r} is not active")
-    seen = None if rows[0][0] is None else str(rows[0][0])
-    if (kept := _known(("user", user.pk), seen)) is not None:
-        return kept.principal
+    current_version = None if rows[0][0] is None else str(rows[0][0])
+    if (entry := _cached(("user", user.pk), current_version)) is not None:
+        return entry.principal
     fresh = User.objects.get(pk=user.pk)
-    return _keep(("user", user.pk), seen, _principal(fresh, _rights_of([fresh])[fresh.pk]))
+    return _store(("user", user.pk), current_version, _principal(fresh, _rights_of([fresh])[fresh.pk]))
 
 
 def principal_of_token(text: str) -> Principal:
-    """Who comes with this token. Raises TokenError with a sentence: unknown, revoked, expired, user not active."""
+    """The principal of a token. Raises TokenError, with the reason, if it is unknown, revoked, expired or inactive."""
     return holder_of(text)[1]
 
 
 def holder_of(text: str) -> tuple[User, Principal]:
-    """The token's user beside who they are with it. One query, while nothing changed. Raises TokenError."""
+    """The user and the principal of a token. Takes one query while nothing changes. Raises TokenError."""
     digest, now = ApiToken.digest_of(text), timezone.now()
     touched = now - timedelta(seconds=TOUCH_SECONDS)
     good: Any = _GOOD_TOKENS.first(digest=digest, now=_in_sql(now), touched=_in_sql(touched))
-    kept = None if good is None else _known(("token", good.pk), good.version)
-    if kept is not None and kept.user is not None:
-        return copy(kept.user), kept.principal  # a view may change its own
+    entry = None if good is None else _cached(("token", good.pk), good.version)
+    if entry is not None and entry.user is not None:
+        return copy(entry.user), entry.principal  # a copy, because a view may change it
     return _read_holder(digest)
 
 
@@ -101,34 +101,34 @@ def _read_holder(digest: str) -> tuple[User, Principal]:
     if token is None:
         raise TokenError("This token is not known. Make one with: manage.py create_token USER")
     require_good(token)
-    used = token.last_used_at
-    if used is None or used <= timezone.now() - timedelta(seconds=TOUCH_SECONDS):
+    last_used_at = token.last_used_at
+    if last_used_at is None or last_used_at <= timezone.now() - timedelta(seconds=TOUCH_SECONDS):
         touch(token.pk)
-    return token.user, _keep(("token", token.pk), token.version, principal_of_row(token), copy(token.user))
+    return token.user, _store(("token", token.pk), token.version, principal_of_row(token), copy(token.user))
 
 
 def principal_of_row(token: ApiToken) -> Principal:
-    """As `principal_of_token`, of a token that is at hand. Raises TokenError."""
+    """As `principal_of_token`, for a token that is already read. Raises TokenError."""
     require_good(token)
     return _principals_of([token])[token.pk]
 
 
-def are_outdated(kept: Collection[Principal]) -> bool:
-    """Whether one of these, each with a token, would be another now. The same few queries for one and for thousands.
+def are_outdated(principals: Collection[Principal]) -> bool:
+    """Whether one of these principals of tokens has changed in the rows. Takes the same few queries for thousands.
 
-    Then what this process keeps is forgotten, for that may be as old.
+    If so, this also clears the cache of the process, which may be as old.
     """
-    ids = [who.token_id for who in kept if who.token_id is not None and not who.is_expired]
+    ids = [each.token_id for each in principals if each.token_id is not None and not each.is_expired]
     tokens = ApiToken.objects.select_related("user").filter(pk__in=ids)
-    now = _principals_of([token for token in tokens if _is_good(token)])
-    is_outdated = any(now.get(who.token_id or 0) != who for who in kept if not who.is_expired)
+    current = _principals_of([token for token in tokens if _is_good(token)])
+    is_outdated = any(current.get(each.token_id or 0) != each for each in principals if not each.is_expired)
     if is_outdated:
-        _kept.clear()
+        _cache.clear()
     return is_outdated
 
 
 def _principals_of(tokens: Collection[ApiToken]) -> dict[int, Principal]:
-    """By the token's id. Each token needs its user at hand."""
+    """Principals by the token's id. The user of each token must be loaded."""
     rights = _rights_of({token.user_id: token.user for token in tokens}.values())
     of_scope = {scope: [token.pk for token in tokens if token.scope == scope] for scope in ApiToken.Scope}
     members: dict[int, set[str]] = defaultdict(set)
@@ -138,8 +138,8 @@ def _principals_of(tokens: Collection[ApiToken]) -> dict[int, Principal]:
             members[token_id].add(name)
     tools: dict[int, set[tuple[str, str]]] = defaultdict(set)
     if narrowed := of_scope[ApiToken.Scope.TOOLS]:
-        chosen = ApiToken.tools.through.objects.filter(apitoken__in=narrowed)
-        for token_id, member, tool in chosen.values_list("apitoken_id", "tool__member__name", "tool__name"):
+        tool_links = ApiToken.tools.through.objects.filter(apitoken__in=narrowed)
+        for token_id, member, tool in tool_links.values_list("apitoken_id", "tool__member__name", "tool__name"):
             tools[token_id].add((member, tool))
     return {
         token.pk: _principal(
@@ -162,7 +162,7 @@ def _is_good(token: ApiToken) -> bool:
 
 
 def require_good(token: ApiToken) -> None:
-    """Raises TokenError when the token opens nothing any more."""
+    """Raise TokenError if the token is not valid any more."""
     if token.revoked_at is not None:
         raise TokenError("This token was revoked. Make another with: manage.py create_token USER")
     if token.state == "expired":
@@ -172,7 +172,7 @@ def require_good(token: ApiToken) -> None:
 
 
 def touch(*token_ids: int) -> None:
-    """These tokens are in use now; written at most once a minute for each."""
+    """Record that these tokens are in use. Writes at most once a minute for each."""
     now = timezone.now()
     stale = Q(last_used_at=None) | Q(last_used_at__lte=now - timedelta(seconds=TOUCH_SECONDS))
     ApiToken.objects.filter(stale, pk__in=token_ids).update(last_used_at=now)
@@ -180,7 +180,7 @@ def touch(*token_ids: int) -> None:
 
 @dataclass(frozen=True)
 class _Rights:
-    """Of an active user: those of the permissions named above, and the members that are reserved for others."""
+    """The rights of an active user: which of the permissions above, and which members are reserved for others."""
 
     permissions: frozenset[str]
     closed_members: frozenset[str] = frozenset()
@@ -190,19 +190,19 @@ _ALL_RIGHTS = _Rights(frozenset({INVOKE, CONTROL, VIEW_CALLS, VIEW_MEMBERS, VIEW
 
 
 def _rights_of(users: Iterable[User]) -> dict[int, _Rights]:
-    """By the user's id. Not by `User.has_perm`, which asks two queries for each user."""
-    found = {user.pk: _ALL_RIGHTS for user in users if user.is_superuser}
+    """Rights by the user's id. `User.has_perm` would make two queries for each user."""
+    rights = {user.pk: _ALL_RIGHTS for user in users if user.is_superuser}
     ids = [user.pk for user in users if not user.is_superuser]
     if not ids:
-        return found
+        return rights
     codenames = [permission.partition(".")[2] for permission in _ALL_RIGHTS.permissions]
-    named = {"permission__codename__in": codenames, "permission__content_type__app_label": "roster"}
+    condition = {"permission__codename__in": codenames, "permission__content_type__app_label": "roster"}
     permissions: dict[int, set[str]] = defaultdict(set)
-    own = User.user_permissions.through.objects.filter(user__in=ids, **named)
+    own = User.user_permissions.through.objects.filter(user__in=ids, **condition)
     for user_id, codename in own.values_list("user_id", "permission__codename"):
         permissions[user_id].add(f"roster.{codename}")
     of_group: dict[int, set[str]] = defaultdict(set)
-    for group_id, codename in Group.permissions.through.objects.filter(**named).values_list(
+    for group_id, codename in Group.permissions.through.objects.filter(**condition).values_list(
         "group_id", "permission__codename"
     ):
         of_group[group_id].add(f"roster.{codename}")
@@ -215,8 +215,8 @@ def _rights_of(users: Iterable[User]) -> dict[int, _Rights]:
         reserved[member].add(group_id)
     for user_id in ids:
         closed = frozenset(member for member, allowed in reserved.items() if not allowed & groups[user_id])
-        found[user_id] = _Rights(frozenset(permissions[user_id]), closed)
-    return found
+        rights[user_id] = _Rights(frozenset(permissions[user_id]), closed)
+    return rights
 
 
 def _principal(user: User, rights: _Rights, **of_token: Any) -> Principal:
@@ -234,27 +234,27 @@ def _principal(user: User, rights: _Rights, **of_token: Any) -> Principal:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _CacheEntry:
     version: str
-    made_at: float
+    created_at: float
     principal: Principal
     user: User | None  # of a token
 
 
-# Of this process. A snapshot that is younger than its version is made once more.
-_kept: dict[tuple[str, int], _Kept] = {}
+# The cache of this process. A snapshot that is newer than its version is read again, which is harmless.
+_cache: dict[tuple[str, int], _CacheEntry] = {}
 
 
-def _known(key: tuple[str, int], seen: str | None) -> _Kept | None:
-    kept = _kept.get(key)
-    if kept is None or kept.version != seen or time.monotonic() > kept.made_at + KEPT_SECONDS:
+def _cached(key: tuple[str, int], current_version: str | None) -> _CacheEntry | None:
+    entry = _cache.get(key)
+    if entry is None or entry.version != current_version or time.monotonic() > entry.created_at + CACHE_SECONDS:
         return None
-    return kept
+    return entry
 
 
-def _keep(key: tuple[str, int], seen: str | None, principal: Principal, user: User | None = None) -> Principal:
-    if seen is not None:
-        if len(_kept) >= MAX_KEPT:
-            _kept.clear()
-        _kept[key] = _Kept(seen, time.monotonic(), principal, user)
+def _store(key: tuple[str, int], version: str | None, principal: Principal, user: User | None = None) -> Principal:
+    if version is not None:
+        if len(_cache) >= MAX_CACHED:
+            _cache.clear()
+        _cache[key] = _CacheEntry(version, time.monotonic(), principal, user)
     return principal

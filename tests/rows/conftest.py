@@ -15,4 +15,4 @@ def long_lease(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def long_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a user may do is looked up again when it changed, and not because a test takes long: it counts queries."""
-    monkeypatch.setattr(principals, "KEPT_SECONDS", 600.0)
+    monkeypatch.setattr(principals, "CACHE_SECONDS", 600.0)

@@ -94,7 +94,7 @@ class SuspendedStreams:
     def __init__(self, on_expiry: Callable[[Source], None]) -> None:
         self._rounds: dict[str, _Round] = {}
         self._on_expiry = on_expiry
-        self._bytes = limits.bytes_of_held()
+        self._bytes = limits.bytes_of_suspended()
 
     def suspend(
         self, source: Source, request: Request, fingerprint: Fingerprint, question: Message, size: int

@@ -104,7 +104,7 @@ def world(tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Wor
     settings.GUILD_HALL_DATA_DIR = tmp_path
     settings.GUILD_HALL_MEMBERS_DIR = tmp_path / "members"
     settings.GUILD_HALL_MEMBERS_DIR.mkdir()
-    monkeypatch.setattr(principals, "KEPT_SECONDS", -1.0)  # what is rolled back takes no snapshot along
+    monkeypatch.setattr(principals, "CACHE_SECONDS", -1.0)  # what is rolled back takes no snapshot along
     return rights_world.make(tmp_path)
 
 

@@ -148,7 +148,7 @@ def test_a_snapshot_is_not_kept_for_long(bob: User, monkeypatch: pytest.MonkeyPa
     assert principals.principal_of_token(token).invokes
     assert principals.principal_of_user(bob).invokes
     User.user_permissions.through.objects.all().delete()
-    monkeypatch.setattr(principals, "KEPT_SECONDS", -1.0)
+    monkeypatch.setattr(principals, "CACHE_SECONDS", -1.0)
     assert not principals.principal_of_token(token).invokes
     assert not principals.principal_of_user(bob).invokes
 

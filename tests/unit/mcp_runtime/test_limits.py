@@ -133,7 +133,7 @@ def held(count: int, *owners: Owner) -> list[int]:
     for owner in owners:
         while slots.may_take(owner):
             slots.take(owner)
-    return [slots.held_by(owner) for owner in owners]
+    return [slots.count_of(owner) for owner in owners]
 
 
 @pytest.mark.parametrize(
@@ -162,12 +162,12 @@ def test_principals_that_are_all_busy_come_to_about_equal_parts() -> None:
         while slots.may_take(owner):
             slots.take(owner)
     for turn in range(100):
-        if slots.held_by(owner := owners[turn % 3]):
+        if slots.count_of(owner := owners[turn % 3]):
             slots.give_back(owner)
         for waiting in owners:
             if slots.may_take(waiting):
                 slots.take(waiting)
-    parts = [slots.held_by(owner) for owner in owners]
+    parts = [slots.count_of(owner) for owner in owners]
     assert min(parts) >= 3
     assert sum(parts) >= 14
 
@@ -248,7 +248,7 @@ def test_who_spent_more_than_its_share_waits_until_it_is_refilled() -> None:
 
 
 def test_shares_of_who_has_paid_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mcp_runtime.security.limits.MAX_KEPT", 10)
+    monkeypatch.setattr("mcp_runtime.security.limits.MAX_ENTRIES", 10)
     clock = Clock()
     shared = TimeShare(0.1, 0.5, clock)
     for number in range(30):

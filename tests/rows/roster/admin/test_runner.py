@@ -122,7 +122,7 @@ def test_a_call_takes_a_seat_to_wait_and_without_one_answers_at_once(
     assert waits == []
     call(page, echo, {"text": "hi"})
     assert len(waits) == 1
-    assert requests.seats.held == 0
+    assert requests.seats.in_use == 0
 
 
 def test_the_same_form_sent_twice_calls_once(page: Client, echo: Tool) -> None:

@@ -375,7 +375,7 @@ def test_a_seat_is_given_back_when_waiting_fails(
     monkeypatch.setattr(requests, "wait_for_call", fail)
     with pytest.raises(RuntimeError):
         invoke(as_bob, Prefer="wait=60")
-    assert requests.seats.held == 0
+    assert requests.seats.in_use == 0
 
 
 def test_a_repeat_of_a_call_that_is_over_does_not_wait(

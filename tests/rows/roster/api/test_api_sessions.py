@@ -151,7 +151,7 @@ def test_streams_hold_a_seat_and_give_it_back_even_when_nobody_read_them(as_bob:
     for response in taken:
         response.close()
     assert len(taken) > requests.seats.count // 2
-    assert requests.seats.held == 0
+    assert requests.seats.in_use == 0
 
 
 def test_stop_cancels_what_waits(as_bob: Client) -> None:

@@ -633,7 +633,7 @@ def test_held_questions_of_one_user_have_a_bound_in_bytes_and_leave_others_their
 ) -> None:
     monkeypatch.setattr("mcp_runtime.gateway.upstream.suspended.SUSPENDED_STREAM_BYTES", 0)
     budget = limits.ByteBudget(of_token=250_000, of_user=450_000, in_all=1_000_000)
-    monkeypatch.setattr(limits, "bytes_of_held", lambda: budget)
+    monkeypatch.setattr(limits, "bytes_of_suspended", lambda: budget)
     large = request("q1", "elicitation/create", message="x" * 100_000, requestedSchema={"type": "object"})
     world.member(behaviours={"tools/call": asking(large)})
     can = {f"{META}clientCapabilities": {"elicitation": {}}}

@@ -109,7 +109,7 @@ def test_who_reads_many_files_slowly_leaves_some_to_others(client: Client, alice
     assert exported(other, "csv")
     for response in taken:
         response.close()
-    assert export.exports.held == 0
+    assert export.exports.in_use == 0
 
 
 def test_files_are_for_those_who_may_see_the_list_and_hold_no_more(client: Client, bob: User, echo: Tool) -> None:
