@@ -1,4 +1,4 @@
-"""What agents' clients want written down to reach the hall, over REST: with a token that is made for it, or without."""
+"""The configuration of agents' clients over REST, with a new token or with a placeholder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from roster.models import ApiToken
 
 
 class AgentConfigFilters(serializers.Serializer[Any]):
-    """`for` is a word of Python, so the field is put in below."""
+    """`for` is a keyword of Python, so the field is added below."""
 
     members = serializers.CharField(required=False, default="", help_text="Names, separated by commas; none: all.")
     direct = serializers.BooleanField(required=False, default=False, help_text="Each member's own endpoint.")
@@ -62,13 +62,13 @@ class AgentConfigSerializer(serializers.Serializer[Any]):
 
 
 class AgentConfigView(HallView):
-    """What an agent's client wants written down to reach the hall."""
+    """The configuration with which an agent's client reaches the hall."""
 
     permission_classes = (IsAuthenticated, MayMakeTokens)
 
     @extend_schema(parameters=[AgentConfigFilters], responses={200: AgentConfigSerializer, 404: REFUSED, 409: REFUSED})
     def get(self, request: Request) -> Response:
-        """The configuration with a placeholder where its token stands: a GET makes nothing. POST makes one."""
+        """The configuration with a placeholder for the token. A GET creates nothing. A POST creates a token."""
         return Response(self._config(request, query_of(AgentConfigFilters, request), None, agent_config.PLACEHOLDER))
 
     @extend_schema(
@@ -76,7 +76,7 @@ class AgentConfigView(HallView):
         responses={201: AgentConfigSerializer, 400: REFUSED, 403: REFUSED, 404: REFUSED, 409: REFUSED},
     )
     def post(self, request: Request) -> Response:
-        """Make a token for that client and these members, and give the configuration with it. `direct` needs none."""
+        """Create a token for this client and these members, and return the configuration. `direct` needs no token."""
         values, principal = body_of(AgentConfigRequest, request.data), principal_of(request)
         agent_config.select_members(principal, values["members"])
         row, token = None, ""

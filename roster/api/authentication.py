@@ -1,4 +1,4 @@
-"""Who asks: a token of ours in the Authorization header. (A browser's session is REST framework's own class.)"""
+"""Authentication with a token of the hall in the Authorization header. For sessions REST framework has a class."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SCHEMES = ("bearer", "token")
 
 
 class ApiTokenAuthentication(BaseAuthentication):
-    """`Authorization: Bearer gh_...` or `Token gh_...`, in one query. 401 for a token that is not good.
+    """Read `Authorization: Bearer gh_...` or `Token gh_...`, with one query. An invalid token gets 401.
 
-    Nowhere else: an address with a token in it would be kept by proxies, histories and logs.
+    No token is read from URLs, because proxies, browser histories and logs keep URLs.
     """
 
     def authenticate(self, request: Request) -> tuple[User, Principal] | None:
@@ -30,5 +30,5 @@ class ApiTokenAuthentication(BaseAuthentication):
             raise AuthenticationFailed(str(error)) from error
 
     def authenticate_header(self, request: Request) -> str:
-        """WWW-Authenticate; without it REST framework would answer 403 where 401 is meant."""
+        """WWW-Authenticate. Without it REST framework would answer 403 instead of 401."""
         return 'Bearer realm="Guild Hall", Token realm="Guild Hall"'

@@ -1,4 +1,4 @@
-"""What the views of REST have in common: JSON in and out, pages, query parameters, the body of a refusal."""
+"""The base of all REST views: JSON, pages, query parameters, the body of a refusal."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ REFUSED = OpenApiResponse(ErrorSerializer, description="Refused; `error` says wh
 
 
 class QuickRenderer(JSONRenderer):
-    """In a tenth of the time and less: while JSON is written, no other thread of the process goes on."""
+    """Write JSON in a tenth of the usual time or less, because no other thread of the process runs meanwhile."""
 
     def render(self, data: Any, accepted_media_type: Any = None, renderer_context: Any = None) -> bytes:
         return b"" if data is None else msgspec.json.encode(data, enc_hook=_as_plain_type)
 
 
 def _as_plain_type(value: Any) -> Any:
-    """What msgspec does not know: subclasses of plain types, such as marked-safe text, and what Django brings."""
+    """Convert what msgspec does not know: subclasses of built-in types, such as safe strings, and types of Django."""
     if isinstance(value, str):
-        return str.__str__(value)  # `str(value)` may give the same object back
+        return str.__str__(value)  # `str(value)` may return the same object
     if isinstance(value, int | float):
         return value + 0
     return JSONEncoder().default(value)
 
 
 class HallView(APIView):
-    """JSON in, JSON out, whatever the client says it accepts: with one renderer there is nothing to negotiate."""
+    """JSON in and out, whatever the client accepts, because there is only one renderer."""
 
     renderer_classes = (QuickRenderer,)
     parser_classes = (requests.ObjectParser,)
@@ -62,7 +62,7 @@ class HallView(APIView):
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)
         requests.require_content_length(request)
-        if "\0" in request.path:  # PostgreSQL would not even look for such a name
+        if "\0" in request.path:  # PostgreSQL refuses a query for such a name
             raise NotFound
 
 
@@ -70,7 +70,7 @@ PAGING = {"cursor", "page_size"}
 
 
 class NewestFirst(CursorPagination):
-    """Pages that stay put while new rows arrive. Addresses without a host: right behind any proxy."""
+    """Pages that do not shift when new rows arrive. Their URLs have no host, so they are right behind any proxy."""
 
     ordering = "-id"
     page_size = 50
@@ -84,7 +84,7 @@ class NewestFirst(CursorPagination):
 
     def decode_cursor(self, request: Request) -> Any:
         cursor = super().decode_cursor(request)
-        # The library passes on whatever a made-up cursor says, and the database would fail on it.
+        # The library does not check an invented cursor, and the database would fail on it.
         if cursor is not None and cursor.position is not None and not _is_id(str(cursor.position)):
             raise NotFound(self.invalid_cursor_message)
         return cursor
@@ -102,7 +102,7 @@ def query_of(serializer: type[serializers.Serializer[Any]], request: Request) ->
 
 
 class Strict(serializers.Serializer[Any]):
-    """Refuses a misspelt key, because to ignore it would do something else than the client means."""
+    """Refuse unknown keys. With a misspelt key ignored, the request would do something else than the client means."""
 
     def validate(self, values: dict[str, Any]) -> dict[str, Any]:
         if extra_keys := set(self.initial_data) - set(self.fields):

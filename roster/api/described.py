@@ -1,6 +1,6 @@
-"""What the OpenAPI document says of a view: noted here, and handed to drf-spectacular when the document is asked for.
+"""Store what the OpenAPI document says of a view, and give it to drf-spectacular when the document is requested.
 
-Its own decorator imports Django's test client and more, 4 MB that no other request needs.
+Its own decorator imports Django's test client and more. These 4 MB are needed by no other request.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _notes: list[tuple[Callable[..., Any], dict[str, Any]]] = []
 
 
 def extend_schema(**values: Any) -> Callable[[View], View]:
-    """As drf-spectacular's decorator of that name, for the methods of a view."""
+    """Replaces drf-spectacular's decorator of this name, for the methods of a view."""
 
     def note(view: View) -> View:
         _notes.append((view, values))
@@ -24,7 +24,7 @@ def extend_schema(**values: Any) -> Callable[[View], View]:
 
 
 def hand_over() -> None:
-    """Once, before the first document is made."""
+    """Apply all stored descriptions, once, before the first document is generated."""
     from drf_spectacular import utils
 
     while _notes:

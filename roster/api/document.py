@@ -1,4 +1,4 @@
-"""The OpenAPI document and its pages. Imported when somebody asks for one of them (see `described`)."""
+"""The OpenAPI document and its pages. Imported at their first request (see `described`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roster.models import Invocation
 
 
 class ApiTokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
-    """What the OpenAPI document says about it. drf-spectacular finds the class by its existence."""
+    """The description of the authentication in the OpenAPI document. drf-spectacular finds the class automatically."""
 
     target_class = "roster.api.authentication.ApiTokenAuthentication"
     name = "token"
@@ -26,7 +26,7 @@ class ApiTokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped
 
 class SchemaView(SpectacularAPIView):
     permission_classes = (IsAuthenticated,)
-    # Two choices are called `status`: without names of ours the generated ones change with every word added.
+    # Two choices are called `status`. Without these names the generated ones would change with each added value.
     custom_settings = {
         "ENUM_NAME_OVERRIDES": {
             "MemberStatus": "roster.models.GuildMember.Status",
@@ -42,11 +42,11 @@ class SchemaView(SpectacularAPIView):
 
 class DocsView(SpectacularSwaggerView):
     permission_classes = (IsAuthenticated,)
-    # Its template cannot show what REST framework answers to OPTIONS.
+    # Its template cannot show REST framework's answer to OPTIONS.
     http_method_names = ("get", "head")
 
     def handle_exception(self, exc: Exception) -> Any:
-        """A browser without a session is shown the way in."""
+        """A browser without a session gets the login page."""
         if isinstance(exc, NotAuthenticated):
             return redirect_to_login(self.request.get_full_path())
         return super().handle_exception(exc)

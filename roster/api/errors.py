@@ -1,7 +1,7 @@
-"""What went wrong, as HTTP: one table for the hall's own errors, one body for all.
+"""Errors as HTTP responses. One table has the status and code of the hall's errors, and all have one form of body.
 
-The body: `error` is a sentence for people, `code` a word for programs. Refused arguments add `path` and `reason`,
-refused fields add `faults` (sentences by field).
+In the body `error` is a sentence for people, and `code` a word for programs. Refused arguments add `path` and
+`reason`. Refused fields add `faults` (sentences by field).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from roster.database import AWAY, DAMAGED
 
 logger = logging.getLogger("guildhall.web")
 
-# A class that is not here is answered as its nearest base is.
+# A class that is not listed gets the answer of its nearest base class.
 ANSWERS: dict[type[McpRuntimeError], tuple[int, str]] = {
     UnknownMemberError: (status.HTTP_404_NOT_FOUND, "unknown_member"),
     UnknownToolError: (status.HTTP_404_NOT_FOUND, "unknown_tool"),
@@ -66,7 +66,7 @@ class LengthRequired(APIException):
 
 
 def exception_handler(error: Exception, context: dict[str, Any]) -> Response | None:
-    """The answer to `error`; None for what is a fault of the hall's own, which Django logs and answers with 500."""
+    """The response to `error`. None for an error of the hall itself, which Django logs and answers with 500."""
     if isinstance(error, McpRuntimeError):
         response = _answer(*answer_to(error), str(error), _place(error))
         if isinstance(error, TooManyCallsError):

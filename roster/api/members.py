@@ -1,7 +1,7 @@
-"""Members over REST: the roster, one member, what may be done with it, its log and its changes.
+"""Members over REST: the roster, one member, its verbs, its log and its changes.
 
-Secrets and the environment of a member never leave. Rows go through `visible_row` first, which leaves out what
-a dead runtime left in one, and what is not for everybody.
+No response has secrets or the environment of a member. Each row passes `visible_row` first. It omits values that a
+dead runtime left, and values that the principal may not see.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ class RuntimeSerializer(serializers.Serializer[Any]):
 
 
 def visible_row(row: GuildMember, principal: Principal, *, runtime_is_alive: bool) -> GuildMember:
-    """The row as `principal` may see it; never to be saved."""
+    """The row as `principal` may see it. Do not save it."""
     if not principal.may_read_log(row.name):
         row.last_error, row.progress = row.last_reason, ""
     if not principal.views_members:
-        row.manifest = {}  # people write keys into its arguments
+        row.manifest = {}  # people write secret keys into its arguments
     return true_row(row, runtime_is_alive=runtime_is_alive)
 
 
 class MemberSerializer(serializers.ModelSerializer[GuildMember]):
-    """What lists show of a member."""
+    """A member in lists."""
 
     title = serializers.CharField()
     error = serializers.CharField(help_text="Why it does not run; its last lines for who may read its log.")
@@ -89,7 +89,7 @@ class MemberSerializer(serializers.ModelSerializer[GuildMember]):
         ]
 
     def get_port(self, row: GuildMember) -> int | None:
-        # While a process can have it; a dead runtime's claim is nobody's address.
+        # Only while a process can have it. The port of a dead runtime is not an address.
         return row.port if row.endpoint else None
 
     def get_endpoint(self, row: GuildMember) -> str | None:
@@ -182,7 +182,7 @@ def _runtime() -> dict[str, Any]:
 
 def _members(principal: Principal, *, runtime_is_alive: bool) -> list[GuildMember]:
     rows = members_of_roster().select_related("port_allocation")
-    # What lists do not show: decoding it for hundreds of members takes longer than all the rest.
+    # Lists do not show these columns. Decoding them for hundreds of members takes longer than everything else.
     rows = rows.defer("manifest", "server_info", "capabilities", "instructions")
     return [
         visible_row(row, principal, runtime_is_alive=runtime_is_alive) for row in rows if principal.reaches(row.name)
@@ -234,7 +234,7 @@ class MemberVerbView(HallView):
         return Response(_member_detail(row, principal_of(request)), status=status.HTTP_202_ACCEPTED)
 
 
-# The roster: every member with its tools, asked for often ---------------------------------------------------------
+# The roster: every member with its tools, requested often ---------------------------------------------------------
 
 
 class RosterToolSerializer(serializers.Serializer[Any]):
@@ -255,7 +255,7 @@ class RosterSerializer(serializers.Serializer[Any]):
     members = RosterMemberSerializer(many=True)
 
 
-# The database takes these out of `definition`: decoding it whole, for thousands of tools, takes four times as long.
+# The database extracts these from `definition`. Decoding all of it for thousands of tools takes four times as long.
 ROSTER_TOOL_COLUMNS = (
     "name",
     KT("definition__title"),
@@ -265,12 +265,12 @@ ROSTER_TOOL_COLUMNS = (
 
 
 def roster_tool(name: str, title: Any, annotated_title: Any, description: Any) -> dict[str, str]:
-    """One tool as RosterToolSerializer documents it, of ROSTER_TOOL_COLUMNS."""
+    """One tool as in RosterToolSerializer, from ROSTER_TOOL_COLUMNS."""
     return {"name": name, "title": _text(title) or _text(annotated_title), "description": _text(description)}
 
 
 def _text(value: Any) -> str:
-    # SQLite gives the word "null" for JSON's null.
+    # SQLite returns the text "null" for JSON's null.
     return "" if value in (None, "null") else str(value)
 
 

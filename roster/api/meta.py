@@ -1,4 +1,4 @@
-"""The API about itself: its index, where its OpenAPI document and pages are, and what is said where nothing is."""
+"""The index of the API, its OpenAPI document and pages, and the answer for unknown URLs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class IndexView(HallView):
         return Response({name: reverse(name) for name in INDEX})
 
 
-@csrf_exempt  # as all views of REST framework, which checks it alone
+@csrf_exempt  # as for all views of REST framework, which has its own check
 def schema_view(request: HttpRequest) -> HttpResponseBase:
     from roster.api.document import SchemaView
 
@@ -39,7 +39,7 @@ def docs_view(request: HttpRequest) -> HttpResponseBase:
 
 
 class NowhereView(HallView):
-    """An address that is none, said in JSON; a forgotten slash at its end is added where that is safe."""
+    """Answer an unknown URL in JSON. Add a missing slash at its end if that is safe."""
 
     schema = None
 

@@ -1,4 +1,4 @@
-"""What a request may do here. `mcp_runtime.security.access` decides, as it does for admin, gateway and commands."""
+"""The rights of a request. `mcp_runtime.security.access` decides, as for the admin, the gateway and commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PRINCIPAL = "_guild_hall_principal"
 
 
 def principal_of(request: Request) -> Principal:
-    """Who asks: with a token, or by a browser's session."""
+    """The principal of the request, by its token or by the browser's session."""
     if isinstance(request.auth, Principal):
         return request.auth
     if not hasattr(request, _PRINCIPAL):
@@ -39,7 +39,7 @@ class MayControl(BasePermission):
 
 
 class MayInvoke(BasePermission):
-    """Call tools, by oneself or by an agent."""
+    """Call tools, directly or with an agent."""
 
     message = f"This needs the permission {access.INVOKE}."
 
@@ -48,7 +48,7 @@ class MayInvoke(BasePermission):
 
 
 class MayMakeTokens(BasePermission):
-    """Reading one's own needs no permission, and neither does revoking one."""
+    """Create tokens. A user may always read and revoke own tokens."""
 
     message = "This needs the permission roster.add_apitoken."
 
@@ -56,7 +56,7 @@ class MayMakeTokens(BasePermission):
         return request.method in ("GET", "HEAD", "OPTIONS") or request.user.has_perm("roster.add_apitoken")
 
 
-# Rows that the principal may see; others are not found, as if there were none -------------------------------------
+# Rows that the principal may see. Others get the same answer as missing rows -------------------------------------
 
 
 def reachable_member(request: Request, name: str) -> GuildMember:
@@ -67,7 +67,7 @@ def reachable_member(request: Request, name: str) -> GuildMember:
 
 
 def controlled_member(request: Request, name: str) -> GuildMember:
-    """Raises UnknownMemberError, and NotAllowedError for one that may only be viewed."""
+    """The member. Raises UnknownMemberError. Raises NotAllowedError if the principal may only view it."""
     row = reachable_member(request, name)
     access.require_control(principal_of(request), name)
     return row
@@ -82,7 +82,7 @@ def listable_tool(request: Request, name: str, tool: str) -> Tool:
 
 
 def readable_calls(request: Request) -> Q:
-    """The calls that may be seen."""
+    """The calls that the principal may see."""
     principal = principal_of(request)
     return _readable_by(
         principal.is_narrowed,
@@ -94,9 +94,9 @@ def readable_calls(request: Request) -> Q:
 
 
 def _readable_by(is_narrowed: bool, views_calls: bool, closed_members: frozenset[str], *, user: Any, token: Any) -> Q:
-    """The calls of everybody with the permission to view calls, else the user's own.
+    """With the permission to view calls, the calls of all users. Otherwise the user's own.
 
-    With a narrowed token only those that were made with it.
+    With a narrowed token, only those that were made with it.
     """
     if is_narrowed:
         return Q(token_id=token)
@@ -105,7 +105,7 @@ def _readable_by(is_narrowed: bool, views_calls: bool, closed_members: frozenset
 
 
 def readable_call(request: Request, pk: int) -> Invocation | None:
-    """The call of this id, if it may be seen, with its member's name."""
+    """The call with this id and its member's name, if the principal may see it."""
     if pk > BigIntegerField.MAX_BIGINT:
         return None
     principal = principal_of(request)
@@ -121,10 +121,10 @@ def _one_readable(*rights: Any) -> KeptQuery[Invocation]:
 
 
 def readable_sessions(request: Request) -> Q:
-    """The agents' sessions that may be seen: the user's own. With VIEW_SESSIONS also those of others, except those with
-    members that are reserved for others.
+    """The agents' sessions that the principal may see: the user's own. With VIEW_SESSIONS also those of others, except
+    those with members that are reserved for others.
 
-    With a narrowed token only those that were made with it, and have no member outside its scope.
+    With a narrowed token, only those that were made with it and have no member outside its scope.
     """
     principal = principal_of(request)
     if principal.tools is not None:

@@ -1,6 +1,6 @@
 """Agents' sessions over REST, and their transcripts as server-sent events.
 
-A user sees the own ones, and everybody's with the permission to view them.
+Users see their own sessions. With the permission to view sessions they see those of others.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ MAX_TIMEOUT = 86_400
 EVENT_STREAM = "text/event-stream"
 LAST_EVENT_ID = OpenApiParameter("Last-Event-ID", int, OpenApiParameter.HEADER, description="Go on behind this event.")
 LOOK_SECONDS = 0.2
-# A proxy or client that hears nothing for long hangs up.
+# A proxy or client closes a connection without data for long.
 COMMENT_SECONDS = 15.0
 BATCH = 100
 
 
-# Sessions as JSON, and the bodies that make them ------------------------------------------------------------------
+# Sessions as JSON, and the bodies that create them ------------------------------------------------------------------
 
 
 class NewSessionSerializer(Strict):
@@ -73,7 +73,7 @@ class MessageErrorSerializer(serializers.Serializer[Any]):
 
 
 class MessageSerializer(serializers.Serializer[AgentMessage]):
-    """One prompt and how it went."""
+    """One prompt and its outcome."""
 
     id = serializers.IntegerField(source="pk")
     prompt = serializers.CharField()
@@ -152,7 +152,7 @@ def _session(request: Request, pk: int) -> AgentSession:
 
 
 def _own_session(request: Request, pk: int) -> AgentSession:
-    """One that the user may speak in: its agent has the rights of whoever made it."""
+    """A session of the user. Only its creator may send messages, because its agent has the creator's rights."""
     session = _session(request, pk)
     if session.created_by_id != request.user.pk and not request.user.is_superuser:
         raise PermissionDenied("This session is somebody else's: its agent has their rights.")
@@ -183,7 +183,7 @@ class SessionsView(HallView, ListAPIView[AgentSession]):
         responses={201: SessionDetailSerializer, 400: REFUSED, 403: REFUSED, 404: REFUSED, 409: REFUSED},
     )
     def post(self, request: Request) -> Response:
-        """Make a session. Its members are started."""
+        """Create a session. Its members are started."""
         values = body_of(NewSessionSerializer, request.data)
         session = create_session(
             values["members"],
@@ -199,7 +199,7 @@ class SessionsView(HallView, ListAPIView[AgentSession]):
 class SessionView(HallView):
     @extend_schema(responses={200: SessionDetailSerializer, 404: REFUSED})
     def get(self, request: Request, pk: int) -> Response:
-        """The session with its messages; what the agent did is under events/."""
+        """The session with its messages. The agent's actions are under events/."""
         return Response(SessionDetailSerializer(_session(request, pk)).data)
 
 
@@ -219,9 +219,9 @@ class SessionMessagesView(HallView):
         },
     )
     def post(self, request: Request, pk: int) -> HttpResponseBase:
-        """Give the agent a prompt. With `Accept: text/event-stream` the transcript comes as it grows.
+        """Send the agent a prompt. With `Accept: text/event-stream` the transcript is sent as it grows.
 
-        When too many wait or listen already, the answer is 202 as without that header.
+        If too many clients wait or listen already, the answer is 202 as without that header.
         """
         session = _own_session(request, pk)
         values = body_of(NewMessageSerializer, request.data)
@@ -242,9 +242,9 @@ class SessionEventsView(HallView):
         },
     )
     def get(self, request: Request, pk: int) -> HttpResponseBase:
-        """What the agent said and did, oldest first, behind the event `after` (or Last-Event-ID).
+        """The agent's texts and actions, oldest first, after the event `after` (or Last-Event-ID).
 
-        With `Accept: text/event-stream` it comes as it grows, until nothing is under way.
+        With `Accept: text/event-stream` they are sent as they happen, until nothing is in progress.
         """
         session = _session(request, pk)
         params = dict(request.query_params.items())
@@ -264,21 +264,21 @@ class SessionStopView(HallView):
 
     @extend_schema(request=None, responses={202: SessionDetailSerializer, 403: REFUSED, 404: REFUSED, 409: REFUSED})
     def post(self, request: Request, pk: int) -> Response:
-        """What waits is cancelled at once, the agent at work is asked to stop. For who may speak in the session."""
+        """Cancel waiting messages at once, and request the agent at work to stop. Only for the session's creator."""
         stop_session(_own_session(request, pk))
         return Response(SessionDetailSerializer(_session(request, pk)).data, status=status.HTTP_202_ACCEPTED)
 
 
-# A transcript while it grows. Each stream holds a seat, for it holds a thread of the web. -------------------------
+# A transcript while it grows. Each stream holds a seat, because it holds a thread of the web -------------------------
 
 
 def stream(
     request: Request, session: AgentSession, after: int, message: AgentMessage | None = None
 ) -> StreamingHttpResponse | None:
-    """The transcript behind the event `after`, of one message or all of them, until nothing is under way.
+    """The transcript after the event `after`, of one message or all of them, until nothing is in progress.
 
-    None when there is no seat for this principal. Each event carries its id, for Last-Event-ID. The last one is `end`.
-    A stream without `end` was cut off by the end of the web.
+    None if there is no seat for this principal. Each event has its id, for Last-Event-ID. The last one is `end`. A
+    stream without `end` was cut off because the web ended.
     """
     seat = ExitStack()
     if not seat.enter_context(requests.seat(principal_of(request).owner, request.META)):

@@ -1,4 +1,4 @@
-"""Figures of a member's calls over REST: the same that its plots show."""
+"""The figures of a member's calls over REST, as in its plots."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StatisticsFilters(serializers.Serializer[Any]):
 
 
 class PointSerializer(serializers.Serializer[Any]):
-    """Calls that ended. Times are seconds, from being claimed to the end; null: no call was started."""
+    """Calls that ended. Times are seconds from the claim to the end. Null if no call was started."""
 
     begins_at = serializers.DateTimeField()
     calls = serializers.IntegerField()

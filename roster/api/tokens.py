@@ -1,4 +1,4 @@
-"""A user's own tokens over REST: made, listed and revoked."""
+"""A user's own tokens over REST: create, list and revoke them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _limit_field(limit: TokenLimit) -> serializers.IntegerField:
 
 
 class NewTokenSerializer(Strict):
-    """The body that makes a token. Neither members nor tools: all that who asks may."""
+    """The body that creates a token. Without members and tools, the token may do all that its creator may."""
 
     name = serializers.CharField(required=False, default="", max_length=MAX_TOKEN_NAME, allow_blank=True)
     members = serializers.ListField(child=serializers.CharField(), required=False, default=list, help_text="Names.")
@@ -54,7 +54,7 @@ class NewTokenSerializer(Strict):
 
 
 class TokenSerializer(serializers.ModelSerializer[ApiToken]):
-    """A token without itself; needs its members and tools at hand."""
+    """A token's row, without the token itself. Prefetch its members and tools."""
 
     state = serializers.ChoiceField(choices=["good", "expired", "revoked"])
     members = serializers.SerializerMethodField(help_text="Where the scope is some members.")
@@ -97,7 +97,7 @@ class MadeTokenSerializer(TokenSerializer):
 
 
 def _tokens(request: Request) -> QuerySet[ApiToken]:
-    """One's own. A token that is for a part alone knows of no other."""
+    """The user's own tokens. A narrowed token sees only itself."""
     principal = principal_of(request)
     own_tokens = ApiToken.objects.filter(user=principal.user_id).prefetch_related("members", "tools__member")
     return own_tokens.filter(pk__in=[principal.token_id]) if principal.is_narrowed else own_tokens
@@ -125,10 +125,10 @@ class TokensView(HallView, ListAPIView[ApiToken]):
         request=NewTokenSerializer, responses={201: MadeTokenSerializer, 400: REFUSED, 403: REFUSED, 404: REFUSED}
     )
     def post(self, request: Request) -> Response:
-        """Make a token of yours. It is in this answer and nowhere else.
+        """Create a token for yourself. It is shown only in this answer.
 
-        With a token it cannot open more, live longer or do more than that token, whose scope, end and limits it has
-        where nothing else is asked for.
+        With a token, the new one cannot have more scope, a later end or higher limits. It gets those of the old one if
+        the body names no others.
         """
         body = body_of(NewTokenSerializer, request.data)
         limits = {limit.name: body.pop(limit.name) for limit in ApiToken.LIMITS}
@@ -146,9 +146,9 @@ class TokenView(HallView):
 class TokenRevokeView(HallView):
     @extend_schema(request=None, responses={200: TokenSerializer, 404: REFUSED})
     def post(self, request: Request, pk: int) -> Response:
-        """From now on it opens nothing, nor do tokens made with it; agents that were asked with it are stopped.
+        """Revoke it and the tokens that were made with it. Stop the agents that work for them.
 
-        Its row stays, for the calls that were made with it.
+        The row stays, for the calls that were made with it.
         """
         row = _own_token(request, pk)
         revoke_token(row)

@@ -1,4 +1,4 @@
-"""Tools over REST: those of a member, one with its definition, and its switch. `invocations` calls one."""
+"""Tools over REST: a member's list, one tool with its definition, and its switch. `invocations` has the calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from roster.models import Tool
 
 
 class _Definition(msgspec.Struct, rename="camel"):
-    """What is read of a tool's definition, and what is passed on as it is."""
+    """A tool's definition. Some keys are read, the others pass unchanged."""
 
     title: Any = None
     description: Any = None
@@ -35,14 +35,14 @@ def _is_object(text: Raw) -> bool:
 
 
 class WrittenObject(serializers.DictField):
-    """An object in a tool's definition, as the JSON text that it is."""
+    """An object in a tool's definition, as its JSON text."""
 
     def to_representation(self, value: Any) -> Any:
         return value
 
 
 class ToolSerializer(serializers.ModelSerializer[Tool]):
-    """A tool as callers need it, best of `control.members.with_text`; needs `member` at hand. Never to be saved."""
+    """A tool for clients. Select `member`, and best use `control.members.with_text`. Do not save the row."""
 
     title = serializers.CharField()
     description = serializers.CharField()
@@ -122,7 +122,7 @@ class ToolView(HallView):
 
 
 class ToolVerbView(HallView):
-    """POST does something to the tool; GET is about the tool whose own name ends like that, such as `files/invoke`."""
+    """POST acts on the tool. GET is for the tool whose own name ends with this word, such as `files/invoke`."""
 
     verb = ""
 
@@ -132,7 +132,7 @@ class ToolVerbView(HallView):
 
 
 class ToolSwitchView(ToolVerbView):
-    """A tool switched off is hidden from lists, and calls to it are refused."""
+    """Switch the tool on or off. A tool that is off is hidden from lists, and calls to it are refused."""
 
     permission_classes = (IsAuthenticated, MayControl)
 

@@ -1,4 +1,4 @@
-"""REST under /api/. A tool's name may hold `/` and anything else: its routes take all up to the last word."""
+"""The URLs of REST under /api/. A tool's name may contain anything, also `/`. It is all before the last word."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roster.api import agent_config, invocations, members, meta, sessions, stati
 
 
 class ToolNameConverter(StringConverter):
-    """Anything. Django's `path` takes no line break, and a list that holds one such name could not be shown at all."""
+    """Any text. Django's `path` allows no line break, and then a list with one such name could not be shown at all."""
 
     regex = r"[\s\S]+"
 

@@ -1,4 +1,4 @@
-"""What the commands have in common that a person types beside a hall."""
+"""The base of commands that people run beside a hall."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roster.models import Hall
 
 
 class HallCommand(BaseCommand):
-    """A command for a hall that was started once. Without system checks, which are for a start."""
+    """A command for a hall that was started before. It omits the system checks, which are for a start."""
 
     requires_system_checks = []
 
@@ -24,15 +24,15 @@ class HallCommand(BaseCommand):
 
 
 def require_hall() -> None:
-    """Raises CommandError where there is no hall, or its database does not answer. Nothing is made."""
+    """Raises CommandError if there is no hall, or if its database does not answer. Creates nothing."""
     if connection.vendor == "sqlite" and not Path(connection.settings_dict["NAME"]).exists():
-        raise CommandError(_no_hall())  # to connect would make the file
+        raise CommandError(_no_hall())  # a connection would create the file
     if Hall._meta.db_table not in tables_of_database():
         raise CommandError(_no_hall())
 
 
 def tables_of_database() -> list[str]:
-    """Raises CommandError where it does not answer. Not through the pool: that tries for ten seconds."""
+    """The names of the tables. It does not use the pool, which tries for ten seconds. Raises CommandError."""
     unpooled_connection = unpooled()
     try:
         return unpooled_connection.introspection.table_names()

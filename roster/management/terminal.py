@@ -1,4 +1,4 @@
-"""What commands read and print. Members' words are untrusted: nothing in them may move a cursor or colour text."""
+"""Input and output of commands. Texts of members are untrusted, and may not move a cursor or colour text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CONTROL = re.compile(f"(?!\n)[{console.CONTROLS}]")
 
 
 def harmless(text: str) -> str:
-    """`text` without what a terminal obeys, or what changes the order of what it shows; newlines and tabs stay."""
+    """`text` without control characters, also those that change the order of text. Newlines and tabs stay."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
 
 
@@ -33,7 +33,7 @@ def one_line(text: str, length: int) -> str:
 
 
 def as_json(value: Any) -> str:
-    """For programs, so ASCII: what a terminal would obey is escaped."""
+    """JSON for programs. It is ASCII, so control characters are escaped."""
     return json.dumps(value, indent=2, cls=DjangoJSONEncoder)
 
 
@@ -47,7 +47,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def caller(source: Invocation.Source, user: str | None) -> Caller:
-    """That user, or without one the operator, who may do everything. Raises CommandError."""
+    """The caller for this user. Without a user, the operator, who may do everything. Raises CommandError."""
     return Caller(source, None if user is None else find_user(user))
 
 

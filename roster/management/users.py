@@ -1,4 +1,4 @@
-"""Whose rights a command has. Small, for `mcp_stdio` starts with little more than this."""
+"""Find the user whose rights a command has. The module is small, because the start of `mcp_stdio` must be fast."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from django.core.management.base import CommandError
 
 
 def find_user(name: str) -> User:
-    """Raises CommandError for nobody, and for who is not active."""
+    """The user. Raises CommandError if there is none, or if it is not active."""
     user = User.objects.filter(username=name).first()
     if user is None:
         raise CommandError(f"no user {name!r}; make one with: manage.py createsuperuser")
@@ -17,7 +17,7 @@ def find_user(name: str) -> User:
 
 
 def user_for_token(name: str | None) -> User:
-    """Who a token is to be of: that user, or without a name the first superuser. Raises CommandError."""
+    """The user of a new token: the one with this name, or without a name the first superuser. Raises CommandError."""
     if name is not None:
         return find_user(name)
     first = User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()

@@ -65,9 +65,9 @@ def answer(body: bytes) -> tuple[int, dict[str, Any] | None]:
 
 def result_of(method: str, params: dict[str, Any]) -> dict[str, Any]:
     if method == "initialize":
-        asked = params.get("protocolVersion")
+        version = params.get("protocolVersion")
         return {
-            "protocolVersion": asked if asked in VERSIONS else "2025-06-18",
+            "protocolVersion": version if version in VERSIONS else "2025-06-18",
             "capabilities": {"tools": {}},
             "serverInfo": {"name": MANIFEST["name"], "version": MANIFEST["version"]},
         }
@@ -84,10 +84,10 @@ def call_tool(name: Any, arguments: Any) -> dict[str, Any]:
     if not isinstance(name, str) or name not in TOOLS or not isinstance(arguments, dict):
         raise RpcError(-32602, f"there is no tool {name!r}, or its arguments are not an object")
     try:
-        text, failed = TOOLS[name](**arguments), False
+        text, is_error = TOOLS[name](**arguments), False
     except (TypeError, ValueError, OSError) as error:  # the tool failed, not the protocol: the caller may try again
-        text, failed = str(error), True
-    return {"content": [{"type": "text", "text": text}], "isError": failed}
+        text, is_error = str(error), True
+    return {"content": [{"type": "text", "text": text}], "isError": is_error}
 
 
 # HTTP -------------------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Handler(BaseHTTPRequestHandler):
         return 0 if length.isdigit() and int(length) <= MAX_BODY else 413
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing per request; what is printed to stderr is the member's log."""
+        """Log nothing per request. The member's log is what it prints to stderr."""
 
 
 class Server(ThreadingTCPServer):
@@ -156,5 +156,5 @@ if __name__ == "__main__":
         server = Server(("127.0.0.1", int(sys.argv[1])), Handler)
     except OSError as error:
         print(f"cannot listen on port {sys.argv[1]}: {error}", file=sys.stderr)
-        sys.exit(2 if error.errno == errno.EADDRINUSE else 1)  # 2: the hall comes again with another port
+        sys.exit(2 if error.errno == errno.EADDRINUSE else 1)  # 2: the hall starts it again with another port
     server.serve_forever()

@@ -1,9 +1,9 @@
-"""An agent on stdin and stdout as a client of the gateway: what `manage.py mcp_stdio` does.
+"""Connect an agent on stdin and stdout to the gateway, for `manage.py mcp_stdio`.
 
-relay       lines and batches from the agent, and lines to it; what is under way
-session     what an MCP client keeps over HTTP: the session and its stream
-messages    a message on its way: headers, what is sent once more, what comes back
-upstream    HTTP to the gateway, which may be away
+relay       lines and batches from the agent, lines to it, and the requests in progress
+session     the session of an MCP client over HTTP, and its stream
+messages    one message: its headers, repeated attempts, and the answer
+upstream    HTTP to the gateway, which may be unavailable
 
-The command alone uses it. It uses the words of MCP (`mcp_runtime.protocol`), and neither rows nor Django.
+Only that command uses this package. It imports `mcp_runtime.protocol`, and neither rows nor Django.
 """

@@ -1,7 +1,7 @@
-"""A message of the agent to the gateway: its headers, what is sent once more, and what comes back.
+"""Send a message of the agent to the gateway: its headers, repeated attempts, and the answer.
 
-From 2026-07-28 on each message stands for itself, and headers repeat what it says. Until 2025-11-25 it belongs to a
-session, which `session` keeps.
+From 2026-07-28 on each message is independent, and headers repeat parts of it. Until 2025-11-25 it belongs to a
+session, which is in `session`.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from roster.stdio.upstream import (
 
 LISTEN = "subscriptions/listen"
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
-# To be sent once more when the connection broke: they do nothing, or the same.
+# Methods to send again after a broken connection, because they have no effect, or the same one.
 REPEATABLE = ("initialize", "server/discover", LISTEN, "logging/setLevel", "completion/complete", "tools/list")
 REPEATABLE_KINDS = ("prompts/", "resources/")
 KINDS = ("tools", "prompts", "resources")
-# Before a stream that broke off is gone on with, where it does not say when.
+# The pause before a broken stream is resumed, unless the stream gave one.
 RETRY_SECONDS = 1.0
 SHORTEST_RETRY = 0.1
 LONGEST_RETRY = 60.0
-MAX_ANSWER = 64_000_000  # bytes; lists of a large roster are longer than any message
-MAX_TOOLS = 1_000  # whose headers are known
+MAX_ANSWER = 64_000_000  # bytes, because lists of a large roster are longer than any other message
+MAX_TOOLS = 1_000  # with cached headers
 MAX_PAGES = 100
 READ_BYTES = 65_536
 BASE_HEADERS = {
@@ -58,21 +58,21 @@ Read = TypeVar("Read")
 
 
 class SessionOverError(Exception):
-    """The gateway does not know the session any more."""
+    """The gateway has no such session any more."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """As the gateway gave it."""
+    """A session as the gateway created it."""
 
     id: str
     version: str
-    changing: tuple[str, ...] = ()  # kinds of lists that the agent may be told about
+    changing: tuple[str, ...] = ()  # the kinds of lists with announced changes
 
 
 @dataclass(eq=False)
 class Post:
-    """A message of the agent on its way. `body` is what is sent."""
+    """A message of the agent in progress. `body` is its encoded form."""
 
     message: dict[str, Any]
     body: bytes
@@ -80,7 +80,7 @@ class Post:
     patience: Patience = field(default_factory=Patience)
     is_cancelled: bool = False
     is_acknowledged: bool = False  # of a `subscriptions/listen`
-    may_have_run: bool = False  # a connection broke when it had been sent
+    may_have_run: bool = False  # a connection broke after it had been sent
 
     @property
     def method(self) -> str:
@@ -101,19 +101,19 @@ class Post:
 
 
 def modern_version(message: Mapping[str, Any]) -> Any:
-    """The version that a modern message names. None for a message of a session."""
+    """The version in a modern message. None for a message of a session."""
     params = message.get("params")
     meta = params.get("_meta") if isinstance(params, dict) else None
     return meta.get(f"{mcp.META}protocolVersion") if isinstance(meta, dict) else None
 
 
 def one_line(text: bytes) -> bytes:
-    """JSON has line breaks between values alone."""
+    """Remove line breaks, which JSON has only between values."""
     return text.replace(b"\r", b" ").replace(b"\n", b" ").strip() if b"\n" in text or b"\r" in text else text
 
 
 class Messages:
-    """On their way, from many threads at once. `write(line)` gives the agent a message; `current()` is its session."""
+    """Send messages, from many threads. `write(line)` sends a line to the agent. `current()` returns its session."""
 
     def __init__(
         self, upstream: Upstream, write: Callable[[bytes], None], current: Callable[[], Session | None]
@@ -126,7 +126,7 @@ class Messages:
     # To the gateway -----------------------------------------------------------------------------------------------
 
     def send(self, post: Post, session: Session | None, read: Callable[[HTTPResponse], Read], seconds: float) -> Read:
-        """What `read` makes of the reply. It is sent again if the gateway refused it for now, or if that is harmless.
+        """Send the message, and return the result of `read(response)`. Repeat it after a temporary refusal, or if safe.
 
         Raises MethodError, AbortedError and SessionOverError.
         """
@@ -216,7 +216,7 @@ class Messages:
                     raise _refusal(response.status, read_whole(response, MAX_ANSWER))
                 events.go_on()
                 return self.forward_events(post, events, response)
-        except AwayError as error:  # of the rest alone: the request itself was sent
+        except AwayError as error:  # only the rest is missing, because the request itself was sent
             raise BrokenError(str(error)) from error
 
     def forward_events(self, post: Post | None, events: EventStream, response: HTTPResponse) -> bytes | None:
@@ -262,7 +262,7 @@ class Messages:
         return True
 
     def _places_of(self, name: str, meta: Mapping[str, Any]) -> dict[mcp.Place, str]:
-        """The places by the list of tools, as the agent itself would get it. Empty for an unknown tool."""
+        """The places according to the list of tools as the agent would get it. Empty for an unknown tool."""
         client_meta = {key: value for key, value in meta.items() if key.startswith(mcp.META)}
         cursor: dict[str, Any] = {}
         for _ in range(MAX_PAGES):
@@ -288,7 +288,7 @@ def require_acceptance(response: HTTPResponse) -> None:
 
 
 def _retry_after(response: HTTPResponse) -> float:
-    """Seconds. The gateway sends no dates here."""
+    """The header in seconds. The gateway sends no dates in it."""
     text = response.getheader("retry-after") or ""
     return float(text) if text.isascii() and text.isdigit() else 0.0
 
@@ -299,7 +299,7 @@ def _fate(post: Post) -> dict[str, Any]:
 
 
 def _decode(data: bytes) -> dict[str, Any]:
-    """A message of the gateway. What is nested too deep to be read is a result, for nothing else is so deep."""
+    """Decode a message of the gateway. One that is nested too deep to read counts as a result: only results can be."""
     try:
         message = json.loads(data)
     except (ValueError, RecursionError):
@@ -308,7 +308,7 @@ def _decode(data: bytes) -> dict[str, Any]:
 
 
 def _refusal(status: int, body: bytes) -> MethodError:
-    """The error that the gateway answers, unchanged."""
+    """The gateway's error, unchanged."""
     error = _decode(body).get("error")
     if not isinstance(error, dict):
         return MethodError(INTERNAL_ERROR, f"the hall answered with HTTP status {status}")

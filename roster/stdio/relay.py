@@ -1,6 +1,6 @@
-"""Lines of JSON-RPC from an agent, each relayed to the gateway, and what comes back as lines.
+"""Relay lines of JSON-RPC from an agent to the gateway, and messages of the gateway back as lines.
 
-One thread reads, and never waits for an answer: an agent may cancel, and answer questions, whatever is under way.
+One thread reads, and never waits for an answer. So the agent can always cancel requests and answer questions.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from roster.stdio.upstream import AbortedError, Key, Upstream
 
 logger = logging.getLogger("guildhall.stdio")
 
-MAX_LINE = 4_000_000  # what the gateway takes as well
-# Requests that are taken in, and their bytes; beyond that they are refused. `requests` of them are sent at a time.
+MAX_LINE = 4_000_000  # the same as the gateway's limit
+# The limits of requests in progress, and of their bytes. More are refused. `requests` of them are sent at a time.
 MAX_POSTS = 1_000
 MAX_BYTES = 64_000_000
 NOTICES = 16  # notifications and answers that are sent at a time
-# Those that wait for that, and their bytes; then the agent's next lines wait in the pipe. Apart from the requests: they
-# may be what these wait for.
+# The limits of notifications and answers that wait to be sent. Beyond them the agent's next lines wait in the pipe.
+# They are counted apart from requests, because a request may wait for one of them.
 MAX_NOTICES = 1_000
 MAX_NOTICE_BYTES = 16_000_000
-READY_SECONDS = 60.0  # for `initialize` to be answered, where an agent does not wait for that
-CANCELLED_SECONDS = 2.0  # for the gateway to answer what was cancelled: it gives members one
-GRACE_SECONDS = 0.8  # for what is under way when the agent closes its end
-CANCEL_SECONDS = 0.5  # for the gateway to be told that nobody wants it any more
-KEEP_SECONDS = 30.0  # between two looks whether the token lasts
+READY_SECONDS = 60.0  # for the answer to `initialize`, if an agent does not wait for it
+CANCELLED_SECONDS = 2.0  # for the gateway to answer a cancelled request. It gives members one second
+GRACE_SECONDS = 0.8  # for requests in progress when the agent closes its end
+CANCEL_SECONDS = 0.5  # for the cancellation to reach the gateway
+KEEP_SECONDS = 30.0  # between two checks of the token's end
 
 
 class StopError(Exception):
-    """Raised in the thread that serves, by a signal: end at once."""
+    """End at once. A signal raises it in the thread that serves."""
 
 
 class Room:
-    """For so many messages and bytes at a time."""
+    """A limit of messages and bytes at a time."""
 
     def __init__(self, messages: int, size: int) -> None:
         self._messages, self._size = messages, size
@@ -103,7 +103,7 @@ class Relay:
         )
 
     def serve(self) -> None:
-        """Serve until the agent closes its end, or until StopError, which nobody raises once `is_ending`."""
+        """Serve until the agent closes its end, or until StopError. It is not raised any more once `is_ending`."""
         threading.Thread(target=self._keep_token, name="token", daemon=True).start()
         try:
             for line in self._lines():
@@ -140,7 +140,7 @@ class Relay:
             self._write_answer(self._dispatcher.answer(incoming))
 
     def _take_room(self, requests: list[Request], size: int) -> bool:
-        """Take room for new requests. Returns False if there is none, or nothing for the gateway."""
+        """Reserve room for new requests. Returns False if there is none, or if nothing goes to the gateway."""
         is_new = bool(requests) and not any(request.id in self._posts for request in requests)
         return is_new and self._request_room.take(len(requests), size)
 
@@ -164,7 +164,7 @@ class Relay:
             give_back()
 
     def _each(self, serve: Callable[[Any], bytes | None], parts: list[Any]) -> list[bytes | None]:
-        """Serve the parts of a batch at once. Notifications have their own threads, for requests wait for some."""
+        """Serve the parts of a batch at once. Notifications have their own threads, because requests may need them."""
         works = [(self._requests if _needs_answer(part) else self._notices).submit(serve, part) for part in parts]
         return [work.result() for work in works]
 

@@ -1,7 +1,7 @@
-"""What an MCP client keeps that speaks over HTTP, for an agent that knows only messages: its session, and the stream.
+"""The session and the stream of an MCP client over HTTP, for an agent that has only messages.
 
-Until 2025-11-25 `initialize` begins a session, whose id goes with each message. One that the gateway does not know any
-more is begun again with the agent's own `initialize`, without a word.
+Until 2025-11-25 `initialize` begins a session, and each message carries its id. If the gateway has forgotten the
+session, it is begun again with the agent's own `initialize`. The agent does not notice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from roster.stdio.upstream import ANSWER_SECONDS, AbortedError, AbortSwitch, Awa
 logger = logging.getLogger("guildhall.stdio")
 
 BEGIN_SECONDS = 20.0
-NOTICE_SECONDS = 10.0  # for a notification or an answer to be taken
+NOTICE_SECONDS = 10.0  # for the gateway to accept a notification or an answer
 SILENCE_SECONDS = 45.0  # the gateway shows a sign of life on a silent stream every 15 s
 AGAIN_SECONDS = 1.0  # before the next stream
 LOOK_SECONDS = 0.1
@@ -39,7 +39,7 @@ Read = TypeVar("Read")
 
 
 class GatewaySession:
-    """The agent's session with the gateway. `write(line)` gives the agent a message. From many threads at once."""
+    """The agent's session with the gateway, for many threads. `write(line)` sends a line to the agent."""
 
     def __init__(self, upstream: Upstream, write: Callable[[bytes], None]) -> None:
         self._upstream = upstream
@@ -47,11 +47,11 @@ class GatewaySession:
         self._messages = Messages(upstream, write, lambda: self._session)
         self._session: Session | None = None
         self._initialize: Post | None = None  # the agent's `initialize`
-        self._lock = threading.Lock()  # of what is above and below, never held while anybody waits
+        self._lock = threading.Lock()  # for all attributes, and not held during a wait
         self._stream = AbortSwitch()
         self._beginnings = ThreadPoolExecutor(1, "begin")
-        self._new_beginning: Future[None] | None = None  # the last of them
-        # Requests that set something in the session; a new session needs them again.
+        self._new_beginning: Future[None] | None = None  # the latest one
+        # Requests that set something in the session. They are repeated in a new session.
         self._settings: dict[tuple[str, str], Post] = {}
 
     # Begin and end ------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ class GatewaySession:
             self._leave(session)
 
     def _begin_again(self, old_session: Session, switch: AbortSwitch) -> None:
-        """Begin a session in place of one that is over. All that wait share its MethodError. Raises AbortedError."""
+        """Replace a session that is over. All waiting threads get the same MethodError. Raises AbortedError."""
         with self._lock:
             if self._session is not old_session or self._initialize is None:
                 return
@@ -144,7 +144,7 @@ class GatewaySession:
             self._tell(self._send, session, Post(message, jsonrpc.encode(message)))
 
     def notify_once(self, message: dict[str, Any], seconds: float) -> None:
-        """As `notify`, with nobody to wait for."""
+        """As `notify`, but without waiting."""
         if (session := self._session) is not None:
             self._tell(self._messages.send_once, session, Post(message, jsonrpc.encode(message)), seconds)
 
@@ -156,7 +156,7 @@ class GatewaySession:
             logger.warning("%s was not taken: %s", post.method, error)
 
     def request(self, post: Post) -> bytes | None:
-        """The answer, on one line. What comes before it is written as it comes. Raises MethodError, AbortedError."""
+        """The answer, on one line. Earlier messages are forwarded at once. Raises MethodError, AbortedError."""
         session = None if post.is_modern else self._session
         seconds = SILENCE_SECONDS if post.method == LISTEN else ANSWER_SECONDS
         try:
@@ -170,7 +170,7 @@ class GatewaySession:
         return answer
 
     def _send(self, post: Post, session: Session | None, read: Callable[[HTTPResponse], Read], seconds: float) -> Read:
-        """In the session that takes the place of this one, where it is over."""
+        """Send in this session, or in the one that replaces it."""
         while True:
             try:
                 return self._messages.send(post, session, read, seconds)
@@ -191,7 +191,7 @@ class GatewaySession:
     # The stream of announcements ----------------------------------------------------------------------------------
 
     def _listen(self, stream: AbortSwitch, session: Session, was_away: bool) -> None:
-        """Listen to its end. After a gap, announce that lists may have changed, because nobody else does."""
+        """Listen until the session ends. Announce after a gap that lists may have changed, because nobody else does."""
         with contextlib.suppress(AbortedError):
             while True:
                 try:
@@ -206,7 +206,7 @@ class GatewaySession:
         headers = self._messages.headers({}, session)
         with self._upstream.open(stream, "GET", headers, timeout=SILENCE_SECONDS) as response:
             status = response.status
-            if was_away and status in (200, 405):  # 405: there is none, and never will be
+            if was_away and status in (200, 405):  # 405: the server has no stream
                 self._announce_changes(session)
             if status == 200:
                 self._messages.forward_events(None, EventStream(), response)

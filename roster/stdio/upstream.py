@@ -1,7 +1,7 @@
 """HTTP to the gateway: one connection for each request, which another thread may abort.
 
-The gateway is on this machine, so a connection costs a tenth of a millisecond. A kept one could end just as a call is
-sent on it, and nobody would know whether the call has run.
+The gateway is on this machine, so a connection costs a tenth of a millisecond. A reused connection could end just as a
+call is sent on it, and nobody would know whether the call has run.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 CONNECT_SECONDS = 5.0
-# A tool may run for hours by its manifest, and the gateway says nothing meanwhile.
+# A manifest may allow a tool to run for hours, and the gateway sends nothing meanwhile.
 ANSWER_SECONDS = 24 * 3600.0
-# How long requests wait for a hall that is away, from when it was found so; after that they are refused at once.
+# How long requests wait for a hall that is away, from its first failure on. Later ones are refused at once.
 PATIENCE_SECONDS = 15.0
 LOOK_SECONDS = 0.2
-REPEATS = 5  # of one request that breaks off, each after twice the time
-LONGEST_RETRY_SECONDS = 5.0  # who is to come later than that is told so at once
+REPEATS = 5  # of a request whose connection breaks, each after twice the pause
+LONGEST_RETRY_SECONDS = 5.0  # if the gateway asks for a longer pause, the request is refused at once
 START = "Start it with `make run`; this server goes on when it is there."
 
 
 class AwayError(Exception):
-    """Nobody listens there, or takes requests: nothing was done. The message is for people."""
+    """Nobody listens there or accepts requests, so the request had no effect. The message is for people."""
 
     def __init__(self, message: str, retry_after: float = 0.0) -> None:
-        """`retry_after`: seconds, as the gateway says."""
+        """`retry_after` is in seconds, from the gateway."""
         super().__init__(message)
         self.retry_after = retry_after
 
 
 class BrokenError(Exception):
-    """The connection ended before the answer. The gateway may have got the request."""
+    """The connection ended before the answer. The gateway may have received the request."""
 
 
 class AbortedError(Exception):
-    """Somebody asked to stop waiting."""
+    """The request was aborted."""
 
 
 def read_whole(response: http.client.HTTPResponse, limit: int) -> bytes:
-    """The body, or its first `limit` bytes. Raises IncompleteRead: `read` with a number takes a part for the whole."""
+    """The body, or its first `limit` bytes. Raises IncompleteRead, which `read(limit)` does not for a partial body."""
     body = response.read(limit)
     if len(body) < limit and response.length:
         raise http.client.IncompleteRead(body, response.length)
@@ -52,18 +52,18 @@ def read_whole(response: http.client.HTTPResponse, limit: int) -> bytes:
 
 
 class Key(Protocol):
-    """What to come with."""
+    """The token of the requests."""
 
     @property
     def text(self) -> str:
-        """A token that is good now."""
+        """A token that is valid now."""
 
     def renew(self) -> None:
-        """Called now and then: a token that ends soon gets a later end."""
+        """Extend a token that ends soon. It is called regularly."""
 
 
 class AbortSwitch:
-    """For one request after the other: `abort()` from any thread ends the one under way and those to come."""
+    """Ends requests: `abort()` from any thread ends the one in progress and all later ones."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -88,7 +88,7 @@ class AbortSwitch:
 
     @contextlib.contextmanager
     def using(self, sock: socket.socket) -> Iterator[None]:
-        """Raises AbortedError where it is too late."""
+        """Raises AbortedError if it is aborted already."""
         with self._lock:
             if self.is_aborted:
                 raise AbortedError
@@ -101,7 +101,7 @@ class AbortSwitch:
 
 
 class Patience:
-    """What one request has of it: `seconds` of waiting, from the first failure on, and REPEATS."""
+    """How long one request may wait (`seconds` from the first failure on), and how often it is repeated (REPEATS)."""
 
     def __init__(self, seconds: float | None = None) -> None:
         self._seconds = PATIENCE_SECONDS if seconds is None else seconds
@@ -113,13 +113,13 @@ class Patience:
         return self._since + self._seconds
 
     def repeat(self) -> float | None:
-        """Seconds to wait before it is sent once more; None: that was often enough."""
+        """Seconds until the next attempt. None after the last one."""
         self._repeats += 1
         return None if self._repeats > REPEATS else float(LOOK_SECONDS * 2 ** (self._repeats - 1))
 
 
 class Upstream:
-    """The gateway at `url`, for one agent. From many threads at once."""
+    """The gateway at `url`, for one agent and many threads."""
 
     def __init__(self, url: str, key: Key) -> None:
         parts = urlsplit(url)
@@ -138,7 +138,10 @@ class Upstream:
         body: bytes | None = None,
         timeout: float = ANSWER_SECONDS,
     ) -> Iterator[http.client.HTTPResponse]:
-        """The reply, to be read inside. `timeout` is for each read. Raises AwayError, BrokenError, AbortedError."""
+        """The response, readable inside the block. `timeout` is that of each read.
+
+        Raises AwayError, BrokenError and AbortedError.
+        """
         connection = http.client.HTTPConnection(self._host, self._port, timeout=min(CONNECT_SECONDS, timeout))
         try:
             try:
@@ -161,11 +164,11 @@ class Upstream:
     # Away and back ------------------------------------------------------------------------------------------------
 
     def is_back(self) -> None:
-        """It said something whole."""
+        """Note that it sent a complete response."""
         self._away_since = None
 
     def wait(self, switch: AbortSwitch, patience: Patience, seconds: float = 0.0) -> bool:
-        """A moment, for a hall that is away or begins. False: that was long enough. Raises AbortedError."""
+        """Wait a moment for a hall that is away or starts. False if the time is over. Raises AbortedError."""
         seconds = max(seconds, LOOK_SECONDS)
         self._away_since = self._away_since or time.monotonic()
         until = min(patience.until(), self._away_since + PATIENCE_SECONDS)

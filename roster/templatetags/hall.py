@@ -1,4 +1,4 @@
-"""What every page of the admin says about the hall as a whole."""
+"""The parts of every page of the admin that are about the whole hall."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from roster.models import AgentSession, ApiToken, GuildMember, Invocation, PortA
 register = template.Library()
 
 
-# Below so many seconds it is told in this unit; as static/roster/times.js has it.
+# Below this number of seconds a time is shown in this unit. static/roster/times.js has the same limits.
 _STEPS = [(60, 1, "s"), (3600, 60, "min"), (48 * 3600, 3600, "h"), (float("inf"), 86400, "days")]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A place that each page leads to. `current` is the value of aria-current: `page`, `true` (within it) or empty."""
+    """A link of the navigation. `current` is the value of aria-current: `page`, `true` (within it) or empty."""
 
     label: str
     address: str
     current: str
 
 
-# Where a label leads, whose list that is (None: it is there for everybody), and which other pages belong to it.
+# For each label: its URL, the model of its list (None for a page that everybody may see), and the pages below it.
 _PLACES: list[tuple[str, str, type[Model] | None, tuple[str, ...]]] = [
     ("Roster", "admin:index", None, ("roster/guildmember/", "roster/statuschange/")),
     ("Tools", "admin:roster_tool_changelist", Tool, ()),
@@ -61,19 +61,19 @@ def runtime_is_alive(context: Context) -> bool:
 
 @register.simple_tag(takes_context=True)
 def runtime_etag(context: Context) -> str:
-    """Of the part that says when no runtime is alive."""
+    """The ETag of the part that says when no runtime is alive."""
     return present.runtime_etag(context["request"])
 
 
 @register.simple_tag
 def ago(moment: datetime) -> SafeString:
-    """How long ago that was; static/roster/times.js goes on saying it."""
+    """How long ago that was. static/roster/times.js updates it."""
     return _time(moment, (timezone.now() - moment).total_seconds(), "ago")
 
 
 @register.simple_tag
 def until(moment: datetime) -> SafeString:
-    """How long it is until then, likewise."""
+    """How long it is until then. static/roster/times.js updates it."""
     return _time(moment, (moment - timezone.now()).total_seconds(), "until")
 
 
@@ -91,7 +91,7 @@ def places(context: Context) -> list[Place]:
 
 @register.simple_tag(takes_context=True)
 def more_places(context: Context) -> list[Place]:
-    """What is needed less often."""
+    """The second row of the navigation, which is needed less often."""
     return _open_to(context["request"], _MORE)
 
 

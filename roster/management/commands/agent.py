@@ -68,7 +68,7 @@ class Command(HallCommand):
         _require_success(message)
 
     def session(self, options: dict[str, Any]) -> AgentSession:
-        """The session that is named, or a new one."""
+        """The session with the given name, or a new one."""
         if problem := agent_problem():
             raise CommandError(f"no agent can run: {problem}")
         names = [name.strip() for name in options["members"].split(",") if name.strip()]
@@ -91,7 +91,7 @@ class Command(HallCommand):
         )
 
     def show(self, session: AgentSession, message: AgentMessage) -> None:
-        """The transcript as it grows, until the message is over."""
+        """Show the transcript as it grows, until the message is over."""
         last_id = 0
         while True:
             is_unfinished = is_under_way(session, message=message)
@@ -121,7 +121,7 @@ class Command(HallCommand):
         self.stdout.flush()
 
     def stop(self, session: AgentSession, message: AgentMessage) -> NoReturn:
-        """Ctrl-C: stop this message alone, and wait until it is over; a second one leaves at once."""
+        """Stop only this message after Ctrl-C, and wait until it is over. A second Ctrl-C ends the command at once."""
         with contextlib.suppress(KeyboardInterrupt):
             stop_message(message)
             deadline = time.monotonic() + STOP_SECONDS

@@ -27,19 +27,19 @@ from roster.models import GuildMember
 
 @dataclass(frozen=True)
 class Report:
-    """What is to be said about one folder."""
+    """The result for one folder."""
 
     folder: str
     name: str
     faults: list[dict[str, str]]
     warnings: list[str]
     process_warnings: list[str]
-    """Of its running process: above all, that it can be reached from other machines (REQ-MCP-HTTP-30)."""
+    """Warnings about its running process, mainly that other machines can reach it (REQ-MCP-HTTP-30)."""
 
 
 class Command(BaseCommand):
     help = "Validate every member's guild-member.json, or those of the given folders. Starts and changes nothing."
-    # An author's check: a hall that is not set up yet, or not at all, is no reason to refuse it.
+    # It is for authors of members, so it also works without a hall.
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -93,7 +93,7 @@ def _member_folders(place: Path) -> list[Path]:
 
 
 def _folder_name(folder: Path, place: Path) -> str:
-    """What to call the folder: as the roster does where it is in the members folder."""
+    """The name of the folder. In the members folder it is that of the roster."""
     members_dir = settings.GUILD_HALL_MEMBERS_DIR.resolve()
     resolved = folder.resolve()
     if resolved != members_dir and resolved.is_relative_to(members_dir):
@@ -121,14 +121,14 @@ def _faults(folder: Path, file: ManifestFile) -> Iterator[ManifestError]:
 
 
 def _missing_secrets(folder: Path, file: ManifestFile) -> Iterator[str]:
-    """No faults: the runtime may have another environment than who checks."""
+    """Warnings, not faults, because the runtime may have another environment than this command."""
     headers = file.manifest.headers if file.manifest else {}
     sources = remote.Sources(folder, tuple(settings.PRIVATE_PLACES))
     return (f"{sentence}; the runtime needs it" for sentence in remote.reference_faults(headers, sources))
 
 
 def _process_warnings() -> dict[str, list[str]]:
-    """By directory, what the hall saw of running members; nothing where there is no hall, or none that runs."""
+    """The warnings about running members, by directory. Empty without a hall that runs."""
     try:
         if not _has_database() or live_runtime() is None:
             return {}
@@ -139,7 +139,7 @@ def _process_warnings() -> dict[str, list[str]]:
 
 
 def _owners() -> dict[str, str]:
-    """Of a folder and its copy the same is told to be faulty as in the roster."""
+    """The owner of each name, so that of a folder and its copy the same one is faulty as in the roster."""
     try:
         return folders_of_names() if _has_database() else {}
     except DatabaseError:
@@ -147,7 +147,7 @@ def _owners() -> dict[str, str]:
 
 
 def _has_database() -> bool:
-    """To ask SQLite would make the file."""
+    """Check the file first, because a query to SQLite would create it."""
     return connection.vendor != "sqlite" or Path(connection.settings_dict["NAME"]).exists()
 
 

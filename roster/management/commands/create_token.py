@@ -38,7 +38,7 @@ class Command(HallCommand):
             limits={limit.name: options[limit.name] for limit in ApiToken.LIMITS},
         )
         try:
-            # Its scope may name what the user cannot reach yet; it opens what they may when it is used.
+            # Its scope may contain what the user cannot reach yet. What it opens is decided when it is used.
             row, token = make_token(user, new_token, maker=access.OPERATOR)
         except (AccessError, RequestRefusedError) as refusal:
             raise CommandError(str(refusal)) from refusal

@@ -65,7 +65,7 @@ class Command(HallCommand):
 
 def _token(user: User, hint: str) -> ApiToken:
     tokens_of_user = list(ApiToken.objects.filter(user=user).select_related("user"))
-    # The whole token names itself too.
+    # The whole token is accepted too.
     matches = [
         row for row in tokens_of_user if hint and (row.name == hint or row.hint.startswith(hint[: len(row.hint)]))
     ]

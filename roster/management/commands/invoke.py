@@ -16,9 +16,9 @@ from roster.management.hall_command import HallCommand
 from roster.management.terminal import NO_RUNTIME, as_json, caller, harmless, seconds
 from roster.models import Invocation
 
-# How often the wait says that it still waits.
+# How often the command reports that it still waits.
 SLICE_SECONDS = 0.5
-# On top of the call's own deadline: for its turn in the queue, and a member that must start first.
+# Added to the call's own deadline, for the queue and for a member that must start first.
 PATIENCE_SECONDS = 60.0
 INTERRUPTED = 130
 
@@ -47,7 +47,7 @@ class Command(HallCommand):
             self.stdout.write(as_json(_facts(invocation)))
         elif invocation.status == Invocation.Status.SUCCEEDED:
             answer = _answer(invocation)
-            # A program gets the text as the tool gave it; a terminal would obey what is in it.
+            # A program gets the text unchanged. A terminal would obey its control characters.
             self.stdout.write(harmless(answer) if self.stdout.isatty() else answer)
         _require_success(invocation)
 
@@ -62,7 +62,7 @@ class Command(HallCommand):
         return invocation
 
     def wait(self, invocation: Invocation, timeout: float) -> None:
-        """Until the call is over; Ctrl-C cancels it. Raises CommandError when it is not over in `timeout` seconds."""
+        """Wait until the call is over. Ctrl-C cancels it. Raises CommandError after `timeout` seconds."""
         began_at = time.monotonic()
         try:
             while not wait_for_call(invocation.pk, min(SLICE_SECONDS, began_at + timeout - time.monotonic())):
@@ -106,14 +106,14 @@ def _require_success(invocation: Invocation) -> None:
 
 
 def _answer(invocation: Invocation) -> str:
-    """The result's text; as JSON when it holds anything else."""
+    """The result's text. If it has anything else, the result as JSON."""
     texts = texts_of(invocation.result)
     content = (invocation.result or {}).get("content")
     return "\n".join(texts) if texts and len(texts) == len(content or []) else as_json(invocation.result)
 
 
 def _facts(invocation: Invocation) -> dict[str, Any]:
-    """As the API gives it."""
+    """The invocation as in REST."""
     error = {
         "kind": invocation.error_kind,
         "message": invocation.error_message,

@@ -19,11 +19,11 @@ from roster.management.users import user_for_token
 from roster.models import ApiToken, GuildMember, Hall
 from roster.stdio.relay import Relay, StopError
 
-NAME = "mcp_stdio"  # of its tokens
-LIFE = timedelta(hours=1)  # of a token, unless it is renewed; what a killed command leaves
-RENEWED_AT = timedelta(minutes=40)  # what is left of it then
-KEPT = timedelta(days=7)  # after its end: a machine that slept renews it
-RENEW_PAUSE_SECONDS = 5.0  # after a failure, which who waited shares
+NAME = "mcp_stdio"  # the name of its tokens
+LIFE = timedelta(hours=1)  # of a token that is not renewed, e.g. after the command was killed
+RENEW_BEFORE_END = timedelta(minutes=40)  # before its end
+KEEP_AFTER_END = timedelta(days=7)  # after its end, because a machine that slept renews it
+RENEW_PAUSE_SECONDS = 5.0  # after a failure, for all threads that wait
 REVOKE_SECONDS = 1.0
 
 
@@ -32,7 +32,7 @@ class Command(BaseCommand):
         "The whole roster as one MCP server on stdin and stdout, one JSON-RPC message a line, for agents that know no "
         "HTTP: what comes is relayed to the gateway. The hall must run beside it."
     )
-    requires_system_checks: list[str] = []  # an agent waits; and the hall has run them
+    requires_system_checks: list[str] = []  # an agent waits for the start, and the hall has run the checks
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--user", help="what this user may; without it what the first superuser may")
@@ -68,7 +68,7 @@ def url_of_gateway(member_name: str | None) -> str:
 
 
 class ShortToken:
-    """A token for this run alone: it is gone at the end, and past its end soon after a run that was killed."""
+    """A token for this run alone. It is deleted at the end. After a killed run it expires soon."""
 
     def __init__(self, user_name: str | None, member_name: str | None) -> None:
         """Raises CommandError."""
@@ -77,7 +77,7 @@ class ShortToken:
             members = GuildMember.objects.filter(name=member_name, removed_at=None) if member_name else []
             if member_name and not members:
                 raise CommandError(f"no member {member_name!r} is in the roster")
-            ApiToken.objects.filter(user=user, name=NAME, expires_at__lt=timezone.now() - KEPT).delete()
+            ApiToken.objects.filter(user=user, name=NAME, expires_at__lt=timezone.now() - KEEP_AFTER_END).delete()
             scope = ApiToken.Scope.MEMBERS if member_name else ApiToken.Scope.ALL
             self._end = timezone.now() + LIFE
             self._row, self._text = ApiToken.make(
@@ -95,15 +95,15 @@ class ShortToken:
 
     @property
     def text(self) -> str:
-        """At once, whatever the database does, while the token lasts. It may be over where the machine has slept."""
+        """The token, at once and without the database while it is valid. It may have expired if the machine slept."""
         if timezone.now() > self._end:
             self.renew()
         return self._text
 
     def renew(self) -> None:
-        """Where that is due, by the wall clock, as tokens go. One that was revoked stays so."""
+        """Renew the token when it is time, by the wall clock, as tokens expire. A revoked token stays revoked."""
         with self._renewing:
-            if timezone.now() > self._end - RENEWED_AT and time.monotonic() >= self._renew_at:
+            if timezone.now() > self._end - RENEW_BEFORE_END and time.monotonic() >= self._renew_at:
                 self._renew()
 
     def _renew(self) -> None:
@@ -119,7 +119,7 @@ class ShortToken:
             connection.close()
 
     def end(self) -> None:
-        """Nobody waits long for a database that is locked: the token has an end."""
+        """Delete the token. Do not wait long for a locked database, because the token expires anyway."""
         thread = threading.Thread(target=self._delete, daemon=True)
         thread.start()
         thread.join(REVOKE_SECONDS)
@@ -134,7 +134,7 @@ class ShortToken:
 
 
 def _own_stdout() -> BinaryIO:
-    """Send what anything else prints to stderr, libraries in C included, because stdout carries MCP alone."""
+    """Redirect all other output to stderr, also that of C libraries, because stdout is only for MCP."""
     output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     sys.stdout.flush()
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -143,6 +143,6 @@ def _own_stdout() -> BinaryIO:
 
 
 def _leave() -> NoReturn:
-    """Not by returning, for that waits for threads that wait for the gateway."""
+    """Exit at once. A normal exit waits for threads that wait for the gateway."""
     sys.stderr.flush()
     os._exit(0)

@@ -60,7 +60,7 @@ class Command(HallCommand):
         return True
 
     def report(self, verb: str, member: GuildMember, requested_at: datetime, deadline: float) -> bool:
-        """Wait until it is done, or cannot be; say where the member is. Whether it is done."""
+        """Wait until the verb is done or has failed, and print the member's state. Returns whether it is done."""
         while (is_done := is_fulfilled(verb, member, requested_at)) is None and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
             member.refresh_from_db()
@@ -72,7 +72,7 @@ class Command(HallCommand):
 
 
 def is_fulfilled(verb: str, member: GuildMember, requested_at: datetime) -> bool | None:
-    """Whether it is done (False: it ended in an error); None while that is open."""
+    """Whether it is done. False if it ended in an error, None while it is in progress."""
     has_changed = member.status_changed_at > requested_at
     match verb:
         case "stop" | "disable":

@@ -34,7 +34,7 @@ class Command(BaseCommand):
         members_dir: Path = settings.GUILD_HALL_MEMBERS_DIR
         if fault := name_error(name):
             raise CommandError(fault)
-        os.umask(settings.USER_UMASK)  # the folder is the user's, and not the hall's
+        os.umask(settings.USER_UMASK)  # the folder belongs to the user, not to the hall
         try:
             members_dir.mkdir(exist_ok=True)
             require_free(name, members_dir)
@@ -53,10 +53,10 @@ class Command(BaseCommand):
         )
 
     def _comes_up(self, name: str) -> bool:
-        """Whether a hall that runs has brought it up, so that it can be called at once. A hall need not be there."""
+        """Whether a running hall has started it, so that it can be called at once. The hall is optional."""
         deadline = time.monotonic() + WAIT_SECONDS
         if connection.vendor == "sqlite" and not Path(connection.settings_dict["NAME"]).exists():
-            return False  # to ask would make the file
+            return False  # a query would create the file
         try:
             while live_runtime() and time.monotonic() < deadline:
                 sync_roster()
@@ -77,9 +77,9 @@ def require_free(name: str, members_dir: Path) -> None:
 
 
 def scaffold(name: str, members_dir: Path) -> Path:
-    """The folder of the new member, made in one step: a hall that watches never sees half of it."""
+    """Create the member's folder in one step, so that a hall that watches never sees half of it."""
     folder = members_dir / name
-    # Discovery passes over names that begin with a dot.
+    # Discovery ignores names that begin with a dot.
     draft = members_dir / f".{name}.{os.getpid()}"
     draft.mkdir()
     try:

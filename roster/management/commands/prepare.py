@@ -23,7 +23,7 @@ LOCAL_TOKEN = "local-token"  # noqa: S105 - the name of its file
 
 class Command(BaseCommand):
     help = "Bring database and static files up to date and make the first account. `up` does this automatically."
-    stealth_options = ("say",)  # what `up` has lines said by, which waits for no console
+    stealth_options = ("say",)  # the function with which `up` prints lines. It waits for no console
 
     def handle(self, *args: Any, **options: Any) -> None:
         self._say: Callable[[str], None] = options.get("say", self._write)
@@ -35,7 +35,7 @@ class Command(BaseCommand):
         self._make_local_token()
 
     def _make_first_account(self) -> None:
-        """The account `admin`, made when there is no account at all; its random password is shown this once."""
+        """Create the account `admin` if there is no account at all. Its random password is shown only now."""
         users = get_user_model().objects
         if users.exists():
             return
@@ -49,7 +49,7 @@ class Command(BaseCommand):
             self._say("It will not be shown again; manage.py changepassword admin sets another.")
 
     def _make_local_token(self) -> None:
-        """A token of the first account for whoever may read the data folder; its path is said, never the token."""
+        """Write a token of the first account for users who may read the data folder. Print its path, not the token."""
         path = settings.GUILD_HALL_DATA_DIR / LOCAL_TOKEN
         if _is_good(path):
             return
@@ -65,7 +65,7 @@ class Command(BaseCommand):
         self._say(f"A token of {user.get_username()} for local use is in {path}")
 
     def _write(self, text: str) -> None:
-        """However long that takes: the first password is said this once."""
+        """Print, however long the console takes, because the first password is shown only once."""
         self.stdout.write(console.line("hall", text))
         self.stdout.flush()
 

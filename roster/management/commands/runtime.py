@@ -24,7 +24,7 @@ class Command(BaseCommand):
         if options["check"]:
             self._check()
             return
-        # The guard replaces this process: it must be small, and Django is not.
+        # The guard replaces this process, because it must be small, and Django is large.
         guard = processes.COMMANDS["runtime"]
         become(pid_namespace.command_line(guard) if settings.GUILD_HALL_PID_NAMESPACE else guard)
 

@@ -56,7 +56,7 @@ class Command(BaseCommand):
         become(processes.command_line(processes.State(pids, descriptors, console.unwritten())))
 
     def _prepare(self) -> warm.Web | None:
-        """The web that did it, and waits; None where it cannot be a fork, and is started later."""
+        """Prepare the hall in a fork that becomes the web. None if the web cannot be a fork, and is started later."""
         if sys.platform != "linux":
             self._check_and_prepare(self._say)
             return None
@@ -71,7 +71,7 @@ class Command(BaseCommand):
         call_command("prepare", say=say)
 
     def _say(self, text: str) -> None:
-        """Before what others write next."""
+        """Print at once, before the next output of other processes."""
         self._console.write(console.line("hall", text))
         self._console.flush()
 
@@ -84,11 +84,13 @@ class Command(BaseCommand):
 
 
 def make_members_dir(say: Callable[[str], None]) -> None:
-    """At the first start. Later it may be on a disk that is not mounted: all members would count as removed."""
+    """Create the folder at the first start only. Later it may be on an unmounted disk. A new, empty folder would remove
+    all members.
+    """
     folder = settings.GUILD_HALL_MEMBERS_DIR
     if folder.exists() or connection.vendor != "sqlite" or Path(connection.settings_dict["NAME"]).exists():
         return
-    mask = os.umask(settings.USER_UMASK)  # the folder is the user's, and not the hall's
+    mask = os.umask(settings.USER_UMASK)  # the folder belongs to the user, not to the hall
     with contextlib.suppress(OSError):  # the checks say what is wrong with it
         folder.mkdir()
         say(f"Made the members folder {folder}. A first member: manage.py new_member NAME")
@@ -100,9 +102,9 @@ def load_views() -> None:
 
 
 def become(argv: list[str]) -> NoReturn:
-    """Replace this process by a program of the hall's own, which unblocks SIGTERM once it can obey.
+    """Replace this process by a small program of the hall, which unblocks SIGTERM once it can handle it.
 
-    Until then the signal waits: process 1 would never hear of one that comes while it has no handler.
+    Until then the signal stays pending. The kernel drops a signal for process 1 that has no handler.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     sys.stdout.flush()
@@ -111,7 +113,7 @@ def become(argv: list[str]) -> NoReturn:
 
 
 def require_free_address(part: str, host: str, port: int, setting: str) -> None:
-    """Raises CommandError when `part` could not listen there."""
+    """Raises CommandError if `part` cannot listen there."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -124,7 +126,7 @@ def require_free_address(part: str, host: str, port: int, setting: str) -> None:
 
 
 def close_connections() -> None:
-    """From here on it is the children's business."""
+    """Close the connections of this process. From here on only its children use the database."""
     for database in connections.all():
         database.close()
         if database.vendor == "postgresql":

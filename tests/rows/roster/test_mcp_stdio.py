@@ -62,7 +62,7 @@ def test_it_is_renewed_before_its_end_and_after_a_sleep_but_never_once_revoked(
     first, version = row().expires_at, principals.version()
     assert key.text == key.text
     assert row().expires_at == first
-    monkeypatch.setattr(mcp_stdio, "RENEWED_AT", LIFE)  # from now on it is always due
+    monkeypatch.setattr(mcp_stdio, "RENEW_BEFORE_END", LIFE)  # from now on it is always due
     ApiToken.objects.update(expires_at=timezone.now() - timedelta(hours=9))
     key.renew()
     text = key.text
@@ -94,7 +94,7 @@ def test_a_database_that_cannot_be_used_is_said_in_one_line(
 
     with connection.execute_wrapper(away), pytest.raises(CommandError, match=r"cannot be used \(database is locked\)"):
         ShortToken(None, None)
-    monkeypatch.setattr(mcp_stdio, "RENEWED_AT", LIFE)  # from now on it is always due
+    monkeypatch.setattr(mcp_stdio, "RENEW_BEFORE_END", LIFE)  # from now on it is always due
     with connection.execute_wrapper(away):
         key.renew()  # what it has goes on
     assert "the token could not be renewed (database is" in capsys.readouterr().err
