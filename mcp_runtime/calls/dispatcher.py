@@ -1,8 +1,8 @@
 """Run queued calls: claim rows, call the members, and write the outcomes.
 
-One thread claims rows and writes outcomes. The calls run in the threads of a pool and need no database connection, so
-writers do not wait for each other, and outcomes that arrive together are written together. Only results larger than
-BIG_ANSWER are written in the pool.
+The calls run in the threads of a pool, which hold no database connection while they wait for a member. One other thread
+claims the rows and writes the outcomes. So writers do not wait for each other, and outcomes that arrive together are
+written in one batch. Only an outcome larger than BIG_OUTCOME is written in the thread of its call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from django.db import Error, connection
 
 from mcp_runtime.calls import invocations, statements
 from mcp_runtime.calls.invocations import ErrorKind, Outcome
-from mcp_runtime.calls.outcomes import BIG_ANSWER, OutcomeWriter, explain
+from mcp_runtime.calls.outcomes import BIG_OUTCOME, OutcomeWriter, explain
 from mcp_runtime.calls.queue_watch import QueueWatch, cancellations
 from mcp_runtime.calls.running import RunningCalls
 from mcp_runtime.calls.slots import CallSlots, requester_of
@@ -39,26 +39,28 @@ logger = logging.getLogger("guildhall.runtime")
 
 Status = Invocation.Status
 
-CLAIM_BATCH = 32
+CLAIM_BATCH = 32  # rows claimed by one statement
 RETRY_SECONDS = 1.0  # after an iteration that failed
-# Before the stop, every call has ended or was aborted. Their threads need a moment to hand over the outcomes.
+# When the dispatcher stops, every call has ended or was aborted. The threads of these calls need a moment to hand over
+# the outcomes.
 LAST_OUTCOMES_SECONDS = 0.5
-# A stray is a row that is running under our lease although no thread runs the call. The database committed the claim,
-# but its response was lost.
+# Between two searches for strays. A stray is a row that is running under this runtime's lease although no thread runs
+# the call. This happens if the database commits a claim but its response is lost.
 STRAY_SECONDS = 5.0
-
-Pool = Callable[..., Any]
 
 
 class Dispatcher:
-    """Claim and run calls for the runtime that holds `lease_id`. `run_in_pool(fn, args)` runs `fn` in the pool."""
+    """Claim and run calls for the runtime that holds the lease `lease_id`, at most `concurrency` at the same time.
+
+    `run_in_pool(fn, args)` calls `fn(*args)` in a thread of the pool.
+    """
 
     def __init__(
         self,
         *,
         lease_id: uuid.UUID,
         lifecycle: Lifecycle,
-        run_in_pool: Pool,
+        run_in_pool: Callable[..., Any],
         concurrency: int,
         wake_supervisor: Callable[[], None],
         watch: QueueWatch,
@@ -73,37 +75,37 @@ class Dispatcher:
         self._stopping = threading.Event()
         self._running = RunningCalls(lease_id)
         self._slots = CallSlots(concurrency)
-        self._outcomes = OutcomeWriter(lease_id, self._release_call)
+        self._outcomes = OutcomeWriter(lease_id, self._remove_call)
         self._waiting_calls = WaitingCalls(
             lease_id=lease_id,
             lifecycle=lifecycle,
             availability=Availability(lifecycle, wake_supervisor),
             notify_queue=self.notify,
         )
-        self._last_stray_check = -math.inf
-        self._strays: set[int] = set()  # ids at the last check
+        self._last_stray_search = -math.inf
+        self._strays: set[int] = set()  # ids of the strays that the last search found
         self._running_rows = active_calls(Status.RUNNING)
         self._cancellations = cancellations(lease_id)
-        self._loop = threading.Thread(target=self._run, name="dispatcher", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
 
     # The loop -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._loop.start()
+        self._thread.start()
 
     def notify(self) -> None:
-        """Look at the queue now."""
+        """Let the dispatcher look at the queue now."""
         self._watch.note_queue_change()
         self._watch.notify()
 
-    def notify_all(self) -> None:
-        """Look at the queue and the cancellations now, and wake the supervisor."""
+    def notify_and_sweep(self) -> None:
+        """Let the dispatcher look at the queue and sweep now, and wake the supervisor."""
         self._watch.request_sweep()
         self._wake_supervisor()
         self.notify()
 
     def member_changed(self, member_id: int) -> None:
-        """Look again at the calls of a member whose status changed."""
+        """Let the dispatcher look again at the calls of this member, because its status changed."""
         self._waiting_calls.member_changed(member_id)
         self.notify()
 
@@ -112,29 +114,29 @@ class Dispatcher:
         self._is_claiming = False
 
     def stop(self) -> None:
-        """Write the remaining outcomes, and end the loop."""
+        """Wait a moment for the last outcomes, and end the loop when they are written."""
         deadline = time.monotonic() + LAST_OUTCOMES_SECONDS
         while not self.is_idle and time.monotonic() < deadline:
             time.sleep(0.005)
         self._stopping.set()
         self._watch.notify()
-        if self._loop.is_alive():
-            self._loop.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _run(self) -> None:
         self._watch.open()
         while not self._stopping.is_set() or self._outcomes:
             try:
                 self._watch.wait(self._stopping.is_set)
-                self.run_once()  # not as a unit of work, because this thread keeps its connection
+                self.run_once()  # not in `unit_of_work`, because this thread keeps its connection
                 continue
             except Error as error:
                 logger.warning("the database cannot be reached (%s); trying again", str(error).strip())
                 connection.close()
             except Exception:
-                logger.exception("an iteration of the dispatcher failed; the next one follows")
+                logger.exception("an iteration of the dispatcher failed; the dispatcher continues")
             if self._stopping.is_set():
-                break  # the next runtime ends these calls as lost
+                break  # calls whose outcomes are not written end as lost, now or in the next runtime
             self._stopping.wait(RETRY_SECONDS)
         self._watch.close()
         connection.close()
@@ -142,20 +144,20 @@ class Dispatcher:
     def run_once(self) -> None:
         """Write outcomes and run queued calls. Once a second, sweep as well."""
         self.write_outcomes()
-        is_sweep = self._watch.sweep_is_due
-        if self._watch.pop_queue_change() or (is_sweep and self._watch.may_have_queued_calls()):
-            self.drain()
-        if is_sweep:
+        sweep_is_due = self._watch.sweep_is_due
+        if self._watch.pop_queue_change() or (sweep_is_due and self._watch.may_have_queued_calls()):
+            self.run_queued_calls()
+        if sweep_is_due:
             self._watch.note_sweep()
             self.sweep()
 
     # Claiming -----------------------------------------------------------------------------------------------------
 
-    def drain(self) -> None:
-        """Claim and run the queued calls that have a connected member and a free slot, oldest first."""
+    def run_queued_calls(self) -> None:
+        """Claim and run the queued calls that have a connected member and free slots, oldest first."""
         self._slots.recheck()
-        while self._is_claiming and (free := self._concurrency - len(self._running)) > 0:
-            size = min(free, CLAIM_BATCH)
+        while self._is_claiming and (free_slots := self._concurrency - len(self._running)) > 0:
+            size = min(free_slots, CLAIM_BATCH)
             old_exclusion_count = self._exclusion_count
             rows = statements.find_queued(self._slots.exclusions(self._waiting_calls.members), size)
             candidates = self._select_candidates(rows)
@@ -164,17 +166,22 @@ class Dispatcher:
                 exchange = self._running.add(invocation, live)
                 self._run_in_pool(self._call, (invocation, live, exchange))
             if len(rows) < size and len(candidates) == len(rows):
-                return  # these were all, and all of them can run
-            if not calls and (candidates or self._exclusion_count == old_exclusion_count):
-                return  # the lease is lost, or no further row was excluded: the next query would return the same rows
+                return  # there are no more rows, and each of these had free slots
+            if not calls and candidates:
+                return  # the lease is lost, or all candidates were cancelled
+            if not calls and self._exclusion_count == old_exclusion_count:
+                return  # no further row is excluded, so the next query would return the same rows
 
     @property
     def _exclusion_count(self) -> int:
-        """The number of groups and members whose calls are excluded."""
+        """The number of groups of calls and of members that the next query excludes."""
         return self._slots.waiting_group_count + len(self._waiting_calls.members)
 
     def _select_candidates(self, rows: list[Invocation]) -> list[tuple[Invocation, LiveMember]]:
-        """Return the rows that can run now, and reserve their slots. The next query excludes the others."""
+        """Return the rows that can run now, with their members, and reserve their slots.
+
+        The next query excludes the others.
+        """
         candidates: list[tuple[Invocation, LiveMember]] = []
         for row in rows:
             live = self._lifecycle.connected_member(row.member_id)
@@ -185,7 +192,7 @@ class Dispatcher:
         return candidates
 
     def _claim(self, candidates: list[tuple[Invocation, LiveMember]]) -> list[tuple[Invocation, LiveMember]]:
-        """Claim the candidates, and return those that are claimed. Release the slots of the others."""
+        """Claim the candidates, and return those whose claim succeeded. Release the slots of the others."""
         claimed_ids: set[int] = set()
         try:
             claimed_ids = self._claim_ids([row.pk for row, _ in candidates])
@@ -196,6 +203,7 @@ class Dispatcher:
         return [(row, live) for row, live in candidates if row.pk in claimed_ids]
 
     def _claim_ids(self, ids: list[int]) -> set[int]:
+        """Claim these rows, and return the ids of those whose claim succeeded."""
         if not ids or statements.claim(ids, self._lease_id) == len(ids):
             return set(ids)
         own_rows = Invocation.objects.filter(pk__in=ids, status=Status.RUNNING, lease_id=self._lease_id)
@@ -209,15 +217,15 @@ class Dispatcher:
             outcome = self._outcome(invocation, live, exchange)
         except Exception as error:
             logger.exception("internal error during invocation %d", invocation.pk)
-            reason = explain(invocation, f"internal error: the hall could not complete the call: {error!r}")
+            reason = explain(invocation, f"an internal error of the hall ended the call: {error!r}")
             outcome = Outcome.failed(ErrorKind.TRANSPORT, reason)
-        if outcome.size > BIG_ANSWER:
-            self._outcomes.write_big(invocation, outcome, live.big_answers)
+        if outcome.size > BIG_OUTCOME:
+            self._outcomes.write_big(invocation, outcome, live.big_outcome_lock)
         else:
             self._outcomes.add(invocation, outcome)
         self._watch.notify()
         if outcome.error_kind == ErrorKind.TIMEOUT:
-            live.client.cancel(exchange, "the deadline passed")  # after the outcome, which must not wait for it
+            live.client.cancel(exchange, "the deadline passed")  # last, because the outcome must not wait for it
 
     def _outcome(self, invocation: Invocation, live: LiveMember, exchange: Exchange) -> Outcome:
         try:
@@ -227,9 +235,9 @@ class Dispatcher:
         except ConnectError as error:
             if live.process.exited.wait(EXIT_GRACE):
                 reason = live.describe_end("during the call" if error.was_sent else "before it accepted the call")
-                end_error = ConnectError(reason, is_refusal=not error.was_sent)
-                return Outcome.of_error(end_error, member=live.name, tool=invocation.tool_name)
-            # A server may accept only one connection at a time. It is alive while other calls run in it.
+                exit_error = ConnectError(reason, is_refusal=not error.was_sent)
+                return Outcome.of_error(exit_error, member=live.name, tool=invocation.tool_name)
+            # A server may accept only one connection at a time. While other calls run in it, it is probably well.
             if error.is_refusal or self.calls_in(live.member_id) + live.relayed_calls < 2:
                 unit_of_work(partial(self._lifecycle.handle_connection_failure, live, error))
             return Outcome.of_error(error, member=live.name, tool=invocation.tool_name)
@@ -246,46 +254,47 @@ class Dispatcher:
         return Outcome.succeeded(result)
 
     def write_outcomes(self) -> None:
-        """Write a batch of outcomes and release the slots of these calls. The next iteration writes the rest."""
+        """Write one batch of outcomes and release the slots of its calls. The next iteration writes the next batch."""
         self._outcomes.write()
         if self._outcomes:
             self._watch.notify()
 
-    def _release_call(self, invocation: Invocation) -> None:
+    def _remove_call(self, invocation: Invocation) -> None:
+        """Remove a call whose outcome is written, and release its slots. Any thread may call this."""
         running_count = self._running.remove(invocation)
         self._slots.release(invocation)
-        # Another call may wait for this slot of the member or of the hall.
+        # A queued call may wait for a slot of this member, or for one of the hall, which had no free slot.
         if self._slots.waiting_group_count or running_count == self._concurrency - 1:
             self._watch.note_queue_change()
 
     # Sweeping -----------------------------------------------------------------------------------------------------
 
     def sweep(self) -> None:
-        """Write progress, check the calls that wait for members, send cancellations, and end strays.
+        """Do the work that no notification announces reliably.
 
-        None of these is certain to be notified.
+        Write progress, check the calls that wait for members, send cancellations, and end lost calls and strays.
         """
         self._running.write_progress()
         self._waiting_calls.check()
         self.send_cancellations()
-        if time.monotonic() >= self._last_stray_check + STRAY_SECONDS:
-            self._last_stray_check = time.monotonic()
+        if time.monotonic() >= self._last_stray_search + STRAY_SECONDS:
+            self._last_stray_search = time.monotonic()
             if self._watch.may_exist(self._running_rows):
-                self.end_strays()
+                self.end_lost_and_strays()
 
     def send_cancellations(self) -> None:
-        """Tell members which of their calls are cancelled."""
+        """Tell each member which of its running calls are to be cancelled."""
         if not self._running:
             return
         for pk in self._cancellations.values_list("pk", flat=True):
             self._running.cancel(pk, "cancelled by request")
 
-    def end_strays(self) -> None:
-        """End the calls that run under another lease, and the strays of this one."""
+    def end_lost_and_strays(self) -> None:
+        """End running calls that no thread runs: those of other leases as `lost`, strays as `unavailable`."""
         invocations.end_lost(self._lease_id, invocations.RUNTIME_ENDED)
         own_rows = Invocation.objects.filter(status=Status.RUNNING, lease_id=self._lease_id).select_related("member")
         strays = {invocation.pk: invocation for invocation in own_rows if invocation.pk not in self._running}
-        for pk in self._strays & set(strays):  # a stray in two checks, STRAY_SECONDS apart
+        for pk in self._strays & set(strays):  # strays in this search and in the last one
             reason = "the call was claimed, but the response of the database was lost; the call was not sent"
             outcome = Outcome.failed(ErrorKind.UNAVAILABLE, explain(strays[pk], reason))
             invocations.finish(strays[pk], outcome, self._lease_id)
@@ -294,11 +303,14 @@ class Dispatcher:
     # Stopping -----------------------------------------------------------------------------------------------------
 
     def calls_in(self, member_id: int) -> int:
-        """Return the number of queued calls that run in this member now."""
+        """Return the number of calls that run in this member, without those of the gateway."""
         return self._slots.calls_in(member_id)
 
     def abandon(self, member_id: int) -> None:
-        """Cancel the calls that run in this member. They end as `lost`, because the runtime is stopping."""
+        """Cancel the calls that run in this member, because the runtime is stopping.
+
+        Calls that do not succeed end as `lost`.
+        """
         pks = self._running.in_member(member_id)
         self._outcomes.abandon(pks)
         for pk in pks:
@@ -306,4 +318,5 @@ class Dispatcher:
 
     @property
     def is_idle(self) -> bool:
+        """Whether the outcomes of all claimed calls are written."""
         return not self._running

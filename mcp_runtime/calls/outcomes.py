@@ -20,7 +20,7 @@ from roster.models import Invocation
 logger = logging.getLogger("guildhall.runtime")
 
 MAX_BATCH = 16  # outcomes written before the next look at the queue; each takes about a millisecond
-BIG_ANSWER = 100_000  # characters
+BIG_OUTCOME = 100_000  # characters
 
 CallOutcome = tuple[Invocation, Outcome]
 

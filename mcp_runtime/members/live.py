@@ -34,7 +34,7 @@ class LiveMember:
     silence: Silence = field(default_factory=Silence)
     calls: int = 0  # of the dispatcher, which run in it now
     relayed_calls: int = 0  # of the gateway, which run in it now
-    big_answers: threading.Lock = field(default_factory=threading.Lock)  # are written one after the other
+    big_outcome_lock: threading.Lock = field(default_factory=threading.Lock)  # so that one is written at a time
     connected_at: float | None = None
     announces_changes: bool = False  # of its lists, as it said when it was connected
     progress: str = ""  # as it stands on the row

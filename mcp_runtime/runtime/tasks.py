@@ -20,6 +20,6 @@ def drain_task(members: bool = False) -> None:
     if _dispatcher is None:
         return
     if members:
-        _dispatcher.notify_all()
+        _dispatcher.notify_and_sweep()
     else:
         _dispatcher.notify()

@@ -29,50 +29,57 @@ from roster.api.tools import ToolVerbView
 from roster.models import Invocation
 
 PREFER = OpenApiParameter(
-    "Prefer", str, OpenApiParameter.HEADER, description="`wait=N`: wait up to N seconds for the end of the call."
+    "Prefer",
+    str,
+    OpenApiParameter.HEADER,
+    description=f"`wait=N`: wait up to N seconds (at most {requests.MAX_WAIT}) for the end of the call.",
 )
 IDEMPOTENCY_KEY = OpenApiParameter(
     "Idempotency-Key",
     str,
     OpenApiParameter.HEADER,
-    description="A request with the same key and the same token returns the first call.",
+    description=(
+        "If the same token (without a token: the same user) already made a call with this key, the tool is not called "
+        "again. The response is the first call, with the header `Idempotent-Replayed: true`."
+    ),
 )
 
 
 class InvocationErrorSummarySerializer(serializers.Serializer[Any]):
     kind = serializers.ChoiceField(choices=Invocation.ErrorKind.choices)
     message = serializers.CharField()
-    code = serializers.IntegerField(allow_null=True, help_text="The code of the JSON-RPC error, if there was one.")
+    code = serializers.IntegerField(
+        allow_null=True, help_text="The code of the JSON-RPC error, if the member returned one. Otherwise null."
+    )
 
 
 class InvocationErrorSerializer(InvocationErrorSummarySerializer):
-    # The field hides the property `data` of serializers. Only the documentation might use that property.
+    # mypy thinks that this field overrides the property `data` of serializers. It does not, because the metaclass of
+    # serializers removes fields from the class.
     data = serializers.JSONField(  # type: ignore[assignment]
-        allow_null=True, help_text="The data of the JSON-RPC error, if there was one."
+        allow_null=True, help_text="The data of the JSON-RPC error, if the member returned some. Otherwise null."
     )
 
 
 class InvocationSummarySerializer(serializers.Serializer[Invocation]):
-    """A call without its arguments and its result, which may be large. `url` returns them.
+    """A call without its arguments and its result, which may be large. A GET request to `url` returns them."""
 
-    Not a ModelSerializer, because that reads the model again for each call.
-    """
-
+    # Not a ModelSerializer, because that inspects the model again for each instance of the serializer.
     id = serializers.IntegerField(source="pk")
     member = serializers.CharField(source="member.name")
     tool = serializers.CharField(source="tool_name")
     status = serializers.ChoiceField(choices=Invocation.Status.choices)
     source = serializers.ChoiceField(choices=Invocation.Source.choices)  # type: ignore[assignment]
-    requester = serializers.CharField(help_text="The names of the user and the token at the time of the call.")
+    requester = serializers.CharField(help_text="The names of the user and the token when the call was made.")
     token = serializers.IntegerField(source="token_id", allow_null=True, help_text="The id of the token.")
     queued_at = serializers.DateTimeField()
     started_at = serializers.DateTimeField(allow_null=True)
     finished_at = serializers.DateTimeField(allow_null=True)
     cancel_requested_at = serializers.DateTimeField(allow_null=True)
-    duration = serializers.SerializerMethodField(help_text="Seconds from the start to the end.")
+    duration = serializers.SerializerMethodField(help_text="Seconds from started_at to finished_at.")
     timeout = serializers.FloatField(help_text="The maximum duration in seconds.")
     progress = serializers.DictField(
-        allow_null=True, help_text="The last progress that the member reported: progress, total, message."
+        allow_null=True, help_text="The last progress that the member reported, with progress, total and message."
     )
     error = serializers.SerializerMethodField(help_text="The error, if the call failed. Otherwise null.")
     url = serializers.SerializerMethodField()
@@ -91,8 +98,10 @@ class InvocationSummarySerializer(serializers.Serializer[Invocation]):
 
 
 class InvocationSerializer(InvocationSummarySerializer):
+    """A call with its arguments and its result."""
+
     arguments = serializers.SerializerMethodField(help_text="The arguments. Secrets are masked.")
-    result = serializers.DictField(allow_null=True, help_text="The result of the tool as in MCP, with isError.")
+    result = serializers.DictField(allow_null=True, help_text="The result of the tool as in MCP, including isError.")
 
     def get_arguments(self, invocation: Invocation) -> dict[str, Any]:
         return masked_arguments(invocation)
@@ -116,17 +125,17 @@ class InvocationFilters(serializers.Serializer[Any]):
     until = serializers.DateTimeField(required=False, help_text="Only calls that were queued before this time.")
 
     def validate(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Refuse unknown filters. Without this, a misspelt filter would silently return more calls."""
-        if unknown_keys := set(self.initial_data) - set(self.fields) - PAGING:
+        """Refuse unknown filters. If a misspelt filter were ignored, the list would contain too many calls."""
+        if unknown_names := set(self.initial_data) - set(self.fields) - PAGING:
             field_names = ", ".join(self.fields)
             raise serializers.ValidationError(
-                {name: [f"Unknown filter. The filters are {field_names}."] for name in unknown_keys}
+                {name: [f"Unknown filter. The filters are {field_names}."] for name in unknown_names}
             )
         return values
 
 
 _COLUMNS = [field.name for field in Invocation._meta.concrete_fields]
-# One instance for all requests, because to copy its fields takes a fifth of a request.
+# One instance for all requests, because copying the fields takes a fifth of the time of a request.
 _SERIALIZER = InvocationSerializer()
 
 
@@ -139,7 +148,10 @@ def _get_invocation(request: Request, pk: int) -> Invocation:
 
 
 def _response_after_wait(request: Request, invocation: Invocation) -> Response:
-    """Return the call, after the wait that the client asks for."""
+    """Return a response with the call.
+
+    If the client prefers it, wait for the end of the call first. Do not wait if too many other requests are waiting.
+    """
     seconds = 0 if invocation.is_finished else requests.preferred_wait(request)
     if not seconds or not requests.wait_for_end(request, invocation, seconds):
         return Response(_SERIALIZER.to_representation(invocation))
@@ -147,8 +159,11 @@ def _response_after_wait(request: Request, invocation: Invocation) -> Response:
     return Response(representation, headers={"Preference-Applied": f"wait={seconds}"})
 
 
-def _call_response(request: Request, invocation: Invocation) -> Response:
-    """Return 200 if the call has ended, perhaps after a wait. Otherwise return 202 with the URL of the call."""
+def _response_to_change(request: Request, invocation: Invocation) -> Response:
+    """Return the response to a request that created or cancelled a call.
+
+    The status is 200 if the call has ended, perhaps after a wait. Otherwise it is 202, with the URL of the call.
+    """
     response = _response_after_wait(request, invocation)
     if response.data["status"] not in Invocation.FINISHED:
         response.status_code = status.HTTP_202_ACCEPTED
@@ -157,9 +172,11 @@ def _call_response(request: Request, invocation: Invocation) -> Response:
 
 
 class InvocationsView(HallView, ListAPIView[Invocation]):
-    """Calls of every source, newest first, without arguments and results. The `url` of each call returns them.
+    """List the calls from all sources, newest first, without arguments and results.
 
-    A user without the permission to view calls sees only their own.
+    A user with the permission to view calls sees all calls, except those of other users in members that are reserved
+    for other groups. Without the permission, a user sees only their own calls. A token whose scope is limited sees only
+    the calls that were made with it.
     """
 
     serializer_class = InvocationSummarySerializer
@@ -183,9 +200,9 @@ class InvocationsView(HallView, ListAPIView[Invocation]):
 
     def get_queryset(self) -> QuerySet[Invocation]:
         values = query_of(InvocationFilters, self.request)
-        # A filter with several values is an empty set if the query does not have it.
+        # If the query does not contain a MultipleChoiceField, the value of the field is an empty set.
         filters = {self.LOOKUPS[name]: value for name, value in values.items() if value}
-        # Only the name of the member, so that its manifest is not decoded for every call.
+        # Load only the name of each member. Otherwise its manifest would be decoded again for each call.
         rows = Invocation.objects.select_related("member").only(*_COLUMNS, "member__name")
         rows = rows.defer("arguments", "result", "error_data")
         return rows.filter(readable_calls(self.request), **filters)
@@ -194,7 +211,7 @@ class InvocationsView(HallView, ListAPIView[Invocation]):
 class InvocationView(HallView):
     @extend_schema(parameters=[PREFER], responses={200: InvocationSerializer, 404: REFUSED})
     def get(self, request: Request, pk: int) -> Response:
-        """One call with its arguments and its result. Secrets are masked."""
+        """Return one call with its arguments and its result. Secrets in the arguments are masked."""
         return _response_after_wait(request, _get_invocation(request, pk))
 
 
@@ -205,13 +222,13 @@ class InvocationCancelView(HallView):
         responses={200: InvocationSerializer, 202: InvocationSerializer, 403: REFUSED, 404: REFUSED, 409: REFUSED},
     )
     def post(self, request: Request, pk: int) -> Response:
-        """Cancel a call. A queued call ends at once (200). For a running call, the member is notified (202).
+        """Cancel a call. A queued call ends at once (200). The runtime cancels a running call a moment later (202).
 
-        You can cancel your own calls, and the calls of members that you may stop.
+        You can cancel your own calls, and the calls in members that you may stop.
         """
-        call = _get_invocation(request, pk)
-        access.require_cancel(principal_of(request), call.member.name, call.requested_by_id)
-        return _call_response(request, cancel_call(call))
+        invocation = _get_invocation(request, pk)
+        access.require_cancel(principal_of(request), invocation.member.name, invocation.requested_by_id)
+        return _response_to_change(request, cancel_call(invocation))
 
 
 # A new call -------------------------------------------------------------------------------------------------------
@@ -220,7 +237,10 @@ limiter = Limiter()
 
 
 def _within_limits(principal: Principal) -> AbstractContextManager[None]:
-    """Count the call against the limits of its token. A browser session has no limits. Raises TooManyCallsError."""
+    """Count a call against the limits of the token while the context lasts. Raises TooManyCallsError.
+
+    A request with a browser session has no limits.
+    """
     if principal.token_id is None:
         return nullcontext()
     return limiter.call(principal.token_id, principal.limits)
@@ -230,7 +250,7 @@ class InvokeRequestSerializer(serializers.Serializer[Any]):
     """The body of a request to call a tool."""
 
     arguments = serializers.DictField(
-        required=False, help_text="The arguments, as input_schema of the tool declares them. The default is {}."
+        required=False, help_text="The arguments. They must match the input_schema of the tool. The default is {}."
     )
 
 
@@ -243,7 +263,7 @@ class InvokeView(ToolVerbView):
         responses={
             200: OpenApiResponse(InvocationSerializer, description="The call has ended."),
             202: OpenApiResponse(
-                InvocationSerializer, description="The call is queued or running. Location is its URL."
+                InvocationSerializer, description="The call is queued or running. The header Location is its URL."
             ),
             400: REFUSED,
             403: REFUSED,
@@ -254,12 +274,12 @@ class InvokeView(ToolVerbView):
         },
     )
     def post(self, request: Request, name: str, tool: str) -> Response:
-        """Call the tool. If no runtime is alive, the call waits in the queue."""
+        """Call the tool. While no runtime is running, the call stays in the queue."""
         with _within_limits(principal_of(request)):
-            return self._call(request, name, tool)
+            return self._invoke(request, name, tool)
 
     @staticmethod
-    def _call(request: Request, name: str, tool: str) -> Response:
+    def _invoke(request: Request, name: str, tool: str) -> Response:
         invocation, is_new = queue_call(
             name,
             tool,
@@ -267,7 +287,7 @@ class InvokeView(ToolVerbView):
             caller=Caller(Invocation.Source.REST, cast(User, request.user), principal_of(request)),
             idempotency_key=requests.idempotency_key(request),
         )
-        response = _call_response(request, invocation)
+        response = _response_to_change(request, invocation)
         if not is_new:
             response["Idempotent-Replayed"] = "true"
         return response

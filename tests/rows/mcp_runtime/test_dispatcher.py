@@ -104,7 +104,7 @@ class Live:
         self.client, self.process = Client(), Process()
         self.silence = Silence()
         self.calls = self.relayed_calls = 0
-        self.big_answers = threading.Lock()
+        self.big_outcome_lock = threading.Lock()
         self.stop_requested = threading.Event()
 
     describe_end = LiveMember.describe_end
@@ -597,7 +597,7 @@ def test_a_claim_that_fails_gives_its_slots_back(hall: Hall_, monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(statements, "claim", failing(OperationalError("away")))
         with pytest.raises(OperationalError):
-            hall.dispatcher.drain()
+            hall.dispatcher.run_queued_calls()
     assert hall.dispatcher.calls_in(anna.pk) == 0
     hall.run_all()
     assert statuses(invocation) == ["succeeded"]
@@ -609,7 +609,7 @@ def test_a_long_queue_is_claimed_in_batches_of_few_statements(hall: Hall_, monke
     for _ in range(95):
         call(anna)
     with CaptureQueriesContext(connection) as queries:
-        hall.dispatcher.drain()
+        hall.dispatcher.run_queued_calls()
     assert Invocation.objects.filter(status="running").count() == 95
     assert len(queries) == 20  # ten times: look, claim
 
@@ -674,7 +674,7 @@ def test_progress_is_written_once_in_a_sweep_however_often_a_member_reports_it(h
     one, two = call(anna, "one"), call(anna, "two")
     said = [{"progress": number, "total": "many", "message": "x" * 10_000} for number in range(1000)]
     hall.client(anna).progress = {"one": said, "two": [{"progress": "half"}]}
-    hall.dispatcher.drain()
+    hall.dispatcher.run_queued_calls()
     with CaptureQueriesContext(connection) as queries:
         hall.dispatcher.sweep()
         hall.dispatcher.sweep()
@@ -702,12 +702,12 @@ def test_the_outcome_of_a_call_does_not_wait_for_the_big_answer_of_another(
 ) -> None:
     hall = make_hall()
     anna, bob = hall.add("anna"), hall.add("bob")
-    big = {"content": [{"type": "text", "text": "x" * outcomes.BIG_ANSWER}]}
+    big = {"content": [{"type": "text", "text": "x" * outcomes.BIG_OUTCOME}]}
     hall.client(anna).answer = lambda tool: big
     real, go_on, writing = invocations.finish, threading.Event(), []
 
     def finish(invocation: Invocation, outcome: Outcome, lease_id: uuid.UUID) -> bool:
-        if outcome.size > outcomes.BIG_ANSWER:
+        if outcome.size > outcomes.BIG_OUTCOME:
             writing.append(invocation)
             go_on.wait(10)
             assert writing.pop() is invocation
@@ -730,7 +730,7 @@ def test_the_outcome_of_a_call_does_not_wait_for_the_big_answer_of_another(
 @pytest.mark.django_db(transaction=True)
 def test_a_big_answer_is_not_lost_when_the_database_is_away(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
     anna = hall.add()
-    hall.client(anna).answer = lambda tool: {"content": [{"type": "text", "text": "x" * outcomes.BIG_ANSWER}]}
+    hall.client(anna).answer = lambda tool: {"content": [{"type": "text", "text": "x" * outcomes.BIG_OUTCOME}]}
     invocation = call(anna)
     with monkeypatch.context() as patch:
         patch.setattr(invocations, "finish", failing(OperationalError("gone")))
@@ -838,7 +838,7 @@ def test_the_outcome_of_one_users_call_is_written_before_the_many_of_another(hal
     anna = hall.add(manifest={"max_concurrency": 200})
     many = [call(anna, requested_by=somebody("many")) for _ in range(3 * outcomes.MAX_BATCH)]
     one = call(anna, requested_by=somebody("one"))
-    hall.dispatcher.drain()
+    hall.dispatcher.run_queued_calls()
     hall.dispatcher.write_outcomes()
     assert statuses(one, many[0]) == ["succeeded", "succeeded"]
     assert statuses(*many).count("running") == len(many) - outcomes.MAX_BATCH + 1
@@ -854,7 +854,7 @@ def test_an_outcome_that_is_added_during_a_write_is_written_too(monkeypatch: pyt
     calls = []
     for user in (somebody("many"), somebody("one")):  # those of one after those of many
         calls += [call(anna, requested_by=user) for _ in range(4)]
-        hall.dispatcher.drain()
+        hall.dispatcher.run_queued_calls()
     late, is_same = [work.pop()], Invocation.__eq__
     for end in work:
         end()
@@ -879,7 +879,7 @@ def test_outcomes_of_several_users_are_written_once_after_a_write_that_failed(
 ) -> None:
     anna = hall.add(manifest={"max_concurrency": 200})
     calls = [call(anna, requested_by=user) for user in [somebody("many")] * 4 + [somebody("one")] * 2]
-    hall.dispatcher.drain()
+    hall.dispatcher.run_queued_calls()
     with monkeypatch.context() as patch:
         patch.setattr("mcp_runtime.rows.database.RETRY_SECONDS", 0.0)
         patch.setattr(invocations, "finish", failing(OperationalError("gone")))
@@ -895,7 +895,7 @@ def test_calls_that_are_claimed_together_are_made_in_turn_for_each_user(hall: Ha
     for number in range(4):
         call(anna, f"many-{number}", requested_by=somebody("many"))
     call(anna, "one", requested_by=somebody("one"))
-    hall.dispatcher.drain()
+    hall.dispatcher.run_queued_calls()
     assert [tool for tool, _, _ in hall.client(anna).calls][:2] == ["many-0", "one"]
 
 
@@ -906,7 +906,7 @@ def test_outcomes_that_are_left_for_the_next_iteration_notify_it(monkeypatch: py
     anna = hall.add(manifest={"max_concurrency": 200})
     for _ in range(outcomes.MAX_BATCH + 1):
         call(anna)
-    hall.dispatcher.drain()
+    hall.dispatcher.run_queued_calls()
     assert hall.is_notified()  # by the calls themselves
     hall.dispatcher.write_outcomes()
     assert hall.is_notified()
@@ -1353,7 +1353,7 @@ def test_a_fault_of_the_hall_itself_does_not_keep_it_from_stopping(
     hall = make_hall()
     anna = hall.add()
     call(anna)
-    hall.dispatcher.drain()
+    hall.dispatcher.run_queued_calls()
     eventually(lambda: hall.ended == 1)
     monkeypatch.setattr(hall.dispatcher, "write_outcomes", failing(ZeroDivisionError("a bug")))
     hall.dispatcher.start()
