@@ -347,7 +347,7 @@ SPECTACULAR_SETTINGS = {
     "REDOC_DIST": "SIDECAR",
 }
 
-# Logs: one readable stream. The second column is the part of the hall, or the member. ------------------------------
+# Logs: one readable stream. The second column is the part of the hall, or the member. -----------------------------
 
 LOGGING = {
     "version": 1,

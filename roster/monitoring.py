@@ -29,7 +29,7 @@ READY_SECONDS = 0.4
 LOOK_SECONDS = 2.0  # a check of a silent database ends then, so that the next check sees when it is back
 
 
-# Alive and ready. Anonymous users may ask, so the answers are only yes or no ----------------------------------------
+# Alive and ready. Anonymous users may ask, so the answers are only yes or no --------------------------------------
 
 
 def healthz(request: HttpRequest) -> HttpResponse:

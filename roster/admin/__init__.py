@@ -1,12 +1,12 @@
-"""The admin's screens onto the hall. They parse, call `mcp_runtime.control`, and present.
+"""The admin's screens. They parse requests, call `mcp_runtime.control`, and present the results.
 
-members, calls, tools, tokens, agents   the screens of one noun each; `screens` holds the class that Django registers
-rows                            what these classes share: rows that people look at and do not edit
-present, live                   how things are shown, and parts of pages that update automatically
-plots, statistics               figures of calls as pictures
+members, calls, tools, tokens, agents   the screens of one noun each. `screens` has the class that Django registers
+rows                            the base of these classes, for rows that people read and do not edit
+present, live                   formatting, and parts of pages that update automatically
+plots, statistics               figures of calls as plots
 
-The addresses of the web have Django import this package: importing it registers every screen. Of the rest of `roster`
-only template tags use it (`present`, `plots`, `statistics`).
+`guildhall.urls` imports this package, which registers every screen. In the rest of `roster` only template tags use it
+(`present`, `plots`, `statistics`).
 """
 
 from __future__ import annotations

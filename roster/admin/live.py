@@ -14,12 +14,12 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpRespons
 from django.template.loader import render_to_string
 from django.utils.http import parse_etags
 
-# Masked again whenever it is written, so it must not count as a change.
+# The CSRF token is masked anew on each page. That is not a change.
 _CSRF_FIELD = re.compile(r'(name="csrfmiddlewaretoken" value=")[^"]*')
 
 
 def etag(*versions: object) -> str:
-    """An ETag of what a part was made from, for `part`, or for data-live-etag of the page that holds the part."""
+    """An ETag from the versions of a part's data, for `part`, or for data-live-etag of the page with the part."""
     text = "\0".join([_code_version(), *map(str, versions)])
     return f'"{hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]}"'
 
@@ -32,10 +32,10 @@ def part(
     tag: str = "",
     is_final: bool = False,
 ) -> HttpResponse:
-    """The part as HTML, or 304 when the page has it already. With `is_final` the page stops asking.
+    """The part as HTML, or 304 if the page has it already. With `is_final` the page stops its requests.
 
-    With `tag`, of a version that is cheap to know (see `etag`), nothing is looked up or rendered for a 304. It must
-    be made before `context` is called. Without it the rendered part is compared.
+    `tag` is an ETag that is cheap to compute (see `etag`). With it, a 304 needs no query and no rendering. Compute it
+    before calling `part`, because `context` is evaluated later. Without it the rendered part is compared.
     """
     if not tag or not _browser_has(request, tag):
         html = render_to_string(template, dict(context()), request)
@@ -49,7 +49,7 @@ def part(
 
 
 def form_response(request: HttpRequest, page: HttpResponseBase) -> HttpResponseBase:
-    """The answer of a button's view. It is the messages for a `data-live-form`, else `page`, mostly a redirect."""
+    """The response of a button's view. For a `data-live-form` it has the messages. Otherwise it is `page`."""
     if request.headers.get("X-Live") != "form":
         return page
     texts = [{"level": message.level_tag, "text": str(message)} for message in messages.get_messages(request)]
@@ -63,6 +63,6 @@ def _browser_has(request: HttpRequest, tag: str) -> bool:
 
 @cache
 def _code_version() -> str:
-    """Changes with the templates, because a part of the version before is not up to date."""
+    """Changes with the templates, because a part of an earlier version is not up to date."""
     templates = sorted((Path(__file__).resolve().parent.parent / "templates").rglob("*.html"))
     return str([(path.name, path.stat().st_mtime_ns) for path in templates])

@@ -1,7 +1,7 @@
-"""Figures of calls as SVG made here: nothing to load, nothing to run, and it prints.
+"""Plots of calls as SVG from the server, without scripts or further files. They can be printed.
 
-The picture stretches with the page while its words do not: shapes are paths in boxes of their own scale, words stand at
-percentages. Colours are classes of static/roster/plots.css.
+The plot stretches with the page, but its text does not. Shapes are paths in boxes with their own scale, and texts have
+positions in percent. Colours are classes of static/roster/plots.css.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from mcp_runtime.calls.statistics import Series
 from mcp_runtime.control.calls import SPARK_POINTS
 from roster.admin import present
 
-# A bar of one call among thousands is still there to be seen; of 100.
+# The smallest height of a bar, of 100. So one call among thousands is visible.
 LEAST_BAR = 4.0
-GAP = 0.15  # between bars, as a part of each
+GAP = 0.15  # between bars, as a fraction of each
 
-# How each span tells its times, and how many points apart its labels stand.
+# The format of the times of each span, and the distance of its labels in points.
 _CLOCK = {"hour": ("%H:%M", 10), "day": ("%H:%M", 16), "week": ("%a %-d", 24)}
 _SPAN_NAMES = {"hour": "last hour", "day": "last day", "week": "last week"}
 _STEPS = {"hour": "minute", "day": "quarter of an hour", "week": "hour"}
@@ -30,7 +30,7 @@ _STEPS = {"hour": "minute", "day": "quarter of an hour", "week": "hour"}
 
 @dataclass(frozen=True)
 class Label:
-    """A word of an axis, at this percentage of the width or height."""
+    """A label of an axis, at this percentage of the width or height."""
 
     place: str
     text: str
@@ -50,7 +50,7 @@ class Row:
 
 
 def spark(points: Sequence[tuple[int, int]] | None) -> SafeString:
-    """The last hour as small bars: (calls, failed) of five minutes each, oldest first; None: no calls."""
+    """The last hour as small bars. `points` are (calls, failed) of five minutes each, oldest first, or None."""
     bars = points or [(0, 0)] * SPARK_POINTS
     calls, failed = sum(point[0] for point in bars), sum(point[1] for point in bars)
     top = max(1, *(point[0] for point in bars))
@@ -105,7 +105,7 @@ def _part(failed: int, calls: int) -> str:
 
 
 def _nice(value: float) -> float:
-    """The next 1, 2 or 5 times a power of ten, and 1 at least."""
+    """The next 1, 2 or 5 times a power of ten, at least 1."""
     if value <= 1:
         return 1
     power = 10.0 ** math.floor(math.log10(value))
@@ -116,13 +116,13 @@ def _nice(value: float) -> float:
 
 
 def _bars(values: Iterable[float], top: float) -> str:
-    """The path of a bar for each value above nothing."""
+    """The path of a bar for each value above 0."""
     heights = ((number, max(LEAST_BAR, 100 * value / top)) for number, value in enumerate(values) if value)
     return "".join(f"M{number + GAP / 2:g} 100v-{height:.4g}h{1 - GAP:g}v{height:.4g}z" for number, height in heights)
 
 
 def _line(values: Sequence[float | None], top: float) -> str:
-    """A path through the middles of the points; it breaks where nothing was called."""
+    """A path through the middles of the points, with gaps where there was no call."""
     path, drawing = [], False
     for number, value in enumerate(values):
         if value is None or not top:
@@ -134,7 +134,7 @@ def _line(values: Sequence[float | None], top: float) -> str:
 
 
 def _dots(values: Sequence[float | None], top: float) -> str:
-    """Points without neighbours, which no line shows."""
+    """Points without neighbours, which a line would not show."""
     padded = [None, *values, None]
     return "".join(
         f"M{number + 0.5:g} {_height(value, top)}h0"
@@ -151,7 +151,7 @@ def _height(value: float, top: float) -> str:
 
 
 def _times(series: Series) -> list[Label]:
-    """Round times under the points that begin then."""
+    """Labels with round times, under the points that begin then."""
     form, apart = _CLOCK[series.span.name]
     every = series.span.seconds * apart
     count = len(series.points)

@@ -1,4 +1,4 @@
-"""How the admin shows things. Whatever comes from a member is text: escaped, and bounded."""
+"""Formatting for the admin. All texts of members are escaped and bounded."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _ALIVE = "_guild_hall_runtime_is_alive"
 
 
 def runtime_is_alive(request: HttpRequest) -> bool:
-    """Looked up once per request, however many rows and banners ask."""
+    """Whether a runtime is alive. One query per request, for all rows and banners."""
     if not hasattr(request, _ALIVE):
         setattr(request, _ALIVE, live_runtime() is not None)
     return bool(getattr(request, _ALIVE))
 
 
 def runtime_etag(request: HttpRequest) -> str:
-    """Of the part of each page that says when no runtime is alive."""
+    """The ETag of the part of each page that says when no runtime is alive."""
     return live.etag("runtime", runtime_is_alive(request))
 
 
 def badge(word: str) -> SafeString:
-    """A status: its word, in the colour that static/roster/admin.css has for it."""
+    """The name of a status, in its colour from static/roster/admin.css."""
     return format_html('<span class="status status-{}">{}</span>', word, word)
 
 
@@ -72,12 +72,12 @@ def link(row: Model, text: str = "") -> SafeString:
 
 
 def when(moment: datetime | None) -> str:
-    """To the second: what happened in which order is what people come for."""
+    """A time to the second, because people want to see the order of events."""
     return moment.strftime("%Y-%m-%d %H:%M:%S") if moment else NOTHING
 
 
 def moment_column(field: str) -> Callable[[Any, Model], str]:
-    """A column for a date and time field, to be an attribute of an admin class."""
+    """A column for a date and time field, as an attribute of an admin class."""
 
     @admin.display(description=field.replace("_", " "), ordering=field)
     def column(_: Any, row: Model) -> str:
@@ -100,7 +100,7 @@ def seconds(length: timedelta | float | None) -> str:
 
 
 def report(request: HttpRequest, title: str, names: Iterable[str], refusals: Iterable[str]) -> None:
-    """Tell the user what an action did and what it refused, each with its count."""
+    """Tell the user what an action changed and what it refused, with counts."""
     changes, rejections = list(names), list(refusals)
     if changes:
         messages.success(request, f"{title} ({len(changes)}): {_join(changes, ', ')}.")

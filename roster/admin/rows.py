@@ -1,4 +1,4 @@
-"""Rows that the runtime writes: to be looked at, never added, edited or deleted by hand."""
+"""Screens of rows that the runtime writes. Users read them, and do not add, edit or delete them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _PRINCIPAL = "_guild_hall_principal"
 
 
 def principal_of(request: HttpRequest) -> Principal:
-    """Who asks; looked up once per request."""
+    """The principal of the request. It is looked up once per request."""
     if not hasattr(request, _PRINCIPAL):
         setattr(request, _PRINCIPAL, principals.principal_of_user(cast(User, request.user)))
     return cast(Principal, getattr(request, _PRINCIPAL))
 
 
 class ReachableMembersFilter(admin.RelatedFieldListFilter):
-    """A filter by member that does not name those which are reserved for groups of others."""
+    """A filter by member, without members that are reserved for groups of others."""
 
     def field_choices(self, field: Any, request: HttpRequest, model_admin: Any) -> Any:
         return field.get_choices(
@@ -36,16 +36,16 @@ class ReachableMembersFilter(admin.RelatedFieldListFilter):
         )
 
     def has_output(self) -> bool:
-        # Without, Django takes the member out of the address and narrows nothing where there is but one to choose.
+        # Otherwise, with only one choice, Django removes the member from the URL and filters nothing.
         return self.lookup_val is not None or super().has_output()
 
 
 class FolderFilter(admin.SimpleListFilter):
-    """Members whose folder is gone stay out of sight until somebody asks for them."""
+    """Hide members whose folder is gone, unless the user selects them."""
 
     title = "folder"
     parameter_name = "folder"
-    removed_at = "removed_at"  # the lookup of it
+    removed_at = "removed_at"  # its lookup
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         return [("gone", "gone"), ("any", "all")]
@@ -66,7 +66,7 @@ class FolderFilter(admin.SimpleListFilter):
 
 
 class TitledChangeList(ChangeList):
-    """Its heading is what it lists. Django's "Select tool to view" is kept for popups, where one does select."""
+    """A list with the plural name as its heading. Django's "Select tool to view" stays in popups."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -75,9 +75,9 @@ class TitledChangeList(ChangeList):
 
 
 class SafeFilterAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's class cannot be subscripted at run time
-    """Its list is narrowed by its own filters alone.
+    """Allow only the list's own filters in the URL.
 
-    Django takes any column in the address: with `manifest__env__KEY__startswith` what pages mask could be guessed.
+    Django allows any column there. With `manifest__env__KEY__startswith` users could guess masked values.
     """
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
@@ -88,7 +88,7 @@ class SafeFilterAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's c
 
 
 def _lookups_of(list_filter: Any) -> set[str]:
-    """What the filter puts into an address."""
+    """The parameters of the filter in a URL."""
     if isinstance(list_filter, type):
         return {list_filter.parameter_name}  # type: ignore[attr-defined]  # of SimpleListFilter
     field = list_filter if isinstance(list_filter, str) else list_filter[0]
@@ -99,18 +99,18 @@ class RuntimeRowList(TitledChangeList):
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
         if not self.query and not self.has_active_filters:
-            self.full_result_count = self.result_count  # else Django offers to "show all" of what shows all
+            self.full_result_count = self.result_count  # otherwise Django offers "show all" on a list that shows all
 
 
 class RuntimeRowAdmin(SafeFilterAdmin):
-    """Read-only for everybody. What an operator may do is an action that goes through `mcp_runtime.control`."""
+    """Read-only for everybody. Operators have actions, which go through `mcp_runtime.control`."""
 
     show_full_result_count = False
     list_per_page = 50
-    member_name = "member__name"  # the lookup of the name of the member that a row is about
+    member_name = "member__name"  # the lookup of the name of the row's member
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Without the members that are reserved for groups of others, and without what is about them."""
+        """Rows without members that are reserved for groups of others, and without rows about them."""
         rows: QuerySet[Any] = super().get_queryset(request)
         closed_names = principal_of(request).closed_members
         return rows.exclude(**{f"{self.member_name}__in": closed_names}) if closed_names else rows
@@ -136,7 +136,7 @@ class RuntimeRowAdmin(SafeFilterAdmin):
         return principal_of(request).invokes
 
     def existing(self, request: HttpRequest, object_id: str) -> Any:
-        """The row that a button of its page is for."""
+        """The row of the page with the button."""
         row = self.get_object(request, object_id)
         if row is None:
             raise Http404(f"no {self.opts.verbose_name} {object_id}")

@@ -1,4 +1,4 @@
-"""Plots of calls as a part of pages: the section that a page holds, and what it asks for while it is shown."""
+"""Plots of calls as a part of pages: the section in a page, and the view of its updates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PART = "roster/statistics_part.html"
 
 
 def section(request: HttpRequest, member: GuildMember | None, tool_name: str = "") -> dict[str, Any]:
-    """The context of roster/statistics.html, which holds the plots of that span that the page's address names."""
+    """The context of roster/statistics.html, with the plots of the span in the page's URL."""
     name = request.GET.get("span", "")
     span = name if name in SPANS else SPANS[0]
     tool_name = tool_name if member else ""
@@ -29,7 +29,7 @@ def section(request: HttpRequest, member: GuildMember | None, tool_name: str = "
 
 
 def fragment(request: HttpRequest) -> HttpResponse:
-    """What the section asks for: `?member=ID&tool=NAME&span=day`, each of them optional."""
+    """The section's updates: `?member=ID&tool=NAME&span=day`, all optional."""
     principal = principal_of(request)
     if not principal.views_figures:
         raise PermissionDenied
@@ -43,7 +43,7 @@ def fragment(request: HttpRequest) -> HttpResponse:
 
 
 def member_of(request: HttpRequest, text: str) -> GuildMember | None:
-    """The member of that id, if one is asked for. Raises Http404 where there is none for who asks."""
+    """The member with this id, or None without an id. Raises Http404 if the user may not see such a member."""
     if not text:
         return None
     member = (

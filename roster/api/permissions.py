@@ -56,7 +56,7 @@ class MayMakeTokens(BasePermission):
         return request.method in ("GET", "HEAD", "OPTIONS") or request.user.has_perm("roster.add_apitoken")
 
 
-# Rows that the principal may see. Others get the same answer as missing rows -------------------------------------
+# Rows that the principal may see. Others get the same answer as missing rows --------------------------------------
 
 
 def reachable_member(request: Request, name: str) -> GuildMember:

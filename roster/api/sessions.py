@@ -44,7 +44,7 @@ COMMENT_SECONDS = 15.0
 BATCH = 100
 
 
-# Sessions as JSON, and the bodies that create them ------------------------------------------------------------------
+# Sessions as JSON, and the bodies that create them ----------------------------------------------------------------
 
 
 class NewSessionSerializer(Strict):
@@ -269,7 +269,7 @@ class SessionStopView(HallView):
         return Response(SessionDetailSerializer(_session(request, pk)).data, status=status.HTTP_202_ACCEPTED)
 
 
-# A transcript while it grows. Each stream holds a seat, because it holds a thread of the web -------------------------
+# A transcript while it grows. Each stream holds a seat, because it holds a thread of the web ----------------------
 
 
 def stream(

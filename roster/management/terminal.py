@@ -43,7 +43,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(row).rstrip() for row in padded)
 
 
-# Who ---------------------------------------------------------------------------------------------------------------
+# Who --------------------------------------------------------------------------------------------------------------
 
 
 def caller(source: Invocation.Source, user: str | None) -> Caller:

@@ -1,7 +1,7 @@
 """Agents' sessions in the admin.
 
-screens      the list, the form that makes one, a session's page and what is said in it
-transcripts  what was said and done, ready to be drawn
+screens      the list, the form of a new session, a session's page and its messages
+transcripts  transcripts, prepared for the template
 
-Nobody outside the admin imports this.
+Only the admin imports this package.
 """

@@ -1,4 +1,4 @@
-"""Agents' sessions: make one, watch its agent work, say the next thing, stop it."""
+"""Agents' sessions: create one, watch its agent work, send the next message, stop it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class AgentSessionAdmin(RuntimeRowAdmin):
     list_display = ["name", "status_word", "of_members", "message_count", "creator", "made"]
     list_filter = ["created_at"]
     search_fields = ["name", "creator"]
-    fields = ["name"]  # its page shows the rest in its own way
+    fields = ["name"]  # its page has its own template for the rest
     change_form_template = "admin/roster/agentsession/change_form.html"
     change_list_template = "admin/roster/agentsession/change_list.html"
 

@@ -1,6 +1,6 @@
-"""What was said and done in an agent's session, ready to be drawn: prompts, texts, calls with their results, ends.
+"""The transcript of an agent's session for the template: prompts, texts, calls with their results, outcomes.
 
-Agents write Markdown, and results are members' words: both are drawn by `results`, safe and bounded.
+Agents write Markdown, and results come from members. `results` renders both, safely and within bounds.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from roster.models import AgentEvent, AgentMessage, AgentSession
 
 SHOWN_MESSAGES = 50
 SHOWN_EVENTS = 300
-SHOWN_CHARACTERS = 600_000  # of all events; the oldest are left out
+SHOWN_CHARACTERS = 600_000  # the newest of all events. Older ones are omitted
 SHOWN_TEXT = 20_000
 SHOWN_ITEMS = 10  # of one call's result
 
 Kind = AgentEvent.Kind
 
-# What to do, for each kind of error a message can end with.
+# What to do about each error kind of a message.
 HINTS: Mapping[str, str] = {
     "agent": "The agent or its model ended with an error. Say it another way, or look at the key and the model's name.",
     "timeout": "It took longer than it may. Ask for less at once, or raise GUILD_HALL_AGENT_TIMEOUT.",
@@ -38,7 +38,7 @@ HINTS: Mapping[str, str] = {
 
 @dataclass
 class Step:
-    """One thing that the agent said or did. `kind` is an event's; a call holds its own result."""
+    """One text or action of the agent. `kind` is that of the event. A call contains its result."""
 
     pk: int
     kind: str
@@ -47,12 +47,12 @@ class Step:
     tool: str = ""
     gist: str = ""
     items: list[results.Item] = field(default_factory=list)
-    outcome: str = ""  # of a call: `succeeded`, `failed`, or empty while it is under way
+    outcome: str = ""  # of a call: `succeeded`, `failed`, or empty while it is in progress
 
 
 @dataclass
 class Turn:
-    """One prompt, what followed, and how it ended."""
+    """One prompt, the events after it, and its outcome."""
 
     message: AgentMessage
     steps: list[Step]
@@ -63,21 +63,21 @@ class Turn:
 
 
 def tag(session: AgentSession) -> str:
-    """Another when anything was said, done, or changed its status. Costs one query."""
+    """Changes with each event and each change of a status. It costs one query."""
     last = transcript(session).reverse().values_list("pk", flat=True).first()
     messages = [(row.pk, row.status, row.cancel_requested_at) for row in session.messages.all()]
     return live.etag("transcript", session.pk, last, messages)
 
 
 def turns(session: AgentSession) -> tuple[list[Turn], bool]:
-    """The last turns, oldest first, and whether something earlier was left out."""
+    """The last turns, oldest first, and whether earlier ones are omitted."""
     messages = list(session.messages.all())
     visible = messages[-SHOWN_MESSAGES:]
     events, is_cut = _newest_events(session)
     of_message: dict[int, list[AgentEvent]] = {}
     for event in events:
         of_message.setdefault(event.message_id, []).append(event)
-    if is_cut and events:  # what is older than the first event that is left was said in messages that are left out
+    if is_cut and events:  # messages before the first remaining event are omitted
         visible = [message for message in visible if message.pk >= events[0].message_id]
     return [_turn(message, of_message.get(message.pk, [])) for message in visible], is_cut or len(messages) > len(
         visible
@@ -101,14 +101,14 @@ def _turn(message: AgentMessage, events: Iterable[AgentEvent]) -> Turn:
     calls: dict[str, Step] = {}
     for event in events:
         match event.kind:
-            case Kind.RESULT:  # the message's own columns say it
+            case Kind.RESULT:  # the message's own columns have it
                 continue
             case Kind.TOOL_CALL:
                 step = calls[str(event.data["id"])] = _call(event)
                 steps.append(step)
             case Kind.TOOL_RESULT:
                 call = calls.get(str(event.data["id"]))
-                if call is None:  # its call is among what was left out
+                if call is None:  # its call is among the omitted events
                     call = Step(event.pk, Kind.TOOL_CALL.value, tool="an earlier call")
                     steps.append(call)
                 _answer(call, event.data)
@@ -132,7 +132,9 @@ def _call(event: AgentEvent) -> Step:
         event.pk,
         event.kind,
         html=results.json_tree(arguments),
-        server="" if data["server"] == SERVER_NAME else str(data["server"]),  # its tools' names tell the member
+        server=""
+        if data["server"] == SERVER_NAME
+        else str(data["server"]),  # the names of its tools contain the member
         tool=str(data["tool"]),
         gist=present.one_line(json.dumps(arguments, ensure_ascii=False)[:1000], 100),
     )
@@ -155,7 +157,7 @@ def _text_step(event: AgentEvent) -> Step:
 
 
 def _usage(usage: dict[str, Any]) -> str:
-    """`2 turns, 1,234 tokens in, 56 out, 0.0123 USD`, as far as the SDK told."""
+    """`2 turns, 1,234 tokens in, 56 out, 0.0123 USD`, without figures that the SDK did not report."""
     words = []
     if usage.get("turns"):
         words.append(f"{usage['turns']} turn{'' if usage['turns'] == 1 else 's'}")

@@ -1,10 +1,10 @@
 """Calls in the admin.
 
-screens      a call's page, the list, and what can be done with a call
-listing      the list's filters, search and pages, fast however many calls there are
+screens      a call's page, the list, and the actions
+listing      the list's filters, search and pages, which are fast for any number of calls
 comparison   two calls side by side
 export       the filtered list as a file
-results      what came of a call, shown for what it is; agents' transcripts and the tool runner show results by it, too
+results      the result of a call, shown by its content type. Agents' transcripts and the tool runner use it too
 
-Nobody outside the admin imports this.
+Only the admin imports this package.
 """

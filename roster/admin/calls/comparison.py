@@ -1,4 +1,4 @@
-"""Two calls side by side: what they were asked, what came of them, and where that differs."""
+"""Two calls side by side: their arguments, their results, and the differences."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from django.db.models import QuerySet
 from mcp_runtime.control.calls import masked_arguments
 from roster.models import Invocation
 
-# Of each side. Comparing takes the product of both sides' lines at worst, and results are what members make of them.
+# The limits of each side. At worst a comparison costs the product of both sides' lines, and members decide on results.
 MAX_CHARACTERS = 200_000
 MAX_LINES = 1_500
 MAX_LINE = 2_000
-# A line that comes more often says nothing of the place, and would cost the most.
+# A line that occurs more often does not help to align the texts, and would cost the most.
 COMMON = 5
 AROUND = 3  # equal lines that are shown beside those that differ
 SCANNED = 100_000
@@ -26,7 +26,7 @@ SCANNED = 100_000
 
 @dataclass(frozen=True)
 class Line:
-    """A line of both sides. `change`: empty, `changed`, `left` or `right` (there alone), or `skipped` equal ones."""
+    """A line of both sides. `change`: empty, `changed`, `left` or `right` (only there), or `skipped` (equal lines)."""
 
     change: str
     left: str
@@ -43,7 +43,7 @@ class Part:
 
 
 def previous_of(calls: QuerySet[Invocation], call: Invocation) -> int | None:
-    """Of `calls`, the id of the one of the same tool before this one, among the SCANNED before it."""
+    """The id of the previous call of the same tool, among the SCANNED calls before this one."""
     earlier = calls.filter(member=call.member_id, tool_name=call.tool_name, pk__lt=call.pk, pk__gte=call.pk - SCANNED)
     return earlier.order_by("-id").values_list("pk", flat=True).first()
 
@@ -83,7 +83,7 @@ def _differences(left: list[str], right: list[str]) -> Iterator[Line]:
 
 
 def _equal(lines: list[str], *, is_first: bool, is_last: bool) -> Iterator[Line]:
-    """Those beside a difference; the others are counted."""
+    """The equal lines next to a difference, and the number of the others."""
     before = 0 if is_first else AROUND
     after = 0 if is_last else AROUND
     if len(lines) <= before + after + 1 or (is_first and is_last):
@@ -104,7 +104,7 @@ def _outcome(call: Invocation) -> str:
 
 
 def _with_text_lines(result: Any) -> Any:
-    """Texts line by line, so that differences show inside them."""
+    """The value as JSON, but with texts line by line, so that differences inside them are visible."""
     if not isinstance(result, dict) or not isinstance(result.get("content"), list):
         return result
     content = [

@@ -19,12 +19,12 @@ from roster.api.requests import SeatedStream
 from roster.models import Invocation
 
 MAX_EXPORTED = 100_000
-BATCH = 1000  # ids looked at together
-# Rows that are held together until a slow reader has taken them, and the characters of their arguments: one row alone
-# may have megabytes.
+BATCH = 1000  # ids in one query
+# The rows in memory until a slow client has read them, and the characters of their arguments. One row alone may have
+# megabytes.
 BATCH_WITH_ARGUMENTS = 50
 BATCH_CHARACTERS = 500_000
-# Files that are read at the same time, of this process. A reader may take its time, and then holds a batch.
+# The files that this process sends at the same time. A slow client holds a batch in memory.
 exports = SharedSlots(8)
 UNREAD = ("result", "error_data")
 FORMATS = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"}
@@ -32,19 +32,19 @@ COLUMNS = (
     *("id", "member", "tool", "status", "error_kind", "error_code", "error_message", "source", "requester"),
     *("queued_at", "started_at", "finished_at", "seconds"),
 )
-# A spreadsheet takes text that begins like this for a formula, and members and callers choose the text.
+# A spreadsheet reads text that begins like this as a formula, and members and callers choose the text.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 class _Echo:
-    """What csv writes to, giving it back."""
+    """A file for csv that returns what is written."""
 
     def write(self, text: str) -> str:
         return text
 
 
 def exported(calls: QuerySet[Invocation], form: str, owner: Owner) -> StreamingHttpResponse | None:
-    """The calls, newest first, as an attachment of one of FORMATS. None while `owner` reads too many."""
+    """The calls, newest first, as an attachment in one of FORMATS. None if `owner` reads too many files already."""
     seat = ExitStack()
     if not seat.enter_context(exports.seat(owner)):
         return None
@@ -63,16 +63,16 @@ def _csv(calls: QuerySet[Invocation]) -> Iterator[str]:
 
 
 def _json_lines(calls: QuerySet[Invocation]) -> Iterator[str]:
-    """With the arguments, secrets masked. Results are left to the API: one may be megabytes."""
+    """The call with its arguments, and masked secrets. Results are only in the API, because one may have megabytes."""
     for call in _newest(calls.defer(*UNREAD), with_arguments=True):
         facts = {**_facts(call), "arguments": masked_arguments(call)}
         yield json.dumps(facts, ensure_ascii=False) + "\n"
 
 
 def _newest(calls: QuerySet[Invocation], *, with_arguments: bool = False) -> Iterator[Invocation]:
-    """By ranges of ids: no cursor stays open while a slow reader takes its time, and no search goes on and on.
+    """The rows, by ranges of ids. So a slow client keeps no cursor open, and no search takes long.
 
-    Nobody waits for a reader with one of the pool's connections in hand.
+    No connection of the pool is held while a client reads.
     """
     rows = calls.order_by("-id")
     ids = Invocation.objects.values_list("id", flat=True)
@@ -85,14 +85,14 @@ def _newest(calls: QuerySet[Invocation], *, with_arguments: bool = False) -> Ite
             batch = list(rows.filter(pk__in=part))
             give_connection_back()
             yield from batch
-            del batch  # the next one comes in its place, not beside it
+            del batch  # so that the next one replaces it in memory
         remaining -= len(ids_and_sizes)
         if not remaining:
             return
 
 
 def _parts(ids_and_sizes: list[tuple[int, int]], most_ids: int) -> Iterator[list[int]]:
-    """The ids, with the characters of each, in parts of at most `most_ids`, and of BATCH_CHARACTERS or a single one."""
+    """Split ids with their characters into parts of at most `most_ids`, and of BATCH_CHARACTERS or a single id."""
     part: list[int] = []
     characters = 0
     for pk, size in ids_and_sizes:

@@ -1,7 +1,7 @@
-"""The list of calls, fast however many there are: filters, a search, and pages that never count or read them all.
+"""The list of calls, fast for any number of them: filters, a search, and pages that never count or read all calls.
 
-Only the newest SCANNED calls are looked through, unless nothing but a member or a token is asked for, which have an
-index. The page says how far it looked and leads further back: `?before=ID`.
+It searches only the newest SCANNED calls, except if the only filter is a member or a token, which have an index. The
+page says how far it searched and links further back: `?before=ID`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from roster.admin.rows import principal_of
 from roster.models import ApiToken, GuildMember, Invocation
 
 PER_PAGE = 50
-# On these pages; the last one leads to older ones.
+# The calls on these pages. The last page links to older ones.
 MAX_COUNTED = 1000
 SCANNED = 100_000
 MAX_TOKENS = 100
 FIRST_YEAR, LAST_YEAR = 1970, 2999  # near the ends of the calendar no hour can be added
-# A call through the gateway is written down at its end, so its place in the list may be that much later than its time.
+# A call through the gateway is recorded at its end, so its id may belong to a time that much later.
 LONGEST_CALL = timedelta(hours=1)
 
 UNINDEXED = (
@@ -49,7 +49,7 @@ WITHIN = {"900": "last 15 minutes", "3600": "last hour", "86400": "last day", "6
 
 
 class TypedFilter(admin.SimpleListFilter):
-    """A filter whose value is typed or chosen in the form of the list's own template."""
+    """A filter with a field in the form of the list's template."""
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         return []
@@ -104,7 +104,7 @@ class Until(TypedFilter):
 
 
 class Before(TypedFilter):
-    """Calls that are older than the one of this id: where the page before this one left off."""
+    """Calls with lower ids, which continue the previous page."""
 
     title = parameter_name = "before"
 
@@ -117,7 +117,7 @@ def _since(rows: QuerySet[Any], moment: datetime) -> QuerySet[Any]:
 
 
 def first_id_at(moment: datetime) -> int:
-    """About the first call of that time: ids ascend with it. Found by halving, for `queued_at` has no index."""
+    """The approximate first id at that time, by binary search, because `queued_at` has no index. Ids ascend with it."""
     ids = Invocation.objects.order_by("id").values_list("id", flat=True)
     low, high = ids.first() or 0, (ids.last() or 0) + 1
     while low < high:
@@ -137,7 +137,7 @@ def number_in(value: str) -> int:
 
 
 def moment_in(value: str) -> datetime:
-    """Of `2026-11-21T15:43`, in UTC unless it says otherwise."""
+    """Parse `2026-11-21T15:43`, in UTC unless it has another zone."""
     try:
         moment = parse_datetime(value)
     except ValueError:
@@ -151,7 +151,7 @@ def moment_in(value: str) -> datetime:
 
 
 class CallPaginator(Paginator):  # type: ignore[type-arg]  # Django's class cannot be subscripted at run time
-    """Counts to MAX_COUNTED and no further, by reading so many ids at once; a page is then found by its ids."""
+    """Read at most MAX_COUNTED ids at once and count them. A page is then a query by ids."""
 
     object_list: QuerySet[Any]
 
@@ -174,10 +174,12 @@ class CallPaginator(Paginator):  # type: ignore[type-arg]  # Django's class cann
 
 
 class CallList(ChangeList):
-    """Never loads what only a page shows, because a result may be megabytes. A search stops at `oldest_id`."""
+    """Never loads columns that only a call's page shows, because a result may have megabytes. A search stops at
+    `oldest_id`.
+    """
 
     oldest_id = 0
-    unbounded: QuerySet[Any]  # all that the filters leave, however old
+    unbounded: QuerySet[Any]  # all matches, of any age
 
     def get_queryset(self, *args: Any, **kwargs: Any) -> QuerySet[Any]:
         self.unbounded = super().get_queryset(*args, **kwargs)
@@ -194,11 +196,11 @@ class CallList(ChangeList):
         return rows.filter(pk__gt=self.oldest_id)
 
     def filter_value(self, name: str) -> str:
-        """The value of this filter in the address."""
+        """The value of this filter in the URL."""
         return str(self.params.get(name, "")).strip()
 
     def get_filters_params(self, params: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The filters of the address, without the span of the page's plots."""
+        """The filters in the URL, without the span of the page's plots."""
         filters: dict[str, Any] = super().get_filters_params(params)
         filters.pop("span", None)
         return filters
@@ -216,12 +218,12 @@ class CallList(ChangeList):
 
     @property
     def newer(self) -> str:
-        """The query of the page before this one; empty on the first."""
+        """The query of the previous page. Empty on the first."""
         return self.get_query_string({"p": self.page_num - 1}) if self.page_num > 1 else ""
 
     @property
     def older(self) -> str:
-        """The query of the page that goes on where this one ends; empty at the end."""
+        """The query of the next page. Empty on the last."""
         paginator: Any = self.paginator
         if self.page_num < paginator.num_pages:
             return self.get_query_string({"p": self.page_num + 1})
@@ -231,7 +233,7 @@ class CallList(ChangeList):
 
     @cached_property
     def further_back(self) -> str:
-        """The query of the same search among calls older than those of this one. Empty at the end."""
+        """The query of the same search among older calls. Empty at the end."""
         if not self.oldest_id or self.older:
             return ""
         if not Invocation.objects.filter(pk__lte=self.oldest_id).exists():
@@ -240,7 +242,7 @@ class CallList(ChangeList):
 
 
 def search(rows: QuerySet[Any], text: str) -> QuerySet[Any]:
-    """Calls whose id is `text`, or whose tool, member, requester or error holds it."""
+    """Calls whose id is `text`, or whose tool, member, requester or error contains it."""
     words = text.strip()[:200].replace("\0", "")
     if not words:
         return rows
@@ -258,11 +260,11 @@ def search(rows: QuerySet[Any], text: str) -> QuerySet[Any]:
 
 
 def form_of(request: HttpRequest, calls: CallList) -> dict[str, Any]:
-    """What the filters' form offers, and what of it is chosen."""
+    """The choices of the filters' form, and the current ones."""
     closed_names = principal_of(request).closed_members
     members = members_of_roster().exclude(name__in=closed_names).order_by("name").values_list("pk", "name")
     tokens = ApiToken.objects.exclude(last_used_at=None).select_related("user").order_by("-last_used_at")
-    if not getattr(request.user, "is_superuser", False):  # others see no tokens but their own
+    if not getattr(request.user, "is_superuser", False):  # others see only their own tokens
         tokens = tokens.filter(user=request.user.pk)
     choices = [
         _select("status__exact", "Status", Invocation.Status.choices, calls),

@@ -1,4 +1,4 @@
-"""Markdown that a member or a model wrote, as HTML that is safe to show. Imported when there is some to show."""
+"""Render Markdown of a member or a model as safe HTML. Imported at the first use."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from roster.admin.present import leads_to_the_web
 
 
 def to_html(text: str) -> SafeString:
-    """`text` laid out. HTML in it stays text, no picture is loaded, links lead to http and https alone."""
-    return mark_safe(  # noqa: S308 - made of escaped tokens, and cleaned
+    """`text` as HTML. HTML in it stays text, no picture is loaded, and links may only be http or https."""
+    return mark_safe(  # noqa: S308 - built from escaped tokens, and cleaned
         '<div class="markdown">'
         + nh3.clean(
             _MARKDOWN.render(text),
@@ -37,7 +37,7 @@ _TAGS = {
 
 
 class _Renderer(RendererHTML):
-    """Headings below those of the page, links that open beside it."""
+    """Headings at a lower level than the page's. Links that open in another tab."""
 
     def heading_open(self, tokens: Sequence[Token], index: int, options: OptionsDict, env: EnvType) -> str:
         return f"<{_lower_heading(tokens[index].tag)}>"

@@ -1,8 +1,8 @@
-"""How a call ended, shown for what it is: text, Markdown, JSON, pictures, sound, links, an error and what to do.
+"""Show the result of a call by its content type: text, Markdown, JSON, images, audio, links, or an error with advice.
 
-All of it is what a member said, so nothing here trusts it: text is escaped, Markdown is made of tokens (HTML in it
-stays text) and cleaned once more, links lead to http and https alone, pictures and sounds are of few types, and every
-size has a bound.
+The content comes from a member, so it is not trusted. Text is escaped. Markdown is built from tokens (HTML in it stays
+text) and then cleaned. Links may only be http or https. Only a few types of images and audio are shown. Every size is
+bounded.
 
     view = results.result_view(invocation, output_schema)      in a view
     {% include "admin/roster/result.html" %}                   in its template, with `view` and roster/result.css
@@ -25,18 +25,18 @@ from mcp_runtime.control.calls import output_validation_error
 from roster.admin import present
 from roster.models import Invocation
 
-# What one page shows of one result; the API gives the whole.
+# The limits of one result on a page. The API has the whole result.
 MAX_ITEMS = 50
 MAX_TEXT = 100_000
 MAX_MARKDOWN = 30_000
 MAX_CELLS = 10_000
-MAX_MEDIA_CHARACTERS = 6_000_000  # base64, of all pictures and sounds of a result together
+MAX_MEDIA_CHARACTERS = 6_000_000  # base64, of all images and audio of a result together
 MAX_TREE_NODES = 2_000
 MAX_TREE_DEPTH = 24
 MAX_TREE_TEXT = 2_000
 MAX_NAME = 300
 
-# No SVG: within <img> its scripts stay still, but a small one can draw for hours. Its source is shown instead.
+# No SVG. In <img> its scripts do not run, but a small SVG can take hours to draw. Its source is shown instead.
 IMAGE_TYPES: Mapping[str, Sequence[bytes]] = {
     "image/png": (b"\x89PNG\r\n\x1a\n",),
     "image/jpeg": (b"\xff\xd8\xff",),
@@ -55,7 +55,7 @@ HINTS: Mapping[str, str] = {str(kind): kind.hint for kind in Invocation.ErrorKin
 
 @dataclass(frozen=True)
 class Item:
-    """One thing of a result. `kind` is the word for it, `html` is safe, `source` is what a person may copy."""
+    """One item of a result. `kind` is its name for people, `html` is safe, `source` is the text to copy."""
 
     kind: str
     html: SafeString
@@ -74,7 +74,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Structured:
-    """The structured content, and whether it keeps the promise of the tool's output schema."""
+    """The structured content, and whether it matches the tool's output schema."""
 
     html: SafeString
     source: str
@@ -96,7 +96,7 @@ class ResultView:
 
 
 def result_view(invocation: Invocation, output_schema: dict[str, Any] | None = None) -> ResultView | None:
-    """How the call ended, ready for the template. None while it is not over."""
+    """The result of the call for the template. None before its end."""
     if not invocation.is_finished:
         return None
     result = invocation.result if isinstance(invocation.result, dict) else {}
@@ -138,7 +138,7 @@ def _structured(result: dict[str, Any], output_schema: dict[str, Any] | None) ->
 
 
 def _repeats(part: Any, result: dict[str, Any], structured: str) -> bool:
-    """Whether a text repeats the structured content, as MCP asks for older clients."""
+    """Whether a text repeats the structured content, as MCP recommends for older clients."""
     if not structured or not isinstance(part, dict) or part.get("type") != "text":
         return False
     text = part.get("text")
@@ -148,7 +148,7 @@ def _repeats(part: Any, result: dict[str, Any], structured: str) -> bool:
 
 
 def items_of(content: Sequence[Any]) -> list[Item]:
-    """The items of a result's content, as `result_view` has them."""
+    """The items of a result's content, as in `result_view`."""
     drawing = _Drawing()
     return [drawing.item(part) for part in content[:MAX_ITEMS]]
 
@@ -158,7 +158,7 @@ def items_of(content: Sequence[Any]) -> list[Item]:
 
 @dataclass
 class _Drawing:
-    """Draws the items of one result, with one budget for all pictures and sounds."""
+    """Renders the items of one result, with one budget for all images and audio."""
 
     media_budget: int = field(default=MAX_MEDIA_CHARACTERS)
 
@@ -212,7 +212,7 @@ class _Drawing:
 
 
 def _url_of(media_type: str, content: bytes) -> tuple[str, str]:
-    """The data: URL, written from the decoded content, and a text for those who cannot see or hear it."""
+    """The data: URL, from the decoded content, and an alternative text."""
     return f"data:{media_type};base64,{base64.b64encode(content).decode()}", f"{media_type} from the member"
 
 
@@ -248,7 +248,7 @@ def _size(size: Any) -> str:
 
 
 def text_item(text: str, *, media_type: str = "", note: str = "") -> Item:
-    """A text as what it looks like: JSON as a tree, Markdown laid out, all else as it is."""
+    """A text by its apparent format: JSON as a tree, Markdown as HTML, others unchanged."""
     source = _bounded(text, MAX_TEXT)
     value = _json_value(text) if text[:1000].lstrip()[:1] in ("{", "[") else None
     if isinstance(value, (dict, list)) and value:
@@ -274,7 +274,7 @@ def looks_like_markdown(text: str) -> bool:
 
 
 def _cells(text: str) -> int:
-    """How many cells its tables could have: short rows are filled up to the width of the head."""
+    """The largest possible number of table cells, because short rows are filled up to the width of the header."""
     rows = [line.count("|") for line in text.split("\n") if "|" in line]
     return len(rows) * max(rows, default=0)
 
@@ -290,7 +290,7 @@ def markdown(text: str) -> SafeString:
 
 
 def json_tree(value: Any) -> SafeString:
-    """`value` as nested <details>: foldable without a script, bounded in nodes, depth and length of texts."""
+    """`value` as nested <details>, which fold without a script. Nodes, depth and length of texts are bounded."""
     return mark_safe(f'<div class="json-tree">{"".join(_Tree().lines(value))}</div>')  # noqa: S308 - all escaped
 
 
@@ -339,7 +339,7 @@ def _json(value: Any) -> str:
 
 
 def _json_value(text: str) -> Any:
-    """The JSON value of `text`. None when it is not JSON, or too long."""
+    """The JSON value of `text`. None if it is not JSON, or too long."""
     if len(text) > present.MAX_SHOWN:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Calls: who asked what of whom, and what came of it."""
+"""Calls: the list, a call's page, and the actions."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class InvocationAdmin(RuntimeRowAdmin):
         *("status", "error_kind", "source", ("member", ReachableMembersFilter)),
         *(listing.ByTool, listing.ByToken, listing.Within, listing.Since, listing.Until, listing.Before),
     ]
-    search_fields = ["tool_name"]  # listing.search decides what is searched
+    search_fields = ["tool_name"]  # listing.search decides which columns are searched
     sortable_by = ()
     list_per_page = list_max_show_all = listing.PER_PAGE
     paginator = CallPaginator
@@ -70,7 +70,7 @@ class InvocationAdmin(RuntimeRowAdmin):
         return CallList
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Invocation]:
-        """Whoever made a call may see it, though its member was reserved for others since."""
+        """Users may see their own calls, even if the member has been reserved for others since."""
         closed_members = principal_of(request).closed_members
         rows = admin.ModelAdmin.get_queryset(self, request).select_related("member", "token")
         if closed_members:
@@ -83,13 +83,13 @@ class InvocationAdmin(RuntimeRowAdmin):
         return listing.search(queryset, search_term), False
 
     def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        """Whoever made a call may see what came of it."""
+        """Users may see their own calls."""
         if isinstance(obj, Invocation) and obj.requested_by_id and obj.requested_by_id == request.user.pk:
             return True
         return super().has_view_permission(request, obj)
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        return []  # the page has a template of its own
+        return []  # the page has its own template
 
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view
@@ -115,10 +115,10 @@ class InvocationAdmin(RuntimeRowAdmin):
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
         if request.method == "GET" and "" in request.GET.values():
-            return redirect(f"{request.path}{_without_empty(request.GET)}")  # of a form that was sent as it was
+            return redirect(f"{request.path}{_without_empty(request.GET)}")  # of an unchanged form
         if request.headers.get("X-Live") == "part":
             return self._list_part(request)
-        etag = self._list_etag(request)  # before the rows are read: what changes meanwhile is asked for
+        etag = self._list_etag(request)  # before the rows are read, so that a change meanwhile causes another request
         response = super().changelist_view(request, {**(extra_context or {}), "title": "Calls", "etag": etag})
         context = getattr(response, "context_data", None) or {}
         if calls := context.get("cl"):
@@ -126,7 +126,7 @@ class InvocationAdmin(RuntimeRowAdmin):
         return response
 
     def _list_part(self, request: HttpRequest) -> HttpResponse:
-        """The rows alone, while they are followed."""
+        """Only the rows, for live updates."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         try:
@@ -141,8 +141,8 @@ class InvocationAdmin(RuntimeRowAdmin):
 
     @staticmethod
     def _list_etag(request: HttpRequest) -> str:
-        """Another text when any call came, was started or ended: a search is not run each second for nothing."""
-        # From the last minutes calls drop out though nothing came.
+        """Changes when any call was queued, started or ended, so that an unchanged search does not run each second."""
+        # With a filter for the last minutes, calls drop out even without new ones.
         clock = int(time.time() // AGING_SECONDS) if request.GET.get("within") else 0
         return live.etag(*calls_version(), sorted(principal_of(request).closed_members), clock)
 
@@ -193,7 +193,7 @@ class InvocationAdmin(RuntimeRowAdmin):
         return super().change_view(request, object_id, form_url, {**(extra_context or {}), **context})
 
     def part_view(self, request: HttpRequest, invocation_id: int) -> HttpResponse:
-        """The call while it is not over."""
+        """The live part of a call in progress."""
         invocation = self._visible(request, invocation_id)
         return live.part(
             request,
@@ -244,7 +244,7 @@ class InvocationAdmin(RuntimeRowAdmin):
         return live.form_response(request, self.page_of(invocation))
 
     def has_cancel_permission(self, request: HttpRequest) -> bool:
-        """For the action. Which calls: `_may_cancel`."""
+        """Whether the action is offered. `_may_cancel` decides for each call."""
         principal = principal_of(request)
         return principal.invokes or principal.controls
 
@@ -274,7 +274,7 @@ class InvocationAdmin(RuntimeRowAdmin):
 
     @method_decorator(require_POST)
     def replay_view(self, request: HttpRequest, invocation_id: int) -> HttpResponse:
-        """The same call once more. The page's key makes a second press lead to the call of the first."""
+        """Make the same call again. With the page's key, a second press leads to the call of the first."""
         invocation = self._visible(request, invocation_id)
         if not self.has_invoke_permission(request):
             raise PermissionDenied
@@ -307,7 +307,7 @@ class InvocationAdmin(RuntimeRowAdmin):
         return redirect(_comparison(*ids))
 
     def previous_view(self, request: HttpRequest, invocation_id: int) -> HttpResponse:
-        """To the comparison with the call of the same tool before this one."""
+        """Redirect to the comparison with the previous call of the same tool."""
         invocation = self._visible(request, invocation_id)
         rows = self.get_queryset(request)
         if not self.has_view_permission(request):

@@ -1,4 +1,4 @@
-"""What happened and what is held: status changes and ports."""
+"""Status changes and ports."""
 
 from __future__ import annotations
 

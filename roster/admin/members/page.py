@@ -1,4 +1,4 @@
-"""What a member's page shows: why it is as it is, its process, tools, calls, changes and log. Its buttons: members."""
+"""The contents of a member's page: its fault, process, tools, calls, changes and log. `screens` has the views."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHOWN_CALLS = 20
 SHOWN_TOOLS = 500
 SHOWN_LOG_LINES = 200
 SHOWN_MESSAGE = 2_000
-SHOWN_LAST_LINES = 6_000  # of each change: what a member wrote last may be 80,000 characters
+SHOWN_LAST_LINES = 6_000  # of each change, because a member's last lines may have 80,000 characters
 SHOWN_DESCRIPTION = 300
 
 Status = GuildMember.Status
@@ -37,7 +37,7 @@ Status = GuildMember.Status
 
 @dataclass(frozen=True)
 class Fault:
-    """Why a member does not run: one sentence, the lines that it wrote last, and what somebody can do now."""
+    """Why a member does not run: one sentence, its last lines, and what to do."""
 
     reason: str
     last_lines: str
@@ -45,7 +45,7 @@ class Fault:
 
 
 def fault_of(member: Any, status: str) -> Fault | None:
-    """None when nothing is wrong. A manifest that cannot be used may be one of a member that still runs."""
+    """None if nothing is wrong. A member with a faulty manifest may still run."""
     if not member.manifest_error and status != Status.ERROR:
         return None
     diagnosis = diagnosis_of(member)
@@ -80,7 +80,7 @@ def head(member: Any, status: str, progress: str, verbs: list[Any]) -> dict[str,
 
 
 def tools(request: HttpRequest, member: Any) -> dict[str, Any]:
-    """The tools that who asks may see, in the member's own order, those that left its list last."""
+    """The tools that the user may see, in the member's order. Tools that left its list come last."""
     principal = principal_of(request)
     rows = list(tools_of(request, member)[: SHOWN_TOOLS + 1])
     return {
@@ -100,7 +100,7 @@ def tools_of(request: HttpRequest, member: Any) -> QuerySet[Tool]:
 
 
 def tools_tag(request: HttpRequest, member: Any) -> str:
-    """Another when any tool changed, without reading their schemas; a definition of another length is another."""
+    """Changes when any tool changes. It does not read definitions, and compares only their lengths."""
     definition = Length(Cast("definition", TextField()))
     rows = tools_of(request, member).values_list("pk", "enabled", "listed", "position", definition)
     principal = principal_of(request)
@@ -134,21 +134,21 @@ def activity(request: HttpRequest, member: Any) -> dict[str, Any]:
 
 
 def _with(row: Any, **words: str) -> Any:
-    """The row with words beside its columns, for a template."""
+    """The row with texts for a template."""
     for name, text in words.items():
         setattr(row, name, text)
     return row
 
 
 def changes_of(member: Any) -> QuerySet[Any]:
-    """Newest first, with as much of the texts as is shown: `short_text` and `last_lines`."""
+    """Changes, newest first, with the shown parts of their texts: `short_text` and `last_lines`."""
     changes = StatusChange.objects.filter(member=member).defer("message", "log_tail")
     return changes.annotate(short_text=Left("message", SHOWN_MESSAGE), last_lines=Right("log_tail", SHOWN_LAST_LINES))
 
 
 def still(member: Any) -> dict[str, Any]:
-    """What changes with the folder alone, or with the next start."""
-    # People keep API keys in `env`; the file has them, a screen need not.
+    """Facts that change only with the folder or the next start."""
+    # People keep API keys in `env`. The page does not show them.
     manifest = mask(member.manifest, [["env", key] for key in member.manifest.get("env", {})])
     return {
         "manifest": present.json_block(manifest),
@@ -162,7 +162,7 @@ def still(member: Any) -> dict[str, Any]:
 
 
 def log(member: GuildMember, cursor: str = "") -> dict[str, Any]:
-    """Its last lines, or those behind the cursor, as they are to be shown."""
+    """The last lines, or those after the cursor, for the page."""
     part = log_after(member, cursor, SHOWN_LOG_LINES)
     return {"lines": [plain(line) for line in part.lines], "cursor": part.cursor, "gap": part.is_gap}
 
@@ -172,12 +172,12 @@ def log_answer(member: GuildMember, cursor: str) -> HttpResponse:
 
 
 def _whole_log(member: GuildMember) -> Iterator[bytes]:
-    give_connection_back()  # a slow reader needs none of the pool's
+    give_connection_back()  # a slow client must not hold a connection of the pool
     yield from whole_log(member)
 
 
 def log_file(member: GuildMember) -> StreamingHttpResponse:
-    """The whole log, to be kept as a file: no browser may take it for a page."""
+    """The whole log as a download, which no browser may show as a page."""
     response = StreamingHttpResponse(_whole_log(member), content_type="text/plain; charset=utf-8")
     name = get_valid_filename(member.name)
     response.headers["Content-Disposition"] = f'attachment; filename="{name}.log"'

@@ -1,4 +1,4 @@
-"""The roster: the hall's first page. A card per member, broken members first, updated automatically."""
+"""The roster, the hall's first page. It has a card per member, broken members first, and updates automatically."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VIEW_TOOLS = "roster.view_tool"
 MAX_CARDS = 300
 MAX_QUERY = 100
 MAX_TOOLS_FOUND = 6
-# All that a card is made from, so all that makes it another one.
+# All columns that a card shows. It changes only when one of them changes.
 COLUMNS = (
     *("id", "name", "directory", "removed_at", "display_name", "description", "server_url", "manifest_error"),
     *("manifest_warnings", "enabled", "desired_state", "restart_requested_at", "status", "status_changed_at"),
@@ -42,10 +42,10 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Card:
-    """One member as its card shows it."""
+    """A member's card."""
 
     member: Member
-    row: GuildMember  # what is true of it now
+    row: GuildMember  # its current state
     diagnosis: Diagnosis | None
     verbs: list[Verb]
     matching_tools: list[Tool]
@@ -70,7 +70,7 @@ class Card:
 
     @property
     def is_alive(self) -> bool:
-        """Whether what the row says of a process is true now."""
+        """Whether the row's facts about a process are current."""
         return self.member.runtime_is_alive
 
     @property
@@ -98,7 +98,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Chip:
-    """A status to narrow the roster to, with how many there are."""
+    """A status as a filter of the roster, with the number of its members."""
 
     status: str
     label: str
@@ -108,24 +108,24 @@ class Chip:
 
 
 class RosterScreen(RuntimeRowAdmin):
-    """The part of the members' admin that is the first page."""
+    """The part of the members' admin with the first page."""
 
     def get_urls(self) -> list[URLPattern]:
         cards = self.admin_site.admin_view(self.cards_view)
         return [path("cards/", cards, name="roster_cards"), *super().get_urls()]
 
     def roster_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> TemplateResponse:
-        """The page; staff without the permission to view members see that they lack it."""
+        """The page. Staff without the permission to view members get a message."""
         context = {**self.admin_site.each_context(request), "title": "Roster", **(extra_context or {})}
         if self.has_view_permission(request):
             search = Search.of(request)
-            tag = self._tag(request, search)  # first: what changes meanwhile is asked for once more, never missed
+            tag = self._tag(request, search)  # first, so that a change meanwhile is requested again and not missed
             part = f"{reverse('admin:roster_cards')}?{search.as_query()}"
             context |= {**self._cards(request, search), "part": part, "etag": tag}
         return TemplateResponse(request, "roster/page.html", context)
 
     def cards_view(self, request: HttpRequest) -> HttpResponse:
-        """The cards alone, for static/roster/live.js."""
+        """Only the cards, for static/roster/live.js."""
         if not self.has_view_permission(request):
             return HttpResponse("You may not see members.", status=403, content_type="text/plain")
         search = Search.of(request)
@@ -133,12 +133,12 @@ class RosterScreen(RuntimeRowAdmin):
         return live.part(request, "roster/cards.html", lambda: self._cards(request, search), tag=tag)
 
     def _search_results(self, request: HttpRequest, search: Search) -> QuerySet[Any]:
-        """All members that the query finds, whatever their status."""
+        """All members that match the query, with any status."""
         members = self.get_queryset(request).filter(removed_at=None)
         return search.filter_members(members, with_tools=_may_see_tools(request))
 
     def _tag(self, request: HttpRequest, search: Search) -> str:
-        """Of all that the cards show, without making them: values cost a third of what rows cost."""
+        """The ETag of all that the cards show, without their rows. Values cost a third of rows."""
         hour, principal = last_hour.figures(), principal_of(request)
         permissions = principal.controls, principal.invokes, principal.views_calls, request.user.has_perm(VIEW_TOOLS)
         columns = (*COLUMNS, "port_allocation__port", "tool_count")
@@ -146,7 +146,7 @@ class RosterScreen(RuntimeRowAdmin):
         return live.etag(search, permissions, present.runtime_is_alive(request), rows)
 
     def _cards(self, request: HttpRequest, search: Search) -> dict[str, Any]:
-        """The context of roster/cards.html: broken members first, then by name."""
+        """The context of roster/cards.html, with broken members first, then by name."""
         unsorted = list(self._search_results(request, search).only(*COLUMNS, "port_allocation__port"))
         members = sorted(unsorted, key=_order)
         counts = Counter(visible_status(member) for member in members)
@@ -167,7 +167,7 @@ class RosterScreen(RuntimeRowAdmin):
 
 
 class LastHour:
-    """The figures of the last hour, which cost more than the rest of the page: counted once in a few seconds."""
+    """The figures of the last hour. They cost more than the rest of the page, so they are cached for a few seconds."""
 
     SECONDS = 3.0
 
@@ -184,7 +184,7 @@ class LastHour:
             return self._figures
 
     def forget(self) -> None:
-        """Count again for the next request."""
+        """Clear the cache."""
         self._updated_at = -self.SECONDS
 
 
@@ -193,7 +193,7 @@ last_hour = LastHour()
 
 @dataclass(frozen=True)
 class Search:
-    """What somebody looks for in the roster."""
+    """A search in the roster."""
 
     query: str = ""
     status: str = ""
@@ -211,7 +211,7 @@ class Search:
         return urlencode({key: value for key, value in (("q", self.query), ("status", self.status)) if value})
 
     def filter_members(self, members: QuerySet[Any], *, with_tools: bool) -> QuerySet[Any]:
-        """The members of which a text, or the name or title of a tool, contains each word."""
+        """The members for which each word is in one of their texts, or in the name or title of one of their tools."""
         for word in self.words:
             condition = Q(name__icontains=word) | Q(display_name__icontains=word) | Q(description__icontains=word)
             if with_tools:
@@ -227,7 +227,7 @@ def _says(word: str) -> Q:
 
 
 def _may_see_tools(request: HttpRequest) -> bool:
-    """Whether the user sees names of tools: who may list, call or switch them does."""
+    """Whether the user sees names of tools, with a permission to list, call or switch them."""
     principal = principal_of(request)
     return principal.invokes or principal.controls or request.user.has_perm(VIEW_TOOLS)
 
@@ -243,7 +243,7 @@ def _card(request: HttpRequest, member: Member, matching_tools: list[Tool]) -> C
 
 
 def _matching_tools(search: Search, members: list[Any]) -> dict[int, list[Tool]]:
-    """Of each member the first tools that the query names."""
+    """The first matching tools of each member."""
     by_member: dict[int, list[Tool]] = {}
     if not search.words or not members:
         return by_member

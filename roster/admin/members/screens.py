@@ -1,4 +1,4 @@
-"""Members: desired state, status and reason, and the buttons that change the desired state."""
+"""Members: their desired state, status and fault, and the buttons that change the desired state."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _action(verb: Verb) -> Callable[..., None]:
 
 
 class ShownStatusFilter(admin.SimpleListFilter):
-    """By the status that is shown, not the column: without a live runtime nobody is connected."""
+    """Filter by the shown status, not by the column, because without a live runtime no member is connected."""
 
     title = "status"
     parameter_name = "status"
@@ -100,7 +100,7 @@ class MemberAdmin(RosterScreen):
     actions = [*(_action(verb) for verb in VERBS), "delete_selected"]
     change_list_template = "admin/roster/guildmember/change_list.html"
     change_form_template = "admin/roster/guildmember/change_form.html"
-    fields = ["name"]  # its page shows the rest in its own way
+    fields = ["name"]  # its page has its own template for the rest
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         tools = Tool.objects.filter(visible_tools(), member=OuterRef("pk")).order_by().values("member")
@@ -132,7 +132,7 @@ class MemberAdmin(RosterScreen):
     # Verbs
 
     def apply(self, request: HttpRequest, verb: Verb, members: list[Any]) -> None:
-        """Do it for each member that it applies to, and tell the user about all members."""
+        """Apply the verb to the members that allow it, and tell the user about all members."""
         names, refusals = [], []
         for member in members:
             if reason := obstacle(verb.name, member):
@@ -206,7 +206,7 @@ class MemberAdmin(RosterScreen):
     # Its page
 
     def _page(self, request: HttpRequest, object_id: str) -> dict[str, Any]:
-        """What the member's page shows: parts that update automatically, and the rest as it is now."""
+        """The context of the member's page, with parts that update automatically, and the rest."""
         member = self.get_object(request, object_id)
         if member is None or not self.has_view_permission(request, member):
             return {}
@@ -240,14 +240,14 @@ class MemberAdmin(RosterScreen):
                 raise Http404(f"a member's page has no part {part!r}")
 
     def log_view(self, request: HttpRequest, member_id: int) -> HttpResponse:
-        """The lines behind `after`, the cursor of the answer before, as JSON."""
+        """The lines after the cursor `after` of the previous answer, as JSON."""
         return page.log_answer(self._viewable_member(request, member_id), request.GET.get("after", ""))
 
     def log_file_view(self, request: HttpRequest, member_id: int) -> HttpResponseBase:
         return page.log_file(self._viewable_member(request, member_id))
 
     def _viewable_member(self, request: HttpRequest, member_id: int) -> Any:
-        """The member whose page this is part of."""
+        """The member of this page."""
         member = self.existing(request, str(member_id))
         if not self.has_view_permission(request, member):
             raise PermissionDenied
@@ -266,7 +266,7 @@ class MemberAdmin(RosterScreen):
         return "" if visible_status(member) in (Status.DISCONNECTED, Status.ERROR) else "its process has not ended yet"
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
-        # Its tools, calls and changes go with it, though none of them can be deleted alone.
+        # Its tools, calls and changes are deleted with it, although users cannot delete them separately.
         deleted, counts, _, protected = super().get_deleted_objects(objs, request)
         return deleted, counts, set(), protected
 

@@ -1,4 +1,4 @@
-"""What may be done with a member, as buttons and actions, and the facts about it that decide which of them apply."""
+"""The verbs for a member as buttons and actions, and the facts that decide which of them apply."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def visible_status(member: Member) -> str:
 
 
 def visible_row(member: Member) -> GuildMember:
-    """What is true of it now, as a row beside its own. Its own status says what may be done with it."""
+    """The member's row with its current, true state. The stored status decides which verbs apply."""
     return true_row(copy(member), runtime_is_alive=member.runtime_is_alive)
 
 
 def visible_since(member: Member) -> datetime | None:
-    """When its shown status became that, if it is known: a faulty manifest is an error of no certain age."""
+    """When it got the shown status, if that is known. The age of a faulty manifest is not."""
     is_its_own = member.runtime_is_alive and visible_status(member) == member.status
     return member.status_changed_at if is_its_own else None
 
@@ -70,7 +70,7 @@ def visible_progress(member: Member) -> str:
 
 
 def obstacle(verb: str, member: Member) -> str:
-    """Why the verb does not apply to this member now; empty when it does."""
+    """Why the verb does not apply to this member now. Empty if it applies."""
     status = visible_status(member)
     if member.removed_at:
         return "its folder is gone"
@@ -91,17 +91,17 @@ def obstacle(verb: str, member: Member) -> str:
 
 
 def verbs_now(member: Member) -> list[Verb]:
-    """The few that a card has buttons for: what makes sense now, a start or a restart, never both."""
+    """The verbs with a button on the card: those that make sense now, and either a start or a restart."""
     names = {"stop", "restart" if visible_status(member) in ACTIVE else "start"} if member.enabled else {"enable"}
     if not member.runtime_is_alive and member.desired_state == GuildMember.DesiredState.RUNNING:
-        names -= {"start"}  # it should run already, and nobody is there to do it
+        names -= {"start"}  # it should run already, but no runtime can start it
     if member.manifest_error and member.status == Status.DISCONNECTED:
         names = set()  # nothing runs, and nothing can be started
     return [verb for verb in VERBS if verb.name in names and not obstacle(verb.name, member)]
 
 
 def diagnosis_of(member: Member) -> Diagnosis | None:
-    """Why it does not run and what to do; None when there is nothing to explain."""
+    """Why it does not run and what to do. None if there is nothing to explain."""
     facts = Facts(
         name=member.name,
         directory=member.directory,

@@ -1,7 +1,7 @@
 """Tokens in the admin.
 
-screens      the list, the form that makes one, its revocation
-page         what a token's page shows: configuration for clients, who came with it, what was called
+screens      the list, the form of a new token, the revocation
+page         the contents of a token's page: configuration for clients, the programs that used it, the tools called
 
-What a token may be is decided by `mcp_runtime.control.tokens`. Nobody outside the admin imports this.
+`mcp_runtime.control.tokens` validates new tokens. Only the admin imports this package.
 """

@@ -1,4 +1,4 @@
-"""What a token's page shows: the configuration of each client, the programs that used it, and the tools it called."""
+"""The contents of a token's page: the configuration of each client, the programs that used it, the tools called."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roster.models import ApiToken, GuildMember, Invocation
 
 COUNTED_CALLS = 1_000
 SHOWN_TOOLS = 50
-MAX_MEMBERS = 300  # to choose from
+MAX_MEMBERS = 300  # choices
 
 CLIENT_NAMES = {
     "agent-sdk": "Claude Agent SDK",
@@ -39,7 +39,7 @@ class ClientConfiguration:
 
 
 def configuration(request: HttpRequest, token: ApiToken) -> dict[str, Any]:
-    """The choice in the address (`?members=a&members=b&way=direct`), and the configuration of each client for it."""
+    """The choice in the URL (`?members=a&members=b&way=direct`), and the configuration of each client for it."""
     try:
         principal = principals.principal_of_row(token)
     except TokenError as error:
@@ -83,7 +83,7 @@ def _costs(principal: Principal, members: list[GuildMember], *, direct: bool) ->
 
 
 def use(request: HttpRequest, token: ApiToken) -> dict[str, Any]:
-    """The programs that used the token, and the tools of its last calls. To count all calls may take long."""
+    """The programs that used the token, and the tools of its last calls. A count of all calls may take long."""
     last_calls = Invocation.objects.filter(token=token).order_by("-id").values("pk")[:COUNTED_CALLS]
     tools = (
         Invocation.objects.filter(pk__in=last_calls)

@@ -1,4 +1,4 @@
-"""Tokens: made here, over REST or with `manage.py create_token`; shown once, then only by how they begin."""
+"""Tokens, created here, over REST or with `manage.py create_token`. They are shown once, then only their beginning."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NEW_TOKEN_FIELDS = [
     "tools",
     *(limit.name for limit in ApiToken.LIMITS),
 ]
-TOKEN_FIELDS = ["beginning"]  # the rest is FACTS, in the way of its page
+TOKEN_FIELDS = ["beginning"]  # the page shows the rest from FACTS
 Scope = ApiToken.Scope
 
 
@@ -45,7 +45,7 @@ class ToolChoice(forms.ModelMultipleChoiceField):  # type: ignore[type-arg]  # a
 
 
 class NamedDateTime(AdminSplitDateTime):
-    """Django shows what the two fields are, and does not tell who cannot see it."""
+    """Add labels to the date and time fields for screen readers. Django's labels are only visible."""
 
     def get_context(self, name: str, value: Any, attrs: Any) -> dict[str, Any]:
         context = super().get_context(name, value, attrs)
@@ -67,7 +67,7 @@ class TokenForm(forms.ModelForm):  # type: ignore[type-arg]  # as for ModelAdmin
         return end
 
     def clean(self) -> dict[str, Any] | None:
-        """What was chosen must be what the scope says: a forgotten choice would make a token for everything."""
+        """Require choices that match the scope. Otherwise a forgotten choice would create a token for everything."""
         cleaned = super().clean()
         scope = self.cleaned_data.get("scope")
         for field in ("members", "tools"):
@@ -81,7 +81,7 @@ class TokenForm(forms.ModelForm):  # type: ignore[type-arg]  # as for ModelAdmin
 
 @admin.register(ApiToken)
 class ApiTokenAdmin(SafeFilterAdmin):
-    """Who may see everybody's tokens is the superuser; others see, make and revoke their own."""
+    """Superusers see all tokens. Other users see, create and revoke their own."""
 
     form = TokenForm
     list_display = ["beginning", "status", "user", "name", "opens", "made", "expires", "used", "last_client"]
@@ -114,11 +114,11 @@ class ApiTokenAdmin(SafeFilterAdmin):
         return False
 
     def has_revoke_permission(self, request: HttpRequest) -> bool:
-        """For the action: whoever may delete tokens may end them."""
+        """Whether the action is offered: to users who may delete tokens."""
         return self.has_delete_permission(request)
 
     def formfield_for_foreignkey(self, db_field: ForeignKey[Any, Any], request: HttpRequest, **kwargs: Any) -> Any:
-        # A token carries its user's rights: making one for somebody else would be a way to borrow them.
+        # A token has its user's rights, so a token for another user would give away that user's rights.
         field = super().formfield_for_foreignkey(db_field, request, **kwargs)
         if field is not None:
             field.initial = request.user.pk
@@ -127,7 +127,7 @@ class ApiTokenAdmin(SafeFilterAdmin):
         return field
 
     def formfield_for_manytomany(self, db_field: ManyToManyField[Any, Any], request: HttpRequest, **kwargs: Any) -> Any:
-        """What is reserved for groups of others is not offered, nor what left the roster."""
+        """Offer no members and tools that are reserved for groups of others, or that left the roster."""
         closed_names = principal_of(request).closed_members
         if db_field.name == "members":
             kwargs["queryset"] = GuildMember.objects.filter(removed_at=None).exclude(name__in=closed_names)
@@ -154,7 +154,7 @@ class ApiTokenAdmin(SafeFilterAdmin):
         )
 
     def response_post_save_add(self, request: HttpRequest, obj: ApiToken) -> HttpResponseRedirect:
-        """To its own page, where the token stands in what each client wants written down."""
+        """Redirect to its page, where the token is in the configuration of each client."""
         if self.has_view_permission(request, obj):
             return redirect("admin:roster_apitoken_change", obj.pk)
         return super().response_post_save_add(request, obj)
@@ -190,7 +190,7 @@ class ApiTokenAdmin(SafeFilterAdmin):
         present.report(request, "Revoked", [str(token) for token in active], refusals)
 
     def delete_model(self, request: HttpRequest, obj: ApiToken) -> None:
-        revoke_token(obj)  # else what was asked with it would go on, as nobody's
+        revoke_token(obj)  # otherwise calls and agents of the token would continue without an owner
         super().delete_model(request, obj)
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[ApiToken]) -> None:
@@ -214,7 +214,7 @@ class ApiTokenAdmin(SafeFilterAdmin):
         if token is None or not self.has_view_permission(request, token):
             raise PermissionDenied
         match part:
-            case "configuration":  # it follows the choices, not the time
+            case "configuration":  # it depends on the choices, not on time
                 return live.part(
                     request,
                     "roster/token/configuration.html",
@@ -259,7 +259,7 @@ class ApiTokenAdmin(SafeFilterAdmin):
         return "; ".join(f"{limit.words}: {texts[limit.name]}" for limit in ApiToken.LIMITS)
 
 
-# What the page of a token says of it.
+# The facts on the page of a token.
 FACTS: list[tuple[str, Callable[[ApiTokenAdmin, ApiToken], Any]]] = [
     ("State", ApiTokenAdmin.status),
     ("User", lambda _, token: token.user.get_username()),

@@ -1,7 +1,7 @@
 """Tools in the admin.
 
 screens      the list, a tool's page, its switch
-runner       the form that calls one, and the arguments that people keep for it
+runner       the form of a call, and presets
 
-Calls use `runner` for their progress. Nobody outside the admin imports this.
+Calls use `runner` for their progress. Only the admin imports this package.
 """

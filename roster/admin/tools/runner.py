@@ -1,6 +1,6 @@
-"""The tool runner: a form and JSON beside each other, the call's end on the same page, presets to use again.
+"""The tool runner: a form beside its JSON, the call's result on the same page, and presets.
 
-Without a script it is a text area with JSON and a button; static/roster/runner.js makes the rest of the same page.
+Without scripts it is a text area with JSON and a button. static/roster/runner.js adds the rest to the same page.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from roster.api import requests
 from roster.models import Invocation, Preset, Tool
 
 SENT_BEFORE = "This form was sent before, and this is its call. Open the form again for another call."
-# Its answer was lost on the way, and the arguments were changed since.
+# The answer to the first one was lost, and then the arguments were changed.
 SENT_OTHERWISE = (
     "This form was sent before, with other arguments: see the calls. Call once more to call with these too."
 )
-# Most calls are over before a page would ask for their end.
+# Most calls end before a page would request their result.
 PATIENCE_SECONDS = 0.4
-# A schema of more characters is not drawn as a form.
+# A schema with more characters gets no form.
 MAX_FORM_SCHEMA = 200_000
 OUTCOME = "admin/roster/tool/outcome.html"
 PRESETS = "admin/roster/tool/presets_part.html"
@@ -62,7 +62,7 @@ Path = tuple[str | int, ...]
 
 
 class CallForm(forms.Form):
-    # Of the form as it was shown: pressing the button twice must not call twice.
+    # The key of the form as shown, so that pressing the button twice does not call twice.
     call_key = forms.UUIDField(required=False)
     arguments = forms.CharField(
         required=False,
@@ -95,16 +95,16 @@ class CallForm(forms.Form):
             self.add_error("arguments", f"{_dotted(place)}: {reason}" if place else reason)
 
     def refuse_key(self) -> None:
-        """Its key is that of another call; the next press needs a new one."""
+        """Note that another call has its key, so that the next press gets a new key."""
         self.is_key_used = True
         self.add_error(None, SENT_OTHERWISE)
 
     def complaints(self) -> list[dict[str, Any]]:
-        """Every error, with the place in the arguments that it is about."""
-        elsewhere = [word for name, words in self.errors.items() if name != "arguments" for word in words]
+        """All errors, with their places in the arguments."""
+        other_errors = [word for name, words in self.errors.items() if name != "arguments" for word in words]
         return [
             *({"path": list(place), "reason": reason} for place, reason in self.argument_errors),
-            *({"path": [], "reason": str(word)} for word in elsewhere),
+            *({"path": [], "reason": str(word)} for word in other_errors),
         ]
 
 
@@ -114,7 +114,7 @@ def _dotted(place: Path) -> str:
 
 @dataclass
 class Beginning:
-    """The arguments that a form begins with, and what there is to tell of them."""
+    """The first arguments of a form, and the messages about them."""
 
     arguments: dict[str, Any]
     notes: list[str] = field(default_factory=list)
@@ -190,7 +190,7 @@ class ToolRunner(RuntimeRowAdmin):
         row = presets.of(cast(User, request.user), tool).filter(pk=preset_id).first()
         if row is None:
             return Beginning(calls.skeleton_of(tool.input_schema), ["There is no such preset of yours for this tool."])
-        # The schema may mark as a secret now what it did not when the preset was made.
+        # The schema may mark more secrets now than when the preset was saved.
         arguments, left_out = without_secrets(tool, row.arguments)
         beginning = Beginning(arguments, [f"These are the arguments of your preset “{row.name}”."])
         beginning.note_missing_secrets(list(dict.fromkeys([*row.left_out, *left_out])))
@@ -210,7 +210,7 @@ class ToolRunner(RuntimeRowAdmin):
         return beginning
 
     def _viewable_call(self, request: HttpRequest, tool: Tool, invocation_id: int) -> Invocation | None:
-        """The call of this tool, if who asks may see it."""
+        """The call of this tool, if the user may see it."""
         screen: Any = self.admin_site.get_model_admin(Invocation)
         row: Model | None = screen.get_object(request, str(invocation_id))
         if not isinstance(row, Invocation) or not screen.has_view_permission(request, row):
@@ -224,8 +224,8 @@ class ToolRunner(RuntimeRowAdmin):
         stays = request.headers.get("Accept") == "application/json"
         result = self._queue(request, tool, form) if form.is_valid() else None
         if result is None:
-            # Like a form that is shown again: the answer is good, what was asked is not.
-            return self._refusal(form) if stays else self._again(request, tool, form)
+            # As for an invalid form that is shown again, the status is 200.
+            return self._refusal(form) if stays else self._form_again(request, tool, form)
         invocation, is_new = result
         if not stays:
             if not is_new:
@@ -242,14 +242,14 @@ class ToolRunner(RuntimeRowAdmin):
         new_key = {"call_key": str(uuid.uuid4())} if form.is_key_used else {}
         return JsonResponse({"errors": form.complaints(), **new_key})
 
-    def _again(self, request: HttpRequest, tool: Tool, form: CallForm) -> HttpResponse:
+    def _form_again(self, request: HttpRequest, tool: Tool, form: CallForm) -> HttpResponse:
         arguments = form.cleaned_data.get("arguments")
         beginning = arguments if isinstance(arguments, dict) else calls.skeleton_of(tool.input_schema)
         return self._page(request, tool, form, Beginning(beginning))
 
     @staticmethod
     def _queue(request: HttpRequest, tool: Tool, form: CallForm) -> tuple[Invocation, bool] | None:
-        """The call's row, and whether it is new; None when it was refused, and the form says why."""
+        """The call's row, and whether it is new. None if it was refused. The form then has the reason."""
         try:
             return queue_call(
                 tool.member.name,
@@ -267,7 +267,7 @@ class ToolRunner(RuntimeRowAdmin):
         return None
 
     def outcome_view(self, request: HttpRequest, tool_id: int, invocation_id: int) -> HttpResponse:
-        """How the call gets on, as a live part; call 0 is that of a page that has not called yet."""
+        """The progress of the call, as a live part. Call 0 is for a page without a call."""
         tool = self._tool(request, tool_id)
         if not invocation_id:
             return live.part(request, OUTCOME, dict, is_final=True)
@@ -281,7 +281,7 @@ class ToolRunner(RuntimeRowAdmin):
             "elapsed": present.seconds(timedelta(milliseconds=_elapsed_ms(invocation))),
             "progress": progress_of(invocation),
         }
-        # What is over does not change, and its result may be large: it is drawn once.
+        # A finished call does not change, and its result may be large, so it is rendered once.
         tag = live.etag("outcome", invocation.pk) if invocation.is_finished else ""
         return live.part(
             request,
@@ -295,7 +295,7 @@ class ToolRunner(RuntimeRowAdmin):
 
     @method_decorator(require_POST)
     def snippets_view(self, request: HttpRequest, tool_id: int) -> HttpResponse:
-        """The call as curl, Python and command, and its arguments as a link may carry them: without secrets."""
+        """The call as curl, Python and command, and its arguments for a link. None of them has secrets."""
         tool = self._tool(request, tool_id)
         try:
             arguments = calls.parse_arguments(request.POST.get("arguments", ""))
@@ -310,7 +310,7 @@ class ToolRunner(RuntimeRowAdmin):
     # Presets
 
     def presets_view(self, request: HttpRequest, tool_id: int) -> HttpResponseBase:
-        """The presets as a live part; by POST one more of them."""
+        """The presets as a live part. A POST saves a preset."""
         tool = self._tool(request, tool_id)
         if request.method == "POST":
             return self._save_preset(request, tool)
@@ -342,7 +342,7 @@ def _presets(request: HttpRequest, tool: Tool) -> QuerySet[Preset]:
     return presets.of(cast(User, request.user), tool).defer("arguments")[: presets.MAX_PRESETS]
 
 
-# What a tool says of itself ---------------------------------------------------------------------------------------
+# The tool's own hints ---------------------------------------------------------------------------------------------
 
 
 def _annotations(tool: Tool) -> dict[str, Any]:
@@ -351,13 +351,13 @@ def _annotations(tool: Tool) -> dict[str, Any]:
 
 
 def is_destructive(tool: Tool) -> bool:
-    """Whether it says so. MCP takes silence for yes; who would be asked at each call soon no longer reads."""
+    """Whether the tool declares it. In MCP that is the default, but users would soon ignore a question at each call."""
     annotations = _annotations(tool)
     return annotations.get("destructiveHint") is True and annotations.get("readOnlyHint") is not True
 
 
 def hints_of(tool: Tool) -> list[str]:
-    """What the tool's annotations promise, in words. They are the member's own and nobody has checked them."""
+    """The tool's annotations in words. They come from the member, and nobody has checked them."""
     annotations = _annotations(tool)
     words = {
         "readOnlyHint": ("only reads", "may change something"),
@@ -365,29 +365,40 @@ def hints_of(tool: Tool) -> list[str]:
         "openWorldHint": ("reaches out to others", "stays inside"),
     }
     hints = [
-        yes if annotations[name] else no for name, (yes, no) in words.items() if isinstance(annotations.get(name), bool)
+        positive if annotations[name] else negative
+        for name, (positive, negative) in words.items()
+        if isinstance(annotations.get(name), bool)
     ]
     return [*(["may destroy or overwrite"] if is_destructive(tool) else []), *filter(None, hints)]
 
 
 def takes_arguments(tool: Tool) -> bool:
-    """Whether there is anything to fill in; a schema that says nothing allows everything, and means nothing."""
+    """Whether there is anything to fill in. An empty schema allows everything, but its tool mostly takes nothing."""
     schema = tool.input_schema
-    tells_nothing = {"$schema", "$id", "type", "title", "description", "additionalProperties", "properties", "required"}
+    uninformative_keys = {
+        "$schema",
+        "$id",
+        "type",
+        "title",
+        "description",
+        "additionalProperties",
+        "properties",
+        "required",
+    }
     return bool(
-        schema.keys() - tells_nothing
+        schema.keys() - uninformative_keys
         or schema.get("properties")
         or schema.get("required")
         or isinstance(schema.get("additionalProperties"), dict)
     )
 
 
-# How a call gets on -----------------------------------------------------------------------------------------------
+# The progress of a call -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Progress:
-    """`share` is of 100; None when the member names no total."""
+    """The progress of a call. `share` is in percent, or None if the member gives no total."""
 
     share: float | None
     text: str
@@ -403,7 +414,7 @@ def progress_of(invocation: Invocation) -> Progress | None:
 
 
 def _elapsed_ms(invocation: Invocation) -> int:
-    """Since it was accepted; of one that is over, what the tool itself took."""
+    """The time since it was accepted. For a finished call, the time in the tool."""
     if invocation.is_finished:
         return int(invocation.duration.total_seconds() * 1000) if invocation.duration else 0
     return int((timezone.now() - invocation.queued_at).total_seconds() * 1000)
@@ -418,5 +429,5 @@ def _home(request: HttpRequest) -> str:
 
 
 def _number(text: str) -> int:
-    """An id of the address; 0 for what is none."""
+    """The id in the URL, or 0 if it is not an id."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else 0

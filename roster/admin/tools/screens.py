@@ -1,4 +1,4 @@
-"""Tools: switch them on and off, and read their schemas; `runner` calls one."""
+"""Tools: switch them on and off, and read their schemas. `runner` has the calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def call_link(tool: Tool) -> SafeString | str:
 
 
 class MembersFolder(FolderFilter):
-    """The tools of one member are shown wherever its folder is."""
+    """Show the tools of a selected member even if its folder is gone."""
 
     title = "folder of the member"
     removed_at = "member__removed_at"
@@ -40,7 +40,7 @@ class MembersFolder(FolderFilter):
 
 
 class MembersInSight(ReachableMembersFilter):
-    """Names those whose tools the list shows, and the one that was chosen."""
+    """Offer the members whose tools the list shows, and the selected one."""
 
     def field_choices(self, field: Any, request: HttpRequest, model_admin: Any) -> Any:
         removed = set(GuildMember.objects.exclude(removed_at=None).values_list("pk", flat=True))
@@ -51,7 +51,7 @@ class MembersInSight(ReachableMembersFilter):
 
 
 class ToolColumns:
-    """What the list and the page say of a tool."""
+    """The state of a tool for the list and its page."""
 
     @admin.display(description="title")
     def title(self, tool: Tool) -> str:

@@ -1,7 +1,7 @@
 "use strict";
 
-/* The list of calls: buttons are for so many selected calls as they can take, and a narrow page begins without filters.
-   A link of a page is found in the address: what is not filled in is not asked. */
+/* The list of calls. A button is enabled for the number of selected calls that it accepts. Empty fields of the filters are
+   not sent, so that a link to a page has only the filters in use. */
 (() => {
   const form = document.getElementById("changelist-form");
   const buttons = form.querySelectorAll("button[data-least]");

@@ -1,6 +1,6 @@
 "use strict";
 
-/* What drf-spectacular's page has inline, where the Content-Security-Policy would not let it run. */
+/* The inline script of drf-spectacular's page. The Content-Security-Policy does not allow it inline. */
 (() => {
   const page = document.getElementById("swagger-ui");
 

@@ -2,15 +2,15 @@
 
 /* Parts of a page that update automatically.
 
-   <section data-live="URL">...</section> is asked for at URL each second (data-live-every="5": each five seconds) and
-   what comes is morphed into it, so that focus, open <details> and typed text survive. data-live-etag may hold the ETag
-   of what the page came with. The server (roster/admin/live.py) answers 304 while nothing changed, and
-   `X-Live: done` when nothing will.
+   <section data-live="URL">...</section> is requested from URL each second (data-live-every="5": each five seconds). The
+   response is morphed into it, so that focus, open <details> and typed text survive. data-live-etag may hold the ETag of
+   the part in the page. The server (roster/admin/live.py) answers 304 if nothing has changed, and `X-Live: done` if
+   nothing will change any more.
 
-   A part may be given another URL at any time. For scripts: dispatch "live:refresh" on a part to have it asked at once;
-   it dispatches "live:updated" (bubbling) after each morph. Elements with data-live-keep are left as they are. */
+   Scripts may change the URL of a part at any time. They may dispatch "live:refresh" on a part to request it at once. A
+   part dispatches "live:updated" (bubbling) after each morph. Elements with data-live-keep are not changed. */
 (() => {
-  const PERIOD = 800; // from one question to the next: what changed is shown within the second
+  const PERIOD = 800; // between two requests, so that a change is shown within a second
   const FIRST_RETRY = 1000;
   const LAST_RETRY = 5000;
   const DEADLINE = 10000;
@@ -24,7 +24,7 @@
     #url;
     #etag;
     #timer = 0;
-    #request = null; // the AbortController of what is under way
+    #request = null; // the AbortController of the request in progress
     #failures = 0;
     #done = false;
     problem = "";
@@ -41,7 +41,7 @@
       return Math.max(1000 * (Number(this.#section.dataset.liveEvery) || 0), PERIOD);
     }
 
-    /* Whatever is under way is not waited for: it may have been answered before the change that we are told of. */
+    /* Do not wait for a request in progress. Its response may be older than the change. */
     askNow() {
       this.#request?.abort();
       this.#request = null;
@@ -81,7 +81,7 @@
       } finally {
         clearTimeout(deadline);
       }
-      if (this.#request !== request) return; // asked again meanwhile
+      if (this.#request !== request) return; // requested again meanwhile
       this.#request = null;
       this.#failures = problem ? this.#failures + 1 : 0;
       this.problem = problem;
@@ -113,7 +113,7 @@
       if (response.status === 403) throw new Failure("you may not see this any more.");
       if (response.status === 404) throw new Failure("this is not there any more.");
       if (!response.ok) throw new Failure(`the hall answers with an error (${response.status}).`);
-      // Whatever else answers at this address, a proxy's page for one, is not to be put into ours.
+      // Ignore other responses, such as an error page of a proxy.
       if (!response.headers.has("X-Live")) throw new Failure("something else answers in the place of the hall.");
       return response.text();
     }
@@ -125,7 +125,7 @@
       ignoreActiveValue: true,
       callbacks: {
         beforeNodeMorphed: (old) => old === section || !isLeftAlone(old),
-        // Who opened something decides when it closes.
+        // The user decides when an open element closes.
         beforeAttributeUpdated: (name, element) => !(name === "open" && element.matches("details, dialog")),
       },
     });
@@ -137,7 +137,7 @@
     return node instanceof Element && (node.matches("[data-live-keep], [data-live]") || isEdited(node));
   }
 
-  /* Whether somebody typed or chose something here. */
+  /* Whether the user typed or chose something here. */
   function isEdited(node) {
     if (node instanceof HTMLSelectElement) {
       const options = [...node.options];
@@ -151,7 +151,7 @@
     return isText && node.value !== node.defaultValue;
   }
 
-  /* One quiet line for the whole page. */
+  /* One line for the whole page. */
   function showProblem() {
     const problem = [...parts].map((part) => part.problem).find(Boolean) ?? "";
     const line = document.getElementById("not-live");

@@ -1,8 +1,8 @@
 "use strict";
 
-/* The page of a member: searching its tools, and its log as it grows. */
+/* The page of a member: the search of its tools, and its log as it grows. */
 
-/* <input data-find="ID"> hides the rows of the list ID that do not hold every word of it. */
+/* <input data-find="ID"> hides the rows of the list ID that do not contain each word of the input. */
 (() => {
   function find(input) {
     const rows = document.getElementById(input.dataset.find)?.children ?? [];
@@ -21,15 +21,15 @@
   for (const input of document.querySelectorAll("input[data-find]")) {
     input.addEventListener("input", () => find(input));
     document.addEventListener("live:updated", () => find(input));
-    find(input); // the browser may have kept what was typed before a reload
+    find(input); // the browser may restore the text after a reload
   }
 })();
 
-/* The log: what came since is asked for each second, by the cursor of the answer before, while the tab is seen. It sticks
-   to the end unless the reader scrolled up. */
+/* The log. While the tab is visible, new lines are requested each second, with the cursor of the previous response. The
+   log stays scrolled to its end unless the user scrolled up. */
 (() => {
   const PERIOD = 1000;
-  const LONGEST_PERIOD = 10000; // while it fails
+  const LONGEST_PERIOD = 10000; // while requests fail
   const DEADLINE = 10000;
   const MAX_LINES = 2000;
   const AT_END = 24; // pixels from the end that still count as the end

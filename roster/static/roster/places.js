@@ -1,6 +1,6 @@
 "use strict";
 
-/* The menu of the navigation closes as menus do: with Escape, and when one goes on elsewhere. */
+/* The menu of the navigation closes with Escape, and when the user clicks or moves the focus outside of it. */
 (() => {
   const menu = document.querySelector("#places details");
   if (!menu) return;

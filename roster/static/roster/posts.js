@@ -1,10 +1,10 @@
 "use strict";
 
-/* Buttons that change something, without losing the place on the page.
+/* Buttons that change something without leaving the page.
 
-   <form method="post" data-live-form> is sent by fetch (so is a button of it with a formaction of its own); the server
-   (roster/admin/live.py, `done`) answers with Django's messages as JSON, which are shown for some seconds at the foot or the head of
-   the window, and all live parts are asked at once. Without scripts it is the form it is. */
+   <form method="post" data-live-form> is sent with fetch, also for its buttons with their own formaction. The server
+   (roster/admin/live.py, `form_response`) answers with Django's messages as JSON. They are shown for some seconds at the
+   bottom or top of the window, and all live parts are requested at once. Without scripts it is an ordinary form. */
 (() => {
   const SHOWN_FOR = { success: 6000, info: 6000, warning: 12000, error: 20000 };
   const DEADLINE = 30000;
@@ -40,13 +40,13 @@
       redirect: "manual",
       signal: AbortSignal.timeout(DEADLINE),
     });
-    if (response.type === "opaqueredirect") location.reload(); // logged out: the way in is shown
+    if (response.type === "opaqueredirect") location.reload(); // logged out, so the login page is shown
     if (response.status === 403) return [{ level: "error", text: "Refused: you may not do that, or this page is too old. Reload it." }];
     if (response.status === 404) return [{ level: "error", text: "That is not there any more." }];
     return (await response.json()).messages;
   }
 
-  /* What was pressed stands beside what it changes: messages come at the other end of the window. */
+  /* A button is next to what it changes, so messages are shown at the other end of the window. */
   function keepClearOf(pressed) {
     const { top, bottom } = pressed.getBoundingClientRect();
     document.getElementById("live-messages").classList.toggle("at-top", top + bottom > window.innerHeight);

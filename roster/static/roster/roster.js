@@ -1,6 +1,6 @@
 "use strict";
 
-/* The roster: finds as one types, and narrows by status, without leaving the page. */
+/* The roster: search while the user types, and filter by status, without leaving the page. */
 (() => {
   const PAUSE = 200; // after the last key
 

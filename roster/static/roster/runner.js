@@ -1,8 +1,8 @@
 "use strict";
 
-/* The tool runner's page: form and JSON in step, the call and its end without leaving, links and texts to copy.
+/* The tool runner's page: form and JSON in step, the call and its result on the same page, links and texts to copy.
 
-   The text area is what is sent; the form (schema_form.js) writes into it and is drawn again from it. */
+   The text area is sent. The form (schema_form.js) writes into it and is drawn again from it. */
 (() => {
   const MAX_LINK = 20_000; // characters of arguments in a link
   const SNIPPETS_AFTER = 400;
@@ -83,7 +83,7 @@
     return "its schema is too unusual";
   }
 
-  /* JSON alone, and why. */
+  /* Show only JSON, with the reason. */
   function tellNoForm(reason) {
     fieldsPart.hidden = false;
     fieldsPart.classList.add("runner-no-form");
@@ -92,7 +92,7 @@
     fieldsNote.hidden = false;
   }
 
-  let redrawTimer = 0; // of JSON that was typed and is not in the form yet
+  let redrawTimer = 0; // for typed JSON that is not in the form yet
 
   function redraw() {
     clearTimeout(redrawTimer);
@@ -130,11 +130,11 @@
 
   for (const type of ["input", "change", "click"]) fields.addEventListener(type, takeTyped, { capture: true });
 
-  /* A change in the form is one of the JSON as it stands, not of the older one that the form was drawn from. */
+  /* A change in the form applies to the current JSON, not to the older one that the form was drawn from. */
   function takeTyped(event) {
     const isClick = event.type === "click";
     if (!redrawTimer || (isClick && !event.target.closest("button"))) return;
-    const value = isClick ? null : typed(); // buttons move and remove places, which may be others now
+    const value = isClick ? null : typed(); // buttons move and remove places, which may have changed
     if (value) {
       schemaForm.value = value;
       return;
@@ -143,7 +143,7 @@
     redraw();
   }
 
-  /* The arguments of the text, if the form can hold them. */
+  /* The arguments of the text, if the form can show them. */
   function typed() {
     try {
       return losesDigits() ? null : written();
@@ -160,7 +160,7 @@
     document.getElementById("notes").replaceChildren(told);
   }
 
-  /* In the fragment, not in the query: fragments are sent to no server, so the arguments are in nobody's log. */
+  /* In the fragment, not in the query. Browsers do not send fragments, so the arguments get into no server's log. */
   function takeLink() {
     const encoded = new URLSearchParams(location.hash.slice(1)).get("args");
     if (encoded === null) return;
@@ -182,7 +182,7 @@
     call();
   });
 
-  // A half-filled form is not to be sent by a line's end.
+  // The Enter key must not send a half-filled form.
   fields.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.ctrlKey && !event.metaKey && event.target.matches("input:not([type=checkbox])")) event.preventDefault();
   });
@@ -227,7 +227,7 @@
     }
   }
 
-  /* One question, of tools that may destroy something. */
+  /* Ask for confirmation if the tool may destroy something. */
   async function isMeant() {
     if (!dialog) return true;
     dialog.returnValue = "no";
@@ -299,7 +299,7 @@
     document.getElementById("said").textContent = `The call: ${word}.`;
   });
 
-  /* The server says how long it has been going; in between it ticks here. */
+  /* The server sends the elapsed time. Between its responses the page counts on. */
   setInterval(() => {
     const clock = outcome.querySelector("[data-ticks]");
     if (!clock) return;
@@ -319,7 +319,7 @@
   }
   snippets.addEventListener("toggle", () => snippets.open && writeSnippets());
 
-  /* The server makes them: it knows how to quote, and where secrets are. */
+  /* The server writes them, because it can quote and mask secrets. */
   async function texts() {
     const body = new FormData();
     body.append("arguments", text.value);
@@ -335,7 +335,7 @@
     const turn = ++writing;
     try {
       const said = await texts();
-      if (turn !== writing) return; // of older arguments: the answer overtaken by a newer question
+      if (turn !== writing) return; // a response for older arguments
       for (const block of snippets.querySelectorAll("[data-snippet]")) block.textContent = said.snippets[block.dataset.snippet];
       snippetsProblem.textContent = "";
     } catch (error) {
@@ -349,7 +349,7 @@
     copier.addEventListener("click", () => copy(document.getElementById(copier.dataset.copy).textContent, copier, "Copied"));
   }
 
-  const ownWords = new Map(); // of each button that was pressed
+  const ownWords = new Map(); // of each pressed button
   const ownWordsTimers = new Map();
 
   async function copy(content, copier, done) {
@@ -359,7 +359,7 @@
     ownWordsTimers.set(copier, setTimeout(() => (copier.textContent = ownWords.get(copier)), 2500));
   }
 
-  /* Over plain http from another machine there is no clipboard object, but the old way works. */
+  /* Over plain http from another machine there is no clipboard object, but execCommand works. */
   async function intoClipboard(content) {
     try {
       await navigator.clipboard.writeText(content);

@@ -2,11 +2,10 @@
 
 /* A form made from a JSON Schema: `new SchemaForm(box, schema, changed)`.
 
-   The value is a plain JSON value, and the truth: fields read and write places of it. Schemas come from members, so
-   nothing here trusts them: texts become text nodes, references lead nowhere but into the schema, patterns are not
-   tried (one could hang the page; the server tries them safely), and fields, depth, choices and texts have bounds.
-   What has no field of its own (too deep, any JSON, a rule that fields cannot show) is edited as JSON in its place;
-   a schema that is too much altogether throws CannotShow. */
+   The value is a plain JSON value. Fields read and write places in it. Schemas come from members and are not trusted.
+   Texts become text nodes. References are resolved only inside the schema. Patterns are not tried, because one could
+   hang the page. The server tries them safely. Fields, depth, choices and texts are bounded. Places without a field (too
+   deep, any JSON, a rule that fields cannot show) are edited as JSON. A schema that is too large throws CannotShow. */
 (() => {
   const MAX_FIELDS = 400;
   const MAX_DEPTH = 8;
@@ -16,9 +15,9 @@
   const MAX_LABEL = 120;
   const MAX_PARTS = 200; // of one allOf, references included
   const MAX_HOPS = 20;
-  const MAX_WORK = 20_000; // schemas looked at for one drawing
-  const MAX_FIRST = 300; // values that one new place begins with
-  const SEVERAL = 12; // choices that are shown as boxes to tick
+  const MAX_WORK = 20_000; // schemas visited for one drawing
+  const MAX_FIRST = 300; // initial values of one new place
+  const SEVERAL = 12; // choices that are shown as checkboxes
 
   const FORMATS = {
     date: { type: "date", pattern: /^\d{4}-\d{2}-\d{2}$/, hint: "a date: 2026-01-31" },
@@ -47,7 +46,7 @@
   const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
   const copy = (value) => JSON.parse(JSON.stringify(value));
 
-  /* Assigning to "__proto__" would not make a property. */
+  /* An assignment to "__proto__" would not create a property. */
   function put(holder, key, value) {
     if (Array.isArray(holder)) holder[key] = value;
     else Object.defineProperty(holder, key, { value, writable: true, enumerable: true, configurable: true });
@@ -83,18 +82,18 @@
       this.root = root;
     }
 
-    /* A drawing begins: what it may cost is counted again. */
+    /* Begin a drawing, with a new budget. */
     begin() {
       this.#work = 0;
     }
 
-    /* Small schemas can branch without end: whatever walks through them pays here. Throws CannotShow. */
+    /* Charge one visit of a schema, because small schemas can branch without end. Throws CannotShow. */
     spend(steps = 1) {
       this.#work += steps;
       if (this.#work > MAX_WORK) throw new CannotShow("its schema branches too much");
     }
 
-    /* The schema with its references and allOf taken in; `unshowable` says what could not be. */
+    /* The schema with its references and allOf merged. `unshowable` says what could not be merged. */
     flat(schema) {
       this.spend();
       if (!isObject(schema)) return this.#flat(schema, { parts: 0 }, 0);
@@ -123,7 +122,7 @@
       return merged(flat, own);
     }
 
-    /* Each has a cost of its own: what holds for all may be long. */
+    /* Charge each of them, because the shared part may be long. */
     #joined(base, part) {
       this.spend(1 + Object.keys(asObject(base.properties)).length / 10);
       return merged(base, part);
@@ -141,7 +140,7 @@
       return place;
     }
 
-    /* The alternatives of anyOf or oneOf, each with what holds for all of them; none: an empty list. */
+    /* The alternatives of anyOf or oneOf, each merged with the shared part. Empty if there are none. */
     alternatives(schema) {
       const { anyOf, oneOf, ...base } = schema;
       const several = asList(anyOf).length ? anyOf : asList(oneOf);
@@ -191,7 +190,7 @@
 
   const isNull = (schema) => typeOf(schema) === "null" || (has(schema, "const") && schema.const === null);
 
-  /* A scalar's validation error in words; empty when the browser finds none. The server has the last word. */
+  /* A scalar's validation error. Empty if the browser finds none. The server validates again. */
   function complaint(schema, value) {
     if (typeof value === "number") {
       if (typeOf(schema) === "integer" && !Number.isInteger(value)) return "must be a whole number";
@@ -210,7 +209,7 @@
     return "";
   }
 
-  /* Whether what is typed is a whole number that would be rounded. Who writes 1e300 counts no digits. */
+  /* Whether the text is a whole number that would be rounded. Exponents such as 1e300 are not checked. */
   function losesDigits({ value, valueAsNumber }) {
     return Number.isInteger(valueAsNumber) && !Number.isSafeInteger(valueAsNumber) && !/e/i.test(value);
   }
@@ -222,7 +221,7 @@
     #changed;
     #schemas;
     #root;
-    #places = new Map(); // of a path as JSON: what can say an error there
+    #places = new Map(); // by path as JSON: what can show an error there
     #fieldsLeft = MAX_FIELDS;
     #number = 0;
     value = {};
@@ -243,7 +242,7 @@
       this.#redraw();
     }
 
-    /* Show each error at its field, or at the nearest one around it; those that found none come back. */
+    /* Show each error at its field, or at the nearest one around it. Returns the errors without a field. */
     showErrors(errors) {
       for (const place of this.#places.values()) place.say("");
       const homeless = [];
@@ -257,12 +256,12 @@
       return { homeless, first };
     }
 
-    /* Fields that must be filled in and are empty, where an empty text is certainly none of what they are for. */
+    /* Required fields that are empty, if an empty text is certainly not a valid value. */
     get missing() {
       return [...this.#places.values()].filter((place) => place.isMissing()).map((place) => ({ path: place.path, reason: "is required" }));
     }
 
-    /* The first field with something in it that is no value at all. */
+    /* The first field whose text is not a value. */
     get broken() {
       return [...this.#places.values()].find((place) => place.isBroken) ?? null;
     }
@@ -283,7 +282,7 @@
       try {
         this.#box.replaceChildren(...this.#members({ schema: this.#root, path: [], depth: 0 }));
       } catch (error) {
-        this.#places.clear(); // of fields that nobody sees
+        this.#places.clear(); // of hidden fields
         throw error;
       }
       if (focus) this.#focus(focus);
@@ -298,7 +297,7 @@
       first?.focus();
     }
 
-    /* Add something or take it away, draw again what is there, then go on where it happened. */
+    /* Add or remove something, draw it again, and put the focus there. */
     #rebuild(focus, change) {
       try {
         this.#schemas.begin();
@@ -329,7 +328,7 @@
       else if (isObject(holder)) delete holder[path.at(-1)];
     }
 
-    /* What a new place begins with. */
+    /* The initial value of a new place. */
     #first(schema, depth = 0, left = { values: MAX_FIRST }) {
       left.values -= 1;
       const flat = this.#schemas.flat(schema);
@@ -354,7 +353,7 @@
       return made;
     }
 
-    /* A list that somebody adds is meant to hold something. */
+    /* A list that the user adds gets a first item. */
     #firstGroup(schema) {
       const first = this.#first(schema);
       if (typeOf(schema) !== "array") return isObject(first) ? first : {};
@@ -402,7 +401,7 @@
       return drawn;
     }
 
-    /* There is nothing to choose: it must be there, must be this, and is. */
+    /* There is nothing to choose: the value is required, fixed, and present. */
     #isSettled({ schema, path, required }) {
       return required && has(schema, "const") && same(schema.const, this.#at(path));
     }
@@ -437,7 +436,7 @@
       const type = typeOf(schema);
       const isEmpty = value === undefined || (value === null && (spot.nullable || type === "object" || type === "array"));
       const mayBeShown = isEmpty || !has(isOfType, type) || isOfType[type](value);
-      // An integer's field can hold 1.5 and say that it is wrong.
+      // The field of an integer can contain 1.5 and show that it is wrong.
       if (!mayBeShown && !(type === "integer" && typeof value === "number")) return this.#json(spot, `What is there is not of type ${type}.`);
       switch (type) {
         case "object":
@@ -489,7 +488,7 @@
         schema.deprecated === true ? element("span", "sf-optional", "deprecated") : null,
       ]
         .filter(Boolean)
-        .flatMap((part) => [part, " "]); // read aloud, they are words of their own
+        .flatMap((part) => [part, " "]); // separate words for screen readers
     }
 
     #framed(spot, tag, head, body, says, note) {
@@ -548,7 +547,7 @@
 
     // Scalars
 
-    /* The value changed by hand: keep it, validate it, tell. `undefined` takes it away. */
+    /* The user changed the value: store it, validate it, notify. `undefined` removes it. */
     #set(spot, control, value) {
       if (value !== undefined) this.#put(spot.path, value);
       else if (typeof spot.path.at(-1) === "number") this.#put(spot.path, spot.nullable ? null : "");
@@ -662,7 +661,7 @@
 
     // Groups
 
-    /* A fieldset; one that is optional and not there is a button that adds it. */
+    /* A fieldset. If it is optional and absent, a button that adds it. */
     #group(spot, members) {
       const { path, schema, required, label } = spot;
       const legend = element("legend", "sf-legend", ...this.#labels(spot));
@@ -739,7 +738,7 @@
         return this.#choice(spot, alternatives.map((part) => part.const), alternatives.map((part) => (typeof part.title === "string" ? shortened(part.title, MAX_LABEL) : "")));
       }
       if (others.length === 1) {
-        // "Something or null" is a field that may be empty. What was said beside it (its title) counts first.
+        // "Something or null" is a field that may be empty. Its own title comes first.
         const { anyOf, oneOf, type, ...around } = spot.schema;
         return this.#field({ ...spot, schema: { ...others[0], ...around }, nullable });
       }
@@ -769,7 +768,7 @@
       return frame;
     }
 
-    /* The members of an object stand in the fieldset itself, anything else is a field in it. */
+    /* The properties of an object are directly in the fieldset. Anything else is a field in it. */
     #branch(spot, schema, depth) {
       const value = this.#at(spot.path);
       if (depth >= MAX_DEPTH || typeOf(schema) !== "object" || !isObject(value) || this.#isFree(schema)) {

@@ -1,6 +1,6 @@
 "use strict";
 
-/* An agent's session: messages are sent without leaving the page, and the page follows what the agent says. */
+/* An agent's session: messages are sent without leaving the page, and the page follows the transcript. */
 (() => {
   const DEADLINE = 30000;
   const AT_END = 40; // pixels from the end of the page that still count as the end
@@ -12,21 +12,21 @@
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey) || !event.target.matches("textarea")) return;
     event.preventDefault();
-    if (!event.repeat) event.target.form.requestSubmit(); // a key that is held is one request
+    if (!event.repeat) event.target.form.requestSubmit(); // a key that stays down sends one request
   });
 
   if (form) form.addEventListener("submit", send);
   if (maker) makeOnce();
   if (transcript) follow();
 
-  /* However often it is pressed: each time it was sent would be a session. */
+  /* Send the form only once, because each time would create a session. */
   function makeOnce() {
     const button = maker.querySelector("button");
     maker.addEventListener("submit", (event) => {
       if (button.getAttribute("aria-busy") === "true") event.preventDefault();
       else button.setAttribute("aria-busy", "true");
     });
-    // Whoever goes back may find the page as it was left.
+    // The browser may restore the page as it was after "Back".
     window.addEventListener("pageshow", (event) => event.persisted && button.removeAttribute("aria-busy"));
   }
 
@@ -47,7 +47,7 @@
     for (const part of document.querySelectorAll("[data-live]")) part.dispatchEvent(new CustomEvent("live:refresh"));
   }
 
-  /* Why it was not sent; empty when it was. */
+  /* Why it was not sent. Empty if it was sent. */
   async function problemOf(body) {
     try {
       const response = await fetch(form.action, {
@@ -74,7 +74,7 @@
     window.scrollTo(0, document.documentElement.scrollHeight);
   }
 
-  /* Whoever reads at the end stays at the end; whoever scrolled up is left there. */
+  /* Stay at the end of the page, unless the user scrolled up. */
   function follow() {
     const isAtEnd = () => window.innerHeight + window.scrollY > document.documentElement.scrollHeight - AT_END;
     let wasAtEnd = true;

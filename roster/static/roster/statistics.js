@@ -1,6 +1,6 @@
 "use strict";
 
-/* The links of a plot to other spans: the section shows another one, and the page stays where it is. */
+/* The links of a plot to other spans: they change the section without leaving the page. */
 document.addEventListener("click", (event) => {
   const link = event.target.closest(".plot-spans a[data-part]");
   if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;

@@ -1,7 +1,7 @@
 "use strict";
 
-/* <time datetime="..." data-ago> says how long ago that is (data-until: how long until then), and goes on saying it. The
-   exact time is in its title. Made by the tags `ago` and `until` of roster/templatetags/hall.py. */
+/* <time datetime="..." data-ago> shows how long ago that is (data-until: how long until then), and is updated. The exact
+   time is in its title. The tags `ago` and `until` of roster/templatetags/hall.py create it. */
 (() => {
   const STEPS = [
     [60, 1, "s"],

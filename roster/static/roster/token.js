@@ -1,6 +1,6 @@
 "use strict";
 
-/* The form of a new token: members and tools are there to be chosen when the scope looks at them. */
+/* The form of a new token: members and tools are shown if the scope uses them. */
 (() => {
   const scope = document.getElementById("id_scope");
   if (!scope) return;
@@ -8,7 +8,7 @@
   function show() {
     for (const field of ["members", "tools"]) {
       const row = document.querySelector(`.field-${field}`);
-      // What was chosen before another scope was stays in sight: the form refuses the two together.
+      // Choices from before a change of the scope stay visible, because the form refuses them.
       const isChosen = document.querySelectorAll(`#id_${field}_to option, select#id_${field} option:checked`).length > 0;
       row.hidden = scope.value !== field && !isChosen;
     }
@@ -18,14 +18,14 @@
   show();
 })();
 
-/* A token's page: what is to be written down follows the choices; a token that was made just now stands in it. */
+/* A token's page: the configuration follows the choices, and contains a token that was just created. */
 (() => {
   const PLACEHOLDER = "gh_PUT_A_TOKEN_HERE";
 
   const part = document.getElementById("configuration");
   if (!part) return;
   const choices = document.getElementById("choices");
-  // Shown once, in the message of the page that comes after it was made. It is in this page alone, and sent nowhere.
+  // The token is shown once, in the message of the page after its creation. It is only in this page, and is not sent.
   const secret = document.querySelector(".messagelist code.token")?.textContent ?? "";
 
   function fillIn() {
@@ -70,7 +70,7 @@
     setTimeout(() => (button.textContent = "Copy"), 2000);
   });
 
-  /* Without a secure context there is no clipboard for scripts: then the text is selected. */
+  /* Without a secure context scripts have no clipboard. Then the text is selected. */
   async function isCopied(source) {
     try {
       await navigator.clipboard.writeText(source.textContent);
