@@ -1,11 +1,11 @@
-"""The input schema of a tool: is it usable, do arguments fit it, where do they hold secrets.
+"""The input schema of a tool: whether it is usable, whether arguments fit it, and where arguments contain secrets.
 
-validation     is the schema usable, do arguments fit it
-secrets        where arguments hold secrets, and the arguments without them
-guards         the library's validators without what a hostile schema could make endless
-quick_checks   what is certainly valid, found out without the library
-schema_work    what all that may cost, and how it leaves the interpreter to others
+validation     whether the schema is usable, and whether arguments fit it
+secrets        the places of secrets in arguments, and the arguments without them
+guards         the library's validators, without the parts that a hostile schema could make endless
+quick_checks   fast checks for values that are certainly valid, without the library
+schema_work    limits the time of all this work, and lets other threads use the interpreter
 
-Members, calls, agents, the gateway and control use this room, and the web's turns `schema_work`.
-It uses no other, and knows no Django and no I/O.
+Members, calls, agents, the gateway and control use this package. The web's turns use `schema_work`. It uses no other
+package, no Django and no I/O.
 """

@@ -1,4 +1,7 @@
-"""The library's validators without what a hostile schema could make endless: patterns, uniqueness, alternatives."""
+"""The library's validators, without the parts that a hostile schema could make endless.
+
+These parts are patterns, unique items and alternatives.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,19 @@ from jsonschema.validators import extend
 from mcp_runtime.schemas.quick_checks import fitting
 from mcp_runtime.schemas.schema_work import current
 
-# Of a pattern, for a character and an instruction, at worst.
+# The time of a pattern for one character and one instruction, at worst.
 PATTERN_SECONDS = 5e-9
-# The library looks each item up in a list of those that are evaluated: more are left to the member.
+# The library looks up each item in a list of the evaluated items. Longer arrays and objects are not checked here.
 MAX_UNEVALUATED = 1000
-# Patterns that are kept ready. A value with more patterns for its keys is not searched for secrets: all is masked.
+# Compiled patterns in the cache. A value with more patterns for its keys is not searched for secrets but fully masked.
 MAX_COMPILED = 256
-# Arrays that are longer than this are first checked item by item without the library.
+# Longer arrays are first checked item by item without the library.
 SHORT_ARRAY = 16
 
 
 @lru_cache
 def guarded(cls: Any, has_pattern_properties: bool) -> Any:
-    """`cls` with every part replaced whose time a schema could stretch without end."""
+    """`cls` with replacements for all parts that a schema could make endless."""
     keywords: dict[str, Any] = {
         "pattern": _pattern,
         "patternProperties": _pattern_properties,
@@ -37,13 +40,13 @@ def guarded(cls: Any, has_pattern_properties: bool) -> Any:
     for keyword in ("anyOf", "oneOf"):
         if keyword in cls.VALIDATORS:
             keywords[keyword] = _without_discarded(cls.VALIDATORS[keyword])
-    if "exclusiveMinimum" in cls.VALIDATORS:  # before draft 6 it means something else
+    if "exclusiveMinimum" in cls.VALIDATORS:  # before draft 6 `items` means something else
         keywords["items"] = _items(cls.VALIDATORS["items"])
     for keyword in ("unevaluatedItems", "unevaluatedProperties"):
         if keyword in cls.VALIDATORS:
             keywords[keyword] = _unless_many(cls.VALIDATORS[keyword])
     if has_pattern_properties:
-        # The library's own search of patternProperties goes through `re`, out of reach: left to the member.
+        # The library's search of patternProperties uses `re`, which cannot be replaced. So this is not checked here.
         keywords["unevaluatedProperties"] = _unchecked
     guarded: Any = extend(cls, keywords)  # type: ignore[no-untyped-call]
     guarded.evolve = _evolve
@@ -53,27 +56,27 @@ def guarded(cls: Any, has_pattern_properties: bool) -> Any:
 
 
 def _evolve(validator: Any, **changes: Any) -> Any:
-    """The same class for a subschema: the library's own evolve leaves for an unguarded one where that says `$schema`.
+    """Keep the guarded class for a subschema. The library's own evolve uses an unguarded one if there is a `$schema`.
 
-    Every application of a subschema comes through here, references included: the place to look at the clock.
+    Every use of a subschema calls this, also through references. So this is the place to check the time.
     """
     current().look()
     return attrs.evolve(validator, **changes)
 
 
 def _descend(original: Any) -> Any:
-    """`map` and a plain function, no generator: one more frame for each level would reach the recursion limit."""
+    """Use `map` and a function. With a generator, one more frame for each level would reach the recursion limit."""
 
     def descend(validator: Any, instance: Any, schema: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
         work = current()
         work.trifle()  # `true` and `false` are applied without `evolve`
-        return map(work.noted, original(validator, instance, schema, *args, **kwargs))
+        return map(work.count_error, original(validator, instance, schema, *args, **kwargs))
 
     return descend
 
 
 def _is_valid(validator: Any, instance: Any) -> bool:
-    """`contains` tries one validator on each item, without `evolve`."""
+    """`contains` uses one validator for each item, without `evolve`."""
     work = current()
     work.look()
     before = work.errors
@@ -83,7 +86,7 @@ def _is_valid(validator: Any, instance: Any) -> bool:
 
 
 def _without_discarded(original: Any) -> Any:
-    """Errors of alternatives that were tried in vain are held no longer once another one fits."""
+    """Do not count the errors of alternatives that do not fit, once another alternative fits."""
 
     def alternatives(validator: Any, value: Any, instance: Any, schema: Any) -> list[jsonschema.ValidationError]:
         work = current()
@@ -126,7 +129,7 @@ def _additional_properties(original: Any) -> Any:
 
 
 def _unique_items(_: Any, is_set: Any, instance: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
-    # The library compares each with each where items cannot be sorted.
+    # The library compares each item with each other item if they cannot be sorted.
     if is_set is True and isinstance(instance, list) and len({_canonical(item) for item in instance}) < len(instance):
         yield jsonschema.ValidationError(f"{instance!r} has non-unique elements")
 
@@ -160,7 +163,7 @@ def _unchecked(*_: Any) -> Iterator[jsonschema.ValidationError]:
 
 
 def _canonical(value: Any) -> str:
-    """The same text for what JSON Schema calls equal: 1 and 1.0 are, 1 and true are not."""
+    """The same text for values that are equal in JSON Schema. 1 equals 1.0, but not true."""
     current().trifle()
     return json.dumps(_with_whole_numbers(value), sort_keys=True)
 
@@ -178,15 +181,15 @@ def _with_whole_numbers(value: Any) -> Any:
 
 
 def is_covered(key: str, patterns: Iterable[str]) -> bool:
-    """Whether one of `patterns` matches `key`, or might: one that cannot be tried gets the benefit of the doubt."""
+    """Whether one of `patterns` matches `key`, or might match. A pattern that RE2 cannot compile might match."""
     return any(_search(pattern, key) is not False for pattern in patterns)
 
 
 def _search(pattern: str, text: str) -> bool | None:
-    """Whether `pattern` is found in `text`; None for a pattern that cannot be tried (look-around, back references).
+    """Whether `text` matches `pattern`. None if RE2 cannot compile the pattern (look-around, back references).
 
-    Through RE2, which takes time linear in `text` and does not hold the interpreter meanwhile: `re` can be made to
-    backtrack for ever, holding every thread of the process.
+    RE2 takes time linear in `text`, and other threads run meanwhile. With `re`, a pattern could backtrack for ever and
+    block every thread of the process.
     """
     compiled = _compiled(pattern)
     if compiled is None:

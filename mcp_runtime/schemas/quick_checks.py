@@ -1,7 +1,7 @@
-"""What is certainly valid, found out without the library, which takes 5 to 20 microseconds for each value. No I/O.
+"""Fast checks for values that are certainly valid. The library takes 5 to 20 microseconds for each value. No I/O.
 
-Both checks may say no to what is valid: then the library decides. They never say yes to what is not. All of it is work
-on schemas, and minds its budget.
+Both checks may return False for a valid value. Then the library decides. They never return True for an invalid value.
+All of this is work on schemas, within its budget.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from mcp_runtime.schemas.schema_work import current
 
 Check = Callable[[Any], bool]
 
-# Parts of a schema that are translated, each as often as it is referred to: for each value all of them may be tried.
+# Translated parts of a schema. A part counts once for each reference to it, because each value may need all of them.
 MAX_PARTS = 500
 MAX_DEPTH = 12
-# Items between two looks at the clock.
+# Items between two checks of the time.
 CHUNK = 64
 
 _CLASSES: dict[str, frozenset[type]] = {
     "string": frozenset({str}),
     "number": frozenset({int, float}),
-    "integer": frozenset({int}),  # 1.0 is one too, in newer drafts
+    "integer": frozenset({int}),  # in newer drafts 1.0 is an integer too
     "boolean": frozenset({bool}),
     "null": frozenset({type(None)}),
     "array": frozenset({list}),
@@ -43,9 +43,9 @@ class _UntranslatableError(Exception):
 
 
 def fitting(validator: Any, schema: Any) -> Check | None:
-    """Tells of a value, as read from JSON, whether it certainly fits `schema`, the validator's or a part of it.
+    """A function that checks whether a value, as read from JSON, certainly fits `schema`.
 
-    None for a schema that is left to the library.
+    `schema` is the validator's schema or a part of it. None if only the library can check it.
     """
     keywords = frozenset(validator.VALIDATORS)
     if not _is_modern(keywords):
@@ -57,61 +57,61 @@ def fitting(validator: Any, schema: Any) -> Check | None:
 
 
 def _is_modern(keywords: Iterable[str]) -> bool:
-    """Drafts 3 and 4 mean something else by some keywords."""
+    """Whether the draft is newer than drafts 3 and 4, in which some keywords have another meaning."""
     return "exclusiveMinimum" in keywords
 
 
 class _Translation:
-    """`keywords` are those that mean something to the library."""
+    """Translates schemas into checks. `keywords` are the keywords that the library checks."""
 
     def __init__(self, keywords: frozenset[str]) -> None:
         self._keywords = keywords
-        self._left = MAX_PARTS
+        self._remaining_parts = MAX_PARTS
 
     def check(self, schema: Any, resolver: Any, depth: int) -> Check:
         current().trifle()
-        self._left -= 1
+        self._remaining_parts -= 1
         if schema is True:
             return lambda _: True
-        if not isinstance(schema, dict) or "$id" in schema or self._left < 0 or depth > MAX_DEPTH:
+        if not isinstance(schema, dict) or "$id" in schema or self._remaining_parts < 0 or depth > MAX_DEPTH:
             raise _UntranslatableError
         checks = [
-            self._of_keyword(keyword, value, schema, resolver, depth + 1)
+            self._keyword_check(keyword, value, schema, resolver, depth + 1)
             for keyword, value in schema.items()
-            if keyword in self._keywords and keyword != "format"  # which asserts nothing
+            if keyword in self._keywords and keyword != "format"  # `format` is not checked
         ]
         if len(checks) == 1:
             return checks[0]
         return lambda value: all(check(value) for check in checks)
 
-    def _of_keyword(self, keyword: str, value: Any, schema: dict[str, Any], resolver: Any, depth: int) -> Check:
+    def _keyword_check(self, keyword: str, value: Any, schema: dict[str, Any], resolver: Any, depth: int) -> Check:
         match keyword, value:
             case "$ref", str():
                 try:
-                    found = resolver.lookup(value)
-                except Exception as error:  # a broken reference may break the library anyhow
+                    target = resolver.lookup(value)
+                except Exception as error:  # a broken reference may raise anything in the library
                     raise _UntranslatableError from error
-                return self.check(found.contents, found.resolver, depth)
+                return self.check(target.contents, target.resolver, depth)
             case "items", dict() | bool():
                 return _each_item(self.check(value, resolver, depth))
             case "properties", dict():
                 return _properties({name: self.check(part, resolver, depth) for name, part in value.items()})
             case "additionalProperties", dict() | bool():
-                known = schema.get("properties", {})
-                if not isinstance(known, dict):
+                properties = schema.get("properties", {})
+                if not isinstance(properties, dict):
                     raise _UntranslatableError
                 if value is False:
-                    return _no_others(frozenset(known))
-                return _others(frozenset(known), self.check(value, resolver, depth))
+                    return _no_others(frozenset(properties))
+                return _others(frozenset(properties), self.check(value, resolver, depth))
             case "allOf", list():
                 checks = [self.check(part, resolver, depth) for part in value]
                 return lambda value: all(check(value) for check in checks)
             case "anyOf", list():
                 return self._any_of(value, resolver, depth)
-        return _of_scalar(keyword, value)
+        return _scalar_check(keyword, value)
 
     def _any_of(self, parts: list[Any], resolver: Any, depth: int) -> Check:
-        """Those that cannot be translated may fit as well: without them it says yes less often."""
+        """Leave out alternatives that cannot be translated. The check then returns True less often."""
         checks = []
         for part in parts:
             try:
@@ -126,8 +126,8 @@ def _each_item(check: Check) -> Check:
 
 
 def _all_fit(check: Check, values: Iterable[Any]) -> bool:
-    left, work = iter(values), current()
-    while chunk := list(islice(left, CHUNK)):
+    remaining, work = iter(values), current()
+    while chunk := list(islice(remaining, CHUNK)):
         work.look()
         if not all(map(check, chunk)):
             return False
@@ -141,29 +141,29 @@ def _properties(checks: dict[str, Check]) -> Check:
     return properties
 
 
-def _no_others(known: frozenset[str]) -> Check:
-    return lambda value: type(value) is not dict or value.keys() <= known
+def _no_others(names: frozenset[str]) -> Check:
+    return lambda value: type(value) is not dict or value.keys() <= names
 
 
-def _others(known: frozenset[str], check: Check) -> Check:
+def _others(names: frozenset[str], check: Check) -> Check:
     def others(value: Any) -> bool:
-        return type(value) is not dict or _all_fit(check, (part for name, part in value.items() if name not in known))
+        return type(value) is not dict or _all_fit(check, (part for name, part in value.items() if name not in names))
 
     return others
 
 
-def _of_scalar(keyword: str, limit: Any) -> Check:
+def _scalar_check(keyword: str, limit: Any) -> Check:
     match keyword, limit:
         case "type", str() | list():
-            return _of_type([limit] if isinstance(limit, str) else limit)
+            return _type_check([limit] if isinstance(limit, str) else limit)
         case "enum", list():
-            return _one_of(limit)
+            return _membership_check(limit)
         case "const", _:
-            return _one_of([limit])
+            return _membership_check([limit])
         case "required", list():
-            needed = frozenset(name for name in limit if isinstance(name, str))
-            if len(needed) == len(limit):
-                return lambda value: type(value) is not dict or needed <= value.keys()
+            names = frozenset(name for name in limit if isinstance(name, str))
+            if len(names) == len(limit):
+                return lambda value: type(value) is not dict or names <= value.keys()
         case "uniqueItems", False:
             return lambda _: True
     if type(limit) not in _NUMBERS:
@@ -188,7 +188,7 @@ def _of_scalar(keyword: str, limit: Any) -> Check:
     raise _UntranslatableError
 
 
-def _of_type(names: list[Any]) -> Check:
+def _type_check(names: list[Any]) -> Check:
     classes: frozenset[type] = frozenset()
     for name in names:
         if not isinstance(name, str) or name not in _CLASSES:
@@ -197,17 +197,17 @@ def _of_type(names: list[Any]) -> Check:
     return lambda value: type(value) in classes
 
 
-def _one_of(values: list[Any]) -> Check:
-    """By class too: 1, 1.0 and true are equal for Python alone."""
-    known = {(type(value), value) for value in values if type(value) in _SCALARS}
-    return lambda value: type(value) in _SCALARS and (type(value), value) in known
+def _membership_check(values: list[Any]) -> Check:
+    """Compare the classes too, because 1, 1.0 and true are equal in Python."""
+    scalars = {(type(value), value) for value in values if type(value) in _SCALARS}
+    return lambda value: type(value) in _SCALARS and (type(value), value) in scalars
 
 
 # Schemas ----------------------------------------------------------------------------------------------------------
 
 
 def is_sound_schema(schema: Any, keywords: Iterable[str]) -> bool:
-    """Whether `schema` is certainly what the schema of schemas asks for, in the draft that minds these keywords."""
+    """Whether `schema` certainly fits the meta-schema of the draft that has these keywords."""
     if not _is_modern(keywords):
         return False
     todo: list[Any] = [schema]
@@ -262,7 +262,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _are_names(value: Any) -> bool:
-    """Texts, each once."""
+    """Whether `value` is a list of different texts."""
     return isinstance(value, list) and all(isinstance(name, str) for name in value) and len(set(value)) == len(value)
 
 
@@ -272,7 +272,7 @@ _PARTS = {
 }
 _LISTS_OF_PARTS = {"allOf", "anyOf", "oneOf", "prefixItems"}
 _MAPS_OF_PARTS = {"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"}
-# Those that any draft asks anything of. Others may be anything.
+# The keywords for which a draft has rules. Any other keyword may have any value.
 _KEYWORDS = frozenset(name for uri in REGISTRY for name in REGISTRY.contents(uri).get("properties", ()))
 _SHAPES: dict[str, Check] = {
     **dict.fromkeys(("$comment", "$ref", "$schema", "description", "format", "pattern", "title"), _is_text),

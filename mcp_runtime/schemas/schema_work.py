@@ -1,8 +1,8 @@
-"""What work on schemas and arguments may cost, and how it leaves the interpreter to others. No Django, no I/O.
+"""Limits the time of work on schemas and arguments, and lets other threads use the interpreter. No Django, no I/O.
 
-The threads of a process share one interpreter: one that computes makes each request of the others several times as
-long. So work that takes long steps aside: it sleeps most of the time, and all such work of a process together takes no
-more than one of it would.
+The threads of a process share one interpreter. A thread that computes makes each request of the others take several
+times as long. So long work steps aside, that is, it sleeps most of the time. All such work of a process together takes
+no more time than one piece of it.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import jsonschema
 
-# CPU time after which work steps aside. Nearly all honest work ends before, and never sleeps.
+# CPU time after which work steps aside. Nearly all honest work ends before that, and never sleeps.
 QUICK_SECONDS = 0.02
-# CPU time between two pauses: about as long as others wait for the interpreter because of it.
+# CPU time between two pauses. Other threads wait about this long for the interpreter because of this work.
 STEP_SECONDS = 0.001
-# Of one CPU, for all work of the process that steps aside, divided among those for whom it is done.
+# The part of one CPU for all work of the process that steps aside. Its owners share it.
 SHARE = 0.25
-# From the first pause on, for one piece of work and all that it consists of: a client waits for the answer. While
-# nobody else's work steps aside, the budgets of a validation and of a search for secrets end before.
+# How long one piece of work may take from its first pause on, because a client waits for the answer. If nobody else's
+# work steps aside, the budgets of a validation and of a search for secrets end before that.
 PATIENCE_SECONDS = 4.0
-# For which a step waits while others compute: about as long as one request of theirs does.
+# How long a step waits while requests of others compute. One such request takes about this long.
 YIELD_SECONDS = 0.02
-# and for a piece of work in all, or what a busy moment refuses would be what a calm one takes.
+# How long a piece of work waits so in all. Otherwise a busy process would refuse work that a calm one accepts.
 MAX_YIELDED_SECONDS = 1.0
-# Errors that one validation may hold at a time, those of alternatives included. Each is 2 to 3 kB in twenty objects:
-# the garbage collector walks through all of them while it holds the interpreter.
+# Errors that one validation may have at a time, with those of alternatives. Each takes 2 to 3 kB in twenty objects. The
+# garbage collector goes through all of them, and blocks the interpreter meanwhile.
 MAX_ERRORS = 2000
-# Of the message of an error.
+# Characters of the message of an error.
 MAX_REASON = 500
 MAX_SCHEMA_CHARACTERS = 200_000
-# A verdict that depends on how fast the machine was is forgotten after so long. Forgotten at once it would cost its
-# budget with each call of a hostile tool.
+# How long a verdict "too slow" is cached, because it depends on the speed of the machine. Without a cache each call of
+# a hostile tool would use up its budget again.
 RETRY_SECONDS = 60.0
-MAX_SLOW = 1024  # such verdicts, kept by a hash of the schema
+MAX_SLOW = 1024  # cached verdicts, by a hash of the schema
 
-# As read, or its JSON text: what is known of a long one is found by the text, without reading or writing it again.
+# A schema as read, or its JSON text. A cache finds a long schema by its text, without reading or writing it again.
 Schema = dict[str, Any] | str
 
 
@@ -51,28 +51,28 @@ class TooMuchWorkError(Exception):
 
 
 class _Turns:
-    """When work that steps aside goes on: all of it together takes SHARE of one CPU, and each owner as much of that."""
+    """Decides when work that steps aside continues. All of it takes SHARE of one CPU, in equal parts for its owners."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._free_at: dict[Hashable, float] = {}  # by owner: when the next step may begin; of those under way alone
+        self._free_at: dict[Hashable, float] = {}  # by owner: when the next step may begin; only for work in progress
 
     def next(self, owner: Hashable, overdrawn: float) -> float:
-        """Seconds until the owner's next step of STEP_SECONDS; `overdrawn` is what the last one took more, in CPU."""
+        """Seconds until the owner's next step. `overdrawn` is the CPU time of the last step beyond STEP_SECONDS."""
         now = time.monotonic()
         with self._lock:
-            under_way = {who: at for who, at in self._free_at.items() if at > now}
-            begin = under_way.get(owner, now)
-            share = share_of(owner, under_way.keys() | {owner})
+            in_progress = {other: at for other, at in self._free_at.items() if at > now}
+            begin = in_progress.get(owner, now)
+            share = share_of(owner, in_progress.keys() | {owner})
             begin += overdrawn / share
-            self._free_at = {**under_way, owner: begin + STEP_SECONDS / share}
+            self._free_at = {**in_progress, owner: begin + STEP_SECONDS / share}
         return begin - now
 
 
 def share_of(owner: Hashable, owners: Set[Hashable]) -> float:
-    """Of one CPU. Users share it, and what a user has its tokens share: one user can have any number of them."""
-    of_same = sum(_user_of(other) == _user_of(owner) for other in owners)
-    return SHARE / len({_user_of(other) for other in owners}) / of_same
+    """The owner's part of one CPU. Users share it, and each user's tokens share the part of the user."""
+    same_user_count = sum(_user_of(other) == _user_of(owner) for other in owners)
+    return SHARE / len({_user_of(other) for other in owners}) / same_user_count
 
 
 def _user_of(owner: Hashable) -> Hashable:
@@ -83,7 +83,7 @@ _turns = _Turns()
 
 
 class _Pace:
-    """One piece of work: when it has to step aside."""
+    """Decides when one piece of work has to step aside."""
 
     def __init__(self, owner: Hashable) -> None:
         self._owner = owner
@@ -92,7 +92,7 @@ class _Pace:
         self.step_end = time.thread_time() + QUICK_SECONDS
 
     def step_aside(self, now: float) -> None:
-        """Raises TooMuchWorkError when that would try the patience of whoever waits."""
+        """Sleep until the next step. Raises TooMuchWorkError if that would take longer than PATIENCE_SECONDS in all."""
         if not self._until:
             self._until = time.monotonic() + PATIENCE_SECONDS
             about_to_wait.get()()
@@ -105,25 +105,28 @@ class _Pace:
 
 
 def _wait_while_others_compute(at_most: float) -> float:
-    """How long it waited. They would be late by the step, and as long again where the machine takes the CPU from it."""
-    began = time.monotonic()
-    while others_compute.get()() and time.monotonic() < began + at_most:
+    """Wait while others compute, and return how long that took.
+
+    Otherwise the step would delay them, and for longer if the machine interrupts the step.
+    """
+    start = time.monotonic()
+    while others_compute.get()() and time.monotonic() < start + at_most:
         time.sleep(STEP_SECONDS)
-    return time.monotonic() - began
+    return time.monotonic() - start
 
 
 _pace: ContextVar[_Pace | None] = ContextVar("pace", default=None)
-# Called by work that is about to step aside, once: a server may have others at work meanwhile.
+# Work calls this once before it steps aside for the first time. A server may let other requests work meanwhile.
 about_to_wait: ContextVar[Callable[[], None]] = ContextVar("about_to_wait", default=lambda: None)
-# Asked by work that steps aside: whether a request of others computes now, in a server that knows.
+# Work that steps aside calls this: whether another request computes now. False in a server that does not know.
 others_compute: ContextVar[Callable[[], bool]] = ContextVar("others_compute", default=lambda: False)
 
 
 @contextmanager
 def paced(owner: Hashable = None) -> Iterator[None]:
-    """All work on schemas inside is one piece of work, of one thread: together it steps aside after QUICK_SECONDS.
+    """Treat all work on schemas inside as one piece of work. Together it steps aside after QUICK_SECONDS.
 
-    `owner` is for whom it is done: work of one owner does not make that of others wait.
+    It must be work of one thread. The work is done for `owner`, and work for one owner does not delay that for others.
     """
     if _pace.get() is not None:
         yield
@@ -136,9 +139,9 @@ def paced(owner: Hashable = None) -> Iterator[None]:
 
 
 class Work:
-    """What one validation, or one search for secrets, may cost: `seconds` of the thread's CPU time, and MAX_ERRORS.
+    """The budget of one validation or one search for secrets: `seconds` of the thread's CPU time, and MAX_ERRORS.
 
-    The current one while it is entered.
+    It is the current one while the context is entered.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -147,7 +150,7 @@ class Work:
         self._pace = _pace.get() or _Pace(None)
         self._next = min(self._end, self._pace.step_end)
         self._trifles = 0
-        self.errors = 0  # that are held
+        self.errors = 0  # in memory now
 
     def __enter__(self) -> Work:
         self._token = _work.set(self)
@@ -158,11 +161,11 @@ class Work:
     ) -> None:
         _work.reset(self._token)
         if kind is not None and kind.__name__ == "PanicException":
-            # Dictionaries of the library are of Rust, where a RecursionError becomes what is no Exception.
+            # The library's dictionaries are written in Rust. There a RecursionError becomes a panic, not an Exception.
             raise RecursionError from error
 
     def look(self, expected: float = 0.0) -> None:
-        """Raises TooMuchWorkError when the time is over, or will be after `expected` seconds more."""
+        """Check the time. Raises TooMuchWorkError if it is over, or will be after `expected` more seconds."""
         now = time.thread_time()
         if now + expected > self._next:
             self._pause(now, expected)
@@ -175,13 +178,13 @@ class Work:
         self._next = min(self._end, self._pace.step_end)
 
     def trifle(self) -> None:
-        """As `look`, for what takes less than a look at the clock does."""
+        """As `look`, for steps that take less time than reading the clock."""
         self._trifles += 1
         if self._trifles % 32 == 0:
             self.look()
 
-    def noted(self, error: jsonschema.ValidationError) -> jsonschema.ValidationError:
-        """The error, shortened: its message quotes the value, which may be megabytes, and is kept in `args` as well."""
+    def count_error(self, error: jsonschema.ValidationError) -> jsonschema.ValidationError:
+        """Count the error and shorten its message, which quotes the value. That may be megabytes, in `args` too."""
         if error.args:
             error.args = ()
             error.message = error.message[:MAX_REASON]
@@ -196,24 +199,24 @@ _work: ContextVar[Work] = ContextVar("work")
 current = _work.get
 
 
-# What was too slow ------------------------------------------------------------------------------------------------
+# Schemas that were too slow ---------------------------------------------------------------------------------------
 
 
 class _Verdicts:
-    """What was too slow, for RETRY_SECONDS each; MAX_SLOW at most."""
+    """A cache of schemas that were too slow, for RETRY_SECONDS each. At most MAX_SLOW of them."""
 
     def __init__(self) -> None:
-        self._kept: dict[Hashable, tuple[float, str]] = {}
+        self._entries: dict[Hashable, tuple[float, str]] = {}
 
     def get(self, key: Hashable) -> str:
-        """Empty when there is none."""
-        until, verdict = self._kept.get(key, (0.0, ""))
+        """The verdict. Empty if there is none."""
+        until, verdict = self._entries.get(key, (0.0, ""))
         return verdict if time.monotonic() < until else ""
 
     def put(self, key: Hashable, verdict: str) -> None:
-        if len(self._kept) >= MAX_SLOW:
-            self._kept = {}
-        self._kept[key] = time.monotonic() + RETRY_SECONDS, verdict
+        if len(self._entries) >= MAX_SLOW:
+            self._entries = {}
+        self._entries[key] = time.monotonic() + RETRY_SECONDS, verdict
 
 
 too_slow = _Verdicts()

@@ -1,6 +1,6 @@
-"""Where arguments hold secrets, by their tool's schema, and the arguments without them.
+"""Finds the places of secrets in arguments with the tool's schema, and masks or removes them.
 
-What cannot be told within its budget counts as a secret. Parts that a schema breaks are passed over.
+If the search exceeds its budget, everything counts as a secret. Broken parts of a schema are skipped.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from mcp_runtime.schemas.schema_work import (
 
 MASK = "********"
 SECRETS_SECONDS = 0.25  # of one search for secrets
-# Schemas that apply to the same value, summed over all parts of a schema. One with more is not searched for secrets.
+# The number of parts that apply to the same value, summed over all parts of a schema. With more, there is no search.
 MAX_IN_PLACE = 50_000
-# Names and indexes in all places of secrets of one call; they are kept with it.
+# Names and indexes in all places of secrets of one call. They are stored with the call.
 MAX_SECRET_STEPS = 20_000
-# The place that stands for every argument. Thousands of names would be written and read with the call again and again.
+# The place that stands for every argument. It saves writing and reading thousands of names with the call.
 EVERYWHERE: list[list[str | int]] = [[]]
 TOO_COMPLEX = "the input schema is too complex to tell secrets from other arguments: all are masked"
 _SECRET_WORDS = ('"writeOnly"', '"password"')
@@ -45,14 +45,14 @@ Part = dict[str, Any]
 
 
 def may_mark_secrets(text: str) -> bool:
-    """Whether a schema, as JSON, may mark anything as a secret: a quick look that errs on this side."""
+    """Whether a schema, as JSON, may mark secrets. A quick check, which may return True without a reason."""
     return any(word in text for word in _SECRET_WORDS)
 
 
 def secret_paths(schema: Schema, arguments: dict[str, Any], seconds: float = SECRETS_SECONDS) -> list[list[str | int]]:
-    """Places in `arguments` that the schema marks `writeOnly` or `format: password`, the broken parts passed over.
+    """Places in `arguments` that the schema marks `writeOnly` or `format: password`. Broken parts are skipped.
 
-    Where that cannot be told within `seconds` of CPU everything counts as a secret: EVERYWHERE.
+    If the search takes more than `seconds` of CPU time, everything counts as a secret: EVERYWHERE.
     """
     if not arguments:
         return []
@@ -85,7 +85,7 @@ def _bounded(places: Iterator[list[str | int]]) -> Iterator[list[str | int]]:
 
 
 def secret_marks(text: str, seconds: float = SECRETS_SECONDS) -> _SecretMarks | None:
-    """The marks of the schema with this text; None when it has none. Raises TooMuchWorkError for too many."""
+    """The marks of the schema with this text. None if it has none. Raises TooMuchWorkError for too many."""
     if not may_mark_secrets(text):
         return None
     key = ("marks", hash(text))
@@ -105,9 +105,9 @@ def _gathered_marks(text: str) -> _SecretMarks:
 
 
 class _SecretMarks:
-    """Where a schema marks secrets. For each of its parts it knows the parts that apply to the same value.
+    """The places where a schema marks secrets. It maps each part of the schema to the parts for the same value.
 
-    Made within `_work`; raises TooMuchWorkError. Read by several threads, and changed by none.
+    Create it within Work. Raises TooMuchWorkError. Many threads may read it, because it never changes.
     """
 
     def __init__(self, schema: Part) -> None:
@@ -117,14 +117,14 @@ class _SecretMarks:
         self._gather()
 
     def _gather(self) -> None:
-        left = MAX_IN_PLACE
+        remaining = MAX_IN_PLACE
         todo: list[Any] = [self._root]
         while todo:
             part = todo.pop()
             current().trifle()
             if isinstance(part, dict) and id(part) not in self._in_place:
-                parts = self._in_place[id(part)] = self._closure(part, left)
-                left -= len(parts)
+                parts = self._in_place[id(part)] = self._closure(part, remaining)
+                remaining -= len(parts)
                 if sum(len(_dict(other.get("patternProperties"))) for other in parts) > MAX_COMPILED:
                     raise TooMuchWorkError
                 todo += [*part.values(), *parts]
@@ -132,24 +132,24 @@ class _SecretMarks:
                 todo += part
 
     def _closure(self, part: Part, most: int) -> tuple[Part, ...]:
-        """`part` and the parts that apply wherever it does. Raises TooMuchWorkError for more than `most`."""
-        found = {id(part): part}
+        """`part` and all parts that apply to the same value. Raises TooMuchWorkError for more than `most`."""
+        parts = {id(part): part}
         todo: list[Part] = [part]
         while todo:
             for other in _same_place(todo.pop(), self._references):
-                if isinstance(other, dict) and id(other) not in found:
+                if isinstance(other, dict) and id(other) not in parts:
                     current().trifle()
-                    if len(found) >= most:
+                    if len(parts) >= most:
                         raise TooMuchWorkError
-                    found[id(other)] = other
+                    parts[id(other)] = other
                     todo.append(other)
-        return tuple(found.values())
+        return tuple(parts.values())
 
     def places_in(self, arguments: dict[str, Any]) -> Iterator[list[str | int]]:
-        """Within `_work`; raises TooMuchWorkError."""
+        """The places of secrets. Call it within Work. Raises TooMuchWorkError."""
         path: list[str | int] = []
-        # Not recursion, and no list of all work: of each level only the children that are yet to be looked at.
-        parts = self._all([self._root])
+        # This avoids recursion and a list of all work. Each level is an iterator over its remaining children.
+        parts = self._expand([self._root])
         if any(_is_secret(part) for part in parts):
             yield []
             return
@@ -169,44 +169,44 @@ class _SecretMarks:
                 levels.append(self._children(parts, value))
 
     def _children(self, parts: list[Part], value: Any) -> Iterator[tuple[str | int, Any, list[Part]]]:
-        """Key, value, and the parts that apply, of each child that any part applies to and that may hold a secret."""
+        """Key, value and parts of each child that may contain a secret."""
         return self._properties(parts, value) if isinstance(value, dict) else self._items(parts, value)
 
     def _properties(self, parts: list[Part], value: dict[str, Any]) -> Iterator[tuple[str, Any, list[Part]]]:
         work = current()
         for key, item in value.items():
-            applying: list[Any] = []
+            candidates: list[Any] = []
             for part in parts:
                 work.trifle()
-                applying += _of_property(part, key)
-            if applying and (found := self._all(applying)):
-                yield key, item, found
+                candidates += _property_parts(part, key)
+            if candidates and (item_parts := self._expand(candidates)):
+                yield key, item, item_parts
 
     def _items(self, parts: list[Part], value: list[Any]) -> Iterator[tuple[int, Any, list[Part]]]:
         work = current()
-        first_alike = max((len(_prefix(part)) for part in parts), default=0)
-        found: list[Part] = []
+        prefix_length = max((len(_prefix(part)) for part in parts), default=0)
+        item_parts: list[Part] = []
         is_secret = False
         for index, item in enumerate(value):
             work.trifle()
-            if index <= first_alike:
-                applying: list[Any] = []
+            if index <= prefix_length:  # all later items have the same parts
+                candidates: list[Any] = []
                 for part in parts:
                     work.trifle()
-                    applying += _of_item(part, index)
-                found = self._all(applying)
-                is_secret = any(_is_secret(part) for part in found)
-            if found and (is_secret or isinstance(item, (dict, list))):
-                yield index, item, found
+                    candidates += _item_parts(part, index)
+                item_parts = self._expand(candidates)
+                is_secret = any(_is_secret(part) for part in item_parts)
+            if item_parts and (is_secret or isinstance(item, (dict, list))):
+                yield index, item, item_parts
 
-    def _all(self, parts: list[Any]) -> list[Part]:
-        """These, and all that apply wherever they do, each once."""
-        found: dict[int, Part] = {}
+    def _expand(self, parts: list[Any]) -> list[Part]:
+        """`parts`, and all parts that apply to the same values, each once."""
+        expanded: dict[int, Part] = {}
         for part in parts:
-            if isinstance(part, dict) and id(part) not in found:
+            if isinstance(part, dict) and id(part) not in expanded:
                 current().trifle()
-                found.update((id(other), other) for other in self._in_place[id(part)])
-        return list(found.values())
+                expanded.update((id(other), other) for other in self._in_place[id(part)])
+        return list(expanded.values())
 
 
 def _is_secret(part: Part) -> bool:
@@ -225,22 +225,22 @@ def _same_place(schema: dict[str, Any], references: _References) -> Iterator[Any
             yield references.target(schema[keyword])
 
 
-def _of_property(schema: dict[str, Any], key: str) -> Iterator[Any]:
-    known = _dict(schema.get("properties"))
-    matching = [part for pattern, part in _dict(schema.get("patternProperties")).items() if is_covered(key, [pattern])]
-    yield from matching
-    if key in known:
-        yield known[key]
-    elif not matching:
+def _property_parts(schema: dict[str, Any], key: str) -> Iterator[Any]:
+    properties = _dict(schema.get("properties"))
+    matches = [part for pattern, part in _dict(schema.get("patternProperties")).items() if is_covered(key, [pattern])]
+    yield from matches
+    if key in properties:
+        yield properties[key]
+    elif not matches:
         yield from (schema.get(keyword) for keyword in _OTHER_PROPERTIES)
 
 
 def _prefix(schema: dict[str, Any]) -> list[Any]:
-    # Before 2020-12 a list under `items` was what `prefixItems` is now.
+    # Before 2020-12 a list under `items` had the meaning of `prefixItems`.
     return _list(schema.get("prefixItems")) or _list(schema.get("items"))
 
 
-def _of_item(schema: dict[str, Any], index: int) -> Iterator[Any]:
+def _item_parts(schema: dict[str, Any], index: int) -> Iterator[Any]:
     prefix = _prefix(schema)
     if index < len(prefix):
         yield prefix[index]
@@ -257,7 +257,7 @@ def _dict(value: Any) -> dict[str, Any]:
 
 
 class _References:
-    """Where references inside `schema` lead. Read through once, and only when there is a reference."""
+    """The targets of references inside `schema`. It is read once, and only if there is a reference."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
         self._schema = schema
@@ -267,11 +267,11 @@ class _References:
         root = DRAFT202012.create_resource({**self._schema, "$id": ""})
         try:
             return Registry().with_resource("", root).crawl().resolver()
-        except Exception:  # noqa: BLE001 - a broken schema may break the library anyhow
+        except Exception:  # noqa: BLE001 - a broken schema may raise anything in the library
             return Registry().resolver()
 
     def target(self, reference: str) -> Any:
-        """The schema that `reference` leads to ("#/$defs/login", "#anchor"); None when it leads out, or nowhere."""
+        """The schema to which `reference` leads ("#/$defs/login", "#anchor"). None if it is not inside the schema."""
         try:
             return self._resolver.lookup(reference).contents
         except Exception:  # noqa: BLE001 - as above
@@ -279,7 +279,7 @@ class _References:
 
 
 def mask(arguments: dict[str, Any], paths: Sequence[Sequence[str | int]]) -> dict[str, Any]:
-    """A copy of `arguments` with MASK at `paths`; places that are not there are passed over."""
+    """A copy of `arguments` with MASK at `paths`. Places that do not exist are skipped."""
     if [] in paths:
         return dict.fromkeys(arguments, MASK)
     masked: dict[str, Any] = _changed(arguments, _tree_of(paths), _hide)
@@ -287,18 +287,18 @@ def mask(arguments: dict[str, Any], paths: Sequence[Sequence[str | int]]) -> dic
 
 
 def without(arguments: dict[str, Any], paths: Sequence[Sequence[str | int]]) -> dict[str, Any]:
-    """A copy of `arguments` with nothing at `paths`: a property is gone, an item of a list is null."""
+    """A copy of `arguments` without the values at `paths`. A property is removed, an item of a list becomes null."""
     if [] in paths:
         return {}
-    left: dict[str, Any] = _changed(arguments, _tree_of(paths), _take_away)
-    return left
+    remaining: dict[str, Any] = _changed(arguments, _tree_of(paths), _remove)
+    return remaining
 
 
 def _hide(holder: Any, key: Any) -> None:
     holder[key] = MASK
 
 
-def _take_away(holder: Any, key: Any) -> None:
+def _remove(holder: Any, key: Any) -> None:
     if isinstance(holder, dict):
         del holder[key]
     else:
@@ -309,7 +309,7 @@ _Tree = dict[str | int, Any]  # None at the end of a path
 
 
 def _tree_of(paths: Sequence[Sequence[str | int]]) -> _Tree:
-    """The paths as one tree, so that what holds thousands of secrets is copied once. Of two the shorter one counts."""
+    """The paths as one tree, so that a value with thousands of secrets is copied once. The shorter path counts."""
     tree: _Tree = {}
     for path in paths:
         place: _Tree | None = tree

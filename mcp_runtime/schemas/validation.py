@@ -1,8 +1,8 @@
 """Whether a tool's input schema is usable, and whether arguments fit it.
 
-Schemas come from members and arguments from clients, so nothing here trusts them: no reference is fetched, whatever
-walks through them has a budget of CPU time, and whatever a schema breaks is reported as a fault of that schema. Work
-that takes long steps aside: it sleeps most of the time, so that the other threads of the process hardly notice it.
+Schemas come from members and arguments from clients, so this module does not trust them. It never fetches a reference.
+All work on them has a budget of CPU time. Any error that a schema causes is reported as a fault of the schema. Long
+work steps aside, that is, it sleeps most of the time, so that it hardly delays other threads of the process.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ from mcp_runtime.schemas.schema_work import (
 )
 from mcp_runtime.schemas.secrets import TOO_COMPLEX, secret_marks
 
-# Budgets in seconds of the thread's own CPU time: a thread that waits for the interpreter is not punished for others.
-CHECK_SECONDS = 1.0  # of one schema, against the schema of schemas
-VALIDATION_SECONDS = 0.5  # of one validation; a schema applied to a value takes 5 to 20 microseconds
-# Of those at the top so many are looked at for the most telling ones.
+# Budgets in seconds of the thread's own CPU time, so waiting for the interpreter does not count.
+CHECK_SECONDS = 1.0  # for one schema, against its meta-schema
+VALIDATION_SECONDS = 0.5  # for one validation; a schema takes 5 to 20 microseconds for a value
+# Top-level errors that are compared to find the most relevant ones.
 MAX_COMPARED = 1000
-# So many validation errors are listed at once, the most telling first.
+# Validation errors that are listed at once, the most relevant first.
 MAX_ERRORS = 20
 TOO_LONG_TO_CHECK = "the input schema takes too long to check"
 TOO_LONG_TO_APPLY = "the input schema takes too long to apply, whatever the arguments"
-# Faults that another moment, or a faster machine, might not find.
+# Faults that may not occur at another time, or on a faster machine.
 PASSING_FAULTS = frozenset({TOO_LONG_TO_CHECK, TOO_LONG_TO_APPLY, TOO_COMPLEX})
 Path = tuple[str | int, ...]
 
 
 class BrokenSchemaError(Exception):
-    """The schema itself cannot be used; the message says why."""
+    """The schema itself cannot be used. The message says why."""
 
 
 @dataclass(frozen=True)
 class ValidationError:
-    """One place that does not fit, and why; nothing that is raised. A property that is missing is its own place."""
+    """A place that does not fit, and the reason. Not an exception. A missing property is a place too."""
 
     path: Path
     reason: str
 
 
 class ArgumentsError(Exception):
-    """Arguments do not fit. `path` is their place ("items.0.name", empty for the whole), `reason` why.
+    """Arguments do not fit. `path` is the place ("items.0.name", empty for all of them), `reason` the reason.
 
-    `errors` are all that were found, MAX_ERRORS at most, this one among them.
+    `errors` are at most MAX_ERRORS errors, including this one.
     """
 
     def __init__(self, path: str, reason: str, errors: Sequence[ValidationError] = ()) -> None:
@@ -72,7 +72,7 @@ class ArgumentsError(Exception):
 
 
 def check_schema(schema: Any) -> str:
-    """Why `schema`, as read, cannot be used for validation; empty when it can."""
+    """Why `schema`, as read, cannot be used for validation. Empty if it can."""
     if not isinstance(schema, dict):
         return "the input schema is not a JSON object"
     try:
@@ -84,9 +84,9 @@ def check_schema(schema: Any) -> str:
 
 
 def validate(schema: Schema, arguments: dict[str, Any]) -> None:
-    """Raise ArgumentsError for the most telling validation error, BrokenSchemaError when the schema fails in use.
+    """Raise ArgumentsError for the most relevant validation error, BrokenSchemaError if the schema fails in use.
 
-    What takes more than VALIDATION_SECONDS is an ArgumentsError.
+    A validation that takes more than VALIDATION_SECONDS also raises ArgumentsError.
     """
     with paced():
         _validate(schema, arguments)
@@ -102,10 +102,10 @@ def _validate(schema: Schema, arguments: dict[str, Any]) -> None:
     except TooMuchWorkError:
         raise ArgumentsError("", "checking them against the tool's input schema takes too long") from None
     except (RecursionError, OverflowError):
-        # Deep nesting and huge numbers break good schemas too. One caller must not end the validation for all others.
+        # Deep nesting and huge numbers break good schemas too. One client must not stop validation for all others.
         reason = "they nest too deep or hold too large a number to be checked against the tool's input schema"
         raise ArgumentsError("", reason) from None
-    except Exception as fault:  # a schema may break the library anyhow
+    except Exception as fault:  # a schema may raise anything in the library
         raise BrokenSchemaError(_broken_in_use(fault)) from fault
     if errors:
         first = errors[0]
@@ -118,28 +118,28 @@ def _broken_in_use(fault: Exception) -> str:
 
 
 def _errors(validator: Validator, instance: Any, seconds: float) -> list[jsonschema.ValidationError]:
-    """What does not fit, the most telling first; of alternatives what is wrong with the nearest one.
+    """The validation errors, the most relevant first. For alternatives, the errors of the one that fits best.
 
-    Raises TooMuchWorkError, unless something was found before: then it is known that it does not fit.
+    Raises TooMuchWorkError if it has no error until then. One error is enough to know that the value does not fit.
     """
-    found: list[jsonschema.ValidationError] = []
+    errors: list[jsonschema.ValidationError] = []
     with Work(seconds) as work:
         try:
             for error in islice(validator.iter_errors(instance), MAX_COMPARED):
-                found.append(error)
-                work.noted(error)
+                errors.append(error)
+                work.count_error(error)
         except TooMuchWorkError:
-            if not found:
+            if not errors:
                 raise
-    # `best_match` goes by relevance too, and takes the greatest.
-    found.sort(key=jsonschema.exceptions.relevance, reverse=True)
-    return [jsonschema.exceptions.best_match([error]) or error for error in found[:MAX_ERRORS]]
+    # `best_match` also uses the relevance, and takes the greatest.
+    errors.sort(key=jsonschema.exceptions.relevance, reverse=True)
+    return [jsonschema.exceptions.best_match([error]) or error for error in errors[:MAX_ERRORS]]
 
 
 def _validation_error(error: jsonschema.ValidationError) -> ValidationError:
     path = tuple(error.absolute_path)
     if error.validator == "required" and isinstance(error.instance, dict):
-        # One error for each property that is missing, named in the message alone.
+        # Each missing property has its own error, and only the message contains its name.
         names = error.validator_value if isinstance(error.validator_value, list) else []
         missing = [name for name in names if error.message.startswith(f"{name!r} ")]
         path += tuple(name for name in missing[:1] if name not in error.instance)
@@ -172,14 +172,14 @@ def _text_of(schema: Schema) -> str:
 
 
 class _SlowSchemaError(BrokenSchemaError):
-    """As now, on this machine. Not kept for as long as other verdicts are."""
+    """The schema is too slow now, on this machine. This verdict is cached for a shorter time than others."""
 
 
 @lru_cache(maxsize=256)
 def _checked_validator(text: str) -> tuple[Validator | None, str, Check | None]:
-    """The validator and a quick check, or None and what is wrong. Raises _SlowSchemaError.
+    """The validator and a quick check, or None and the fault. Raises _SlowSchemaError.
 
-    Checking a schema costs far more than applying it: once per text.
+    Checking a schema takes far longer than applying it, so each text is checked once.
     """
     schema = json.loads(text)
     try:
@@ -198,7 +198,7 @@ def _checked_validator(text: str) -> tuple[Validator | None, str, Check | None]:
         secret_marks(text)
     except TooMuchWorkError:
         raise _SlowSchemaError(TOO_COMPLEX) from None
-    # An explicit empty registry: without one the library would fetch a remote $ref over the network.
+    # Pass an empty registry. Without one the library would fetch a remote $ref over the network.
     validator: Validator = cls(schema, registry=Registry())
     try:
         _errors(validator, {}, VALIDATION_SECONDS)
