@@ -167,8 +167,8 @@ class Workers:
             delay = RESTART_SECONDS if lifetime < QUICK_DEATH_SECONDS else 0.0
             self._start_times[slot] = time.monotonic() + delay
             if not self._signals.stops:
-                how = describe_exit(os.waitstatus_to_exitcode(status))
-                logger.warning("a web process ended with %s; starting it again", how)
+                exit_description = describe_exit(os.waitstatus_to_exitcode(status))
+                logger.warning("a web process ended with %s; starting it again", exit_description)
 
     def _end(self) -> None:
         self._send_signal(signal.SIGTERM)
