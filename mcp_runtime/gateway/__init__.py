@@ -1,31 +1,31 @@
-"""The agents' endpoint: the whole roster as one MCP server, and each member under a path of its own.
+"""The gateway for agents. It serves the whole roster as one MCP server, and each member at its own path.
 
-    /mcp                    every tool, prompt and resource that the client may use, under names that tell the member
-    /mcp?members=a,b        the same, of these members alone
-    /mcp/<member>           one member, untouched: whatever it offers passes through
+    /mcp                    every tool, prompt and resource that the client may use; each name includes the member
+    /mcp?members=a,b        the same, for these members only
+    /mcp/<member>           one member, with its own names
     /sessions/<id>/mcp      the members of an agent session
 
-A request goes from the outside in, and a module imports only those that stand further down:
+A module imports only modules that stand further down in this list. A request takes the same way:
 
-    server                  the thread, the loop, and all that is made on it
-    app                     access control, and by whom a message is served
+    server                  the thread and the event loop of the gateway; creates all other objects
+    app                     access control; chooses what serves a message
     legacy, modern          clients with sessions; clients of MCP 2026-07-28
-    session_streams         what clients with sessions hear by GET
-    responder               the answer to one request, as JSON or as a stream
-    endpoints               what is answered, by whom; each call goes into the call log
-    streams                 what comes unasked; streams that wait for a client that lost them
-    extras_loader           prompts and resources, asked of each member
-    upstream                one request to one member; sessions with members, and the ways to them
-    intake, posts           what a client sends, within its budgets; what a POST must be
-    members                 what is there: the catalog as it is now, and the process of each member
-    client_sessions         clients' sessions
-    replies, eras           what HTTP tells clients; between the two eras of MCP
-    failures                requests that get no answer, in words for agents
-    messages                a client, its session, its request on the way, and its replies
-    call_log, tasks         calls written down; tasks of members, each for the token that made it
-    call_rows               calls as rows, into the database
-    auth, programs          principals by token; which programs came with which token
-    catalog, outbox         all that is offered, in memory; what is to be said on one open stream
-    envelope, seals         messages, read no deeper than their outermost object; ids that only one client may use
-    session_file            what sessions' ids do not carry, on disk
+    session_streams         GET requests of clients with sessions: notifications, and streams to resume
+    responder               the response to one request, as JSON or as a stream
+    endpoints               the handlers of all methods; each tool call goes into the call log
+    streams                 streams of notifications; streams that wait for a client that lost them
+    extras_loader           loads prompts and resources from each member
+    upstream                requests to members; sessions with members; the routes to them
+    intake, posts           reads messages within the client's budgets; checks the parts of a POST
+    members                 the current catalog, and the process of each member
+    client_sessions         sessions of clients
+    replies, eras           HTTP replies; the differences between the two eras of MCP
+    failures                error messages for requests that get no response
+    messages                a client, its session, its request and the reply
+    call_log, tasks         writes calls to the database; limits each task of a member to the token that created it
+    call_rows               inserts calls as rows
+    auth, programs          principals by token; the client programs that used each token
+    catalog, outbox         the catalog in memory; the messages that wait on one open stream
+    envelope, seals         reads only the outermost object of a message; ids that only one client can use
+    session_file            stores on disk what the ids of sessions do not contain
 """

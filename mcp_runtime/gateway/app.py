@@ -1,7 +1,7 @@
-"""Access control, and by whom a message is served: clients with sessions, or modern ones.
+"""Check access, and pass each message to the code for clients with sessions or for modern clients.
 
-No framework: a call is one path, three verbs and a few headers, and what stands between the socket and the member is
-paid for by each call.
+There is no web framework. The gateway needs three paths, three verbs and a few headers, and each layer between the
+socket and the member would cost time in every call.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from mcp_runtime.security.origins import Origins
 logger = logging.getLogger("guildhall.gateway")
 
 MAX_ID = 18  # digits
-MAX_UNKNOWN = 65_536  # bytes of a message that is read before it is known whose it is
-MAX_SESSIONS = 1_000  # of agents, whose members are kept in memory
+MAX_UNKNOWN = 65_536  # bytes of a message that is read before its sender is authenticated
+MAX_SESSIONS = 1_000  # agent sessions whose members are cached
 SESSION_SECONDS = 5.0
 NOTHING_HERE = "Nothing is here: the gateway is at /mcp, each member at /mcp/<member>."
 NO_OAUTH = (
-    "Guild Hall has no OAuth. Clients look for it when they sent no token, or one that is unknown, revoked or past its "
-    "end. Send one that is good, Authorization: Bearer gh_...; manage.py create_token USER makes one."
+    "Guild Hall has no OAuth. Clients look for it after a request without a token, or with one that is unknown, "
+    "revoked or expired. Send a valid token: Authorization: Bearer gh_... manage.py create_token USER creates one."
 )
 EVERYTHING = Place("/mcp", Selection())
-PATHS = ("/mcp", "/mcp/<member>", "/sessions/<session>/mcp")  # each also with a slash behind it
+PATHS = ("/mcp", "/mcp/<member>", "/sessions/<session>/mcp")  # each also with a trailing slash
 VERBS = ("GET", "POST", "DELETE")
 _PATH = re.compile("|".join(re.sub(r"<(\w+)>", r"(?P<\1>[^/]+)", path) + "/?" for path in PATHS))
 
@@ -89,7 +89,7 @@ class App:
         except Exception:
             logger.exception("the gateway failed to serve %s %r", exchange.verb, exchange.path)
             if not exchange.has_begun:
-                error = jsonrpc.error_response(None, INTERNAL_ERROR, "Internal error: the log of the runtime says why")
+                error = jsonrpc.error_response(None, INTERNAL_ERROR, "Internal error: see the log of the runtime")
                 exchange.reply(500, jsonrpc.encode(error), JSON_HEADERS)
 
     async def _serve(self, exchange: HttpExchange) -> None:
@@ -140,7 +140,10 @@ class App:
         return Place(f"/mcp?members={','.join(sorted(names))}", Selection(names))
 
     async def _members_of_session(self, session: str, principal: Principal) -> frozenset[str] | None:
-        """Kept for a moment: the members of a session do not change, but it may go."""
+        """Return the members of an agent session, cached for SESSION_SECONDS.
+
+        The members of a session do not change, but the session may be deleted.
+        """
         now, key = asyncio.get_running_loop().time(), (session, principal.user_id)
         until, known = self._session_members.get(key, (0.0, None))
         if now > until and session.isascii() and session.isdigit() and len(session) <= MAX_ID:
@@ -174,9 +177,9 @@ class App:
         elif session is None and isinstance(message, dict) and message.get("method") == "initialize":
             await self._legacy.initialize(post)
         elif session is None:
-            text = "this session is over: begin a new one with initialize" if session_id else (
-                "no session: send initialize first and its Mcp-Session-Id from then on, "
-                f"or say in _meta that you speak {mcp.MODERN_VERSION}"
+            text = "session not found: send initialize to begin a new one" if session_id else (
+                "no session: send initialize first, then its Mcp-Session-Id with each message, "
+                f"or set the protocol version {mcp.MODERN_VERSION} in _meta"
             )  # fmt: skip
             raise Refusal(404 if session_id else 400, MethodError(INVALID_REQUEST, text), message_id_of(message))
         elif version and version not in mcp.HANDSHAKE_VERSIONS:
@@ -188,16 +191,16 @@ class App:
 
 
 def _nothing_here(exchange: HttpExchange) -> None:
-    """404 in plain text: clients that look for OAuth after a 401 show these words to people."""
+    """Reply with 404 and plain text. Clients that look for OAuth after a 401 show this text to people."""
     is_for_oauth = exchange.path.startswith("/.well-known/") or exchange.path == "/register"
     text = NO_OAUTH if is_for_oauth else NOTHING_HERE
     exchange.reply(404, f"{text}\n".encode(), [(b"content-type", b"text/plain; charset=utf-8")])
 
 
 async def _unauthorized(error: AccessError, exchange: HttpExchange) -> Refusal:
-    """401 with the reason. Who throws away what comes with a 401 is told in a JSON-RPC error."""
+    """Return a 401 with the reason, or a JSON-RPC error for clients that ignore the body of a 401."""
     length = exchange.headers.get(b"content-length", b"")
-    is_short = length.isdigit() and int(length) <= MAX_UNKNOWN  # anybody may call themselves that
+    is_short = length.isdigit() and int(length) <= MAX_UNKNOWN  # any client can send such a User-Agent
     if is_short and is_deaf(exchange.headers):
         with contextlib.suppress(Refusal, ProtocolError):
             message = jsonrpc.decode(await read_body(exchange))
@@ -211,7 +214,7 @@ async def _unauthorized(error: AccessError, exchange: HttpExchange) -> Refusal:
 
 
 def _asked(query: str) -> dict[str, list[str]]:
-    """The parameters of a query. Most have none."""
+    """Return the parameters of a query string. Most requests have none."""
     if not query:
         return {}
     try:
@@ -221,4 +224,4 @@ def _asked(query: str) -> dict[str, list[str]]:
 
 
 def _no_member(name: str, principal: Principal) -> str:
-    return f"no member {name[:100]!r} is on the roster for {principal.name}: unknown, disabled, or not theirs"
+    return f"member {name[:100]!r} not found: it is unknown or disabled, or {principal.name} may not use it"

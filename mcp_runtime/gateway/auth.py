@@ -1,4 +1,4 @@
-"""Access control: principals by token, kept in memory until anything changes that decides what they may."""
+"""Access control. Principals are cached by token until their permissions may have changed."""
 
 from __future__ import annotations
 
@@ -15,22 +15,27 @@ from mcp_runtime.security import principals
 from mcp_runtime.security.access import Principal
 
 MAX_KEPT = 10_000
-# How soon a change of who may do what is noticed: SQLite is asked whether anybody wrote at all, others for the version.
+# How soon a change of permissions is noticed. On SQLite the check asks whether any process wrote to the database. Other
+# databases are asked for the version of the permissions.
 LOOK_SECONDS = 0.2
 QUERY_SECONDS = 0.25
-# The version does not tell of every change (QuerySet.update, plain SQL): principals in memory are compared with the
-# rows this often while anybody writes, and now and then while nobody does; for a twentieth of a processor at most.
+# The version misses some changes (QuerySet.update, plain SQL). Therefore cached principals are also compared with the
+# rows: every COMPARE_SECONDS after a write, and every COMPARE_IDLE_SECONDS without one. COMPARE_PAUSE limits the
+# comparisons to a twentieth of a processor.
 COMPARE_SECONDS = 1.0
 COMPARE_IDLE_SECONDS = 10.0
 COMPARE_PAUSE = 20
 MISSING = (
     "No token: send Authorization: Bearer gh_... "
-    "(manage.py create_token makes one; the hall's data folder has one in local-token)."
+    "(manage.py create_token creates one; the file local-token in the hall's data folder contains one)."
 )
 
 
 class Principals:
-    """Principals by token. `forget()` whenever principals.version() is another, or one of `kept()` would be."""
+    """A cache of principals by token.
+
+    Call `forget()` when `principals.version()` or one of `cached_principals()` has changed.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[bytes, Principal] = {}
@@ -41,11 +46,11 @@ class Principals:
         self._age += 1
 
     def kept(self) -> list[Principal]:
-        """From any thread."""
+        """Return all cached principals. Any thread may call this."""
         return list(self._kept.values())
 
     async def principal(self, authorization: bytes | None) -> Principal:
-        """Who sends this Authorization header. Raises TokenError."""
+        """Return the principal of this Authorization header. Raise TokenError if there is none."""
         if authorization is None:
             raise TokenError(MISSING)
         kept = self._kept.get(authorization)
@@ -62,7 +67,7 @@ class Principals:
         found = await asyncio.get_running_loop().run_in_executor(
             None, lambda: unit_of_work(lambda: look(token.strip()))
         )
-        if age == self._age:  # else it may have been read before the change
+        if age == self._age:  # otherwise it may have been read before a change
             if len(self._kept) >= MAX_KEPT:
                 self._kept.clear()
             self._kept[authorization] = found
@@ -70,19 +75,19 @@ class Principals:
 
 
 class AccessWatch:
-    """Notices that principals in memory may do other things now. `kept` gives them. One thread at a time."""
+    """Notices changes of the permissions of cached principals. Only one thread at a time may use it."""
 
     def __init__(self, kept: Callable[[], Collection[Principal]]) -> None:
         self._kept = kept
         is_sqlite = connection.vendor == "sqlite"
         self._changes = SqliteChanges(str(connection.settings_dict["NAME"])) if is_sqlite else None
-        self.seconds = LOOK_SECONDS if is_sqlite else QUERY_SECONDS  # between two looks
+        self.seconds = LOOK_SECONDS if is_sqlite else QUERY_SECONDS  # between two checks
         self._version: str | None = None
-        self._is_read = self._is_compared = False  # since somebody wrote last
+        self._is_read = self._is_compared = False  # since the last write
         self._compared_at = self._compare_at = 0.0
 
     def look(self) -> bool:
-        """Whether all of them are to be read again. What cannot be read now is read by the next look."""
+        """Return whether all principals must be read again. After an error, the next call tries again."""
         if self._changes is None or self._version is None or self._changes.look():
             self._is_read = self._is_compared = False
         if not self._is_read:
@@ -93,7 +98,7 @@ class AccessWatch:
         return self._is_due(time.monotonic()) and self._are_outdated()
 
     def _is_due(self, now: float) -> bool:
-        # While nobody writes too: a principal may have been read before the last change and kept after it.
+        # Also compare without a write: a principal may have been read before the last change and cached after it.
         return now >= (self._compared_at + COMPARE_IDLE_SECONDS if self._is_compared else self._compare_at)
 
     def _are_outdated(self) -> bool:

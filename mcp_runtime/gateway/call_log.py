@@ -1,8 +1,8 @@
-"""Calls through the gateway, written down like any other invocation: in batches, in a thread that no call waits for.
+"""Write calls through the gateway to the database, as invocations.
 
-They are recorded, not queued: what ends in the last moment before a SIGKILL is not written. While the database cannot
-take them they are kept and tried again; when too many wait, the oldest of whoever has most go, and the log says how
-many.
+A background thread writes them in batches, so no call waits for the database. The gateway records a call after it
+ended, so calls that end shortly before a SIGKILL are lost. When the database fails, the thread keeps the calls and
+tries again. When too many calls wait, it drops the oldest call of the user and token with the most, and logs how many.
 """
 
 from __future__ import annotations
@@ -48,32 +48,32 @@ logger = logging.getLogger("guildhall.gateway")
 Status = Invocation.Status
 
 SOURCE = Invocation.Source.GATEWAY.value
-WRITE_SECONDS = 0.25  # in which calls gather, to be written together
-LOOK_SECONDS = 2.0  # without any: who came is written now and then, and not at each call
-AGAIN_SECONDS = 0.2  # before calls are tried again that the database did not take
-KEEP_SECONDS = 600.0  # that the same calls are tried again: something may be wrong with them, and others wait
-LOCK_SECONDS = 0.4  # for SQLite's write lock at a time, so that a stop is noticed
-STOP_SECONDS = 1.0  # for all that is left; tries that fail in its second half are the last
+WRITE_SECONDS = 0.25  # to collect calls for one batch
+LOOK_SECONDS = 2.0  # without calls: client programs are written from time to time, not with each call
+AGAIN_SECONDS = 0.2  # between two attempts to write the same calls
+KEEP_SECONDS = 600.0  # after which a batch is dropped: its calls may be at fault, and others wait
+LOCK_SECONDS = 0.4  # to wait for SQLite's write lock at once, so that a stop is noticed
+STOP_SECONDS = 1.0  # for all remaining calls; after a failure in the second half there is no further attempt
 BATCH = 500
 MAX_WAITING = 20_000
-MAX_WAITING_BYTES = 64_000_000  # of messages that were sent and answered
-LARGE = 65_536  # bytes of a request; of its arguments no more is encoded than is kept
+MAX_WAITING_BYTES = 64_000_000  # of requests and responses
+LARGE = 65_536  # bytes of a request; above this, only the stored part of its arguments is encoded
 CUT = mcp.CUT
-# CPU time to look for secrets in the arguments of one call: all others wait behind it, and steps aside take four times
-# as long.
+# CPU time to search the arguments of one call for secrets. All other calls wait for it, and the search in paced steps
+# takes four times as long.
 SECRETS_SECONDS = 0.1
 
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """One call on its way. Ended once: what is said of it after that is not heard."""
+    """One call in progress. Only its first end counts; later ones are ignored."""
 
     recorder: Recorder
     member_id: int
     member: str
     tool: str
     arguments: Any
-    schema: str | None  # as JSON; None for one that was not known then, empty for one that marks no secrets
+    schema: str | None  # as JSON; None if it was unknown at the start, empty if it marks no secrets
     principal: Principal
     timeout: float
     size: int = 0  # bytes of the request
@@ -85,11 +85,11 @@ class Call:
 
     @property
     def kept_bytes(self) -> int:
-        """Of its messages, while it waits to be written down. The same from its end on."""
+        """Bytes of its request and response, while it waits to be written. Constant after its end."""
         return self.size + len(self.body)
 
     def answered(self, body: bytes) -> None:
-        """With a JSON-RPC response."""
+        """End the call with a JSON-RPC response."""
         self.body = body
         self._end()
 
@@ -97,11 +97,11 @@ class Call:
         self._end(Outcome.of_error(error, member=self.member, tool=self.tool))
 
     def refused(self, error: MethodError) -> None:
-        """Before the member was asked, or instead of it."""
+        """End a call that was not sent to the member."""
         self._end(replace(Outcome.failed(error.kind, str(error)), error_code=error.code))
 
     def abandoned(self, *, timed_out: bool) -> None:
-        """After it was sent."""
+        """End a call that was sent, but timed out or was cancelled."""
         if timed_out:
             self.failed(RequestTimeoutError(self.timeout))
         else:
@@ -116,7 +116,7 @@ class Call:
 
 
 class _Result(msgspec.Struct):
-    """What is read of a result of any size: nothing else of it is built."""
+    """The only part of a result that is decoded, whatever its size."""
 
     isError: Raw = Raw(b"false")
 
@@ -126,14 +126,14 @@ _RESULT = msgspec.json.Decoder(_Result)
 
 @dataclass(slots=True)
 class _Line:
-    """Calls of one token, the oldest first."""
+    """Calls of one token, oldest first."""
 
     calls: collections.deque[Call] = field(default_factory=collections.deque)
     bytes: int = 0
 
 
 class _Waiting:
-    """Calls in the order in which they ended. Not for several threads at once."""
+    """Calls in the order of their ends. Not thread-safe."""
 
     def __init__(self) -> None:
         self._calls: collections.OrderedDict[Call, None] = collections.OrderedDict()
@@ -144,7 +144,7 @@ class _Waiting:
         return len(self._calls)
 
     def put(self, call: Call) -> int:
-        """How many calls had to go for it."""
+        """Add a call, and return how many calls were dropped to make room."""
         owner, size = call.principal.owner, call.kept_bytes
         line = self._lines.get(owner)
         if line is None:
@@ -163,13 +163,13 @@ class _Waiting:
         return lost
 
     def take(self) -> Call:
-        """The one that waits longest."""
+        """Remove and return the call that has waited longest."""
         call = next(iter(self._calls))
         self._drop_first_of(call.principal.owner)
         return call
 
     def _drop_of_most(self, weight: Callable[[_Line], int]) -> None:
-        """The oldest call of the token that has most, of the user whose tokens have most together."""
+        """Drop the oldest call of the largest token of the user whose tokens have the most in total."""
         of_user: collections.Counter[int | None] = collections.Counter()
         for (user, _), line in self._lines.items():
             of_user[user] += weight(line)
@@ -189,36 +189,39 @@ class _Waiting:
 
 
 class Recorder:
-    """Writes calls down, and who made them. `max_bytes` of arguments and of results are kept; 0: neither."""
+    """Writes calls and client programs to the database.
+
+    Store at most `max_bytes` of the arguments and of the result of a call. 0 stores neither.
+    """
 
     def __init__(self, *, max_bytes: int) -> None:
         self.programs = Programs()
         self._news = self.programs.news
         self._max_bytes = max_bytes
         self._ended = _Waiting()
-        self._in_hand = 0  # calls that the thread has taken, and not written yet
+        self._in_hand = 0  # calls that the thread is writing
         self._lock = threading.Lock()
         self._lost = 0
         self._stopping = threading.Event()
         self._last_try_at = math.inf
         self._has_given_up = False
-        self._may_ask = True  # the database, of this batch
+        self._may_ask = True  # whether this batch may still query the database
         self._thread = threading.Thread(target=self._run, name="gateway-records", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Write what is left, but do not wait for a database that is away: a stop has its own bound."""
+        """Write the remaining calls, but wait no longer than STOP_SECONDS for the database."""
         self._last_try_at = time.monotonic() + STOP_SECONDS / 2
         self._stopping.set()
         self._news.set()
         self._thread.join(STOP_SECONDS)
         if left := len(self._ended) + self._in_hand + self._lost:
-            logger.error("%d calls of the gateway were not written down: the runtime stops", left)
+            logger.error("%d calls of the gateway were not written: the runtime is stopping", left)
 
     def put(self, call: Call) -> None:
-        """From any thread. Of too many that wait some are lost, and that is said."""
+        """Add a call that ended. Any thread may call this. If too many wait, some are dropped and logged."""
         with self._lock:
             self._lost += self._ended.put(call)
         if not self._news.is_set():
@@ -233,7 +236,7 @@ class Recorder:
             while self._ended and not self._has_given_up:
                 calls = self._next_batch()
                 self._may_ask = True
-                for call in calls:  # what is never written down is not counted
+                for call in calls:  # here, so that dropped calls do not count
                     self.programs.saw(call.principal.owner, call.program, calls=1)
                 self._write_down(calls, [row for call in calls if (row := self._row_or_none(call)) is not None])
                 give_connection_back()
@@ -243,7 +246,7 @@ class Recorder:
 
     def _note_clients(self, *, at_once: bool) -> None:
         if self._has_given_up:
-            return  # a stop has its bound
+            return  # the stop must not take longer
         try:
             wait_for_locks(LOCK_SECONDS)
         except Error:
@@ -260,10 +263,13 @@ class Recorder:
         with self._lock:
             lost, self._lost = self._lost, 0
         if lost:
-            logger.error("%d calls of the gateway were not written down: the database is too slow", lost)
+            logger.error("%d calls of the gateway were not written: the database is too slow", lost)
 
     def _write_down(self, calls: list[Call], rows: list[Row]) -> None:
-        """Until the database takes them, or for so long that it is not the database, or the stop has its bound."""
+        """Insert the rows. Try again until the database takes them, or KEEP_SECONDS pass, or the stop ends it.
+
+        After KEEP_SECONDS the rows themselves may be at fault.
+        """
         tokens = {call.principal.token_id for call in calls if call.principal.token_id is not None}
         keep_until, is_repeated = time.monotonic() + KEEP_SECONDS, False
         while True:
@@ -279,20 +285,20 @@ class Recorder:
                 self._has_given_up = True
                 return
             if time.monotonic() > keep_until:
-                logger.error("%d calls of the gateway could not be written down (%s)", len(calls), reason)
+                logger.error("%d calls of the gateway could not be written (%s)", len(calls), reason)
                 break
             if not is_repeated:
-                logger.warning("calls of the gateway cannot be written down (%s); trying again", reason)
+                logger.warning("calls of the gateway cannot be written (%s); trying again", reason)
             is_repeated = True
             time.sleep(AGAIN_SECONDS)
         self._in_hand = 0
 
     def _row_or_none(self, call: Call) -> Row | None:
-        """A call that cannot be put into words must not cost the others, nor this thread."""
+        """Return the row of a call, or None after an error. One bad call must not stop the others or this thread."""
         try:
             return self._row(call)
         except Exception:
-            logger.exception("a call of tool %r of member %r cannot be written down", call.tool, call.member)
+            logger.exception("a call of tool %r of member %r cannot be written", call.tool, call.member)
             return None
 
     def _row(self, call: Call) -> Row:
@@ -324,7 +330,7 @@ class Recorder:
         }
 
     def _outcome(self, call: Call) -> tuple[Outcome, str | None, str | None]:
-        """What a response says of the call; result and error data as JSON, as far as they are kept."""
+        """Return the outcome in the response, and the stored parts of its result and error data as JSON."""
         try:
             answer = envelope.read_opened(call.body)
             if (error := answer.remote_error()) is not None:
@@ -339,7 +345,7 @@ class Recorder:
         return self._of_result(call, result, encoded, is_error=is_error)
 
     def _kept_result(self, answer: Message, is_error: bool) -> tuple[dict[str, Any], str]:
-        """A result, and its JSON as far as it is kept; empty for one that is too long, or holds what cannot be kept."""
+        """Return a result and the stored part of its JSON. The result is empty if it cannot be decoded."""
         data = bytes(answer.result or b"")
         try:
             result: dict[str, Any] = envelope.small(answer.result)
@@ -366,9 +372,9 @@ class Recorder:
         return jsonrpc.encode(cut).decode()
 
     def _schema_by_now(self, call: Call) -> str | None:
-        """As JSON, of a tool that the gateway had not seen in its member's list.
+        """Return the schema, as JSON, of a tool that was not in the catalog when the call started.
 
-        None where the database does not say, or has no such tool: then nobody knows where its arguments hold secrets.
+        Return None if the database does not answer or has no such tool. Then any argument may be a secret.
         """
         if not self._may_ask:
             return None
@@ -381,7 +387,7 @@ class Recorder:
         return None if tool is None else json.dumps(tool.input_schema)
 
     def _arguments(self, call: Call) -> tuple[str, list[list[str | int]]]:
-        """Those of a call as JSON, as far as they are kept, without secrets; and where the secrets are."""
+        """Return the stored part of a call's arguments as JSON without secrets, and the paths of the secrets."""
         arguments = call.arguments if isinstance(call.arguments, dict) else {}
         is_large = call.size > LARGE
         if not self._max_bytes:
@@ -390,9 +396,9 @@ class Recorder:
         if schema is None and not is_large:
             schema = self._schema_by_now(call)
         if is_large and schema != "":
-            # Not kept: to look for secrets in it takes this thread long, and the loop waits for the interpreter.
+            # Do not store it: the search for secrets would take long, and the event loop waits for the interpreter.
             return jsonrpc.encode({CUT: {"bytes": call.size, "beginning": ""}}).decode(), []
-        # Most schemas have none, and looking for them takes as long as all the rest.
+        # Most schemas mark no secrets, and the search takes as long as everything else together.
         paths: list[list[str | int]] = []
         if schema:
             with schema_work.paced(call.principal.owner):

@@ -1,4 +1,4 @@
-"""Calls of the gateway as rows, into the database: many in one statement, and none twice."""
+"""Insert calls of the gateway as rows: many in one statement, and each only once."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ logger = logging.getLogger("guildhall.gateway")
 
 Row = dict[str, Any]
 
-# In one statement. SQLite gives the interpreter back for each, and the loop takes it away: one by one, rows take twice
-# as long, and so do the calls that come in meanwhile. More would be more parameters than an old SQLite takes.
+# In one statement. SQLite releases the interpreter for each statement, and the event loop then takes it. With one row
+# per statement, the rows and the calls that arrive at the same time would take twice as long. More rows would exceed
+# the number of parameters that an old SQLite allows.
 ROWS_AT_ONCE = 50
 _TABLE = Invocation._meta.db_table
 _KEY = ("finished_at", "started_at", "member_id", "tool_name")
 
 
 def not_written(rows: list[Row]) -> list[Row]:
-    """What an earlier try did not bring in: it may have failed behind its commit, or between two of single rows.
+    """Return the rows that an earlier attempt did not insert.
 
-    Records have no id of their own; no two calls of a tool begin and end in the same microseconds.
+    That attempt may have failed after its commit, or between two single rows. The rows have no id yet, so they are
+    compared by tool and times. No two calls of a tool start and end in the same microseconds.
     """
     ends = Invocation.objects.filter(
         finished_at__in=[row["finished_at"] for row in rows], source=Invocation.Source.GATEWAY
@@ -34,7 +36,10 @@ def not_written(rows: list[Row]) -> list[Row]:
 
 
 def insert(rows: list[Row]) -> None:
-    """On SQLite in pieces: all who write wait for its lock, and a transaction has it while rows are put into words."""
+    """Insert the rows, on SQLite in small statements.
+
+    All writers wait for SQLite's lock, and a transaction holds it while its rows are converted.
+    """
     size = ROWS_AT_ONCE if connection.vendor == "sqlite" else len(rows)
     for first in range(0, len(rows), size or 1):
         _insert_together(rows[first : first + size])
@@ -43,17 +48,18 @@ def insert(rows: list[Row]) -> None:
 def _insert_together(rows: list[Row]) -> None:
     try:
         _execute(rows)
-    except (OperationalError, InterfaceError):  # the database is away, or locked: no row's fault
+    except (OperationalError, InterfaceError):  # the database is unavailable or locked; no row is at fault
         raise
-    except Exception:  # noqa: BLE001 - said of the row that is at fault
+    except Exception:  # noqa: BLE001 - insert_alone logs the row that is at fault
         for row in rows:
             insert_alone(row)
 
 
 def insert_alone(row: Row) -> None:
-    """Without what is gone meanwhile: an agent's token goes with its run, and users go. (Members take all along.)
+    """Insert one row, without references to a token or a user that has been deleted.
 
-    A row that the database cannot hold must not cost the others.
+    An agent's token is deleted at the end of its run. A deleted member deletes its calls too. If the database rejects
+    the row, log that and go on with the others.
     """
     for gone in ({}, {"token_id": None}, {"token_id": None, "requested_by_id": None}):
         try:
@@ -64,19 +70,22 @@ def insert_alone(row: Row) -> None:
         except (OperationalError, InterfaceError):
             raise
         except Exception:
-            logger.exception("a call of tool %r cannot be written down", row["tool_name"])
+            logger.exception("a call of tool %r cannot be written", row["tool_name"])
             return
 
 
 def _execute(rows: list[Row]) -> None:
-    """In one statement, without the ORM, which takes three times as long: the gateway shares the interpreter."""
+    """Insert the rows in one statement.
+
+    The ORM would take three times as long, and this thread shares the interpreter with the gateway.
+    """
     if connection.vendor == "sqlite":
         rows = [_as_sqlite_has_it(row) for row in rows]
         sql = plain_sql.insert_sql(_TABLE, tuple(rows[0]), len(rows))
         with connection.cursor() as cursor:
             cursor.execute(sql, [value for row in rows for value in row.values()])
         return
-    # An INSERT of many rows takes ten times the CPU: psycopg writes each value into the statement in Python.
+    # An INSERT of many rows takes ten times the CPU, because psycopg formats each value in Python.
     copying = f"COPY {_TABLE} ({', '.join(rows[0])}) FROM STDIN"
     with (
         transaction.atomic(),
@@ -89,5 +98,5 @@ def _execute(rows: list[Row]) -> None:
 
 
 def _as_sqlite_has_it(row: Row) -> Row:
-    """As Django writes it there; its own way from a datetime to text takes as long as all the rest of a row."""
+    """Convert the times to text as Django does. SQLite's own adapter takes as long as the rest of the row."""
     return row | {name: str(row[name].replace(tzinfo=None)) for name in ("queued_at", "started_at", "finished_at")}

@@ -1,7 +1,7 @@
-"""What is on the roster, in memory: so that lists come at once, and in the same order, whatever members do meanwhile.
+"""The roster in memory. Lists are served from it at once and in a stable order, even when members start or stop.
 
-Tools are the rows' own. Prompts and resources have no rows: they are asked of a member when it is connected, and kept
-while it is away.
+Tools come from the database. Prompts and resources have no rows: the gateway requests them from each member when it
+connects, and keeps them while it is stopped.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from mcp_runtime.security.access import Principal
 from roster.models import AgentSession, GuildMember, Tool
 
 RESOURCE_PREFIX = "guild://"
-# What each method lists.
+# The key of each list method's result.
 LISTS = {
     "tools/list": "tools",
     "prompts/list": "prompts",
     "resources/list": "resources",
     "resources/templates/list": "resourceTemplates",
 }
-# What entries of lists are told apart by.
+# The key that identifies an entry of each list.
 KEYS = {"prompts": "name", "resources": "uri", "resourceTemplates": "uriTemplate"}
-# Bytes of lists that are kept. A user may ask for any number of selections (`?members=`).
+# Bytes of cached lists. A user can request any number of selections (`?members=`).
 MAX_LISTS = 64_000_000
 MAX_LISTS_OF_USER = 16_000_000
-LIST_BYTES = 10_000  # that a kept list takes beside its own, for the names of its selection too
-# A URI is compared with templates on the gateway's loop: of templates that are made to take long, so much and no more.
-MAX_MATCHED = 2_000  # characters of a URI, and of a template that it is compared with
-MAX_EXPRESSIONS = 20  # of a template that a URI is compared with
-MAX_TEMPLATES = 200  # of a member that a URI is compared with
-MAX_LITERAL = 32  # characters of what stands between two expressions that are looked for
+LIST_BYTES = 10_000  # overhead of a cached list, including the names in its selection
+# URIs are compared with templates on the gateway's event loop. These limits protect it from templates that take long.
+MAX_MATCHED = 2_000  # characters of a URI or a template
+MAX_EXPRESSIONS = 20  # in a template
+MAX_TEMPLATES = 200  # of a member
+MAX_LITERAL = 32  # characters of the text between two expressions that are compared
 _EXPRESSION = re.compile(r"\{[^{}]*\}")
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """A tool that is switched on.
+    """An enabled tool.
 
-    `own` is its JSON, as the member lists it, `listed` the same under the name it has beside other members' tools. Of
-    its parts only those are kept beside it that calls need.
+    `own_json` is its definition as the member lists it. `listed_json` is the same with the name that it has in the
+    roster's list. The other fields are the parts that calls need.
     """
 
     member: str
@@ -58,18 +58,19 @@ class OfferedTool:
     listed_as: str
     own: bytes
     listed: bytes
-    secretive_schema: str  # of its arguments, as JSON; empty when they hold no secrets
-    parameter_headers: Mapping[mcp.Place, str]  # which arguments go into headers too, and the headers' names
-    needs_task: bool = False  # it runs only as a task, and `/mcp` has no tasks
-    digest: bytes = b""  # of all that it was made of
+    secretive_schema: str  # of its arguments, as JSON; empty if it marks no secrets
+    parameter_headers: Mapping[mcp.Place, str]  # headers that repeat an argument, by its place
+    needs_task: bool = False  # it runs only as a task, which `/mcp` does not support
+    digest: bytes = b""  # of everything that it was created from
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A prompt, a resource or a template. `key` is its name or URI; `own` its JSON, as the member lists it.
+    """A prompt, a resource or a resource template.
 
-    `listed_as` and `listed` are the same beside those of other members. `literals` are what a template has between its
-    expressions, and around them; empty when no URI is compared with it.
+    `key` is its name or URI, and `own_json` its definition as the member lists it. `listed_name` and `listed_json` are
+    the same in the roster's list. `literals` are the texts before, between and after the expressions of a template.
+    They are empty if no URI is compared with it.
     """
 
     key: str
@@ -98,7 +99,7 @@ class Extras:
         return {"prompts": self.prompts, "resources": self.resources, "resourceTemplates": self.templates}[kind]
 
     def may_have(self, uri: str) -> bool:
-        """Whether a resource, or a template, is listed for this URI."""
+        """Return whether a listed resource or template may match this URI."""
         return uri in self._uris or (
             len(uri) <= MAX_MATCHED and any(literals_match(literals, uri) for literals in self._literals)
         )
@@ -106,7 +107,7 @@ class Extras:
 
 @dataclass(frozen=True, slots=True)
 class OfferedMember:
-    """A member that may run, as its row tells. `hidden` are names of its tools that are switched off."""
+    """An enabled member, from its row. `hidden` has the names of its disabled tools."""
 
     pk: int
     name: str
@@ -121,13 +122,13 @@ class OfferedMember:
     hidden: frozenset[str]
 
     def timeout_of(self, tool: str) -> float:
-        """Seconds a call may take in total (REQ-MCP-HTTP-28)."""
+        """Return the seconds that a call may take in total (REQ-MCP-HTTP-28)."""
         return float(self.tool_timeouts.get(tool, self.timeout))
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which members an address selects; None: all. What a token opens of them is said by its principal."""
+    """The members that an address selects; None selects all. The principal decides which of them a token may use."""
 
     members: frozenset[str] | None = None
 
@@ -137,7 +138,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a message came in: `member` for a member's own path; `path` as sessions are bound to it."""
+    """The address of a message. `member` is set at a member's own path. Sessions are bound to `path`."""
 
     path: str
     selection: Selection
@@ -149,7 +150,7 @@ ListKey = tuple[str, int, Selection]  # kind, `id()` of the principal, selection
 
 @dataclass(slots=True)
 class _List:
-    principal: Principal  # kept alive, so that no other object gets its `id()`
+    principal: Principal  # a reference, so that no other object gets its `id()`
     entries: bytes
     digest: bytes = b""  # empty until it is needed
 
@@ -159,9 +160,9 @@ class _List:
 
 
 class _Lists:
-    """Finished lists. Beyond the bounds the oldest are dropped.
+    """A cache of encoded lists. When it is full, the oldest lists are dropped.
 
-    They are those of the user above the bound of one user, else of the user with the most bytes.
+    Lists of a user above MAX_LISTS_OF_USER are dropped first, then lists of the user with the most bytes.
     """
 
     def __init__(self) -> None:
@@ -189,15 +190,15 @@ class _Lists:
 
 @dataclass(frozen=True)
 class Roster:
-    """Everything as of one moment. A change makes another one."""
+    """The catalog at one moment. A change creates a new Roster."""
 
     members: Mapping[str, OfferedMember] = field(default_factory=dict)
-    tools: Mapping[str, OfferedTool] = field(default_factory=dict)  # by the name they are listed as
+    tools: Mapping[str, OfferedTool] = field(default_factory=dict)  # by listed name
     extras: Mapping[str, Extras] = field(default_factory=dict)  # by member
     _lists: _Lists = field(default_factory=_Lists, init=False, compare=False, repr=False)
 
     def tools_for(self, principal: Principal, selection: Selection) -> list[OfferedTool]:
-        """What this client may call, by member and in each member's own order."""
+        """Return the tools that this client may call, by member and in each member's own order."""
         return [
             tool
             for tool in self.tools.values()
@@ -205,11 +206,11 @@ class Roster:
         ]
 
     def list_of(self, kind: str, principal: Principal, selection: Selection) -> bytes:
-        """A list as JSON: `kind` is tools, prompts, resources or resourceTemplates. It is kept."""
+        """Return a list as JSON, and cache it. `kind` is tools, prompts, resources or resourceTemplates."""
         return self._list(kind, principal, selection).entries
 
     def digest_of(self, kind: str, principal: Principal, selection: Selection) -> bytes:
-        """A hash of the list."""
+        """Return a hash of the list."""
         one = self._list(kind, principal, selection)
         one.digest = one.digest or hashlib.sha256(one.entries).digest()
         return one.digest
@@ -229,7 +230,7 @@ class Roster:
         return [entry.listed for name in names if name in self.extras for entry in self.extras[name].of(kind)]
 
     def prompt(self, listed_as: str) -> tuple[str, str] | None:
-        """Member and own name of a prompt."""
+        """Return the member of a prompt, and the member's name for it."""
         for name, extras in self.extras.items():
             for prompt in extras.prompts:
                 if prompt.listed_as == listed_as:
@@ -237,15 +238,15 @@ class Roster:
         return None
 
     def resource(self, uri: str, principal: Principal, selection: Selection) -> tuple[str, str] | None:
-        """Member and own URI of a resource; None where no member has it, or several do."""
+        """Return the member of a resource and the member's URI for it; None if no member or several have it."""
         found = self.owners_of(uri, principal, selection)
         return found[0] if len(found) == 1 else None
 
     def owners_of(self, uri: str, principal: Principal, selection: Selection) -> list[tuple[str, str]]:
-        """All pairs of a member and its own URI that `uri` may mean.
+        """Return all pairs of a member and its own URI that `uri` may mean.
 
-        A listed URI names its member. A member's own URI may be that of every member that lists it, or has a template
-        for it.
+        A listed URI includes the name of its member. Any other URI may belong to every member that lists it or has a
+        template for it.
         """
         if uri.startswith(RESOURCE_PREFIX):
             member, slash, own = uri.removeprefix(RESOURCE_PREFIX).partition("/")
@@ -259,12 +260,12 @@ class Roster:
 
 
 def resource_uri(member: str, uri: str) -> str:
-    """A resource's URI beside those of other members; nothing is lost, and no other member changes it."""
+    """Return the listed URI of a resource. It contains the member's own URI, and no other member can use it."""
     return f"{RESOURCE_PREFIX}{member}/{uri}"
 
 
 def entry(member: str, kind: str, definition: dict[str, Any]) -> Entry | None:
-    """A prompt, a resource or a template of the member, with its JSON; None when it has no valid name or URI."""
+    """Return an entry for a member's prompt, resource or template; None if it has no valid name or URI."""
     name = KEYS[kind]
     key = definition.get(name)
     if not isinstance(key, str):
@@ -276,9 +277,10 @@ def entry(member: str, kind: str, definition: dict[str, Any]) -> Entry | None:
 
 
 def literals_of(template: str) -> tuple[str, ...]:
-    """What a template (RFC 6570) has between its expressions, and around them; empty for one that matches nothing.
+    """Return the texts before, between and after the expressions of a template (RFC 6570).
 
-    One that begins with an expression would match everything, so it matches nothing.
+    Return nothing for a template that is not compared with URIs. One that starts with an expression is not compared,
+    because it would match everything.
     """
     if len(template) > MAX_MATCHED:
         return ()
@@ -290,10 +292,10 @@ def literals_of(template: str) -> tuple[str, ...]:
 
 
 def literals_match(literals: tuple[str, ...], uri: str) -> bool:
-    """Whether the URI may be one of the template's: these parts occur in order, at both ends as well.
+    """Return whether the URI may match the template: it has these texts in order, also at both ends.
 
-    What stands in for an expression is not looked at, nor the end of a long part between two of them, so this says yes
-    rather than no.
+    The values of expressions and the ends of long texts are not checked. So the result may be a false yes, but never a
+    false no.
     """
     first, last = literals[0], literals[-1]
     if not uri.startswith(first) or not uri.endswith(last):
@@ -308,7 +310,7 @@ def literals_match(literals: tuple[str, ...], uri: str) -> bool:
 
 
 def members_of_session(session_id: int, user_id: int | None) -> frozenset[str] | None:
-    """The members of an agent's session that the user made, or the operator; None when there is no such session."""
+    """Return the members of an agent session that the user or the operator created; None if there is none."""
     session = AgentSession.objects.filter(Q(created_by=None) | Q(created_by=user_id), pk=session_id).first()
     return None if session is None else frozenset(session.members.values_list("name", flat=True))
 
@@ -317,10 +319,10 @@ def members_of_session(session_id: int, user_id: int | None) -> frozenset[str] |
 
 
 def load(extras: Mapping[str, Extras], before: Roster) -> Roster:
-    """The roster as the rows tell it: enabled members whose folder is there, and their tools that are switched on.
+    """Load the roster from the database: enabled members whose folder exists, and their enabled tools.
 
-    Tools that are as they were `before` are not made again: reading and writing the JSON of a large one holds up all
-    other threads for tens of milliseconds, and anybody can have the roster loaded often.
+    Reuse the tools that have not changed since `before`. Decoding and encoding a large definition blocks all other
+    threads for tens of milliseconds, and any client can cause frequent reloads.
     """
     shown = ("name", "display_name", "manifest", "capabilities", "server_info", "instructions")
     rows = list(GuildMember.objects.filter(enabled=True, removed_at=None).only(*shown).order_by("name"))
@@ -335,7 +337,7 @@ def load(extras: Mapping[str, Extras], before: Roster) -> Roster:
         tools[member_id][name] = made.get(digest) or _tool(
             names[member_id], name, json.loads(definition), digest, has_schema=not fault
         )
-    # Also those that the member does not list now: it may take a call all the same, or list them again before we look.
+    # Include disabled tools that the member does not list now. It may accept a call anyway, or list them again soon.
     for member_id, name in Tool.objects.filter(enabled=False, member_id__in=names).values_list("member_id", "name"):
         hidden[member_id].add(name)
     members = {row.name: _member(row, tools[row.pk], frozenset(hidden[row.pk])) for row in rows}
@@ -346,7 +348,7 @@ def load(extras: Mapping[str, Extras], before: Roster) -> Roster:
 def _tool(member: str, name: str, definition: dict[str, Any], digest: bytes, *, has_schema: bool) -> OfferedTool:
     listed_as = mcp.qualified_name(member, name)
     listed = mcp.offered_definition(definition, listed_as, has_schema=has_schema)
-    # Not of what is listed: a schema that cannot be used is left out there, and marks secrets all the same.
+    # Not the schema in `listed_definition`, which has none if it is invalid. An invalid schema can still mark secrets.
     schema = definition.get("inputSchema")
     text = json.dumps(schema) if isinstance(schema, dict) else "{}"
     return OfferedTool(
@@ -363,7 +365,7 @@ def _tool(member: str, name: str, definition: dict[str, Any], digest: bytes, *, 
 
 
 def _parameter_headers(schema: Any, text: str) -> Mapping[mcp.Place, str]:
-    """Empty for a schema that asks for such headers in a wrong way. Most ask for none, and are not walked through."""
+    """Return the headers that a schema asks for; none if it is invalid. Most ask for none and are skipped."""
     if "x-mcp-header" not in text:
         return {}
     try:

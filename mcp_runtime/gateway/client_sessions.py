@@ -1,8 +1,9 @@
-"""Principals' sessions, which handshake versions have: who is there, and what they were told to expect.
+"""Sessions of clients that use a handshake version of MCP.
 
-A session's id is its own memory, signed: version, capabilities, whose it is. So it outlives a restart of the runtime,
-which many clients would take for the end. What it does not carry, and clients say once, is told apart, by the digest of
-the id: which sessions were ended, log levels, subscriptions. All else that is kept here can be made anew.
+The id of a session contains its version, capabilities and owner, signed. So a session survives a restart of the
+runtime, which many clients would take for the end of the session. The id does not contain which sessions were ended,
+log levels and subscriptions. These are stored separately, by the digest of the id, because clients send them only once.
+Everything else in memory can be created again.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ SALT = "guildhall.gateway.session"
 
 
 class Sessions:
-    """All of them. `on_drop(session)` is called for each that leaves the memory."""
+    """All sessions of clients. `on_drop(session)` is called for each one that is removed from memory."""
 
     def __init__(self, on_drop: Callable[[ClientSession], None]) -> None:
         self._sessions: OrderedDict[str, ClientSession] = OrderedDict()
         self._ended: OrderedDict[str, None] = OrderedDict()  # by digest
-        self._told: OrderedDict[str, dict[str, Any]] = OrderedDict()  # of those not in memory, by digest
+        # Of sessions that are not in memory, by digest.
+        self._told: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._on_drop = on_drop
 
     def begin(
@@ -61,7 +63,7 @@ class Sessions:
         return session
 
     def find(self, session_id: str, principal: Principal, path: str) -> ClientSession | None:
-        """The session, if it is this client's, begun at this path and not ended."""
+        """Return the session if this client started it at this path and it has not ended."""
         session = self._sessions.get(session_id) or self._remembered(session_id)
         if session is None or session.path != path or session.owner != (principal.user_id, principal.token_id):
             return None
@@ -76,19 +78,22 @@ class Sessions:
             self._ended.popitem(last=False)
 
     def beyond_ids(self) -> dict[str, Any]:
-        """For `restore` in the next runtime, as JSON."""
+        """Return what `restore` needs in the next runtime, for JSON."""
         here = {_digest(one.id): told for one in self._sessions.values() if (told := one.beyond_id())}
         return {"ended": list(self._ended), "told": {**self._told, **here}}
 
     def restore(self, known: dict[str, Any]) -> None:
-        """Raises LookupError, TypeError, ValueError or AttributeError for what `beyond_ids` did not make."""
+        """Restore the result of `extra_states`.
+
+        Raise LookupError, TypeError, ValueError or AttributeError for anything else.
+        """
         for digest, told in known["told"].items():
             uris = {member: [str(uri) for uri in uris] for member, uris in told.get("uris", {}).items()}
             self._told[digest] = {"level": str(told.get("level", "")), "uris": uris}
         self._ended.update((str(digest), None) for digest in known["ended"])
 
     def _remembered(self, session_id: str) -> ClientSession | None:
-        """A session from its id: it was begun before the runtime was started, or is not in memory any more."""
+        """Create a session from its id. It is from an earlier runtime, or was removed from memory."""
         digest = _digest(session_id)
         if digest in self._ended:
             return None
@@ -113,9 +118,9 @@ class Sessions:
         self._make_room(self._sessions.values(), limits.MAX_SESSIONS, session)
 
     def _make_room(self, among: Iterable[ClientSession], most: int, newest: ClientSession) -> None:
-        """Of too many those used longest ago leave the memory: they are made anew from their ids.
+        """Remove the least recently used sessions above `most` from memory. Their ids can restore them.
 
-        Not one whose stream is open, or that has something under way: of those others bound the number.
+        Keep sessions with an open stream or a request in progress. Other limits apply to those.
         """
         kept = [one for one in among if one.id in self._sessions]
         idle = (one for one in kept if not one.running and one.outbox is None and one is not newest)

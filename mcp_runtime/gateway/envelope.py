@@ -1,9 +1,9 @@
-"""JSON-RPC messages read no deeper than their outermost object, so that megabytes pass without being built.
+"""Read only the outermost object of JSON-RPC messages, so that large parts pass through without being decoded.
 
-Every message of a member comes through `read`, whatever its size: exactly one message of one kind, whose id the reader
-compares with the one that was sent. What passes on is written again around the parts that were read, so the receiver
-cannot read another message in the same bytes. msgspec checks the syntax of all of it and builds nothing, but it accepts
-invalid UTF-8 and lets the last of two equal keys win: both are refused here.
+Every message of a member goes through `read`, whatever its size. It must be exactly one message of one kind, and its id
+is compared with the id that was sent. The gateway encodes the outermost object again around the unchanged parts, so the
+receiver cannot read another message in the same bytes. msgspec checks the syntax of the whole message and decodes
+nothing. But it accepts invalid UTF-8, and the last of two equal keys wins. This module rejects both.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from mcp_runtime.protocol import jsonrpc
 from mcp_runtime.protocol.errors import ForeignAnswerError, ProtocolError, RemoteError
 
 MAX_KEYS = 20  # of an outermost object; JSON-RPC has six
-MAX_ID = 1_000  # characters: a question's is kept until it is answered
-MAX_KEY = 1_000  # characters of one of them
-MAX_SMALL = 65_536  # bytes of a part that is built: ids, error codes, questions
-# Keys of an object and items of an array that are built at a stroke, during which no other thread runs: 0.2 ms. MCP's
-# own objects have ten keys. The 400,000 that fit into 4 MB take 100 ms.
+MAX_ID = 1_000  # characters; the id of a question is stored until it is answered
+MAX_KEY = 1_000  # characters of one key
+MAX_SMALL = 65_536  # bytes of a part that is decoded: ids, error codes, questions
+# Keys of an object and items of an array that are decoded at once. No other thread runs meanwhile, for 0.2 ms. Objects
+# of MCP have ten keys. The 400,000 keys that fit into 4 MB would take 100 ms.
 MAX_FIELDS = 1_000
 MAX_ITEMS = 10_000
-PIECE = 65_536  # bytes at a time, so that other threads run in between
+PIECE = 65_536  # bytes at a time, so that other threads can run in between
 
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 _LIST = msgspec.json.Decoder(list[Raw])
@@ -39,13 +39,13 @@ _ANY = msgspec.json.Decoder()
 _ENCODER = msgspec.json.Encoder()
 _KEY = re.compile(rb'[ \t\n\r]*[{,][ \t\n\r]*("(?:[^"\\]|\\.)*")[ \t\n\r]*:[ \t\n\r]*')
 _PLAIN = re.compile(rb'"[ !#-\[\]-~]*"|\d{1,15}|null')
-# A pair, or half of one. It begins with fixed characters, for what does not occur is then found out quickly.
+# A surrogate pair, or half of one. The pattern starts with fixed characters, so that text without any is searched fast.
 _SURROGATES = re.compile(rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?:\\u[dD][c-fC-F][0-9a-fA-F]{2})?|[c-fC-F][0-9a-fA-F]{2})")
 _PAIR = 12  # characters
 MAX_HALVES = 1_000
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 _NO_SEPARATOR = bytes(set(range(256)) - set(b"[]{},"))
-# What is innermost and has few items goes in one sweep.
+# Innermost arrays with few items are removed in one step.
 _INNERMOST = re.compile(rb"\[,{0,9}\]")
 _SQUARE = re.compile(rb"\[+|\]+")
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
@@ -55,9 +55,9 @@ OPEN = ord("[")
 Read = TypeVar("Read")
 
 
-@dataclass(slots=True)  # not frozen, which takes three times as long to make
+@dataclass(slots=True)  # not frozen: creating a frozen one takes three times as long
 class Message:
-    """A request, a notification or a response. Parts that are absent are None; `has_id` tells `null` from absent."""
+    """A request, a notification or a response. Missing parts are None. `has_id` tells `null` from a missing id."""
 
     id: Any
     has_id: bool
@@ -65,7 +65,7 @@ class Message:
     params: Raw | None = None
     result: Raw | None = None
     error: Raw | None = None
-    opened: dict[str, Any] | None = None  # the members of a large one of these three
+    opened: dict[str, Any] | None = None  # the keys and values of one of these three, if it is large
 
     @property
     def is_response(self) -> bool:
@@ -76,19 +76,19 @@ class Message:
         return self.method is not None and self.has_id
 
     def answers(self, sent_id: Any) -> bool:
-        """Whether it is the response to the request that was sent under `sent_id`."""
+        """Return whether it is the response to the request with this id."""
         return self.method is None and type(self.id) is type(sent_id) and self.id == sent_id
 
     @property
     def is_unaddressed_error(self) -> bool:
-        """An error of a server that could not read the id (JSON-RPC 2.0, section 5)."""
+        """Whether it is an error of a server that could not read the id (JSON-RPC 2.0, section 5)."""
         return self.error is not None and self.id is None
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The members of its params, its result or its error.
+        """The keys and values of its params, result or error.
 
-        Raises ProtocolError for large ones that were not `opened`, or could not be.
+        Raise ProtocolError for a large part without `opened_fields`.
         """
         if self.opened is not None:
             return self.opened
@@ -98,7 +98,7 @@ class Message:
         return fields(part)
 
     def parts(self) -> dict[str, Any]:
-        """As it came, for `encode`."""
+        """Return the unchanged message, for `encode`."""
         if self.method is None:
             return self.response_to(self.id)
         message: dict[str, Any] = {"jsonrpc": "2.0"} | ({"id": self.id} if self.has_id else {})
@@ -106,20 +106,20 @@ class Message:
         return message if self.params is None else {**message, "params": self.params}
 
     def response_to(self, request_id: Any) -> dict[str, Any]:
-        """This response under another id, its parts as they are: what `encode` writes."""
+        """Return this response with another id and unchanged parts, for `encode`."""
         kind, value = ("error", self.error) if self.error is not None else ("result", self.result)
         return {"jsonrpc": "2.0", "id": request_id, kind: value}
 
     def opened_response_to(self, request_id: Any) -> dict[str, Any]:
-        """The same, with the members of its result or error as they are: nothing in it is to be built any more."""
+        """Return the same with the keys and values of its result or error, which need no further decoding."""
         return {"jsonrpc": "2.0", "id": request_id, "error" if self.error is not None else "result": self.fields}
 
     def request_as(self, request_id: Any) -> dict[str, Any]:
-        """This request under another id."""
+        """Return this request with another id."""
         return {**self.parts(), "id": request_id}
 
     def remote_error(self) -> RemoteError | None:
-        """The error object of an error response; its `data` only where it is short."""
+        """Return the error of an error response, or None. Its `data` is included only if it is short."""
         if self.error is None:
             return None
         error = self.fields
@@ -133,7 +133,7 @@ class Message:
 
 
 def read(data: bytes) -> Message:
-    """The one message in `data`. Raises ProtocolError for anything else."""
+    """Return the one message in `data`. Raise ProtocolError for anything else."""
     data = data.removeprefix(codecs.BOM_UTF8)
     check_text(data)
     return _tolerant(_one, data)
@@ -144,7 +144,7 @@ def read_answer_opened(data: bytes) -> list[Message]:
 
 
 def read_answer(data: bytes) -> list[Message]:
-    """The message of a whole answer, or those of an array: servers of 2025-03-26 may wrap what they say."""
+    """Return the messages of a body: one, or those of an array, which servers of 2025-03-26 may send."""
     data = data.removeprefix(codecs.BOM_UTF8)
     if not data.lstrip(b" \t\n\r").startswith(b"["):
         return [read(data)]
@@ -153,12 +153,15 @@ def read_answer(data: bytes) -> list[Message]:
 
 
 def read_answer_to(sent_id: Any, data: bytes) -> Message:
-    """The answer in one piece to what was sent under that id. Raises what `answer_to` raises."""
+    """Return the response in a body to the request with that id. Raise what `answer_to` raises."""
     return answer_to(sent_id, read_answer_opened(data))
 
 
 def answer_to(sent_id: Any, messages: list[Message]) -> Message:
-    """The one response to what was sent. Raises ForeignAnswerError for another's, ProtocolError where there is none."""
+    """Return the response to the request with that id.
+
+    Raise ForeignAnswerError for the response to another request, and ProtocolError if there is no response.
+    """
     responses = [message for message in messages if message.is_response]
     if len(responses) != 1:
         raise ProtocolError("the answer is not a JSON-RPC 2.0 response to what was asked")
@@ -169,14 +172,14 @@ def answer_to(sent_id: Any, messages: list[Message]) -> Message:
 
 
 def read_opened(data: bytes) -> Message:
-    """The same, for who looks into it on the loop."""
+    """Return the message with decoded `fields`, so that they can be used on the event loop."""
     return read(data) if len(data) <= MAX_SMALL else _opened(read(data))
 
 
 def _opened(message: Message) -> Message:
     part = message.params or message.result or message.error
     if is_large(part):
-        with contextlib.suppress(ProtocolError):  # it may pass as it is
+        with contextlib.suppress(ProtocolError):  # the message can still pass through unchanged
             found = fields(part)
             meta = found.get("_meta")
             message.opened = {**found, "_meta": fields(meta)} if is_large(meta) and is_object(meta) else found
@@ -184,7 +187,10 @@ def _opened(message: Message) -> Message:
 
 
 def _tolerant(reader: Callable[[bytes], Read], data: bytes) -> Read:
-    """JSON may escape one half of a surrogate pair, as servers do that cut text within an emoji. msgspec refuses it."""
+    """Read JSON that may escape half of a surrogate pair. Servers send that when they cut text inside an emoji.
+
+    msgspec rejects it, so replace the halves and read again.
+    """
     try:
         return reader(data)
     except ProtocolError:
@@ -195,10 +201,10 @@ def _tolerant(reader: Callable[[bytes], Read], data: bytes) -> Read:
 
 
 def _without_halves(data: bytes) -> bytes:
-    """Halves of surrogate pairs replaced; nothing is where there are more than MAX_HALVES, which no text has."""
+    """Replace halves of surrogate pairs. Above MAX_HALVES, which no real text has, replace nothing."""
     halves = itertools.count(1)
 
-    def paired(escape: re.Match[bytes]) -> bytes:  # a function, so that other threads run in between
+    def paired(escape: re.Match[bytes]) -> bytes:  # a function, so that other threads can run in between
         if len(escape[0]) == _PAIR:
             return escape[0]
         if next(halves) > MAX_HALVES:
@@ -230,26 +236,26 @@ def _several(data: bytes) -> list[Message]:
 
 
 def check_text(data: bytes) -> None:
-    """Raises ProtocolError for what is not UTF-8, or nests deeper than jsonrpc.MAX_DEPTH."""
+    """Raise ProtocolError if the data is not UTF-8 or nests deeper than jsonrpc.MAX_DEPTH."""
     if not data.isascii():
         try:
             data.decode()
         except UnicodeDecodeError as error:
             raise ProtocolError(f"the answer is not JSON ({error}): {jsonrpc.excerpt(data)}") from error
-    # As deep as jsonrpc.check_depth allows, which counts from the outermost value.
+    # The same depth as jsonrpc.check_depth, which does not count the outermost value.
     if nests_deeper(data, jsonrpc.MAX_DEPTH + 1):
         raise ProtocolError(f"nested more than {jsonrpc.MAX_DEPTH} deep")
 
 
 def nests_deeper(data: bytes, limit: int) -> bool:
-    """Whether brackets outside of strings nest deeper than `limit`. Linear, and in pieces."""
+    """Return whether brackets outside of strings nest deeper than `limit`. Linear, and in pieces."""
     if data.count(b"{") + data.count(b"[") <= limit:
         return False
     depth, begun = 0, b""
     for outline in _outlines(data, _NO_BRACKET):
         brackets = begun + outline
         begun, brackets = (b"[", brackets[:-1]) if brackets.endswith(b"[") else (b"", brackets)
-        # The innermost go in one sweep: whatever nests deepest is one less deep without them.
+        # Remove the innermost pairs at once. That reduces the deepest nesting by one.
         for bracket in brackets.replace(b"[]", b""):
             depth += 1 if bracket == OPEN else -1
             if depth >= limit:
@@ -258,9 +264,9 @@ def nests_deeper(data: bytes, limit: int) -> bool:
 
 
 def holds_more(data: bytes, most: int) -> bool:
-    """Whether the outermost object or array has more than `most` keys or items, ten at least.
+    """Return whether the outermost object or array has more than `most` keys or items. `most` is at least ten.
 
-    Linear, in pieces, and builds none.
+    Linear, in pieces, and without decoding.
     """
     if data.count(b",") < most:
         return False
@@ -278,12 +284,12 @@ def holds_more(data: bytes, most: int) -> bool:
 
 
 def _outlines(data: bytes, dropped: bytes) -> Iterator[bytes]:
-    """What stands outside of strings, without the bytes `dropped` and with all brackets square; in pieces."""
+    """Yield, in pieces, the text outside of strings without the `ignored` bytes and with square brackets only."""
     is_in_string, rest = False, b""
     for start in range(0, len(data), PIECE):
         piece = rest + data[start : start + PIECE]
         backslashes = len(piece) - len(piece.rstrip(b"\\"))
-        # What an odd number of backslashes escapes is in the next piece.
+        # The character after an odd number of backslashes is in the next piece.
         rest, piece = (piece[-1:], piece[:-1]) if backslashes % 2 else (b"", piece)
         parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         yield b"".join(parts[is_in_string::2]).translate(_BRACKETS, dropped)
@@ -294,7 +300,7 @@ def _object(data: bytes) -> dict[str, Raw]:
     is_large = len(data) > MAX_SMALL
     found: dict[str, Raw] = {} if is_large and holds_more(data, MAX_KEYS) else _decoded(_OBJECT, data)
     if not 0 < len(found) <= MAX_KEYS:
-        raise ProtocolError(f"a message without a key, or with more than {MAX_KEYS}")
+        raise ProtocolError(f"a message without keys, or with more than {MAX_KEYS}")
     if is_large and max(map(len, found)) > MAX_KEY:
         raise ProtocolError(f"a message with a key of more than {MAX_KEY:,} characters")
     _refuse_doubled(data, found)
@@ -305,7 +311,7 @@ def _decoded(decoder: msgspec.json.Decoder[Any], data: bytes | Raw) -> Any:
     try:
         return decoder.decode(data)
     except RecursionError as error:
-        raise ProtocolError("the answer is nested too deep to be read") from error
+        raise ProtocolError("the answer is nested too deeply") from error
     except msgspec.ValidationError as error:  # JSON, but no object
         raise ProtocolError("the answer is not a JSON-RPC 2.0 response to what was asked") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -313,8 +319,8 @@ def _decoded(decoder: msgspec.json.Decoder[Any], data: bytes | Raw) -> Any:
 
 
 def _refuse_doubled(data: bytes, found: Mapping[str, Raw]) -> None:
-    """Walk over the keys: behind each stands the value that was read for it, else the key is there twice."""
-    if len(data) <= MAX_SMALL:  # most are written in one of two ways, and a look is cheaper than the walk
+    """Raise ProtocolError if a key occurs twice: then the value after its first occurrence is not the decoded one."""
+    if len(data) <= MAX_SMALL:  # most messages have one of two formats, and comparing is cheaper than the loop below
         parts = [(key.encode(), bytes(value)) for key, value in found.items()]
         if data == b"{%b}" % b",".join([b'"%b":%b' % part for part in parts]):
             return
@@ -330,7 +336,7 @@ def _refuse_doubled(data: bytes, found: Mapping[str, Raw]) -> None:
     else:
         if not _KEY.match(data, end):
             return
-    raise ProtocolError("a key stands twice in the message")
+    raise ProtocolError("a key occurs twice in the message")
 
 
 def _text(key: bytes) -> str:
@@ -345,10 +351,10 @@ def _message(found: Mapping[str, Raw]) -> Message:
     if isinstance(message_id, str) and len(message_id) > MAX_ID:
         raise ProtocolError(f"the id of a message has more than {MAX_ID:,} characters")
     if message_id is not None and (not isinstance(message_id, (str, int, float)) or isinstance(message_id, bool)):
-        raise ProtocolError("the id of a message is neither text nor a number")
+        raise ProtocolError("the id of a message is neither a string nor a number")
     if method is not None and _first(method) != b'"':
-        raise ProtocolError("the method of a message is no text")
-    if params is not None and bytes(params) == b"null":  # as some write what is absent
+        raise ProtocolError("the method of a message is not a string")
+    if params is not None and bytes(params) == b"null":  # some servers send null for missing params
         params = None
     if params is not None and _first(params) not in (b"{", b"["):
         raise ProtocolError("the params of a message are neither an object nor an array")
@@ -370,9 +376,9 @@ def _code(error: Mapping[str, Raw]) -> int:
 
 
 def fields(value: Any) -> dict[str, Any]:
-    """The members of an object, each as it is; empty for what is none.
+    """Return the keys and undecoded values of an object; empty for anything else.
 
-    Raises ProtocolError for a large one with more than MAX_FIELDS. What is large is for other threads than the loop's.
+    Raise ProtocolError for a large object with more than MAX_FIELDS keys. Read large ones outside of the event loop.
     """
     if isinstance(value, Raw):
         if not is_object(value):
@@ -385,9 +391,9 @@ def fields(value: Any) -> dict[str, Any]:
 
 
 def items(value: Any) -> list[Any]:
-    """The items of an array, each as it is; empty for what is none.
+    """Return the undecoded items of an array; empty for anything else.
 
-    Raises ProtocolError for a large one with more than MAX_ITEMS. What is large is for other threads than the loop's.
+    Raise ProtocolError for a large array with more than MAX_ITEMS items. Read large ones outside of the event loop.
     """
     if isinstance(value, Raw):
         if _first(value) != b"[":
@@ -400,7 +406,7 @@ def items(value: Any) -> list[Any]:
 
 
 def is_large(value: Any) -> bool:
-    """Whether it is a part of more bytes than are built."""
+    """Return whether it is an undecoded part of more than MAX_SMALL bytes."""
     return isinstance(value, Raw) and memoryview(value).nbytes > MAX_SMALL
 
 
@@ -413,28 +419,28 @@ def _first(value: Raw) -> bytes:
 
 
 def text(value: Any) -> str:
-    """A short string; empty for what is none."""
+    """Return a short string; empty for any other value."""
     found = small(value) if isinstance(value, Raw) and _first(value) == b'"' else value
     return found if isinstance(found, str) else ""
 
 
 def small(value: Any, most: int = MAX_SMALL) -> Any:
-    """A part, built. Raises ProtocolError when it has more than `most` bytes."""
+    """Decode a part. Raise ProtocolError if it has more than `most` bytes."""
     if not isinstance(value, Raw):
         return value
     data = bytes(value)
     if len(data) > most:
         raise ProtocolError(f"a part of the message is larger than {most:,} bytes")
-    if _PLAIN.fullmatch(data):  # what most ids, methods and names are
+    if _PLAIN.fullmatch(data):  # most ids, methods and names
         return _ANY.decode(data)
     return jsonrpc.decode(data)
 
 
 def encode(message: Any) -> bytes:
-    """JSON, with the parts that are Raw as they are."""
+    """Encode a message as JSON. Raw parts stay unchanged."""
     try:
         return _ENCODER.encode(message)
-    except UnicodeEncodeError:  # a lone surrogate, which UTF-8 does not know, and an escape in JSON carries
+    except UnicodeEncodeError:  # a lone surrogate: JSON can escape it, UTF-8 cannot encode it
         return _escaped(message)
 
 

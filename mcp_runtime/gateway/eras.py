@@ -1,6 +1,6 @@
-"""Between the two eras of MCP: what is checked of a modern message, and results restated for the other side.
+"""The differences between the two eras of MCP: check modern messages, and convert responses between the eras.
 
-Handshake versions (to 2025-11-25) have sessions; modern ones (from 2026-07-28) say everything in each request.
+Handshake versions (to 2025-11-25) have sessions. Modern versions (from 2026-07-28) send everything in each request.
 Sources: MCP specification 2026-07-28 (basic/index, basic/versioning, basic/transports/streamable-http).
 """
 
@@ -20,9 +20,9 @@ from mcp_runtime.protocol.mcp import HANDSHAKE_VERSIONS, META, MODERN_VERSION
 
 SUPPORTED = [MODERN_VERSION, *reversed(HANDSHAKE_VERSIONS)]
 
-RESOURCE_NOT_FOUND = -32002  # until 2025-11-25
-URL_ELICITATION_REQUIRED = -32042  # in 2025-11-25 alone
-# Methods that only sessions have.
+RESOURCE_NOT_FOUND = -32002  # up to 2025-11-25
+URL_ELICITATION_REQUIRED = -32042  # only in 2025-11-25
+# Methods that exist only in sessions.
 REMOVED = frozenset({
     "initialize",
     "ping",
@@ -32,7 +32,7 @@ REMOVED = frozenset({
     "notifications/initialized",
     "notifications/roots/list_changed",
 })  # fmt: skip
-ADDED = frozenset({"server/discover"})  # that sessions do not have
+ADDED = frozenset({"server/discover"})  # methods that do not exist in sessions
 CACHEABLE = frozenset({
     "server/discover",
     "tools/list",
@@ -41,13 +41,13 @@ CACHEABLE = frozenset({
     "resources/templates/list",
     "resources/read",
 })  # fmt: skip
-# How a result is told to be kept, when nobody knows how long it is good.
+# The caching hints of a result with an unknown lifetime.
 UNCACHED: Mapping[str, Any] = {"ttlMs": 0, "cacheScope": "private"}
 LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 
 
 def is_modern(message: Any, version_header: str) -> bool:
-    """Whether the message is to be served by the modern rules; a version that nobody knows is one of theirs."""
+    """Return whether the message follows the modern rules. An unknown version counts as modern."""
     meta = meta_of(message)
     if f"{META}protocolVersion" in meta:
         return True
@@ -61,7 +61,7 @@ def meta_of(message: Any) -> dict[str, Any]:
 
 
 def check_modern(message: dict[str, Any], headers: Mapping[bytes, bytes]) -> None:
-    """Raises MethodError for a request whose `_meta` or headers are not what 2026-07-28 demands."""
+    """Raise MethodError if the `_meta` or the headers of a request are invalid in 2026-07-28."""
     meta = meta_of(message)
     version, capabilities = meta.get(f"{META}protocolVersion"), meta.get(f"{META}clientCapabilities")
     header = text_of(headers, mcp.VERSION_HEADER)
@@ -87,7 +87,7 @@ def check_modern(message: dict[str, Any], headers: Mapping[bytes, bytes]) -> Non
 def check_parameter_headers(
     places: Mapping[mcp.Place, str], arguments: Mapping[str, Any], headers: Mapping[bytes, bytes]
 ) -> None:
-    """Raises MethodError where a header does not repeat the argument at its place."""
+    """Raise MethodError if a header does not repeat the argument at its place."""
     values = mcp.parameter_values(places, arguments)
     for header in places.values():
         told, value = text_of(headers, header), values.get(header)
@@ -96,7 +96,7 @@ def check_parameter_headers(
         if told is None:
             raise MethodError(mcp.HEADER_MISMATCH, f"the header {header} is missing")
         if value is None or not _equal(decoded(told), decoded(value)):
-            raise _mismatch(header, "what it says", "the argument")
+            raise _mismatch(header, "its value", "the argument")
 
 
 def _equal(told: str | None, value: str | None) -> bool:
@@ -116,13 +116,13 @@ def _mismatch(name: str, told: Any, value: Any) -> MethodError:
 
 
 def text_of(headers: Mapping[bytes, bytes], name: str) -> str | None:
-    """A header's value; None without it. Names in `headers` are in small letters."""
+    """Return a header's value, or None. Names in `headers` are in lower case."""
     value = headers.get(name.lower().encode())
     return None if value is None else value.decode("latin-1").strip()
 
 
 def decoded(value: str) -> str | None:
-    """A header's value without its Base64 wrapping; None for one that cannot be read. See protocol.header_value."""
+    """Return a header's value with its Base64 wrapping decoded; None if that fails. See mcp.header_value."""
     if not (value.startswith("=?base64?") and value.endswith("?=")):
         return value
     try:
@@ -132,17 +132,17 @@ def decoded(value: str) -> str | None:
 
 
 def http_status(code: int) -> int:
-    """The status that a modern server answers an error with (26: basic/index, Error Codes)."""
+    """Return the HTTP status of an error of a modern server (26: basic/index, Error Codes)."""
     if code == METHOD_NOT_FOUND:
         return 404
     return 400 if code in (-32700, -32600, mcp.HEADER_MISMATCH, -32021, mcp.UNSUPPORTED_VERSION) else 200
 
 
-# Restating --------------------------------------------------------------------------------------------------------
+# Conversion -------------------------------------------------------------------------------------------------------
 
 
 def for_modern(method: str, params: Mapping[str, Any], response: dict[str, Any]) -> dict[str, Any]:
-    """A response of a server with sessions, as a modern client expects it. It is not built of large parts."""
+    """Convert the response of a server with sessions for a modern client. Large parts stay encoded."""
     if "error" in response:
         error, code = fields(response["error"]), error_code(response)
         if code == RESOURCE_NOT_FOUND and method == "resources/read":
@@ -155,19 +155,19 @@ def for_modern(method: str, params: Mapping[str, Any], response: dict[str, Any])
 
 
 def _data(error: Mapping[str, Any]) -> dict[str, Any]:
-    """What the error says beside its text; empty for what nobody would write there."""
+    """Return the data of an error; empty if it is large."""
     data = error.get("data")
     return {} if is_large(data) else fields(data)
 
 
 def error_code(response: Mapping[str, Any]) -> int:
-    """The code of an error response; 0 for another."""
+    """Return the code of an error response; 0 for a result."""
     code = small(fields(response.get("error")).get("code"))
     return code if isinstance(code, int) else 0
 
 
 def for_handshake(method: str, response: dict[str, Any]) -> dict[str, Any]:
-    """A modern server's response, as a client with a session expects it. It is not built of large parts."""
+    """Convert the response of a modern server for a client with a session. Large parts stay encoded."""
     if "error" in response:
         error = fields(response["error"])
         if method == "resources/read" and error_code(response) == INVALID_PARAMS and "uri" in _data(error):
@@ -176,7 +176,7 @@ def for_handshake(method: str, response: dict[str, Any]) -> dict[str, Any]:
     result = fields(response["result"])
     kept = {key: value for key, value in result.items() if key not in ("resultType", "ttlMs", "cacheScope")}
     if "structuredContent" in kept and not is_object(kept["structuredContent"]):
-        del kept["structuredContent"]  # any JSON only since 2026-07-28; the text says the same
+        del kept["structuredContent"]  # before 2026-07-28 it must be an object; the text has the same content
     if is_object(kept.get("_meta")):
         kept["_meta"] = {key: value for key, value in fields(kept["_meta"]).items() if not key.startswith(META)}
         if not kept["_meta"]:
@@ -185,17 +185,20 @@ def for_handshake(method: str, response: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_hop(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """`_meta` of a request without what is said anew on each way."""
+    """Return the `_meta` of a request without the keys that each connection sets itself."""
     return {key: value for key, value in meta.items() if not key.startswith(META)}
 
 
 def wants_log(level: Any, said: str) -> bool:
-    """Whether a log message of level `said` reaches the one that was asked for; none where no level was."""
+    """Return whether a log message of `message_level` is at least at the requested `level`.
+
+    Without a requested level, no log message is.
+    """
     return level in LOG_LEVELS and said in LOG_LEVELS and LOG_LEVELS.index(said) >= LOG_LEVELS.index(level)
 
 
 def restated(answer: Message, request: Request) -> Answer:
-    """The answer of a member with sessions, under its client's id and in its client's era."""
+    """Convert the answer of a member with sessions: set the client's id, and use the client's era."""
     if not request.client.is_modern:
         return Answer(encode(answer.response_to(request.id)))
     response = for_modern(request.method, request.params, answer.opened_response_to(request.id))

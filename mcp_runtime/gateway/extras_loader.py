@@ -1,4 +1,4 @@
-"""Prompts and resources of members, which have no rows: asked of each when it is connected, page by page."""
+"""Load the prompts and resources of members. They have no rows, so each member is asked when it connects."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ LEARN_SECONDS = 10.0
 LEARN_AGAIN_SECONDS = 30.0  # after a failure
 MAX_LEARNED = 2_000
 MAX_ENTRY = 262_144  # bytes of a prompt or a resource in a list, its icons included
-MAX_LEARNED_BYTES = 2_000_000  # of one kind; with the page that goes beyond it, no other page is asked for
+MAX_LEARNED_BYTES = 2_000_000  # of one kind; no further page is requested above it
 MAX_PAGES = 100
 
 
 class ExtrasLoader:
-    """Tells `members` what each process lists. On the gateway's loop alone."""
+    """Loads the lists of each process into `members`. Use it only on the gateway's event loop."""
 
     def __init__(self, lifecycle: Lifecycle, upstream: Upstream, relay: Relay, members: Members) -> None:
         self._lifecycle = lifecycle
@@ -41,12 +41,12 @@ class ExtrasLoader:
         self._relay = relay
         self._members = members
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._asked: dict[int, LiveMember] = {}  # the process that was asked last
+        self._asked: dict[int, LiveMember] = {}  # the process whose lists were loaded last
         self._again: set[int] = set()
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
     def member_changed(self, member_id: int) -> None:
-        """Its status: another process than before has lists of its own."""
+        """Handle a change of the member's status. A new process may have other lists."""
         for live in self._lifecycle.live_members():
             if live.member_id == member_id and live.connected_at and self._asked.get(member_id) is not live:
                 self.lists_changed(member_id)
@@ -58,7 +58,7 @@ class ExtrasLoader:
         if (task := self._tasks.get(member_id)) is None or task.done():
             self._asked[member_id] = live
             self._tasks[member_id] = asyncio.ensure_future(self._learn(live))
-        elif member_id not in self._again:  # what is being learned may be old already
+        elif member_id not in self._again:  # the lists that are being loaded may be outdated
             self._again.add(member_id)
             task.add_done_callback(partial(self._once_more, member_id))
 
@@ -67,7 +67,7 @@ class ExtrasLoader:
         self.lists_changed(member_id)
 
     async def _learn(self, live: LiveMember) -> None:
-        """Ask a member for its prompts and resources."""
+        """Request a member's prompts and resources."""
         capabilities = live.client.capabilities
         try:
             async with asyncio.timeout(LEARN_SECONDS):
@@ -100,7 +100,7 @@ class ExtrasLoader:
         except RemoteError as error:
             if error.code != METHOD_NOT_FOUND:
                 raise
-            return ()  # many that have resources know nothing of templates
+            return ()  # many members with resources do not support templates
 
     async def _pages(self, live: LiveMember, method: str, kind: str) -> AsyncGenerator[list[Entry]]:
         route = self._upstream.route_to(live)
@@ -125,9 +125,9 @@ class ExtrasLoader:
 
 
 def _page(member: str, kind: str, most: int, body: bytes) -> tuple[list[Entry], int, str]:
-    """Of a member's answer with a page of a list: the entries, `most` at most; how many it has; and its cursor.
+    """Return from one page of a list: at most `most` entries, the number of all entries, and the next cursor.
 
-    Raises ProtocolError, and RemoteError for an error.
+    Raise RemoteError if the response is an error, and ProtocolError if it is invalid.
     """
     answer = envelope.read_opened(body)
     if (error := answer.remote_error()) is not None:
@@ -136,7 +136,7 @@ def _page(member: str, kind: str, most: int, body: bytes) -> tuple[list[Entry], 
     parts = envelope.items(result.get(kind))
     entries = []
     for part in parts[:most]:
-        with contextlib.suppress(ProtocolError):  # one that is too large costs the member nothing but itself
+        with contextlib.suppress(ProtocolError):  # skip only the entry that is too large
             definition = envelope.small(part, MAX_ENTRY)
             if isinstance(definition, dict) and (entry := catalog.entry(member, kind, definition)) is not None:
                 entries.append(entry)

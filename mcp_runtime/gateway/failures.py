@@ -1,7 +1,7 @@
-"""Requests that get no answer, in words for agents: what happened, in which member, and whether it may have run.
+"""Errors for requests that get no response. They say what happened, in which member, and whether it may have run.
 
-Most kinds, and what is said of each, are those of `protocol.errors.ErrorKind`. Two kinds are of the gateway alone:
-`cancelled`, which is a status in records, and `forbidden`, for calls that are refused and have no record.
+Most kinds of errors and their texts come from `protocol.errors.ErrorKind`. Only the gateway has two more kinds:
+`cancelled`, which is a status in the call log, and `forbidden`, for refused calls that are not logged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS
 
 
 def unavailable(member: str, reason: str) -> CallFailedError:
-    """The member never got the request."""
+    """The member did not get the request."""
     kind = ErrorKind.UNAVAILABLE
     return CallFailedError(kind, f"member {member!r} is unavailable: {reason}{kind.remark}", member)
 
@@ -33,7 +33,7 @@ def forbidden(caller: str, member: str, tool: str) -> MethodError:
 
 
 def of_member(error: ClientError, member: str, request: Request) -> MethodError:
-    """A member's failure, for an agent to act on: its own JSON-RPC errors as they are, all else with its name."""
+    """Return a member's failure for the agent. JSON-RPC errors of the member stay unchanged; others get its name."""
     error.was_sent = request.is_sent
     if not error.was_sent:
         return unavailable(member, str(error))
@@ -43,7 +43,7 @@ def of_member(error: ClientError, member: str, request: Request) -> MethodError:
 
 
 def out_of_time(request: Request) -> MethodError:
-    """The deadline passed, or the client cancelled: what it is told, first of all whether the member has the call."""
+    """Return the error after a deadline or a cancellation. It says whether the member may have the request."""
     deadline = request.deadline
     about = deadline.about or request.method
     if deadline.is_cancelled:
@@ -53,7 +53,7 @@ def out_of_time(request: Request) -> MethodError:
         return CallFailedError(late.kind, f"{about}: {late.sentence}", deadline.member)
     if deadline.member:
         return unavailable(deadline.member, request.unsent_reason)
-    text = f"{request.method}: the gateway did not get to it within {deadline.seconds:g} s; nothing was sent"
+    text = f"{request.method}: the gateway could not handle it within {deadline.seconds:g} s; nothing was sent"
     return CallFailedError(ErrorKind.UNAVAILABLE, text)
 
 

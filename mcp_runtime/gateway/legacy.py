@@ -1,4 +1,4 @@
-"""Clients of the handshake versions, which have sessions: how one begins, what is said in it, how it ends."""
+"""Clients of the handshake versions: begin a session, serve its messages, end it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_BATCH = 100
 
 
 class SessionClients:
-    """Serves them."""
+    """Serves clients with sessions."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class SessionClients:
             status = 200 if is_deaf(post.headers) else 403  # as with 401
             raise Refusal(status, MethodError(FORBIDDEN, str(error)), message_id) from error
         if not isinstance(params, dict) or message_id is None:
-            raise Refusal(400, MethodError(INVALID_PARAMS, "initialize has an id, and params"), message_id)
+            raise Refusal(400, MethodError(INVALID_PARAMS, "initialize needs an id and params"), message_id)
         asked, capabilities = params.get("protocolVersion"), params.get("capabilities")
         spoken = mcp.HANDSHAKE_VERSIONS
         version = asked if asked in spoken else spoken[-1]
@@ -87,13 +87,13 @@ class SessionClients:
 
     @staticmethod
     async def _answered(session: ClientSession, message: dict[str, Any]) -> None:
-        """A client's answer to a member's question."""
+        """Pass a client's answer on to the member that asked the question."""
         if "result" not in message and "error" not in message:
             raise Refusal(400, MethodError(INVALID_REQUEST, "neither a method, nor a result, nor an error"))
         _unrelated(object_of(message.get("result")))
         message_id = message.get("id")
         question = session.questions.pop(message_id, None) if isinstance(message_id, str) else None
-        if question is not None:  # else nobody asked, or has given up
+        if question is not None:  # otherwise nobody asked, or the question has expired
             await question.answer({key: message[key] for key in ("jsonrpc", "result", "error") if key in message})
 
     async def _notified(self, place: Place, client: Client, session: ClientSession, message: dict[str, Any]) -> None:
@@ -101,28 +101,28 @@ class SessionClients:
         if method == "notifications/cancelled":
             running = session.running.get(_hashable(params.get("requestId")))
             if running is not None:
-                # The member may say something itself, if it has it. If not, it shall not get it any more.
+                # If the member has the request, it gets time to answer. Otherwise the request must not be sent.
                 running.deadline.cancel(CANCEL_GRACE if running.is_sent else 0)
                 if running.send_cancelled is not None:
                     with contextlib.suppress(ClientError, TimeoutError):
                         await running.send_cancelled(str(params.get("reason") or "the client cancelled it")[:500])
                 self._responder.give_up(running)
         elif method == "notifications/roots/list_changed" or (
-            # Nothing else: a call without an id would be one that nobody validated.
+            # No other methods: a call without an id would reach the member without validation.
             place.member
             and client.principal.may_use_all(place.member)
             and method.startswith("notifications/")
             and method != "notifications/initialized"
             and not method.startswith(tasks.NOTIFICATIONS)
         ):
-            # Built again: from another key beside params a lenient member would read that it is about a task.
+            # Encode it again: a lenient member could read a related task in another key beside params.
             message = jsonrpc.notification(method, _unrelated(params) if "params" in message else None)
             for upstream_session in self._upstream_sessions.sessions_of(session):
                 with contextlib.suppress(ClientError, TimeoutError):
                     await self._upstream_sessions.forward_notification(upstream_session.route, client, message)
 
     async def batch(self, post: Post, session: ClientSession) -> None:
-        """Several messages at once, which 2025-03-26 alone allows; answered in one array, in their order."""
+        """Serve several messages at once, which only 2025-03-26 allows. Reply with one array in the same order."""
         messages, client = post.message, post.client(session)
         if session.version != "2025-03-26":
             raise Refusal(400, MethodError(INVALID_REQUEST, f"{session.version} has no batches"))
@@ -156,7 +156,7 @@ class SessionClients:
         post.exchange.reply(200 if answers else 202, body, JSON_HEADERS)
 
     async def get(self, place: Place, principal: Principal, exchange: HttpExchange) -> None:
-        """What is said unasked; or with Last-Event-ID the rest of a stream."""
+        """Send notifications and questions, or with Last-Event-ID the rest of a stream."""
         await self._streams.get(place, principal, self._session(place, principal, exchange), exchange)
 
     async def delete(self, place: Place, principal: Principal, exchange: HttpExchange) -> None:
@@ -171,7 +171,7 @@ class SessionClients:
             raise Refusal(405, error, headers=allow)
         session = self._sessions.find(session_id, principal, place.path)
         if session is None:
-            raise Refusal(404, MethodError(INVALID_REQUEST, "this session is over: begin a new one with initialize"))
+            raise Refusal(404, MethodError(INVALID_REQUEST, "session not found: send initialize to begin a new one"))
         return session
 
 
@@ -180,7 +180,7 @@ def _hashable(value: Any) -> Any:
 
 
 def _unrelated(part: dict[str, Any]) -> dict[str, Any]:
-    """Raises Refusal."""
+    """Return the part without its related task. Raise Refusal if it is invalid."""
     try:
         return tasks.unrelated(part)
     except MethodError as error:

@@ -1,6 +1,6 @@
-"""What is there: the catalog in memory, kept as the rows tell it, and the process of each member.
+"""The catalog in memory, updated from the database, and the process of each member.
 
-On the gateway's loop alone.
+Use it only on the gateway's event loop.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from roster.models import GuildMember
 
 logger = logging.getLogger("guildhall.gateway")
 
-RELOAD_SECONDS = 10.0  # rows are the truth: looked at this often even when nobody told of a change
+RELOAD_SECONDS = 10.0  # between two reloads without a notification of a change
 SHORTEST_RELOAD = 0.05
-LOOK_AGAIN = 0.1  # between two looks because of a name that nobody knows
-LOOK_SHARE = 0.05  # of the time, for such looks: the roster of a large hall takes long to load
-AVAILABLE_LOOK = 0.2  # how often who waits for a member asks whether there is any use
+LOOK_AGAIN = 0.1  # between two reloads because of unknown names
+LOOK_SHARE = 0.05  # of the time, for such reloads: loading the roster of a large hall takes long
+AVAILABLE_LOOK = 0.2  # between two checks whether a member can still become available
 
 
 class Members:
-    """`roster` is replaced whenever rows say something else; `on_reload` is awaited then."""
+    """`roster` is replaced when the database has changed. Then `on_reload` is awaited."""
 
     def __init__(self, lifecycle: Lifecycle, availability: Availability) -> None:
         self._lifecycle = lifecycle
@@ -43,14 +43,14 @@ class Members:
         self._extras: dict[str, Extras] = {}
         self._look_again_at = 0.0
         self._stale = asyncio.Event()
-        self._changes: dict[int, asyncio.Event] = {}  # of members that requests wait for
+        self._changes: dict[int, asyncio.Event] = {}  # by member; set when a member changes that requests wait for
         self.roster = Roster()
         self.on_reload: Callable[[], Awaitable[None]] | None = None
 
     # The catalog --------------------------------------------------------------------------------------------------
 
     async def keep(self) -> None:
-        """For ever: read the rows again whenever somebody knows of a change, and now and then."""
+        """Run forever: reload after each change, and at least every RELOAD_SECONDS."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RELOAD_SECONDS):
@@ -63,43 +63,43 @@ class Members:
         self._stale.set()
 
     async def reload(self) -> None:
-        """What is in memory serves on where the rows cannot be read."""
+        """Load the roster. If that fails, continue with the one in memory."""
         load = partial(catalog.load, dict(self._extras), self.roster)
         try:
             self.roster = await asyncio.get_running_loop().run_in_executor(None, unit_of_work, load)
         except Error as error:
-            logger.warning("the roster cannot be read (%s); the one in memory serves", str(error).strip())
+            logger.warning("the roster cannot be read (%s); using the one in memory", str(error).strip())
             return
         except Exception:
-            logger.exception("the roster cannot be read; the one in memory serves")
+            logger.exception("the roster cannot be read; using the one in memory")
             return
         if self.on_reload is not None:
             await self.on_reload()
 
     async def look_again(self) -> None:
-        """Somebody names something that is not in memory: it may be that young."""
+        """Reload because a client named something that is not in memory. It may be new."""
         began = asyncio.get_running_loop().time()
         if began > self._look_again_at:
             self._look_again_at = began + LOOK_AGAIN
             await self.reload()
-            # Names that nobody knows cost nothing to invent.
+            # Clients can invent unknown names at no cost.
             took = asyncio.get_running_loop().time() - began
             self._look_again_at = max(self._look_again_at, began + took / LOOK_SHARE)
 
     def learned(self, name: str, extras: Extras) -> None:
-        """The prompts and resources that the member lists now."""
+        """Store the prompts and resources that the member lists now."""
         if extras != self._extras.get(name, Extras()):
             self._extras[name] = extras
             self._stale.set()
 
     def changed(self, member_id: int) -> None:
-        """The member's status or its tools."""
+        """Handle a change of the member's status or tools."""
         self._stale.set()
         if (event := self._changes.pop(member_id, None)) is not None:
             event.set()
 
     def named(self, name: str) -> OfferedMember:
-        """Raises MethodError for one that is not on the roster."""
+        """Return the member. Raise MethodError if it is not on the roster."""
         member = self.roster.members.get(name)
         if member is None:
             text = f"no member {name!r} is on the roster, or it is disabled"
@@ -109,18 +109,18 @@ class Members:
     # Processes ----------------------------------------------------------------------------------------------------
 
     def seems_connected(self, member: OfferedMember) -> LiveMember | None:
-        """Its process if it may be asked, as far as is known without asking the OS."""
+        """Return its process if it is connected, without asking the operating system whether it still runs."""
         return self._lifecycle.connected_member(member.pk)
 
     def connected(self, member: OfferedMember) -> LiveMember | None:
-        """Its process if it may be asked now."""
+        """Return its process if it is connected and runs now."""
         live = self._lifecycle.connected_member(member.pk)
-        return None if live is None or live.process.is_over else live  # its status hears of an exit a bit later
+        return None if live is None or live.process.is_over else live  # its status changes a bit later than its exit
 
     async def live(self, member: OfferedMember, request: Request) -> LiveMember:
-        """Its process, as soon as it may be called: it is started if need be (REQ-MCP-HTTP-19).
+        """Return its process as soon as it is connected. Start it if necessary (REQ-MCP-HTTP-19).
 
-        Raises MethodError as soon as there is no use in waiting.
+        Raise MethodError as soon as waiting is useless.
         """
         since, seconds = time.monotonic(), request.deadline.seconds
         request.unsent_reason = late = f"it was not connected within {seconds:g} s"
@@ -138,7 +138,7 @@ class Members:
                     await event.wait()
 
     def _no_use_waiting(self, member_id: int, since: float, deadline: float) -> tuple[str, str]:
-        """Why not, empty while there is some use; and why a member failed that waits for its restart."""
+        """Return why waiting is useless, or nothing; and why a member failed that waits for its restart."""
         self._availability.ask_for_start(member_id)
         row = GuildMember.objects.get(pk=member_id)
         last_reason = row.last_reason if row.status == GuildMember.Status.ERROR else ""

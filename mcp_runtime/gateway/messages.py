@@ -1,4 +1,4 @@
-"""A client, its session, its request on the way to a member, and what comes back: an answer, or a stream of events."""
+"""A client, its session, its request to a member, and the reply: an answer or a stream of events."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from mcp_runtime.protocol.mcp import Place
 from mcp_runtime.security import limits
 from mcp_runtime.security.access import Principal
 
-QUESTION_SECONDS = 600.0  # for the client to answer a member's question: there may be a person
-MAX_REMEMBERED = 2_000  # characters of what an id carries; a session with more does not outlive the runtime
-CANCEL_GRACE = 1.0  # for the member to say something itself
+QUESTION_SECONDS = 600.0  # for the client to answer a member's question; it may need to ask a person
+MAX_REMEMBERED = 2_000  # characters in a session's id; a session with more does not survive a restart
+CANCEL_GRACE = 1.0  # for the member to answer a cancelled request itself
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole JSON-RPC response, and the HTTP status it goes under."""
+    """A complete JSON-RPC response, with its HTTP status."""
 
     body: bytes
     status: int = 200
@@ -31,37 +31,38 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A message on a stream. `event_id` lets a client with a session resume behind it; `is_last`: the response."""
+    """A message on a stream. A client with a session can resume after `event_id`. The last one is the response."""
 
     data: bytes
     event_id: str = ""
     retry_ms: int | None = None
     is_last: bool = False
-    status: int = 200  # that the response goes under, if nothing was sent before it
+    status: int = 200  # of the response, if it is the first event
 
 
 class Resumption(Protocol):
-    """What may still come of a stream that nobody takes from."""
+    """How to continue a stream whose client lost its connection."""
 
     @property
     def is_resumable(self) -> bool:
-        """The answer did not come, and there is a way to ask for it."""
+        """Whether the response is still to come and can be requested again."""
 
     def has_event(self, event_id: str) -> bool:
-        """Whether the event of that id was on the stream."""
+        """Return whether the stream had an event with that id."""
 
     def pause(self) -> None:
-        """Nobody listens to the member now."""
+        """Stop reading from the member."""
 
     def events_after(self, event_id: str) -> AsyncGenerator[Event]:
-        """What came, or comes, behind that event."""
+        """Return the events after that one."""
 
 
 class Stream:
-    """Events, the response last. `aclose` frees what they hold, also when nobody ever took one.
+    """A stream of events. The response is the last one.
 
-    Freed before the client has its answer: it may come back at once for what was kept. `inner` is a stream that the
-    events are made of; `again` makes them once more of what is left of it.
+    `aclose` releases the resources of the stream, even if no event was read. They are released before the client gets
+    its response, because it may send its next request at once. `inner` is the stream that the events come from. After
+    it is resumed, `again` creates the events from the rest of it.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Stream:
         return source is not None and source.has_event(event_id)
 
     async def pause(self) -> None:
-        """Nobody takes from it for now: what it holds is kept."""
+        """Stop reading the stream, but keep its resources."""
         await self.events.aclose()
         if self._inner is not None:
             await self._inner.pause()
@@ -98,7 +99,7 @@ class Stream:
             self._resumption.pause()
 
     def go_on(self, event_id: str) -> None:
-        """From here on `events` are those behind that one. For what is owed alone."""
+        """Continue after that event: `events` are then the following ones. Only for a paused stream."""
         if self._inner is not None and self._again is not None:
             self._inner.go_on(event_id)
             self.events = self._again()
@@ -122,7 +123,10 @@ Reply = Answer | Stream
 
 
 class Deadline:
-    """The total of a request; it stands still while the client is asked something. `about`, `member`: in errors."""
+    """The total time of a request. It pauses while the client answers a question.
+
+    Error messages contain `about` and `member`.
+    """
 
     def __init__(self, seconds: float = REQUEST_TIMEOUT) -> None:
         self.seconds = seconds
@@ -136,11 +140,11 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Remaining seconds."""
         return self._at - asyncio.get_running_loop().time()
 
     def renewed(self) -> asyncio.Timeout:
-        """For who goes on with the request; `timeout` can be waited in once."""
+        """Return a new timeout for the same deadline, because a timeout can be entered only once."""
         self.timeout = asyncio.timeout_at(self._at)
         return self.timeout
 
@@ -160,7 +164,7 @@ class Deadline:
             self._reschedule(max(self._left, 0.001))
 
     def cancel(self, grace: float = CANCEL_GRACE) -> None:
-        """Nobody wants the answer any more. `grace` is for the member, in seconds."""
+        """End the request. The member has `grace` seconds left to answer."""
         if not self.is_cancelled:
             self._reschedule(grace)
         self.is_cancelled = True
@@ -169,16 +173,16 @@ class Deadline:
         if self.is_cancelled or self.timeout.expired():
             return
         self._at = asyncio.get_running_loop().time() + seconds
-        with contextlib.suppress(RuntimeError):  # it is over: the answer is on its way to the client, or owed
+        with contextlib.suppress(RuntimeError):  # it has ended: the response is being sent, or paused
             self.timeout.reschedule(self._at)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A member's question, asked of the client: `answer` takes the client's response to where it belongs."""
+    """A member's question to the client. `answer` passes the client's response on to the member."""
 
     member_id: int
-    asked_at: float  # in the loop's time
+    asked_at: float  # time of the event loop
     answer: Callable[[dict[str, Any]], Awaitable[None]]
 
 
@@ -194,21 +198,21 @@ class ClientSession:
     program: Program = NAMELESS
     log_level: str = ""
     questions: dict[str, Question] = field(default_factory=dict)
-    running: dict[Any, Request] = field(default_factory=dict)  # by the client's id; not answered yet
-    # Of streams to be resumed: (member, id of ours) -> the client's, and how the answer is rewritten for the client.
+    running: dict[Any, Request] = field(default_factory=dict)  # in progress, by the client's id
+    # For streams that can be resumed: (member, id that was sent) -> the client's id, and how to rewrite the response.
     renamed: dict[Any, tuple[Any, Callable[[bytes], bytes] | None]] = field(default_factory=dict)
     outbox: Outbox | None = None
     subscriptions: dict[str, set[str]] = field(default_factory=dict)  # member name -> URIs of its resources
 
     def beyond_id(self) -> dict[str, Any]:
-        """What its id does not carry, as JSON, within bounds; empty where there is nothing."""
+        """Return what the id of the session does not contain, for JSON. The size is limited."""
         uris = {member: sorted(uris) for member, uris in self.subscriptions.items() if uris}
         if sum(len(uri) for of_member in uris.values() for uri in of_member) > MAX_REMEMBERED:
             uris = {}
         return ({"level": self.log_level} if self.log_level else {}) | ({"uris": uris} if uris else {})
 
     def subscribe(self, member: str, uri: str) -> None:
-        """Note it, so that the member's next process can be told of it too. `uri` is the member's own."""
+        """Store a subscription, so that it can be repeated for the member's next process. `uri` is the member's own."""
         uris = self.subscriptions.setdefault(member, set())
         known = [one for uris in self.subscriptions.values() for one in uris]
         has_room = sum(map(len, known)) + len(uri) <= limits.MAX_SUBSCRIBED
@@ -221,13 +225,13 @@ class ClientSession:
 
 @dataclass(eq=False, slots=True)
 class Client:
-    """Who asks, and what they can do themselves. `session` None: a modern client."""
+    """The sender of a request, and its capabilities. A modern client has no session."""
 
     principal: Principal
     session: ClientSession | None
     capabilities: dict[str, Any]
     log_level: str = ""
-    authorization: bytes | None = None  # for streams, which may outlive what it stands for
+    authorization: bytes | None = None  # to check access again while a stream is open
     program: Program = NAMELESS
 
     @property
@@ -244,24 +248,22 @@ class Request:
     params: dict[str, Any]
     client: Client
     deadline: Deadline
-    size: int = 0  # bytes that it came in
-    path: str = ""  # that it came in at
+    size: int = 0  # bytes of the message
+    path: str = ""  # of the URL
     parameter_headers: Mapping[str, str] = field(default_factory=dict)  # that the client sent
     client_headers: Mapping[bytes, bytes] = field(default_factory=dict)
-    places: Mapping[Place, str] = field(default_factory=dict)  # of arguments that go into headers too, which are named
-    task: Task | None = None  # that it is about
-    takes_stream: bool = True  # so that it can be asked something on it
-    questions: list[str] = field(default_factory=list)  # that the client was asked for it
-    rewriting: Callable[[bytes], bytes] | None = None  # of its answer, for its client
-    is_resumable: bool = False  # its client lost the stream of its answer, and may come back for it
-    send_cancelled: Callable[[str], Awaitable[None]] | None = None  # once the member knows of it
-    unsent_reason: str = (
-        "it was not asked yet"  # why the member does not have it; empty once it may have read some of it
-    )
+    places: Mapping[Place, str] = field(default_factory=dict)  # headers that repeat an argument, by its place
+    task: Task | None = None  # the task that the request is about
+    takes_stream: bool = True  # the client can then be asked questions
+    questions: list[str] = field(default_factory=list)  # ids of the questions to its client
+    rewriting: Callable[[bytes], bytes] | None = None  # how its response is rewritten for the client
+    is_resumable: bool = False  # its client lost the stream of the response, and may resume it
+    send_cancelled: Callable[[str], Awaitable[None]] | None = None  # set once the request goes to the member
+    unsent_reason: str = "it was not asked yet"  # why it was not sent; empty once the member may have read a part of it
 
     @property
     def is_sent(self) -> bool:
-        """Whether the member may have acted on it. Until then it is safe to send it again."""
+        """Whether the member may have acted on it. Before that, it is safe to send it again."""
         return not self.unsent_reason
 
     def begin_sending(self) -> None:

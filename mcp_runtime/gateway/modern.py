@@ -1,4 +1,4 @@
-"""Clients of MCP 2026-07-28, which has no sessions: a request brings all that it needs."""
+"""Clients of MCP 2026-07-28. It has no sessions: each request contains everything that is needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_LEVEL = 40
 
 
 class ModernClients:
-    """Serves them."""
+    """Serves modern clients."""
 
     def __init__(self, introductions: Introductions, client_streams: ClientStreams, responder: Responder) -> None:
         self._introductions = introductions
@@ -35,7 +35,7 @@ class ModernClients:
         if not is_request or not isinstance(message.get("params", {}), dict):
             raise Refusal(400, MethodError(INVALID_REQUEST, "Invalid Request: not a JSON-RPC 2.0 request"))
         if "id" not in message:
-            # A modern client has nothing to notify: it closes what it cancels.
+            # A modern client has no notification to send. It cancels a request by closing the connection.
             post.exchange.reply(202)
             return
         message_id = checked_id(message)
@@ -53,7 +53,7 @@ class ModernClients:
         told = {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in headers.items()
-            # Of other methods than MCP's own nobody here knows what they name: the member validates it.
+            # For methods outside of MCP, the gateway does not know what Mcp-Name refers to. The member validates it.
             if name.startswith(b"mcp-param-") or (name == b"mcp-name" and message["method"] not in NAMED_BY)
         }
         deadline, path = Deadline(), post.place.path
@@ -65,7 +65,7 @@ class ModernClients:
             await self._responder.reply(post, request)
 
     async def _listen(self, post: Post, request: Request) -> None:
-        """`subscriptions/listen` (26: basic/patterns/subscriptions)."""
+        """Serve `subscriptions/listen` (26: basic/patterns/subscriptions)."""
         asked = request.params.get("notifications")
         if not isinstance(asked, dict):
             raise Refusal(400, MethodError(INVALID_PARAMS, "notifications must be an object"), request.id)

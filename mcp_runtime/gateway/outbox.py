@@ -1,4 +1,4 @@
-"""What is to be said on one open stream, until its client has read it."""
+"""Messages that wait to be sent on one open stream."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from mcp_runtime.security.limits import BudgetError, ByteBudget, Owner
 
 logger = logging.getLogger("guildhall.gateway")
 
-MAX_WAITING = 1_000  # messages for a stream that is not read
-MAX_WAITING_BYTES = 1_000_000  # of them, or a single larger one
+MAX_WAITING = 1_000  # messages in a stream that is not read
+MAX_WAITING_BYTES = 1_000_000  # of these messages; a single message may be larger
 
 
 class Outbox:
-    """What is to be said on one open stream, within `budget`, that of all streams.
+    """A queue of the messages for one open stream. `budget` limits the bytes of all streams.
 
-    Too many messages: the oldest goes, for a notification is only ever a hint. Too many bytes: nobody reads, so the
-    stream is given up, and `give_up` is called to end it. Its client can come back, and resume where the member can.
+    If there are too many messages, the oldest is dropped, because a notification is only a hint. If there are too many
+    bytes, the client does not read, and `give_up` is called to end the stream. The client can reconnect, and resume if
+    the member supports it.
     """
 
     def __init__(
@@ -33,8 +34,8 @@ class Outbox:
         self._owner, self._give_up = owner, give_up
         self._budget = budget or limits.bytes_of_streams()
         self._waiting: deque[tuple[bytes, str, int | None]] = deque()
-        self._bytes = 0  # that wait
-        self._in_hand = 0  # bytes of the message that was taken last: it is being sent until the next one is taken
+        self._bytes = 0  # of the waiting messages
+        self._in_hand = 0  # bytes of the message that is being sent, until the next `take`
         self._is_given_up = False
         self._has_more = asyncio.Event()
         self.is_closed = False
@@ -49,7 +50,7 @@ class Outbox:
                 raise BudgetError(f"a stream may have {MAX_WAITING_BYTES:,} bytes")
             self._budget.take(self._owner, len(data))
         except BudgetError as error:
-            logger.info("a stream that is not read was ended: of what waits to be sent %s", error)
+            logger.info("ended a stream whose client does not read it: %s", error)
             self.discard()
             self._give_up()
             return
@@ -66,19 +67,22 @@ class Outbox:
         self._has_more.set()
 
     def discard(self) -> None:
-        """Close it, and keep nothing. What is being sent stays counted as long as `sent` was not called."""
+        """Close it and drop all messages. The message that is being sent counts until `finish_sending`."""
         self._is_given_up = True
         self._forget(self._bytes)
         self._waiting.clear()
         self.close()
 
     def sent(self) -> None:
-        """The message that was taken last is not held any more."""
+        """Release the bytes of the message that `take` returned last."""
         self._budget.give_back(self._owner, self._in_hand)
         self._in_hand = 0
 
     async def take(self, seconds: float) -> tuple[bytes, str, int | None] | None:
-        """The next message, the one before it being sent; None when none came in time, or none will."""
+        """Return the next message, or None after `seconds` or when the outbox is closed and empty.
+
+        The previous message counts as sent.
+        """
         self.sent()
         if not self._waiting and not self.is_closed:
             self._has_more.clear()

@@ -1,4 +1,4 @@
-"""A POST as it came, and what its message must be before it is looked at further."""
+"""A POST request, and the first checks of its message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_REQUEST_ID = 1_000  # characters
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """One POST as it came, from a client that may come in. `size` is that of `message` in bytes."""
+    """One POST request of an authenticated client. `size` is the size of the message in bytes."""
 
     place: Place
     principal: Principal
@@ -42,19 +42,19 @@ class Post:
 
 
 def checked_id(message: dict[str, Any]) -> Any:
-    """The id of a request. MCP allows text and whole numbers; other numbers are JSON-RPC's."""
+    """Return the id of a request. MCP allows strings and integers; JSON-RPC also allows other numbers."""
     message_id = message.get("id")
-    if isinstance(message_id, str) and len(message_id) > MAX_REQUEST_ID:  # it is kept longer than the message
-        raise Refusal(400, MethodError(INVALID_REQUEST, f"an id may have {MAX_REQUEST_ID:,} characters"))
+    if isinstance(message_id, str) and len(message_id) > MAX_REQUEST_ID:  # it is stored longer than the message
+        raise Refusal(400, MethodError(INVALID_REQUEST, f"an id can have at most {MAX_REQUEST_ID:,} characters"))
     if isinstance(message_id, (str, int, float)) and not isinstance(message_id, bool):
         return message_id
-    raise Refusal(400, MethodError(INVALID_REQUEST, "the id of a request is a string or a number"))
+    raise Refusal(400, MethodError(INVALID_REQUEST, "the id of a request must be a string or a number"))
 
 
 def check_capabilities(capabilities: dict[str, Any], message_id: Any) -> None:
-    """Raises Refusal. They are kept as long as a session or a stream is."""
+    """Raise Refusal if the capabilities are too large. They are stored as long as a session or a stream."""
     if len(jsonrpc.encode(capabilities)) > MAX_CAPABILITIES:
-        text = f"capabilities may have {MAX_CAPABILITIES:,} bytes"
+        text = f"capabilities can have at most {MAX_CAPABILITIES:,} bytes"
         raise Refusal(400, MethodError(INVALID_PARAMS, text), message_id)
 
 

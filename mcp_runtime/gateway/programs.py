@@ -1,6 +1,6 @@
-"""Which programs came with which token, as they call themselves: a row each, written now and then.
+"""Record which client programs use each token: one row per program, updated at intervals.
 
-What a program says of itself is not checked, and it may say something else each time: so all of it is bounded.
+A program chooses its own name and version, and may change them each time. So their number and lengths are limited.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ logger = logging.getLogger("guildhall.gateway")
 
 WRITE_SECONDS = 60.0  # between two writes of one row
 FORGET_SECONDS = 600.0
-MAX_KEPT = 1_000  # in memory; who comes beyond is not noted until others were silent for long
-MAX_KEPT_OF_USER = 200  # of them: one user may have any number of tokens
+MAX_KEPT = 1_000  # in memory; further programs are not recorded until others have been inactive for FORGET_SECONDS
+MAX_KEPT_OF_USER = 200  # a user can have any number of tokens
 MAX_KEPT_OF_TOKEN = 100
-MAX_OF_TOKEN = 20  # rows; the one seen longest ago goes
-MAX_AT_ONCE = 50  # rows of one turn
+MAX_OF_TOKEN = 20  # rows; the least recently seen is deleted
+MAX_AT_ONCE = 50  # rows of one write
 MAX_NAME = 100
 MAX_VERSION = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """How a program calls itself; without a name nothing is noted of it."""
+    """The name and version that a program sends. A program without a name is not recorded."""
 
     name: str = ""
     version: str = ""
 
     @classmethod
     def told(cls, info: Any) -> Program:
-        """Of MCP's `clientInfo`, whatever was sent in its place."""
+        """Create it from MCP's `clientInfo`, which may be any value."""
         known = info if isinstance(info, dict) else {}
         return cls(_line(known.get("name"), MAX_NAME), _line(known.get("version"), MAX_VERSION))
 
@@ -57,17 +57,17 @@ def _line(text: Any, length: int) -> str:
 
 @dataclass(slots=True)
 class _Tally:
-    user_id: int | None  # whose token it is
+    user_id: int | None  # owner of the token
     seen_at: float
     calls: int = 0
-    is_new: bool = True  # something is not written yet
+    is_new: bool = True  # has changes that are not written
     written_at: float = float("-inf")
 
 
 class Programs:
-    """Notes who came, from any thread; `write` is for the one thread that writes, which waits for `news`.
+    """Records client programs. Any thread may call `note`. One thread waits for `news` and calls `write`.
 
-    Times are seconds of the epoch.
+    Times are in seconds since the epoch.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -92,14 +92,14 @@ class Programs:
             self.news.set()
 
     def _has_room_for(self, owner: Owner) -> bool:
-        """A program may call itself something else each time: other tokens and users have room all the same."""
+        """Limit the programs of each token and user, because a program can send a new name each time."""
         user_id, token_id = owner
         tokens = [key[0] for key, tally in self._tallies.items() if tally.user_id == user_id]
         of_token = sum(one == token_id for one in tokens)
         return len(self._tallies) < MAX_KEPT and len(tokens) < MAX_KEPT_OF_USER and of_token < MAX_KEPT_OF_TOKEN
 
     def write(self, *, at_once: bool = False) -> None:
-        """What is due; `at_once`: all of it, for it is the last time."""
+        """Write the rows that are due. With `at_once`, write all of them, before a stop."""
         due = self._due(at_once)
         try:
             self._write(due)
@@ -118,7 +118,7 @@ class Programs:
             except IntegrityError:  # the token was deleted
                 continue
             except Error as error:
-                logger.warning("a client could not be noted (%s)", str(error).strip())
+                logger.warning("a client program could not be recorded (%s)", str(error).strip())
                 with self._lock:
                     tally.calls, tally.is_new = tally.calls + calls, True
                 return

@@ -1,4 +1,4 @@
-"""Replies as MCP has them over HTTP: one JSON body, a stream of events, or a refusal."""
+"""HTTP replies of MCP: a JSON body, a stream of events, or a refusal."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ STREAM_HEADERS = (
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 )
-# Of our own, in the range that JSON-RPC leaves to applications. Not 401: Claude's CLI takes that for the HTTP status.
+# Our own error codes, in the range that JSON-RPC leaves to applications. Not 401, which Claude's CLI takes for the HTTP
+# status.
 UNAUTHORIZED = 40100
 FORBIDDEN = 40300
-# What comes with a 401 or 403 these throw away (Codex says to log in, which nobody can); a JSON-RPC error they show.
+# These clients ignore the body of a 401 or 403, but show a JSON-RPC error. Codex asks to log in, which is not possible.
 DEAF = (b"claude-code/", b"codex-mcp-client/")
 
 
@@ -39,7 +40,7 @@ class Refusal(Exception):
 
 
 def encoded(event: Event) -> bytes:
-    """As streams have it."""
+    """Return the event in the format of event streams."""
     parts = []
     if event.event_id:
         parts.append(b"id: " + event.event_id.encode())
@@ -49,10 +50,10 @@ def encoded(event: Event) -> bytes:
         parts.append(b"data: " + event.data.replace(b"\n", b"\ndata: "))
     elif event.event_id:
         parts.append(b"data:")
-    # Nothing at all is a comment: a sign of life.
+    # An empty event becomes a comment, which keeps the connection alive.
     return (b"\n".join(parts) or b":") + b"\n\n"
 
 
 def is_deaf(headers: dict[bytes, bytes]) -> bool:
-    """Whether the client throws away what comes with a refusal, by what it calls itself."""
+    """Return whether the User-Agent is a client that ignores the body of a refusal."""
     return headers.get(b"user-agent", b"").startswith(DEAF)

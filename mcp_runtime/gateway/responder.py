@@ -1,4 +1,4 @@
-"""Answers to one request, as JSON or as a stream; what a client is told that is not answered."""
+"""Send the response to one request as JSON or as a stream, or an error if there is no response."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR
 
 
 class Responder:
-    """Answers requests over HTTP. A client who goes away takes its request along, unless it may come back for it."""
+    """Answers requests over HTTP. If the client disconnects, its request is cancelled, unless it can be resumed."""
 
     def __init__(self, endpoints: Endpoints, owed: Owed) -> None:
         self._endpoints = endpoints
@@ -27,7 +27,7 @@ class Responder:
 
     @contextlib.contextmanager
     def running(self, session: ClientSession, request: Request) -> Iterator[None]:
-        """Meanwhile the client can cancel it by its id; and later, while its answer is owed."""
+        """Let the client cancel the request by its id, also later while its stream waits to be resumed."""
         session.running[request.id] = request
         try:
             yield
@@ -36,7 +36,7 @@ class Responder:
                 del session.running[request.id]
 
     async def reply(self, post: Post, request: Request) -> None:
-        """Answer one request. A client who goes away takes it along."""
+        """Answer one request. Cancel it if the client disconnects."""
         out, answer = Outgoing(post.exchange), None
         if not post.takes_stream:
             with post.exchange:
@@ -53,7 +53,7 @@ class Responder:
         await out.end(answer)
 
     async def final(self, place: Place, request: Request) -> Answer:
-        """The response alone, for who cannot take a stream."""
+        """Return only the response, for a client that does not accept a stream."""
         request.takes_stream = False
         try:
             async with request.deadline.timeout:
@@ -69,7 +69,10 @@ class Responder:
             return _error_reply(request, error)
 
     async def resume(self, session: ClientSession, event_id: str, exchange: HttpExchange) -> bool:
-        """The rest of a reply, for who lost its stream behind that event. False: no reply of that stream is owed."""
+        """Send the rest of a reply to a client that lost its stream after that event.
+
+        Return False if no stream with that event waits to be resumed.
+        """
         owed = await self._owed.take(session, event_id)
         if owed is None:
             return False
@@ -79,7 +82,7 @@ class Responder:
         return True
 
     def give_up(self, request: Request) -> None:
-        """Nobody comes back for its answer."""
+        """Cancel a request whose stream waits to be resumed."""
         self._owed.give_up(request)
 
     async def _go_on(self, request: Request, stream: Stream, event_id: str, exchange: HttpExchange) -> None:
@@ -95,7 +98,10 @@ class Responder:
     async def _passed_on(
         self, stream: Stream, request: Request, out: Outgoing, *, starts_at_once: bool = False
     ) -> Answer | None:
-        """The events of a stream; its answer, where there was nothing before. None: it was said, or is owed."""
+        """Forward the events of a stream.
+
+        Return the answer if no event came before it. Return None if it was sent, or the stream waits to be resumed.
+        """
         with contextlib.suppress(TakenOverError):
             async with self._owed.reading(request, stream):
                 if starts_at_once:
@@ -126,7 +132,7 @@ class Outgoing:
         await self._exchange.write(encoded(event))
 
     async def end(self, answer: Answer | None) -> None:
-        """`answer` is its last word; without one the stream is over, or to be resumed."""
+        """End the reply, with `answer` if there is one. Without it the stream is complete, or may be resumed."""
         if answer is not None and not self._exchange.has_begun:
             self._exchange.reply(answer.status, answer.body, JSON_HEADERS)
             return

@@ -1,4 +1,7 @@
-"""Texts of members that clients bring back, each good for what it was sealed for. They are signed, not stored."""
+"""Sign texts of members that a client sends back later. They are signed, not stored.
+
+A sealed text is valid only for the client and the purpose that it was sealed for.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,20 @@ from mcp_runtime.protocol import jsonrpc
 from mcp_runtime.protocol.errors import MethodError
 from mcp_runtime.protocol.jsonrpc import INVALID_PARAMS
 
-MAX_TEXT = 65_536  # characters of a member's own: the loop computes the seals that clients bring back
-_MAX_SEALED = 64 + 1 + MAX_TEXT  # behind its seal
+MAX_TEXT = 65_536  # characters of a member's text: the event loop verifies the signatures
+_MAX_SEALED = 64 + 1 + MAX_TEXT  # with its signature
 
 
 def seal(salt: str, about: tuple[Any, ...], text: str) -> str:
-    """The text behind its seal. `about` is of JSON's types: who may bring it back, and for what."""
+    """Return the text with a signature. `about` says who may send it back and for what, in JSON types."""
     return f"{_signature(salt, about, text)}.{text}"
 
 
 def unseal(salt: str, about: tuple[Any, ...], sealed: Any) -> str | None:
-    """The text in what a client brings back; None for what was not sealed for the same. Raises MethodError."""
+    """Return the text if it was sealed for the same `about`, otherwise None.
+
+    Raise MethodError if it is too long.
+    """
     if isinstance(sealed, str) and len(sealed) > _MAX_SEALED:
         raise MethodError(INVALID_PARAMS, f"a requestState or taskId may have {_MAX_SEALED:,} characters")
     signature, _, text = sealed.partition(".") if isinstance(sealed, str) else ("", "", "")

@@ -1,4 +1,4 @@
-"""The gateway as a part of the runtime: a thread with a loop of its own, and all that works on it."""
+"""The gateway as a part of the runtime: its thread, its event loop, and the objects on it."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ logger = logging.getLogger("guildhall.gateway")
 
 START_SECONDS = 10.0
 STOP_SECONDS = 1.0
-DOORS_SECONDS = 0.1  # for clients that are just sending, to be answered and to hear that it was the last answer
-SESSIONS_SECONDS = 5.0  # between two looks whether more is known of sessions than their ids say
+DOORS_SECONDS = 0.1  # for clients that are just sending: they get a response, and the notice that the connection closes
+SESSIONS_SECONDS = 5.0  # between two checks whether the extra state of sessions has changed
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the operator chose."""
+    """Settings of the operator."""
 
     allowed_hosts: list[str]
     trusted_origins: list[str]
@@ -68,7 +68,7 @@ class Options:
 
 
 class Gateway:
-    """`member_changed` and `lists_changed` come from the runtime's threads."""
+    """The gateway. The runtime's threads call `member_changed` and `lists_changed`."""
 
     def __init__(
         self,
@@ -98,25 +98,25 @@ class Gateway:
         threading.Thread(target=self._watch_access, name="gateway-access", daemon=True).start()
 
     def member_changed(self, member_id: int) -> None:
-        """Its status or its tools changed."""
+        """Handle a change of the member's status or tools."""
         self._soon(self._on_member_changed, member_id)
 
     def lists_changed(self, member_id: int) -> None:
-        """The member said that its prompts or resources changed."""
+        """Handle the member's notification that its prompts or resources changed."""
         self._soon(self._on_lists_changed, member_id)
 
     def close_doors(self) -> None:
-        """No new calls; those under way go on. Takes a moment, in which clients are still answered.
+        """Accept no new calls. Calls in progress continue. This takes DOORS_SECONDS; clients still get responses.
 
-        Those that come from now on wait in the listening sockets for the next runtime, if `manage.py up` keeps them.
+        New connections wait in the listening sockets for the next runtime, if `manage.py up` keeps the sockets open.
         """
         if self._ready.is_set():
-            with contextlib.suppress(RuntimeError, TimeoutError):  # the loop is over, or busy
+            with contextlib.suppress(RuntimeError, TimeoutError):  # the event loop has ended or is busy
                 asyncio.run_coroutine_threadsafe(self._close_doors(), self._loop).result(2 * DOORS_SECONDS)
         self._stopping.set()
 
     def stop(self) -> None:
-        """The end of it, and the last calls written down."""
+        """End the gateway, and write the last calls."""
         self._stopping.set()
         if self._thread.is_alive():
             self._soon(self._shut_down)
@@ -124,7 +124,7 @@ class Gateway:
         self._recorder.stop()
 
     def _soon(self, work: Callable[..., None], *args: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is over
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
             self._loop.call_soon_threadsafe(work, *args)
 
     # The loop -----------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class Gateway:
             upstream.close()
 
     def _app(self, upstream: Upstream, upstream_sessions: UpstreamSessions, questions: Questions, relay: Relay) -> App:
-        """What answers clients, on top of what asks members."""
+        """Create the objects that answer clients, on top of those that send requests to members."""
         members, sessions = self._members, self._sessions
         intake, rewriting = Intake(), Rewriting(upstream)
         introductions = Introductions(members, upstream, upstream_sessions, self._recorder.programs)
@@ -231,10 +231,10 @@ class Gateway:
             try:
                 self._sessions.restore(known)
             except (AttributeError, LookupError, TypeError, ValueError):
-                logger.warning("%s is not what was written: sessions go on without it", session_file.NAME)
+                logger.warning("%s has invalid content: sessions continue without it", session_file.NAME)
 
     async def _keep_sessions(self) -> None:
-        """Now and then, for a runtime that is killed."""
+        """Save the state of sessions regularly, in case the runtime is killed."""
         written = self._sessions.beyond_ids()
         while True:
             await asyncio.sleep(SESSIONS_SECONDS)
@@ -245,15 +245,15 @@ class Gateway:
     # Access -------------------------------------------------------------------------------------------------------
 
     def _watch_access(self) -> None:
-        """In a thread of its own: notice when somebody may do other things than before."""
+        """Notice changes of permissions. This runs in its own thread."""
         watch = AccessWatch(self._principals.kept)
         while not self._stopping.wait(watch.seconds):
             try:
                 if watch.look():
                     self._soon(self._access_changed)
             except Exception as error:
-                if not isinstance(error, Error):  # this thread must not end: it is what tells of revoked tokens
-                    logger.exception("the gateway's look at who may do what failed; the next one follows")
+                if not isinstance(error, Error):  # this thread must not end: it notices revoked tokens
+                    logger.exception("the gateway could not check for changed permissions; it will try again")
                 time.sleep(watch.seconds)
         watch.close()
         connection.close()

@@ -1,4 +1,4 @@
-"""What sessions' ids do not carry, from one runtime to the next: a small file, written when it is another."""
+"""A small file with the state of sessions that their ids do not contain, for the next runtime."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _saving = threading.Lock()
 
 
 def load(directory: Path) -> dict[str, Any]:
-    """As it was written last; empty where there is none, or none that can be read."""
+    """Return the content of the file; empty if it is missing or cannot be read."""
     try:
         told = json.loads((directory / NAME).read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        logger.warning("%s cannot be read (%s): sessions go on without it", NAME, error)
+        logger.warning("%s cannot be read (%s): sessions continue without it", NAME, error)
         return {}
     return told if isinstance(told, dict) else {}
 
 
 def save(directory: Path, told: dict[str, Any]) -> None:
-    """From any thread, one after the other."""
+    """Write the file. Any thread may call this; a lock makes the writes sequential."""
     path, draft = directory / NAME, directory / f"{NAME}.new"
     with _saving:
         try:

@@ -1,4 +1,4 @@
-"""What a client with a session hears by GET: what comes unasked, or the rest of a stream that it lost."""
+"""Serve GET requests of clients with sessions: notifications and questions, or the rest of a lost stream."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mcp_runtime.security.access import Principal
 
 
 class SessionStreams:
-    """Serves them."""
+    """Serves the streams of clients with sessions."""
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class SessionStreams:
         self._responder = responder
 
     def subscriptions_changed(self, place: Place, client: Client, session: ClientSession) -> None:
-        """The client subscribed to something, or to something no more."""
+        """Handle a changed subscription of the client."""
         for member in [place.member] if place.member else list(session.subscriptions):
             self._client_streams.subscriptions_changed(client, member)
 
     async def get(self, place: Place, principal: Principal, session: ClientSession, exchange: HttpExchange) -> None:
-        """What is said unasked; or with Last-Event-ID the rest of a stream."""
+        """Send notifications and questions, or with Last-Event-ID the rest of a stream."""
         client = client_in(session, principal, exchange.headers)
         last_event_id = eras.text_of(exchange.headers, mcp.LAST_EVENT_HEADER)
         with exchange:
@@ -54,7 +54,7 @@ class SessionStreams:
             await hold(rest or await opened(self._client_streams, place, client, exchange), exchange)
 
     async def _rest(self, session: ClientSession, client: Client, last_event_id: str) -> Stream | None:
-        """Event ids are the member's own, behind its name: it is asked to go on."""
+        """Resume a stream of a member after that event. The event id is the member's name and its own event id."""
         name, _, own = last_event_id.partition("/")
         upstream_session = next(
             (one for one in self._upstream_sessions.sessions_of(session) if one.route.live.name == name), None
@@ -74,7 +74,7 @@ class SessionStreams:
     async def _as_long_as_allowed(
         self, events: AsyncGenerator[Event], client: Client, member: str
     ) -> AsyncGenerator[Event]:
-        """`events`, while the token is good and for this member: a stream may outlive both."""
+        """Yield events while the token is valid and may use the member. The stream may be open longer."""
         async with contextlib.aclosing(events):
             async for event in events:
                 try:

@@ -1,8 +1,11 @@
-"""Tasks of members, each for the token that made it (25-11: basic/utilities/tasks; 26: io.modelcontextprotocol/tasks).
+"""Limit each task of a member to the token that created it.
 
-To a member every client is the hall, so it gives a task to whoever knows the id. The client who makes a task is told
-its id under a seal, and every id that comes in must have one: nobody else reads, answers or cancels the task. Nothing
-is kept, so nobody can be told which tasks are theirs: `tasks/list` and notifications of their status do not pass.
+Specification: 25-11: basic/utilities/tasks; 26: io.modelcontextprotocol/tasks.
+
+A member sees the hall as its only client, so it lets any request use a task if the id is right. Therefore the gateway
+seals the id of a task for the token that created it, and requires a sealed id in every request. Nobody else can read,
+answer or cancel the task. The gateway stores nothing, so it does not know which tasks belong to a client. For this
+reason it blocks `tasks/list` and notifications about the status of tasks.
 """
 
 from __future__ import annotations
@@ -22,23 +25,23 @@ from mcp_runtime.security.limits import Owner
 EXTENSION = f"{mcp.META}tasks"
 RELATED = f"{mcp.META}related-task"
 USUAL = frozenset(("_meta", "name", "arguments"))  # most calls have no other parameters
-METHODS = "tasks/"  # all of them begin so, those of later versions as well
+METHODS = "tasks/"  # the prefix of all methods, also of later versions
 NOTIFICATIONS = "notifications/tasks"
 SALT = "guildhall.gateway.task"
-NOT_THEIRS = "this taskId is unknown, or of another token or member"
-NO_LIST = "tasks/list is not offered: to a member all clients are one, and it would list the tasks of others"
+NOT_THEIRS = "this taskId is unknown, or belongs to another token or member"
+NO_LIST = "tasks/list is not available: a member cannot tell clients apart, so it would list the tasks of others"
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task's id: the member's `own`, and as its client knows it."""
+    """The id of one task: `own_id` is the member's, `sealed_id` is the client's."""
 
     own: str
     sealed: str
 
 
 def offered(capabilities: Mapping[str, Any]) -> dict[str, Any]:
-    """A member's capabilities, without the list of tasks."""
+    """Return a member's capabilities without the list of tasks."""
     told = capabilities.get("tasks")
     if not isinstance(told, dict) or "list" not in told:
         return dict(capabilities)
@@ -46,7 +49,7 @@ def offered(capabilities: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_extension(capabilities: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A client's capabilities, for where nobody may be given a task."""
+    """Return a client's capabilities without tasks, for requests that must not create one."""
     extensions = object_of(capabilities.get("extensions"))
     if EXTENSION not in extensions:
         return capabilities
@@ -54,7 +57,7 @@ def without_extension(capabilities: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def unrelated(params: dict[str, Any], *, is_of_mcp: bool = True) -> dict[str, Any]:
-    """Params, or a result, that are said to be about no task. Raises MethodError as `_meta_of` does."""
+    """Return params or a result without the task that they are related to. Raise MethodError as `_meta_of` does."""
     meta = _meta_of(params, is_of_mcp=is_of_mcp)
     if RELATED not in meta:
         return params
@@ -62,17 +65,18 @@ def unrelated(params: dict[str, Any], *, is_of_mcp: bool = True) -> dict[str, An
 
 
 def _meta_of(part: Mapping[str, Any], *, is_of_mcp: bool) -> dict[str, Any]:
-    """Raises MethodError where members may read in another spelling that the part is about a task.
+    """Return the `_meta` of params or a result.
 
-    `is_of_mcp`: MCP says what is in it, so that `meta` can mean nothing else.
+    Raise MethodError for another spelling of a key, which a lenient member may read as a related task. With
+    `is_of_mcp`, MCP defines all keys, so that `meta` can only mean `_meta`.
     """
     for key in part.keys() - USUAL:
         if mcp.folded(key) == "meta" and (is_of_mcp or key.startswith("_")):
-            raise MethodError(INVALID_PARAMS, "_meta is written exactly so, and once")
+            raise MethodError(INVALID_PARAMS, "the key _meta must be spelled exactly so and occur once")
     meta = object_of(part.get("_meta"))
     for key in meta:
         if len(key) == len(RELATED) and key != RELATED and key.casefold() == RELATED:
-            raise MethodError(INVALID_PARAMS, f"{RELATED} is written exactly so, and once")
+            raise MethodError(INVALID_PARAMS, f"the key {RELATED} must be spelled exactly so and occur once")
     return meta
 
 
@@ -80,7 +84,7 @@ def _meta_of(part: Mapping[str, Any], *, is_of_mcp: bool) -> dict[str, Any]:
 
 
 def opened(owner: Owner, member_id: int, told: Any) -> Task:
-    """The task that a client names. Raises MethodError for one that was not told to the same token."""
+    """Return the task that a client names. Raise MethodError if its id was not sealed for the same token."""
     own = seals.unseal(SALT, (*owner, member_id), told)
     if own is None:
         raise MethodError(INVALID_PARAMS, NOT_THEIRS)
@@ -88,18 +92,18 @@ def opened(owner: Owner, member_id: int, told: Any) -> Task:
 
 
 def require_one_id(method: str, params: Mapping[str, Any]) -> None:
-    """Raises MethodError for a request about tasks that does not name one, and once."""
+    """Raise MethodError unless a request about tasks has exactly one task id."""
     if mcp.folded(method) == f"{METHODS}list":
         raise MethodError(METHOD_NOT_FOUND, NO_LIST)
     names = [key for key in params if mcp.folded(key) == "taskid"]
     if names != ["taskId"] or not isinstance(params["taskId"], str):
-        raise MethodError(INVALID_PARAMS, f"{method[:100]}: taskId must be a string, and there once")
+        raise MethodError(INVALID_PARAMS, f"{method[:100]}: taskId must be a string and occur once")
 
 
 def related(owner: Owner, member_id: int, params: dict[str, Any], *, is_of_mcp: bool) -> dict[str, Any]:
-    """Params that say which task they are about, as the member knows it.
+    """Return params with the member's own id of the related task.
 
-    Raises MethodError for another's task, and as `_meta_of` does.
+    Raise MethodError for the task of another client, and as `_meta_of` does.
     """
     meta = _meta_of(params, is_of_mcp=is_of_mcp)
     if RELATED not in meta:
@@ -109,7 +113,7 @@ def related(owner: Owner, member_id: int, params: dict[str, Any], *, is_of_mcp: 
 
 
 def restored(task: Task | None, reply: dict[str, Any]) -> dict[str, Any]:
-    """A client's answer to a question that was asked for the task: it may be about that one alone."""
+    """Return a client's answer to a question about the task, with the member's id. Remove any other task from it."""
     result = object_of(reply.get("result"))
     told = object_of(object_of(result.get("_meta")).get(RELATED)).get("taskId")
     bare = unrelated(result)
@@ -124,18 +128,18 @@ def restored(task: Task | None, reply: dict[str, Any]) -> dict[str, Any]:
 
 
 def may_be_made(params: Mapping[str, Any], capabilities: Mapping[str, Any]) -> bool:
-    """Whether the client takes a task for the answer to a call: the call says so, or the client does."""
+    """Return whether the client accepts a task as the result of a call. The call or its capabilities say so."""
     return "task" in params or EXTENSION in object_of(capabilities.get("extensions"))
 
 
 def created(owner: Owner, member_id: int, body: bytes, *, is_asked: bool) -> bytes:
-    """A member's answer to a call that may be a task: where it is one, its id is sealed for the client.
+    """Return a member's response to a call. If it is a task, its id is sealed for the client.
 
-    `is_asked`: the call itself was to be one, as it is said to 2025-11-25.
+    `is_requested` means that the call asked for a task, as in 2025-11-25.
     """
     if b'"taskId"' not in body:
         return body
-    with contextlib.suppress(ProtocolError):  # what nobody can read passes; without a seal an id is good for nothing
+    with contextlib.suppress(ProtocolError):  # unreadable data passes unchanged: an id that is not sealed is useless
         result = envelope.fields(envelope.read(body).result)
         made = envelope.fields(result.get("task")) if is_asked else {}
         if envelope.text(result.get("resultType")) == "task":
@@ -147,7 +151,7 @@ def created(owner: Owner, member_id: int, body: bytes, *, is_asked: bool) -> byt
 
 
 def about(message: Message, asked: Iterable[Task | None]) -> Task | None:
-    """Which of those that a session asks for now a member's message says that it is about."""
+    """Return the task, among those of the session's current requests, that a member's message is related to."""
     with contextlib.suppress(ProtocolError):
         meta = envelope.fields(message.fields.get("_meta"))
         own = envelope.text(envelope.fields(meta.get(RELATED)).get("taskId"))
@@ -156,7 +160,7 @@ def about(message: Message, asked: Iterable[Task | None]) -> Task | None:
 
 
 def renamed(task: Task, data: bytes) -> bytes:
-    """A member's message, with the id of that one task as its client knows it."""
+    """Return a member's message with the client's id of that task."""
     if b'"taskId"' not in data:
         return data
     with contextlib.suppress(ProtocolError):
@@ -168,7 +172,7 @@ def renamed(task: Task, data: bytes) -> bytes:
 
 
 def _renamed(task: Task, part: dict[str, Any]) -> dict[str, Any]:
-    """At each place where the protocol has an id."""
+    """Replace the id at each place where the protocol has one."""
     told = _with_id(task, part)
     if "task" in told:
         told = {**told, "task": _with_id(task, told["task"])}

@@ -104,7 +104,7 @@ def test_who_comes_without_a_good_token_is_told_what_to_do(one: Hall) -> None:
         nothing = Agent(one, None, path).http.get(Agent(one, None, path).url)
         assert (nothing.status_code, nothing.headers["content-type"]) == (404, "text/plain; charset=utf-8")
         assert "no OAuth" in nothing.text
-        assert "unknown, revoked or past its end" in nothing.text  # what a client shows of a token that died
+        assert "unknown, revoked or expired" in nothing.text  # what a client shows of a token that died
 
 
 def test_pages_of_other_sites_are_refused(one: Hall) -> None:

@@ -1,14 +1,14 @@
-"""What is answered, by whom: a method for the roster as one server, for one member, or for both.
+"""The handlers of all methods, for the roster as one server and for single members.
 
-    routing                 which method is answered where; what is answered here alone
-    introductions           what initialize and server/discover say
+    routing                 chooses the handler of a method; has the handlers that need no member
+    introductions           the results of initialize and server/discover
     tools                   tools/call, at every path; each call goes into the call log
-    roster                  what the roster answers as one server
-    member                  what goes to one member, whose names stay as they are
-    params                  what requests must have, and how keys are written
-    answers                 answers made here, answers of members rewritten, errors in words
-    links                   resources that results name
+    roster                  methods of the roster as one server
+    member                  methods at a member's own path, which go to that member
+    params                  checks the params of requests
+    answers                 creates responses, and rewrites responses of members
+    links                   rewrites the URIs of resources in results
 
-A new method is a line in `routing`; CONTRIBUTING says where else it goes.
-`server` makes it. `responder` asks `routing`; `legacy` and `modern` use `introductions`, and names of `params`.
+To add a method, add a line to `routing`. CONTRIBUTING lists the other places.
+`server` creates these objects. `responder` uses `routing`. `legacy` and `modern` use `introductions` and `params`.
 """

@@ -1,4 +1,4 @@
-"""Answers that are made here, and answers of members written once more."""
+"""Create responses, and rewrite responses of members."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mcp_runtime.protocol.errors import ClientError
 
 
 class Rewriting:
-    """Members' replies with another answer. What is large is rewritten aside."""
+    """Rewrites replies of members. Large responses are rewritten in another thread."""
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
@@ -25,9 +25,9 @@ class Rewriting:
     async def rewritten(
         self, reply: Reply, request: Request, work: Callable[[bytes], bytes], *, is_throughout: bool = False
     ) -> Reply:
-        """A member's reply with another answer; `is_throughout`: and with all that comes before it on a stream.
+        """Rewrite the response in a member's reply with `work`; with `is_throughout`, also the events before it.
 
-        `work` is kept as long as the client may ask for the answer once more.
+        `work` is stored as long as the client may resume the stream.
         """
         owner, request.rewriting = request.client.principal.owner, work
         if isinstance(reply, Answer):
@@ -44,7 +44,7 @@ class Rewriting:
         return Stream(events(), inner=stream, again=events)
 
     async def with_links(self, reply: Reply, request: Request, member: str, asked: Mapping[str, str]) -> Reply:
-        """A member's reply whose result names resources by the URIs that they are listed under (links.py)."""
+        """Rewrite the resources in a member's result to their listed URIs (links.py)."""
         if isinstance(reply, Answer) and not any(mark in reply.body for mark in links.MARKS):
             return reply
         return await self.rewritten(reply, request, lambda data: links.with_member(data, member, asked))
@@ -58,7 +58,7 @@ def result(request: Request, result: dict[str, Any]) -> Answer:
 
 
 def listed(request: Request, kind: str, entries: bytes) -> Answer:
-    """A list that is JSON already: a thousand tools are not encoded for each who asks."""
+    """Return the response with a list that is already JSON, because encoding a thousand tools takes long."""
     extra = b',"resultType":"complete","ttlMs":0,"cacheScope":"private"' if request.client.is_modern else b""
     head = b'{"jsonrpc":"2.0","id":' + jsonrpc.encode(request.id)
     return Answer(head + b',"result":{"' + kind.encode() + b'":' + entries + extra + b"}}")
@@ -69,7 +69,7 @@ def joined(entries: Iterable[bytes]) -> bytes:
 
 
 async def ask(relay: Relay, member: OfferedMember, request: Request) -> Reply:
-    """The member's reply. Raises MethodError, which says what the client is to be told."""
+    """Return the member's reply. Raise MethodError with the error for the client."""
     try:
         return await relay.ask(member, request)
     except ClientError as error:
@@ -77,7 +77,7 @@ async def ask(relay: Relay, member: OfferedMember, request: Request) -> Reply:
 
 
 def note_subscription(request: Request, member: str, uri: str) -> None:
-    """Once the member took it. `uri` is the member's own."""
+    """Store a subscription after the member accepted it. `uri` is the member's own."""
     if (session := request.client.session) is None:
         return
     if request.method == "resources/subscribe":

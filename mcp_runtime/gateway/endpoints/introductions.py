@@ -1,4 +1,4 @@
-"""Who begins: what the hall, or a member at its own path, says of itself to a client, and the client of itself."""
+"""Introduce the hall, or a member at its own path, to a client. Record the client program."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Introductions:
         self._programs = programs
 
     def program(self, principal: Principal, client_info: Any) -> Program:
-        """The client as it calls itself, which is noted beside its token. `client_info`: whatever it sent for that."""
+        """Return the client program, and record it with its token. `client_info` may be any value."""
         program = Program.told(client_info)
         self._programs.saw(principal.owner, program)
         return program
 
     def welcome(self, place: Place, version: str) -> dict[str, Any]:
-        """The result of `initialize`."""
+        """Return the result of `initialize`."""
         return {"protocolVersion": version, **self._introduction(place)}
 
     async def discovery(self, place: Place, client: Client) -> dict[str, Any]:
-        """The result of `server/discover`; at a member's own path what the member says there, not in its handshake."""
+        """Return the result of `server/discover`. At a member's path, ask the member itself."""
         told = self._introduction(place)
         if place.member is not None:
             told |= await self._own_introduction(self._members.named(place.member), client)
@@ -81,7 +81,7 @@ class Introductions:
         return told | ({"instructions": member.instructions} if member.instructions else {})
 
     def _capabilities(self, selection: Selection) -> dict[str, Any]:
-        """Those of all its members together; tools are there for whoever comes later."""
+        """Return the union of the members' capabilities. It always has tools, because members may be added later."""
         told = [one.capabilities for one in self._members.roster.members.values() if selection.has(one.name)]
         union: dict[str, Any] = {"tools": {"listChanged": True}}
         if any("resources" in one for one in told):
@@ -96,9 +96,10 @@ class Introductions:
 
 
 def _with_list_changes(capabilities: Mapping[str, Any]) -> dict[str, Any]:
-    """A member's capabilities at its own path. That its tools changed the gateway tells, also where it does not itself.
+    """Return a member's capabilities at its own path, with `listChanged` for tools.
 
-    None at all are those of a member that never ran.
+    The gateway sends that notification even if the member does not. Empty capabilities belong to a member that never
+    ran.
     """
     if capabilities and "tools" not in capabilities:
         return dict(capabilities)

@@ -1,7 +1,7 @@
-"""Resources that results name, under URIs that a client of several members can read: those that lists have.
+"""Rewrite the URIs of resources in results to their listed URIs, which a client of several members can read.
 
-Two members may use one URI for two resources. A result that passes through the roster's own address therefore names
-them as `guild://member/uri`, so that nobody has to guess later whose result a URI came from.
+Two members may use the same URI for different resources. Therefore results at the roster's address contain
+`guild://member/uri`. The gateway then knows which member a URI belongs to.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from mcp_runtime.gateway import envelope
 from mcp_runtime.gateway.catalog import resource_uri
 from mcp_runtime.protocol.errors import ProtocolError
 
-# What clients get without a server, or know by its scheme (MCP Apps). Such a URI means the same for every member.
+# Clients read such a URI without a server, or recognize its scheme (MCP Apps). It means the same for every member.
 KEPT_SCHEMES = ("http:", "https:", "data:", "ui:")
-# One of them is in each response that names a resource.
+# Each response that names a resource contains one of these.
 MARKS = (b'"resource', b'"contents"')
 
 
 def with_member(body: bytes, member: str, asked: Mapping[str, str]) -> bytes:
-    """A response of the member whose result names resources by their listed URIs. `asked` are exceptions.
+    """Return a member's response with the listed URIs of resources. `requested_uris` has exceptions.
 
-    The response has been read before (envelope.py). What names no resource stays as it is, byte for byte; so does what
-    has thousands of parts.
+    The response has been read before (envelope.py). A response without resources stays unchanged, byte for byte. So
+    does one with thousands of parts.
     """
     if not any(mark in body for mark in MARKS):
         return body
@@ -39,12 +39,12 @@ def with_member(body: bytes, member: str, asked: Mapping[str, str]) -> bytes:
             if key in result:
                 found[key] = [rewritten(item) for item in envelope.items(result[key])]
     except ProtocolError:
-        return body  # it has more parts than are looked at
+        return body  # it has too many parts
     return envelope.encode({**message, "result": {**result, **found}}) if names.are_changed else body
 
 
 class _Names:
-    """Parts of a result with its URIs rewritten. What is not as MCP has it stays as it is."""
+    """Rewrites the URIs in parts of a result. Parts that do not follow MCP stay unchanged."""
 
     def __init__(self, member: str, asked: Mapping[str, str]) -> None:
         self._member = member
@@ -52,7 +52,7 @@ class _Names:
         self.are_changed = False
 
     def message(self, value: Any) -> Any:
-        """Of a prompt: its content is a block, or several."""
+        """Rewrite a prompt's message. Its content is one block or several."""
         fields = envelope.fields(value)
         content = fields.get("content")
         if envelope.is_object(content):
@@ -81,6 +81,6 @@ class _Names:
 
 
 def _text(value: Any) -> str:
-    with contextlib.suppress(ProtocolError):  # it is too long to be one
+    with contextlib.suppress(ProtocolError):  # it is too long for a type or a URI
         return envelope.text(value)
     return ""

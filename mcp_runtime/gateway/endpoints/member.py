@@ -1,4 +1,4 @@
-"""What goes to one member, at a path of its own: its names stay as they are."""
+"""Serve requests at a member's own path. They go to that member, and its names stay unchanged."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from mcp_runtime.protocol.errors import ClientError, MethodError
 from mcp_runtime.protocol.jsonrpc import INVALID_PARAMS
 from mcp_runtime.security.access import Principal
 
-LIST_TIMEOUT = 5.0  # of a member's own list; then the one in memory serves
+LIST_TIMEOUT = 5.0  # to request a list from a member; after that, use the one in memory
 
 
 class MemberEndpoints:
-    """Answers to all that is not answered at every path (routing.py)."""
+    """Serves the methods that have no handler for all paths (routing.py)."""
 
     def __init__(self, members: Members, upstream: Upstream, relay: Relay, rewriting: Rewriting) -> None:
         self._members = members
@@ -36,11 +36,11 @@ class MemberEndpoints:
         if not request.client.principal.may_see(name):
             raise MethodError(INVALID_PARAMS, f"{request.client.principal.name} may not use member {name!r}")
         request.deadline.set(member.timeout, f"{request.method} of member {name!r}", name)
-        is_open = request.method == "tools/list" or request.task is not None  # a task is of this very token
+        is_open = request.method == "tools/list" or request.task is not None  # a task belongs to this token
         if not is_open and not request.client.principal.may_use_all(name):
             if request.method in LISTS:
                 return result(request, {LISTS[request.method]: []})
-            raise MethodError(INVALID_PARAMS, f"this token is for single tools of member {name!r} alone")
+            raise MethodError(INVALID_PARAMS, f"this token may use only single tools of member {name!r}")
         if request.method in LISTS:
             return await self._list_of_member(member, request)
         reply = await ask(self._relay, member, request)
@@ -50,7 +50,7 @@ class MemberEndpoints:
         return await self._rewriting.rewritten(reply, request, partial(tasks.renamed, request.task), is_throughout=True)
 
     async def _list_of_member(self, member: OfferedMember, request: Request) -> Reply:
-        """The member's own list, without what is not for this client; from memory while the member cannot say."""
+        """Return the member's own list, limited to this client. If the member fails, return the list in memory."""
         if self._members.connected(member) is not None:
             with contextlib.suppress(TimeoutError, ClientError):
                 async with asyncio.timeout(LIST_TIMEOUT):
@@ -73,7 +73,7 @@ class MemberEndpoints:
 
 
 def _narrowed(member: str, hidden: Set[str], principal: Principal, body: bytes) -> bytes:
-    """A member's tools/list without what is switched off, or not for this client."""
+    """Return a member's tools/list without disabled tools and tools that this client may not call."""
     answer = envelope.read(body)
     result = envelope.fields(answer.result)
     tools = envelope.items(result.get("tools"))

@@ -1,4 +1,4 @@
-"""What requests must have, and how their keys are written: nobody behind the gateway may guess at it."""
+"""Check the params of requests, and the spelling of their keys, so that members cannot read them differently."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import MethodError
 from mcp_runtime.protocol.jsonrpc import INVALID_PARAMS, object_of
 
-PLAIN = {"name", "arguments"}  # which say nothing of tasks
+PLAIN = {"name", "arguments"}  # params that have nothing to do with tasks
 USUAL_PARAMS = {*PLAIN, "_meta"}
 SUBSCRIBING = ("resources/subscribe", "resources/unsubscribe")
-# What each request is about: the parameter that must be there, a string.
+# The required string parameter of each method, which names what the request is about.
 NAMED_BY = {**mcp.NAMED_BY, **dict.fromkeys(SUBSCRIBING, "uri")}
-# Keys that are checked here, in any way that members may read them.
+# The keys that this gateway checks, by their folded spelling, which lenient members may accept.
 CHECKED_KEYS = {method: {mcp.folded(key): key for key in suspended.INPUT_KEYS} for method in suspended.METHODS}
 CHECKED_KEYS["tools/call"] |= {"name": "name", "arguments": "arguments"}
 WITH_ARGUMENTS = ("tools/call", "prompts/get")
@@ -21,7 +21,7 @@ REFERENCES = {"ref/prompt": "name", "ref/resource": "uri"}
 
 
 def require_params(request: Request) -> None:
-    """Raises MethodError for params that lack what the request is about, and for keys in another spelling."""
+    """Raise MethodError for missing or invalid params, and for keys in another spelling."""
     params = request.params
     if (key := NAMED_BY.get(request.method)) is not None and not isinstance(params.get(key), str):
         raise MethodError(INVALID_PARAMS, f"{request.method}: {key} must be a string")
@@ -38,14 +38,14 @@ def require_params(request: Request) -> None:
 
 
 def _require_spelling(request: Request) -> None:
-    """Raises MethodError for keys that members may read in the place of those that are checked here."""
+    """Raise MethodError for keys that members may confuse with the checked keys."""
     checked = CHECKED_KEYS.get(request.method)
     if checked is None or not (unusual := request.params.keys() - USUAL_PARAMS):
         return
     for key in unusual:
         name = checked.get(mcp.folded(key), key)
         if name != key:
-            raise MethodError(INVALID_PARAMS, f"{name} is written exactly so, and once")
+            raise MethodError(INVALID_PARAMS, f"the key {name} must be spelled exactly so and occur once")
         if key in suspended.INPUT_KEYS and request.client.session is not None:
-            # To a member without sessions it would be a state that nobody here has sealed for the client.
-            raise MethodError(INVALID_PARAMS, f"a session has no {key}: it is asked on a stream")
+            # A member without sessions would accept it, but the gateway has not sealed it for this client.
+            raise MethodError(INVALID_PARAMS, f"{key} does not exist in sessions: a session gets questions on a stream")

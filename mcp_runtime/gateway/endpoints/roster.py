@@ -1,4 +1,4 @@
-"""What the roster answers as one server: names tell the member, and nobody is asked whom the client may not use."""
+"""Serve the roster as one server. Listed names include the member. Requests go only to members the client may use."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mcp_runtime.protocol.jsonrpc import INVALID_PARAMS
 from mcp_runtime.security.access import Principal
 
 MAX_URI = 2_000
-MAX_OWNERS = 10  # members that an error names
+MAX_OWNERS = 10  # members in an error
 
 
 class RosterEndpoints:
-    """Lists come from memory; all else goes to the member that the name tells."""
+    """Serves lists from memory. Other requests go to the member in the listed name."""
 
     def __init__(self, members: Members, relay: Relay, rewriting: Rewriting) -> None:
         self._members = members
@@ -46,7 +46,7 @@ class RosterEndpoints:
     async def _ask_named(
         self, found: tuple[str, str] | None, selection: Selection, request: Request, own: Mapping[str, Any]
     ) -> Reply:
-        """To the member that has it, under its own name for it."""
+        """Send the request to the member that owns its target, with the member's own name for it."""
         is_there = found is not None and found[0] in self._members.roster.members and selection.has(found[0])
         if found is None or not is_there or not request.client.principal.may_use_all(found[0]):
             raise _not_found(request)
@@ -58,12 +58,12 @@ class RosterEndpoints:
         return await self._rewriting.with_links(reply, request, member.name, asked)
 
     def _resource(self, uri: str, principal: Principal, selection: Selection) -> tuple[str, str] | None:
-        """Member and own URI of what is asked for. Raises MethodError where it may be of several members."""
+        """Return the member and own URI of a resource. Raise MethodError if several members may have it."""
         owners = self._members.roster.owners_of(uri, principal, selection)
         if len(owners) < 2:
             return owners[0] if owners else None
         listed = [resource_uri(member, own) for member, own in owners[:MAX_OWNERS]]
-        text = f"several members may have {uri[:200]!r}: ask for one of {', '.join(listed)[:MAX_URI]}"
+        text = f"several members may have {uri[:200]!r}: request one of {', '.join(listed)[:MAX_URI]}"
         raise MethodError(INVALID_PARAMS, text, {"uri": uri, "resources": listed})
 
     async def complete(self, selection: Selection, request: Request) -> Reply:
@@ -78,12 +78,12 @@ class RosterEndpoints:
 
 
 def _not_found(request: Request) -> MethodError:
-    """Names what was asked for, and says it in the words of the client's era."""
+    """Return the error for an unknown prompt or resource, with the code of the client's era."""
     params = request.params
     if "uri" in params:
         code = INVALID_PARAMS if request.client.is_modern else eras.RESOURCE_NOT_FOUND
         return MethodError(code, f"no member has {params['uri'][:200]!r}", {"uri": params["uri"]})
     ref = params.get("ref", params)
     kind, name = ("resource", ref["uri"]) if "uri" in ref else ("prompt", ref["name"])
-    text = f"no member has the {kind} {name[:200]!r}; {kind}s/list says what there is"
+    text = f"no member has the {kind} {name[:200]!r}; see {kind}s/list"
     return MethodError(INVALID_PARAMS, text)

@@ -1,4 +1,4 @@
-"""Which method is answered where. Nobody is shown, or may call, what their permissions do not cover."""
+"""Choose the handler of each method. A client can see and call only what its permissions allow."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Endpoints:
         self._members = members
         self._introductions = introductions
         self._member = member
-        # At every path: here, or after a look at who may call which tool.
+        # At every path: methods without a member, and tools/call, which checks permissions for each tool.
         self._everywhere: dict[str, Callable[[Place, Request], Awaitable[Reply]]] = {
             "ping": self._pong,
             "initialize": self._refuse_another_beginning,
@@ -44,9 +44,9 @@ class Endpoints:
             "logging/setLevel": self._set_level,
             "tools/call": tools.answer,
         }
-        # By the roster as one server. At a member's own path these pass on to the member, as every unknown method does.
-        # So a method that names or lists tools goes above, or is narrowed in member.py. Else it reaches tools there
-        # that are switched off, or that are not for this client.
+        # At the roster as one server. At a member's own path these go to the member, as every unknown method does.
+        # Therefore a method that names or lists tools belongs above, or must be filtered in member.py. Otherwise it
+        # reaches disabled tools there, or tools that this client may not call.
         self._of_roster: dict[str, Callable[[Selection, Request], Awaitable[Reply]]] = {
             **dict.fromkeys(LISTS, roster.list),
             "prompts/get": roster.get_prompt,
@@ -57,7 +57,7 @@ class Endpoints:
         self._folded = {mcp.folded(method) for method in self.methods}
 
     async def answer(self, place: Place, request: Request) -> Reply:
-        """The reply to one request. Raises MethodError, which says what the client is to be told."""
+        """Return the reply to one request. Raise MethodError with the error for the client."""
         method, client = request.method, request.client
         if client.is_modern and method in eras.REMOVED:
             raise MethodError(METHOD_NOT_FOUND, f"Method not found: {method} does not exist in {mcp.MODERN_VERSION}")
@@ -66,7 +66,7 @@ class Endpoints:
         require_params(request)
         if place.member is None:
             if not request.params.keys() <= PLAIN:
-                request.params = tasks.unrelated(request.params)  # a method that is not MCP's is none here
+                request.params = tasks.unrelated(request.params)  # at the roster, all methods are MCP's
         else:
             self._name_task(self._members.named(place.member), request)
         if method in self._everywhere and (client.is_modern or method not in eras.ADDED):
@@ -78,14 +78,14 @@ class Endpoints:
         return await self._of_roster[method](place.selection, request)
 
     def _require_spelling(self, method: str) -> None:
-        """Raises MethodError for a method that a lenient member may take for another, which is checked here."""
+        """Raise MethodError for a method that a lenient member may take for one with a handler here."""
         meant = mcp.folded(method)
         is_of_tasks = meant.startswith(tasks.METHODS) and not method.startswith(tasks.METHODS)
         if is_of_tasks or meant in self._folded:
             raise MethodError(METHOD_NOT_FOUND, f"Method not found: {method[:100]!r}; names are case-sensitive")
 
     def _name_task(self, member: OfferedMember, request: Request) -> None:
-        """The member's own ids in a request that names tasks. Raises MethodError for tasks of others."""
+        """Replace sealed task ids in a request by the member's ids. Raise MethodError for tasks of other clients."""
         owner, params = request.client.principal.owner, request.params
         if request.method.startswith(tasks.METHODS):
             tasks.require_one_id(request.method, params)
@@ -101,13 +101,13 @@ class Endpoints:
         is_of_mcp = request.method in self.methods or request.task is not None
         request.params = tasks.related(owner, member.pk, params, is_of_mcp=is_of_mcp)
 
-    # What is answered here ----------------------------------------------------------------------------------------
+    # Methods without a member -------------------------------------------------------------------------------------
 
     async def _pong(self, _: Place, request: Request) -> Reply:
         return result(request, {})
 
     async def _refuse_another_beginning(self, _: Place, __: Request) -> Reply:
-        raise MethodError(INVALID_REQUEST, "this session has been initialized; a new one begins without its id")
+        raise MethodError(INVALID_REQUEST, "this session is already initialized; to begin a new one, leave out its id")
 
     async def _discover(self, place: Place, request: Request) -> Reply:
         return result(request, await self._introductions.discovery(place, request.client))

@@ -1,4 +1,4 @@
-"""tools/call, at every path: who may call what, in which member, and how it ended."""
+"""Serve tools/call at every path: check permissions, send the call to its member, and log how it ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mcp_runtime.security.limits import Owner
 
 
 class ToolCalls:
-    """Answers to `tools/call`. Each goes into the call log, however it ends."""
+    """Serves `tools/call`. Each call goes into the call log, however it ends."""
 
     def __init__(self, members: Members, relay: Relay, recorder: Recorder, rewriting: Rewriting) -> None:
         self._members = members
@@ -33,12 +33,12 @@ class ToolCalls:
     async def answer(self, place: Place, request: Request) -> Reply:
         name: str = request.params["name"]
         if place.member is None and name not in self._members.roster.tools:
-            await self._members.look_again()  # a member that was connected in this moment
+            await self._members.look_again()  # its member may have connected just now
         member, tool = self._tool(place, name, request.client)
         if tool is not None:
             request.places = tool.parameter_headers
         own_name = tool.name if tool else name
-        # Written again: what was validated here is what the member reads, however it takes keys that come twice.
+        # Write the name again, so that the member reads the validated one, however it treats duplicate keys.
         request.params = {**request.params, "name": own_name}
         if place.member is None:
             request.params = _without_task(request.params)
@@ -88,7 +88,7 @@ class ToolCalls:
         return await self._rewriting.rewritten(reply, request, partial(_with_task, owner, member.pk, "task" in params))
 
     def _tool(self, place: Place, name: str, client: Client) -> tuple[OfferedMember, OfferedTool | None]:
-        """Member and tool; a member may take a name on its own path that the roster does not know (yet)."""
+        """Return the member and the tool. At its own path, a member may accept a tool that the catalog lacks."""
         if place.member is not None:
             member = self._members.named(place.member)
             tool = member.tools.get(name)
@@ -127,7 +127,10 @@ class ToolCalls:
 
 
 def _without_task(params: dict[str, Any]) -> dict[str, Any]:
-    """A call as no task: where nobody offers tasks, nobody could ask for its result (25-11: basic/utilities/tasks)."""
+    """Return params of a call that does not create a task (25-11: basic/utilities/tasks).
+
+    At the roster the client could not request the result of a task.
+    """
     if params.keys() <= PLAIN:
         return params
     params = {key: value for key, value in params.items() if key != "task"}

@@ -1,10 +1,10 @@
-"""Streams that clients hold open, and those that they lost.
+"""Streams of notifications that clients keep open, and streams that they lost.
 
-    http_streams            such a stream over HTTP
-    client_streams          all open streams: what comes unasked, and because the roster changed
-    upstream_listeners      streams of sessions with members, on which a member says what belongs to no request
-    open_stream             one stream: what its client wants to hear, and what it is told
-    resumable               answers whose stream a client lost, and may come back for
+    http_streams            sends such a stream over HTTP
+    client_streams          all open streams; notifications of members and of changes on the roster
+    upstream_listeners      the streams on which members send notifications and questions outside of requests
+    open_stream             one stream: the filter of its client, and the messages that pass it
+    resumable               streams of responses that a client lost and may resume
 
-`server` makes it; `session_streams`, `modern` and `responder` use it.
+`server` creates these objects. `session_streams`, `modern` and `responder` use them.
 """

@@ -1,4 +1,4 @@
-"""What comes unasked: streams that clients hold open, and what changes on the roster."""
+"""Streams of notifications that clients keep open: messages of members, and changes of the roster."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from mcp_runtime.security.access import Principal
 
 logger = logging.getLogger("guildhall.gateway")
 
-COMMENT_SECONDS = 15.0  # between two signs of life on a stream that has nothing to say
-READY_SECONDS = 2.0  # for members to be listened to before a client is told that it is
-RESOLVED_AT_ONCE = 5  # URIs of a stream; each is compared with templates of all members, and calls go on in between
+COMMENT_SECONDS = 15.0  # between two comments that keep an idle stream open
+READY_SECONDS = 2.0  # to open streams to members before the client gets its acknowledgement
+RESOLVED_AT_ONCE = 5  # URIs of a stream before other work may run; each is compared with the templates of all members
 
 
 class TooManyStreamsError(Exception):
-    """More open streams than the gateway holds, in all or for this client."""
+    """There are too many open streams, in total or for this client."""
 
 
 class ClientStreams:
@@ -68,9 +68,10 @@ class ClientStreams:
         *,
         give_up: Callable[[], None] = lambda: None,
     ) -> Stream:
-        """A new stream, heard from now on; `give_up` ends it when nobody reads it. Raises TooManyStreamsError.
+        """Open a stream and start to listen to its members. Raise TooManyStreamsError.
 
-        A modern client takes the acknowledgement for a promise: members are heard too, or had their time.
+        `give_up` ends the stream when its client does not read it. A modern client relies on the acknowledgement, so
+        wait until the gateway listens to its members, but no longer than READY_SECONDS.
         """
         self._require_room(client.principal)
         outbox = Outbox(client.principal.owner, self._bytes, give_up)
@@ -79,7 +80,7 @@ class ClientStreams:
         self._open.add(stream)
         if (session := client.session) is not None:
             if session.outbox is not None:
-                session.outbox.close()  # one at a time: what is said is said once
+                session.outbox.close()  # one stream for each session: a message is sent once
             session.outbox = stream.outbox
         opened = Stream(self._events(stream), partial(self._close, stream))
         try:
@@ -125,7 +126,7 @@ class ClientStreams:
 
     @staticmethod
     def honoured(asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Of what a modern client wants to hear, what there is, and of that as much as is kept."""
+        """Return the supported part of a modern client's filter, within the limits."""
         subscriptions: dict[str, Any] = {key: True for key in KINDS if asked.get(key) is True}
         uris = asked.get("resourceSubscriptions")
         if isinstance(uris, list) and all(isinstance(uri, str) for uri in uris):
@@ -135,18 +136,18 @@ class ClientStreams:
         return subscriptions
 
     async def look_again(self, principal_of: Callable[[bytes | None], Awaitable[Principal]]) -> None:
-        """Somebody may do other things than before: streams go on with what their clients may now, or end."""
+        """After a change of permissions, update each stream to the new ones, or end it."""
         for stream in list(self._open):
             try:
                 stream.client.principal = await principal_of(stream.client.authorization)
-            except (AccessError, Error):  # without the database nobody knows; the client comes again
+            except (AccessError, Error):  # without the database access cannot be checked; the client can reconnect
                 stream.outbox.close()
                 continue
             member = stream.place.member
             if member is not None and not stream.client.principal.may_see(member):
                 stream.outbox.close()
         self._listeners.readers_changed({one.client.session for one in self._open})
-        await self.roster_changed()  # what they are shown may be another list now
+        await self.roster_changed()  # their lists may be different now
 
     def close(self) -> None:
         for stream in list(self._open):
@@ -154,11 +155,11 @@ class ClientStreams:
         self._listeners.close()
 
     async def let_go(self, upstream_session: UpstreamSession) -> None:
-        """Close the stream of the session, for a client that goes on with it where it lost it."""
+        """Close the listener of the session, because its client resumes the stream itself."""
         await self._listeners.let_go(upstream_session)
 
     async def roster_changed(self) -> None:
-        """Tell each stream whose lists are others now. Streams may be many: calls go on in between."""
+        """Notify each stream whose lists have changed. There may be many streams, so let other work run in between."""
         for stream in list(self._open):
             await asyncio.sleep(0)
             await self._resolve(stream)
@@ -180,11 +181,11 @@ class ClientStreams:
         roster, principal = self._members.roster, stream.client.principal
         selection = stream.place.selection
         stream.told = {kind: roster.digest_of(kind, principal, selection) for kind, _ in KINDS.values()}
-        # One notification for both.
+        # Both have the same notification.
         stream.told["resources"] += roster.digest_of("resourceTemplates", principal, selection)
 
     def subscriptions_changed(self, client: Client, member: str) -> None:
-        """A client with a session (un)subscribed to a resource of the member: its stream hears it from now on."""
+        """Update the streams of a client with a session after it (un)subscribed to a resource of the member."""
         for stream in list(self._open):
             if client.session is not None and stream.client.session is client.session:
                 self._stop_following(stream, member)
@@ -204,13 +205,13 @@ class ClientStreams:
             task.cancel()
 
     def _worth_following(self, stream: OpenStream) -> set[str]:
-        """A member's own path: that member. The roster's: those whose resources are subscribed to."""
+        """Return the members to listen to: at a member's path that member, at the roster those with subscriptions."""
         if stream.place.member is not None:
             return {stream.place.member} if stream.client.principal.may_use_all(stream.place.member) else set()
         return {name for name, _ in stream.resources()}
 
     async def _resolve(self, stream: OpenStream) -> None:
-        """Find whose resources a filter at the roster names, unless that is known already."""
+        """Find the members of the resources in a filter at the roster, unless nothing has changed."""
         if stream.subscriptions is None or stream.place.member is not None:
             return
         uris = stream.subscriptions.get("resourceSubscriptions") or []
@@ -224,12 +225,12 @@ class ClientStreams:
             stream.resolved, stream.resolved_for = resolved, basis
 
     def _basis(self, stream: OpenStream) -> Any:
-        """All that decides whose a resource is. A roster that was only read again leaves it as it is."""
+        """Return everything that decides which member a resource belongs to. A mere reload does not change it."""
         roster = self._members.roster
         return frozenset(roster.members), roster.extras, stream.client.principal
 
     async def _follow(self, stream: OpenStream, name: str) -> None:
-        """Hear the member, whenever it is there, for as long as the stream is open."""
+        """Listen to the member whenever it is connected, until the stream is closed."""
         heard: LiveMember | None = None
         was_away = False
         while True:
@@ -241,8 +242,8 @@ class ClientStreams:
                 await self._member_changed.wait()
                 continue
             if (was_away or heard not in (None, live)) and stream.place.member is not None:
-                # Another process than before, or the first: lists that came from memory are now the member's own, which
-                # may show a client more than it showed the hall.
+                # It is a new process. Lists now come from the member and no longer from memory, and the member may
+                # list more for the client than for the hall.
                 stream.say_all_changed()
             heard, was_away = live, False
             route = self._upstream.route_to(live, member.max_concurrency)
@@ -256,7 +257,7 @@ class ClientStreams:
             except (ClientError, TimeoutError):
                 pass
             except Exception:
-                logger.exception("what member %r said could not be passed on; it is heard anew", name)
+                logger.exception("messages of member %r could not be forwarded; the gateway listens to it again", name)
             stream.heard[name].set()
             await asyncio.sleep(AGAIN_SECONDS)
 
@@ -264,8 +265,8 @@ class ClientStreams:
         if await self._upstream_sessions.is_modern(route, stream.client):
             async with contextlib.aclosing(self._modern.listen(route, stream.client, stream.filter())) as messages:
                 async for message in messages:
-                    stream.heard[route.live.name].set()  # its acknowledgement is the first
-                    with contextlib.suppress(ProtocolError):  # nobody can tell whom it is for
+                    stream.heard[route.live.name].set()  # the first message is its acknowledgement
+                    with contextlib.suppress(ProtocolError):  # an unreadable message has no receiver
                         if stream.is_asked_for(route.live.name, message):
                             stream.carry(route.live.name, message, "")
                     del message  # as below
@@ -275,7 +276,10 @@ class ClientStreams:
         await self._listeners.share(stream, upstream_session, uris)
 
     def _reader(self, listener: UpstreamListener) -> OpenStream | None:
-        """The stream of the session's client, at the roster too, where it hears nothing else of the member."""
+        """Return the open stream of the listener's client session, if its client may see the member.
+
+        At the roster, such a stream gets no other messages of the member.
+        """
         if listener.session is None:
             return None
         name, own = (

@@ -1,4 +1,4 @@
-"""Streams over HTTP that stay open until one of the two sides ends them."""
+"""Send streams over HTTP until the client or the gateway ends them."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from mcp_runtime.security import access
 async def opened(
     client_streams: ClientStreams, place: Place, client: Client, exchange: HttpExchange, *listen: Any
 ) -> Stream:
-    """A stream of what comes unasked. Raises Refusal."""
+    """Open a stream of notifications. Raise Refusal if that is not possible."""
     try:
         access.require_anything(client.principal)
         return await client_streams.open(place, client, *listen, give_up=exchange.abort)
     except AccessError as error:
         raise Refusal(403, MethodError(FORBIDDEN, str(error))) from error
     except TooManyStreamsError as error:
-        full = MethodError(INTERNAL_ERROR, "too many streams are open here; close some")
+        full = MethodError(INTERNAL_ERROR, "too many open streams; close some")
         raise Refusal(503, full, headers=[(b"retry-after", b"10")]) from error
 
 
 async def hold(stream: Stream, exchange: HttpExchange, *, first: bytes = b"", last: bytes = b"") -> None:
-    """Pass the stream on until it ends, or the client goes."""
+    """Forward the stream until it ends or the client disconnects."""
     async with contextlib.aclosing(stream):
         exchange.begin(200, STREAM_HEADERS)
         await exchange.write(encoded(Event(first)))
-        with contextlib.suppress(ClientError):  # the client resumes, or not
+        with contextlib.suppress(ClientError):  # the client may resume
             async for event in stream.events:
                 await exchange.write(encoded(event))
         if last:

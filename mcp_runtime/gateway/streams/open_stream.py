@@ -1,4 +1,4 @@
-"""One stream that a client holds open: what it wants to hear, and what it is told."""
+"""One stream of notifications: the filter of its client, and the messages that pass it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mcp_runtime.gateway.messages import Client
 from mcp_runtime.gateway.outbox import Outbox
 from mcp_runtime.protocol import jsonrpc, mcp
 
-# What a client may want to hear of: the name in a modern filter, the kind of list, the notification.
+# The list changes that a client can subscribe to: the key in a modern filter, the kind of list, the notification.
 KINDS = {
     "toolsListChanged": ("tools", "notifications/tools/list_changed"),
     "promptsListChanged": ("prompts", "notifications/prompts/list_changed"),
@@ -26,17 +26,17 @@ _LIST_CHANGES = frozenset(method for _, method in KINDS.values())
 
 @dataclass(eq=False)
 class OpenStream:
-    """One stream. `subscriptions`: a modern client's filter. None: all there is, as clients with sessions get it."""
+    """One open stream. `subscriptions` is a modern client's filter. None, for a client with a session, means all."""
 
     place: Place
     client: Client
     outbox: Outbox
     subscriptions: Mapping[str, Any] | None = None
     listen_id: Any = None
-    told: dict[str, bytes] = field(default_factory=dict)  # kind of list -> digest of what the client may know
+    told: dict[str, bytes] = field(default_factory=dict)  # kind of list -> digest at the last notification
     members: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    heard: dict[str, asyncio.Event] = field(default_factory=dict)  # by member: it is listened to, or was tried
-    # At the roster, of the URIs of a filter: member and own URI, and what the answer depends on.
+    heard: dict[str, asyncio.Event] = field(default_factory=dict)  # by member: set after the first attempt to listen
+    # At the roster: member and own URI of each URI in the filter, and what this result depends on.
     resolved: list[tuple[str, str]] = field(default_factory=list)
     resolved_for: Any = None
 
@@ -44,7 +44,7 @@ class OpenStream:
         return self.subscriptions is None or self.subscriptions.get(key) is True
 
     def put(self, message: dict[str, Any], event_id: str = "") -> None:
-        """A notification, tagged with the subscription that it belongs to."""
+        """Send a notification, with the id of its subscription."""
         if self.subscriptions is not None:
             params = envelope.fields(message.get("params"))
             meta = {**envelope.fields(params.get("_meta")), f"{mcp.META}subscriptionId": self.listen_id}
@@ -52,7 +52,7 @@ class OpenStream:
         self.outbox.put(envelope.encode(message), event_id)
 
     def resources(self) -> list[tuple[str, str]]:
-        """The resources that the stream is about: member and own URI."""
+        """Return the subscribed resources: member and own URI."""
         if self.subscriptions is None:
             may, session = self.client.principal.may_use_all, self.client.session
             subscribed = session.subscriptions.items() if session else ()
@@ -63,7 +63,7 @@ class OpenStream:
         return [(name, uri) for name, uri in self.resolved if may(name)]
 
     def filter(self) -> dict[str, Any]:
-        """What a modern member is asked to tell."""
+        """Return the filter for a modern member."""
         subscriptions: dict[str, Any] = {
             key: True for key in KINDS if self.wants(key) and self.place.member is not None
         }
@@ -72,9 +72,9 @@ class OpenStream:
         return subscriptions
 
     def is_asked_for(self, name: str, message: Message) -> bool:
-        """Whether the message of a member without sessions may be for this client.
+        """Return whether the message of a member without sessions may be for this client.
 
-        Such a member does not know whom it speaks to, so what it logs may be about anybody's call.
+        Such a member does not distinguish clients, so its log messages may be about the call of any client.
         """
         if message.method in _LIST_CHANGES:
             return True
@@ -83,7 +83,7 @@ class OpenStream:
         return message.method == RESOURCE_UPDATED and any(_is_part(uri, known) for known in own)
 
     def carry(self, name: str, message: Message, event_id: str) -> None:
-        """A member's message, if this stream is to carry it."""
+        """Send a member's message, if it passes the filter."""
         method, params, passed = message.method, dict(message.fields), message.parts()
         key = next((key for key, (_, told) in KINDS.items() if told == method), None)
         if method == "notifications/subscriptions/acknowledged":
@@ -91,7 +91,7 @@ class OpenStream:
         if message.params is not None and not envelope.is_object(message.params):
             return
         if key is not None and (self.place.member is None or not self.wants(key)):
-            return  # of the roster's own lists the roster tells
+            return  # the gateway itself sends changes of the roster's lists
         if self.subscriptions is not None and key is None and method != RESOURCE_UPDATED:
             return
         if method == RESOURCE_UPDATED:
@@ -110,7 +110,7 @@ class OpenStream:
         self.put(passed, event_id)
 
     def _listed_uri(self, name: str, uri: str) -> str:
-        """As the client subscribed to it."""
+        """Return the URI that the client subscribed to."""
         asked = (self.subscriptions or {}).get("resourceSubscriptions") or []
         return uri if uri in asked else resource_uri(name, uri)
 
@@ -121,5 +121,5 @@ class OpenStream:
 
 
 def _is_part(uri: str, whole: str) -> bool:
-    """Whether a resource is one that was subscribed to, or a part of it (25-11: server/resources, Subscriptions)."""
+    """Return whether a resource is `whole` or a part of it (25-11: server/resources, Subscriptions)."""
     return uri == whole or uri.startswith(whole.removesuffix("/") + "/")

@@ -1,7 +1,8 @@
-"""Answers whose stream a client with a session lost, and may come back for (25-11: basic/transports, Resumability).
+"""Streams of responses that a client with a session lost and may resume (25-11: basic/transports, Resumability).
 
-The client's connection broke, or the member ended the stream early and says where to go on: the call is under way all
-the same, in the member, in its place there and in the records, until it is answered or its deadline passes.
+Either the client's connection broke, or the member ended the stream early and allows it to be resumed. The call is
+still in progress: it runs in the member, uses a slot there and has no end in the call log, until its response comes or
+its deadline passes.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from typing import Any
 from mcp_runtime.gateway.messages import ClientSession, Request, Stream
 
 MAX_OWED = 1_000
-MAX_OWED_OF_USER = 200  # who may have any number of tokens
+MAX_OWED_OF_USER = 200  # a user can have any number of tokens
 MAX_OWED_OF_CLIENT = 50
-MAX_OWED_BYTES_OF_CLIENT = 16_000_000  # of their requests
-LOOK_SECONDS = 1.0  # at deadlines: an answer to a question of the member makes one shorter
+MAX_OWED_BYTES_OF_CLIENT = 16_000_000  # of the requests
+LOOK_SECONDS = 1.0  # between two checks of a deadline, which an answer to a member's question may shorten
 
 
 class TakenOverError(Exception):
-    """The client came back for the stream by another connection."""
+    """The client resumed the stream on another connection."""
 
 
 @dataclass(eq=False)
 class _Reading:
-    """A stream that is being passed on, by this task."""
+    """A stream that a task is forwarding now."""
 
     session: ClientSession
     stream: Stream
@@ -46,7 +47,7 @@ class _Debt:
 
 
 class Owed:
-    """All of them. What nobody comes back for is given up, and then it is a call that was cancelled."""
+    """All streams that wait to be resumed. One that is not resumed in time ends as a cancelled call."""
 
     def __init__(self) -> None:
         self._readings: dict[Request, _Reading] = {}
@@ -56,9 +57,9 @@ class Owed:
 
     @contextlib.asynccontextmanager
     async def reading(self, request: Request, stream: Stream) -> AsyncGenerator[None]:
-        """Around what passes the stream on. Closes it, or keeps it for a client that went away before the answer.
+        """Forward the stream in this context. Then close it, or pause it if the client disconnected too early.
 
-        Raises TakenOverError for a client whose old connection only seems to be there.
+        Raise TakenOverError if the client resumes the stream on another connection, because this one is dead.
         """
         session, may_come_back = request.client.session, True
         if session is not None:
@@ -88,7 +89,7 @@ class Owed:
         debt = _Debt(session, request, stream, asyncio.ensure_future(stream.pause()))
         self._debts[request] = debt
         request.is_resumable = True
-        session.running[request.id] = request  # it can be cancelled, and the session is not idle
+        session.running[request.id] = request  # so that it can be cancelled, and the session is not idle
         self._wait(debt)
 
     def _has_room_for(self, session: ClientSession, request: Request) -> bool:
@@ -101,14 +102,14 @@ class Owed:
         return len(sizes) < MAX_OWED_OF_CLIENT and sum(sizes) + request.size <= MAX_OWED_BYTES_OF_CLIENT
 
     def _wait(self, debt: _Debt) -> None:
-        """For its client. The deadline may move meanwhile: the answer to a question comes by a way of its own."""
+        """Wait for the client until the deadline. An answer to a question may change the deadline meanwhile."""
         if (left := debt.request.deadline.left) > 0:
             debt.timer = asyncio.get_running_loop().call_later(min(left, LOOK_SECONDS), self._wait, debt)
         else:
             self.give_up(debt.request)
 
     async def take(self, session: ClientSession, event_id: str) -> tuple[Request, Stream] | None:
-        """What goes on behind that event, for the client who is back: to be read at once, for nobody else holds it."""
+        """Remove and return the request and the stream with that event. The caller must read the stream at once."""
         for reading in list(self._readings.values()):
             if reading.session is session and reading.task is not None and reading.stream.has_event(event_id):
                 reading.is_taken_over = True
@@ -117,7 +118,7 @@ class Owed:
         debt = next((d for d in self._debts.values() if d.session is session and d.stream.has_event(event_id)), None)
         if debt is None:
             return None
-        await asyncio.wait([debt.paused])  # who goes away meanwhile leaves it owed
+        await asyncio.wait([debt.paused])  # if the client disconnects meanwhile, the stream stays paused
         if self._debts.get(debt.request) is not debt:
             return None
         self._forget(debt)
@@ -132,7 +133,7 @@ class Owed:
             del debt.session.running[debt.request.id]
 
     def give_up(self, request: Request) -> None:
-        """Nobody will come back for it. Does nothing where nothing is owed."""
+        """End the paused stream of the request, if there is one."""
         if (debt := self._debts.get(request)) is not None:
             self._forget(debt)
             task = asyncio.ensure_future(self._end(debt))
@@ -145,17 +146,17 @@ class Owed:
         await debt.stream.aclose()
 
     def give_up_all(self, session: ClientSession | None = None) -> None:
-        """Those of the session, which is over; None: of everybody."""
+        """End all paused streams of the session; None ends those of all sessions."""
         for debt in list(self._debts.values()):
             if session is None or debt.session is session:
                 self.give_up(debt.request)
 
     def close(self) -> None:
-        """From now on nothing is kept."""
+        """End all paused streams, and pause no more."""
         self._is_closed = True
         self.give_up_all()
 
     async def closed(self, seconds: float) -> None:
-        """What was given up has so long."""
+        """Wait at most `seconds` for streams that are being ended."""
         if self._endings:
             await asyncio.wait(self._endings, timeout=seconds)

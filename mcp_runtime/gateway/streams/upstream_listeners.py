@@ -1,6 +1,6 @@
-"""Streams of sessions with members, on which a member says what belongs to no request.
+"""Listen to the streams on which members send notifications and questions outside of requests.
 
-Each is read whether or not a client's stream is told of it: what the member asks there has to be answered.
+Each stream is read even if no client listens, because the member's questions must be answered.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from mcp_runtime.security.limits import Owner
 
 logger = logging.getLogger("guildhall.gateway")
 
-EAR_SECONDS = 5.0  # that a member is still listened to when nobody wants to hear
-EAR_SESSION_SECONDS = 900.0  # in a session, after the last request: what is asked may take as long as people take
+EAR_SECONDS = 5.0  # to keep a listener without client streams
+EAR_SESSION_SECONDS = 900.0  # the same in a session, after its last request: people may take long to answer
 EAR_LOOK = 0.5
 EAR_SESSION_LOOK = 5.0
-OPEN_SECONDS = 0.5  # that a request waits for its session's stream to be open
-AGAIN_SECONDS = 1.0  # before a member's stream that ended is opened anew
-NO_STREAM = (404, 405, 501)  # a member that offers none
+OPEN_SECONDS = 0.5  # that a request waits until the stream of its session is open
+AGAIN_SECONDS = 1.0  # before a member's stream is opened again after its end
+NO_STREAM = (404, 405, 501)  # statuses of a member without such a stream
 
 
 @dataclass(eq=False)
 class UpstreamListener:
-    """The stream of one session with a member, on which it says what belongs to no request.
+    """Reads the stream of one session with a member, for notifications and questions outside of requests.
 
-    It is read whether or not a client's stream is told of it: what the member asks there has to be answered.
+    It reads even if no client listens, because the member's questions must be answered.
     """
 
     upstream_session: UpstreamSession
     session: ClientSession | None
     streams: set[OpenStream] = field(default_factory=set)
-    left_at: float = 0.0  # when the last of them went
+    left_at: float = 0.0  # when the last client stream was removed
     is_open: asyncio.Event = field(default_factory=asyncio.Event)
     is_closing: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] = field(init=False)
 
 
 class UpstreamListeners:
-    """All of them. `reader_of(listener)` is the stream of the session's client, if it has one."""
+    """All listeners. `reader_of(listener)` returns the stream of the session's client, if there is one."""
 
     def __init__(
         self,
@@ -75,10 +75,10 @@ class UpstreamListeners:
     def member_changed(self) -> None:
         for listener in self._listeners.values():
             if not self._is_current(listener):
-                listener.is_closing.set()  # servers that end politely wait for their streams to end
+                listener.is_closing.set()  # a server that shuts down gracefully waits for its streams to end
 
     def readers_changed(self, sessions: Collection[ClientSession | None]) -> None:
-        """Clients with these sessions hold streams open, but may hear less than before."""
+        """Close listeners of these sessions whose clients may no longer see the member."""
         for listener in self._listeners.values():
             if listener.session in sessions and self._reader_of(listener) is None:
                 listener.is_closing.set()
@@ -88,7 +88,7 @@ class UpstreamListeners:
             listener.is_closing.set()
 
     async def listen_in(self, upstream_session: UpstreamSession, session: ClientSession | None) -> None:
-        """Open the stream of a session, as clients do after the handshake: there the member asks what is of no call."""
+        """Open the stream of a session, as clients do after the handshake, for questions outside of calls."""
         upstream_session.has_listener = True
         if upstream_session.route in self._without_stream:
             return
@@ -104,7 +104,7 @@ class UpstreamListeners:
             opening.cancel()
 
     def _make_room(self, owner: Owner) -> None:
-        """Of too many streams that no client is told of the oldest is closed: of the same token, or the same user."""
+        """If there are too many listeners without client streams, close the oldest of the same token or user."""
         idle = [one for one in self._listeners.values() if not one.streams and not one.is_closing.is_set()]
         of_user = [one for one in idle if one.upstream_session.owner[0] == owner[0]]
         of_token = [one for one in of_user if one.upstream_session.owner == owner]
@@ -122,7 +122,10 @@ class UpstreamListeners:
         return listener
 
     async def share(self, stream: OpenStream, upstream_session: UpstreamSession, uris: list[str]) -> None:
-        """A session has one stream, whoever is told of it: modern clients of one token share both."""
+        """Forward the stream of the session to a client's stream, until it ends.
+
+        A session has only one stream. Modern clients of the same token share the session and its stream.
+        """
         if upstream_session.route in self._without_stream:
             raise HttpStatusError(405)
         listener = self._listener_for(
@@ -131,12 +134,12 @@ class UpstreamListeners:
         listener.streams.add(stream)
         opening = asyncio.ensure_future(listener.is_open.wait())
         try:
-            for uri in uris:  # of a session as well: it may be another process now
+            for uri in uris:  # also in a session, because the process may be new
                 await self._upstream_sessions.subscribe(upstream_session, uri)
             await asyncio.wait({listener.task, opening}, return_when=FIRST_COMPLETED)
             if listener.is_open.is_set():
                 stream.heard[upstream_session.route.live.name].set()
-            await asyncio.wait({listener.task})  # which goes on when this stream is closed
+            await asyncio.wait({listener.task})  # it continues when the client's stream is closed
             listener.task.result()
         finally:
             opening.cancel()
@@ -144,7 +147,7 @@ class UpstreamListeners:
             listener.left_at = asyncio.get_running_loop().time()
 
     async def let_go(self, upstream_session: UpstreamSession) -> None:
-        """Close the stream of the session, for a client that goes on with it where it lost it."""
+        """Close the listener of the session, because its client resumes the stream itself."""
         if (listener := self._listeners.get(upstream_session)) is not None:
             listener.is_closing.set()
             await asyncio.wait({listener.task}, timeout=OPEN_SECONDS)
@@ -167,21 +170,22 @@ class UpstreamListeners:
             return
         name = listener.upstream_session.route.live.name
         for stream in [one for one in listener.streams if not one.outbox.is_closed]:
-            with contextlib.suppress(ProtocolError):  # nobody can tell whom it is for
+            with contextlib.suppress(ProtocolError):  # an unreadable message has no receiver
                 if listener.upstream_session.id is not None or stream.is_asked_for(name, message):
                     stream.carry(name, message, event.event_id)
             if len(event.data) > envelope.MAX_SMALL:
-                await asyncio.sleep(0)  # it is written once more for each of them
+                await asyncio.sleep(0)  # it is encoded again for each stream
 
     async def _listen_for(self, listener: UpstreamListener) -> None:
-        """Until the member is another process, or nobody needs it: the next one often comes at once.
+        """Read the stream until the member's process changes or the listener is idle. Open it again after its end.
 
-        Raises HttpStatusError where the member offers no stream.
+        An idle listener stays open for a while, because the next client often comes soon. Raise HttpStatusError if the
+        member has no such stream.
         """
         closing = asyncio.ensure_future(listener.is_closing.wait())
         look = (
             EAR_LOOK if listener.upstream_session.id is None else EAR_SESSION_LOOK
-        )  # there may be a thousand of these
+        )  # there may be a thousand sessions
         has_stream = True
         try:
             while self._is_current(listener):
@@ -204,7 +208,7 @@ class UpstreamListeners:
                     return
         except HttpStatusError as error:
             has_stream = error.status not in NO_STREAM
-            if not has_stream and error.status != 404:  # which is said of a session that is over as well
+            if not has_stream and error.status != 404:  # 404 also means that the session has ended
                 self._without_stream.add(listener.upstream_session.route)
             raise
         finally:
@@ -222,7 +226,7 @@ class UpstreamListeners:
         if listener.session is not None and listener.upstream_session not in self._upstream_sessions.sessions_of(
             listener.session
         ):
-            return True  # the client's session is over
+            return True  # the client's session has ended
         if listener.streams:
             return False
         now, upstream_session = asyncio.get_running_loop().time(), listener.upstream_session
@@ -232,7 +236,7 @@ class UpstreamListeners:
 
 
 def _take_note(task: asyncio.Task[None]) -> None:
-    """Of how a task ended that often nobody waits for: else asyncio logs its exception as one that was never seen."""
+    """Log the error of a task. Otherwise asyncio logs that its exception was never retrieved."""
     error = None if task.cancelled() else task.exception()
     if error is not None and not isinstance(error, ClientError):
-        logger.error("what a member said could not be passed on", exc_info=error)
+        logger.error("messages of a member could not be forwarded", exc_info=error)

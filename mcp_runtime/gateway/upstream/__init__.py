@@ -1,12 +1,12 @@
-"""Asking members for clients: the way to each, sessions with those that have them, one request and all that it brings.
+"""Send the requests of clients to members.
 
-    relay                   one request to one member, in the way that its client and the member both know
-    answer_streams          streams of members with sessions, for clients of either era
+    relay                   sends one request to one member, in a version that the client and the member support
+    answer_streams          streams of members with sessions, for clients of both eras
     modern                  members of MCP 2026-07-28, which has no sessions
-    questions               what members say beside answers: questions and notifications
+    questions               questions and notifications of members
     suspended               streams that wait for a client's answers
     sessions                sessions with members, on behalf of clients
-    routes                  the ways to members: slots, whole answers and events as bytes, why one did not answer
+    routes                  slots, connections, reading of responses and events, reasons for failures
 
-`server` makes it; `endpoints`, `streams`, `extras_loader`, `legacy` and `session_streams` use it.
+`server` creates these objects. `endpoints`, `streams`, `extras_loader`, `legacy` and `session_streams` use them.
 """

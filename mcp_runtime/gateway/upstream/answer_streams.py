@@ -1,6 +1,6 @@
-"""Streams of members with sessions: the answer, and what comes before it, for clients of either era.
+"""Streams of members with sessions, for clients of both eras: the response, and the events before it.
 
-A client with a session resumes a stream that ends early itself; for one without, the gateway does.
+If a stream ends early, a client with a session resumes it itself. For a modern client, the gateway resumes it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from mcp_runtime.members.live import LiveMember
 from mcp_runtime.protocol import jsonrpc, mcp
 from mcp_runtime.protocol.errors import ConnectError, ProtocolError
 
-MAX_RESUMABLE_IDS = 100  # ids of ours that the client of a session would not know
-# Bytes of such a request other than a call: what its answer is rewritten by has its URI, or the id of its task.
+MAX_RESUMABLE_IDS = 100  # ids of our requests, which the client of a session does not know
+# Bytes of a request other than a call: the function that rewrites its response holds its URI, or the id of its task.
 MAX_RESUMABLE_REQUEST = 4_096
 RESUMES = 20
 
 
 class AnswerStreams:
-    """Makes a Stream of a member's response."""
+    """Creates a Stream from a member's response."""
 
     def __init__(self, upstream: Upstream, upstream_sessions: UpstreamSessions, questions: Questions) -> None:
         self._upstream = upstream
@@ -42,24 +42,24 @@ class AnswerStreams:
     def stream_of(
         self, response: Response, upstream_session: UpstreamSession, sent_id: str, request: Request
     ) -> Stream:
-        """The reply to what was sent under that id."""
+        """Return the reply to the request with that id."""
         events = mcp.EventStream()
         source = Source(upstream_session, sent_id, response, events, self._upstream.events(response, events))
         return self._stream(source, request)
 
     def _stream(self, source: Source, request: Request) -> Stream:
-        """A stream of a member with sessions, for a client of either era."""
+        """Return a stream for a client of either era."""
         events = self._events_for_modern if request.client.is_modern else self._events
         resumption = None if request.client.is_modern else _Resumption(self, source, request)
         return Stream(events(source, request), partial(self._close, source, request), resumption=resumption)
 
     async def next_round(self, request: Request) -> Reply:
-        """A modern client's next round with a member that has sessions: its answers, and what the member says then."""
+        """Send a modern client's answers to a member with sessions, and return the rest of the stream."""
         try:
             source, answers = self._suspended.resume(
                 request, await suspended.compute_fingerprint(self._upstream, request)
             )
-            request.begin_sending()  # it runs since the first request
+            request.begin_sending()  # the member has it since the first request
         except StillWaitingError as error:
             return Answer(error.response)
         try:
@@ -71,7 +71,7 @@ class AnswerStreams:
         return self._stream(source, request)
 
     def _close(self, source: Source, request: Request) -> None:
-        """The client's side is over. What the member still owes is not wanted, unless the client comes back for it."""
+        """Release the stream after the client's side ended. Cancel the request, unless it ended or is suspended."""
         for question in request.questions:
             if request.client.session is not None:
                 request.client.session.questions.pop(question, None)
@@ -85,7 +85,7 @@ class AnswerStreams:
             self._upstream_sessions.background.run(cancellation)
 
     async def _events(self, source: Source, request: Request) -> AsyncGenerator[Event]:
-        """For a client with a session, who resumes a stream that ends early itself: event ids are the member's own."""
+        """Yield the events for a client with a session. It gets the member's event ids, to resume the stream itself."""
         prefix, events = f"{source.upstream_session.route.live.name}/", source.events
         retry_ms: int | None = None
         async with contextlib.aclosing(source.parts) as parts:
@@ -108,7 +108,7 @@ class AnswerStreams:
 
     @staticmethod
     def _note_event(event_id: str, source: Source, request: Request) -> None:
-        """The client may come back with it, and knows its own id alone."""
+        """Store the event id, and the client's request id, because the client may resume after this event."""
         if not source.event_ids or source.event_ids[-1] != event_id:
             source.event_ids.append(event_id)
         session, is_small = (
@@ -122,7 +122,7 @@ class AnswerStreams:
                 del session.renamed[next(iter(session.renamed))]
 
     def events_after(self, event_id: str, source: Source, request: Request) -> AsyncGenerator[Event]:
-        """What comes behind that event of a stream whose client lost it."""
+        """Yield the events after that one, for a client that lost the stream."""
         return self.explain_errors(self._reopened_events(event_id, source, request), source.upstream_session.route.live)
 
     async def _reopened_events(self, event_id: str, source: Source, request: Request) -> AsyncGenerator[Event]:
@@ -133,7 +133,7 @@ class AnswerStreams:
                 yield event
 
     async def _events_for_modern(self, source: Source, request: Request) -> AsyncGenerator[Event]:
-        """For a client without one: what ends early is gone on with here, and questions end the round."""
+        """Yield the events for a modern client. Resume a stream that ends early. A question ends the round."""
         for _ in range(RESUMES):
             try:
                 async for data in source.parts:
@@ -168,7 +168,7 @@ class AnswerStreams:
         return message.is_request and needed is not None and needed in request.client.capabilities
 
     async def _resume(self, source: Source) -> None:
-        """The rest of a stream that ended early, for a client that cannot resume it (25-11: basic/transports)."""
+        """Resume a stream that ended early, for a client that cannot do it itself (25-11: basic/transports)."""
         retry_ms = source.events.retry_ms
         await asyncio.sleep(0.5 if retry_ms is None else max(retry_ms / 1000, 0.1))
         await self._reopen(source)
@@ -181,7 +181,7 @@ class AnswerStreams:
         source.parts = self._upstream.events(source.response, source.events)
 
     def _abandon(self, source: Source) -> None:
-        """A client did not come back with its answers, or not for long enough."""
+        """End a stream whose client did not send its answers in time."""
         source.response.close()
         self._upstream_sessions.background.run(
             self._upstream_sessions.send_cancelled(source.upstream_session, source.sent_id, "the client did not answer")
@@ -200,7 +200,7 @@ class AnswerStreams:
 
 @dataclass(frozen=True, slots=True)
 class _Resumption:
-    """Of a stream of a member with sessions, for a client with one."""
+    """Resumes the stream of a member with sessions, for a client with a session."""
 
     streams: AnswerStreams
     source: Source

@@ -1,4 +1,4 @@
-"""Members that speak MCP 2026-07-28, which has no sessions: a request brings all that it needs."""
+"""Members of MCP 2026-07-28. It has no sessions: each request contains everything that is needed."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from mcp_runtime.protocol import jsonrpc, mcp
 from mcp_runtime.protocol.errors import HttpStatusError, ProtocolError
 from mcp_runtime.protocol.jsonrpc import object_of
 
-MAX_ROUNDS = 10  # of input that one call may ask for
+MAX_ROUNDS = 10  # of questions that one call may ask
 
 
 class ModernMembers:
-    """Asks them for clients of either era."""
+    """Sends requests to modern members, for clients of both eras."""
 
     def __init__(self, upstream: Upstream, upstream_sessions: UpstreamSessions) -> None:
         self._upstream = upstream
@@ -35,7 +35,7 @@ class ModernMembers:
 
     async def ask(self, route: Route, request: Request) -> Reply:
         if request.method in eras.REMOVED:
-            return Answer(envelope.encode(jsonrpc.result_response(request.id, {})))  # the gateway's own business
+            return Answer(envelope.encode(jsonrpc.result_response(request.id, {})))  # for the gateway
         session, params = request.client.session, request.params
         if "requestState" in params and request.method in suspended.METHODS:
             params = suspended.unseal_state(request, await suspended.compute_fingerprint(self._upstream, request))
@@ -52,11 +52,11 @@ class ModernMembers:
         return Stream(self._in_rounds(route, request, session, reply))
 
     async def _post(self, route: Route, request: Request, params: dict[str, Any]) -> tuple[int, Message | Stream]:
-        """The HTTP status of the reply, and the answer or a stream of it."""
+        """Send the request. Return the HTTP status, and the answer or its stream."""
         client = request.client
         if not client.is_modern:
             meta = {**eras.meta_of({"params": params}), **mcp.modern_meta(CLIENT_NAME, CLIENT_VERSION, {})}
-            # A session knows no tasks of 2026-07-28.
+            # Sessions do not have the tasks of 2026-07-28.
             meta[f"{mcp.META}clientCapabilities"] = tasks.without_extension(client.capabilities)
             if client.log_level:
                 meta[f"{mcp.META}logLevel"] = client.log_level
@@ -87,13 +87,13 @@ class ModernMembers:
                     else:
                         yield Event(envelope.encode(answer.response_to(request.id)), is_last=True)
                     return
-                # It asks nothing on a stream.
+                # A modern member sends no questions on a stream, so drop requests.
                 if message is not None and not message.is_request and not is_of_tasks(message):
                     yield Event(data)
         raise StreamEndedError(STREAM_ENDED)
 
     async def _seal_state(self, answer: Message, request: Request) -> bytes:
-        """A modern member's answer for a modern client: as it is, but for a state that the client is to bring back."""
+        """Return a modern member's answer for a modern client. Only its requestState is sealed."""
         body = envelope.encode(answer.response_to(request.id))
         if request.method not in suspended.METHODS or b'"requestState"' not in body:
             return body
@@ -105,7 +105,7 @@ class ModernMembers:
     async def _in_rounds(
         self, route: Route, request: Request, session: ClientSession, reply: Message | Stream
     ) -> AsyncGenerator[Event]:
-        """A modern member that asks for input, for a client that answers questions (26: basic/patterns/mrtr)."""
+        """Ask a client with a session the questions of a modern member (26: basic/patterns/mrtr)."""
         for _ in range(MAX_ROUNDS):
             if isinstance(reply, Stream):
                 last = b""
@@ -123,7 +123,7 @@ class ModernMembers:
             answers: dict[str, Any] = {}
             for key, input_request in (await self._fields(result.get("inputRequests"), request)).items():
                 if not request.takes_stream:
-                    raise ProtocolError("asked for input, and the client takes no stream to be asked on")
+                    raise ProtocolError("asked for input, but the client accepts no stream for questions")
                 question = await self._fields(input_request, request)
                 method = envelope.text(question.get("method"))
                 our_id = self._upstream_sessions.new_id()
@@ -139,7 +139,7 @@ class ModernMembers:
                     request.deadline.resume()
                 if not isinstance(answer.get("result"), dict):
                     reason = object_of(answer.get("error")).get("message") or "no result"
-                    raise ProtocolError(f"asked for input ({method[:100]}) that it was not given: {reason}")
+                    raise ProtocolError(f"asked for input ({method[:100]}) and got none: {reason}")
                 answers[key] = tasks.unrelated(answer["result"])
             params = {**request.params}
             params |= {"inputResponses": answers} if answers else {}
@@ -148,13 +148,13 @@ class ModernMembers:
         raise ProtocolError(f"asked for input {MAX_ROUNDS} times for one call")
 
     async def _fields(self, value: Any, request: Request) -> dict[str, Any]:
-        """Of a part that may be large."""
+        """Return the fields of a part that may be large."""
         if not isinstance(value, Raw):
             return envelope.fields(value)
         return await self._upstream.read_in_thread(request.client.principal.owner, envelope.fields, value)
 
     async def listen(self, route: Route, client: Client, subscriptions: dict[str, Any]) -> AsyncGenerator[Message]:
-        """`subscriptions/listen` with a modern member: its notifications, the acknowledgement first."""
+        """Send `subscriptions/listen` to a modern member. Yield its acknowledgement, then its notifications."""
         params = {
             "notifications": subscriptions,
             "_meta": {
@@ -183,7 +183,7 @@ class ModernMembers:
 
 
 def _for_handshake(answer: Message, request: Request) -> bytes:
-    """A modern member's answer, for a client with a session."""
+    """Convert a modern member's answer for a client with a session."""
     return envelope.encode(eras.for_handshake(request.method, answer.opened_response_to(request.id)))
 
 

@@ -1,4 +1,4 @@
-"""What members say beside answers: questions, which go to the client that can answer them, and notifications."""
+"""Forward questions and notifications of members to clients."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from mcp_runtime.http1.client import Response
 from mcp_runtime.protocol import jsonrpc, mcp
 from mcp_runtime.protocol.errors import ProtocolError
 
-MAX_QUESTIONS = 100  # of one member in one session, that its client has not answered yet
-# What a modern client may be told beside the answer.
+MAX_QUESTIONS = 100  # unanswered, of one member in one session
+# The notifications that a modern client may get before the response.
 MODERN_NOTIFICATIONS = ("notifications/progress", "notifications/message")
 
 
 class Questions:
-    """Hands on what members say. A question that nobody here can be asked is declined in the client's place."""
+    """Forwards messages of members. The gateway declines a question that no client can answer."""
 
     def __init__(self, upstream: Upstream, upstream_sessions: UpstreamSessions) -> None:
         self._upstream = upstream
@@ -32,7 +32,7 @@ class Questions:
     async def forward(
         self, data: bytes, message: Message, upstream_session: UpstreamSession, request: Request
     ) -> bytes | None:
-        """What of it the client is told: questions under an id of ours, notifications as they are."""
+        """Return the message for the client, or None. A question gets an id of ours; a notification stays unchanged."""
         if message.is_request:
             session = request.client.session
             if session is None or not request.takes_stream or not _may_ask(session, message):
@@ -52,12 +52,12 @@ class Questions:
     async def ask(
         self, message: Message, upstream_session: UpstreamSession, session: ClientSession, request: Request | None
     ) -> bytes | None:
-        """A member's question, as the client gets it; the answer comes with a POST of its own, see `Question`.
+        """Return a member's question for the client. Its answer comes in another POST, see `Question`.
 
-        None where too many wait for an answer already, which the member is told.
+        If too many questions wait for an answer, send the member an error and return None.
         """
         live, now = upstream_session.route.live, asyncio.get_running_loop().time()
-        # Members ask for a task on either stream while its result is waited for.
+        # While a client waits for the result of a task, a member may ask questions for it on either stream.
         task = tasks.about(message, [one.task for one in session.running.values()])
         if not self._has_room_for_question(session, live.member_id, now):
             text = f"{MAX_QUESTIONS} questions wait for an answer already"
@@ -65,7 +65,7 @@ class Questions:
                 upstream_session, jsonrpc.error_response(message.id, jsonrpc.INTERNAL_ERROR, text)
             )
             return None
-        our_id, member_id = self._upstream_sessions.new_id(), message.id  # not the message, which may have megabytes
+        our_id, member_id = self._upstream_sessions.new_id(), message.id  # do not keep the message, which may be large
 
         async def answer(reply: dict[str, Any]) -> None:
             if request is not None:
@@ -77,11 +77,11 @@ class Questions:
             request.questions.append(our_id)
             request.deadline.pause()
         question = envelope.encode(message.request_as(our_id))
-        # What is large is not read on the loop. It keeps the member's own id, which is good for nothing here.
+        # A large question is not read on the event loop. It keeps the member's own id, which is useless for the client.
         return question if task is None or len(question) > envelope.MAX_SMALL else tasks.renamed(task, question)
 
     def _has_room_for_question(self, session: ClientSession, member_id: int, now: float) -> bool:
-        """Those that nobody answered for as long as a call would wait make room: one of no call has no deadline."""
+        """Remove questions without an answer after QUESTION_SECONDS. Questions outside of calls have no deadline."""
         of_member = {our_id: one for our_id, one in session.questions.items() if one.member_id == member_id}
         if len(of_member) < MAX_QUESTIONS:
             return True
@@ -92,7 +92,7 @@ class Questions:
         return bool(expired_ids)
 
     async def _decline(self, upstream_session: UpstreamSession, message: Message) -> None:
-        """Answer a member's question in the place of a client that cannot."""
+        """Answer a member's question on behalf of a client that cannot answer it."""
         if message.method == "ping":
             reply: dict[str, Any] = jsonrpc.result_response(message.id, {})
         else:
@@ -107,7 +107,7 @@ class Questions:
         session: ClientSession | None,
         has_reader: Callable[[], bool] = lambda: True,
     ) -> AsyncGenerator[Event]:
-        """What comes on such a stream, as the client gets it. A question is declined at once if nobody can be asked."""
+        """Yield the events of a member's stream for the client. Decline questions that no client can answer."""
         live, events = upstream_session.route.live, mcp.EventStream()
         try:
             async with contextlib.aclosing(self._upstream.events(response, events, member_id=live.member_id)) as parts:
@@ -128,21 +128,21 @@ class Questions:
         session: ClientSession | None,
         has_reader: Callable[[], bool],
     ) -> bytes | None:
-        """What the client gets of it; None: nothing."""
+        """Return the data for the client, or None."""
         try:
             message = await self._upstream.message(data, upstream_session.owner)
         except ProtocolError:
-            return None  # one that nobody can read costs nobody the others
+            return None  # skip only the unreadable message
         if message.is_request:
             may_ask = session is not None and has_reader() and _may_ask(session, message)
-            if session is None or not may_ask or upstream_session.id is None:  # without one: about whose call?
+            if session is None or not may_ask or upstream_session.id is None:  # which client is it for?
                 await self._decline(upstream_session, message)
                 return None
             return await self.ask(message, upstream_session, session, None)
         if message.is_response:
             key = upstream_session.route.live.member_id, message.id
             if session is None or key not in session.renamed:
-                return None  # an answer that nobody here waits for
+                return None  # nobody waits for this response
             request_id, rewrite = session.renamed[key]
             answer = envelope.encode(message.response_to(request_id))
             return (
@@ -154,10 +154,10 @@ class Questions:
 
 
 def _may_ask(session: ClientSession, message: Message) -> bool:
-    """Whether the client said that it answers such questions."""
+    """Return whether the client declared that it answers such questions."""
     return suspended.REQUIRED_CAPABILITIES.get(str(message.method)) in session.capabilities
 
 
 def is_of_tasks(message: Message) -> bool:
-    """Whether it tells how a task is: nobody here knows whose that is, and clients ask for it anyway."""
+    """Return whether it is a notification about a task. Its client is unknown, and clients can request the status."""
     return message.method is not None and message.method.startswith(tasks.NOTIFICATIONS)

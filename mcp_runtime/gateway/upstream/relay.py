@@ -1,7 +1,7 @@
-"""One request to one member: a slot in it, its process, the way that it and the client both know.
+"""Send one request to one member: wait for its process and a slot, and use a version that both sides support.
 
-A request goes out under an id of the gateway's own, and its answer goes on under the client's: only the parts in
-between pass as the bytes that they are.
+The request gets an id of the gateway, and its response gets the client's id again. The params and the result pass
+through as unchanged bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mcp_runtime.protocol.errors import ClientError, ConnectError, HttpStatusErr
 from mcp_runtime.protocol.jsonrpc import object_of
 from mcp_runtime.security.limits import Owner
 
-MAX_REFUSALS = 3  # nobody listened, so nothing was sent: the call is for the member's next process
+MAX_REFUSALS = 3  # refused connections: nothing was sent, so try the member's next process
 
 
 class _SessionOverError(HttpStatusError):
@@ -33,7 +33,7 @@ class _SessionOverError(HttpStatusError):
 
 
 class Relay:
-    """Asks members for clients."""
+    """Sends the requests of clients to members."""
 
     def __init__(
         self,
@@ -50,20 +50,20 @@ class Relay:
         self._streams = streams
 
     async def ask(self, member: OfferedMember, request: Request) -> Reply:
-        """The member's reply. A place in it is held until that is over."""
+        """Return the member's reply. It uses a slot of the member until it ends."""
         refusals = 0
         while True:
-            # A process that just ended has closed its connections, and refuses new ones: no need to ask each time.
+            # Do not ask the operating system each time. A process that just ended refuses connections anyway.
             live = None if refusals else self._members.seems_connected(member)
             live = live or await self._members.live(member, request)
             route = self._upstream.route_to(live, member.max_concurrency)
             owner, within = request.client.principal.owner, f"within {request.deadline.seconds:g} s"
             request.unsent_reason = f"none of its {member.max_concurrency} slots became free {within}"
             await route.slots.take(owner)
-            request.unsent_reason = f"it took no connection, or began no session, {within}"
+            request.unsent_reason = f"it accepted no connection, or began no session, {within}"
             live.relayed_calls += 1
             try:
-                if self._members.seems_connected(member) is live:  # it may have gone while the call stood in line
+                if self._members.seems_connected(member) is live:  # it may have ended while the call waited for a slot
                     return _keep_slot_until_over(route, owner, await self._ask_and_note_silence(route, request))
             except ConnectError as error:
                 _release_slot(route, owner)
@@ -77,13 +77,13 @@ class Relay:
                 _release_slot(route, owner)
 
     async def _ask_and_note_silence(self, route: Route, request: Request) -> Reply:
-        """The member's reply, or the beginning of it; `Silence` is told."""
+        """Return the member's reply, or its beginning. Record in `Silence` whether the member answered."""
         silence, started_at = route.live.silence, time.monotonic()
         try:
             reply = await self.ask_at(route, request)
         except ConnectError:
             raise
-        except RequestTimeoutError:  # it began no session
+        except RequestTimeoutError:  # it did not begin a session
             silence.note_timeout(time.monotonic() - started_at)
             raise
         except ClientError:
@@ -97,7 +97,7 @@ class Relay:
         return reply
 
     async def ask_at(self, route: Route, request: Request) -> Reply:
-        """The member's answer to `request`. Raises ClientError for what is none."""
+        """Return the member's reply to `request`. Raise ClientError if there is none."""
         try:
             reply = await self._ask_once(route, request)
         except ConnectError as error:
@@ -116,12 +116,12 @@ class Relay:
             return await self._streams.next_round(request)
         upstream_session = await self._upstream_sessions.session_for_request(route, request.client)
         if upstream_session.id is None and request.method == "resources/unsubscribe":
-            # The member takes all clients for one: others may have subscribed to the same.
+            # The member does not distinguish clients. Others may have subscribed to the same resource.
             return Answer(jsonrpc.encode(jsonrpc.result_response(request.id, {})))
         try:
             return await self._ask_in_session(upstream_session, request)
         except _SessionOverError:
-            # Forgotten, so it was not served: a member restarted, or cleaned up.
+            # The member forgot the session, so it did not run the request. It restarted or cleaned up.
             self._upstream_sessions.forget(upstream_session, request.client)
             request.unsent_reason = "it forgot the session, and did not begin another one"
             return await self._ask_in_session(
@@ -129,7 +129,7 @@ class Relay:
             )
 
     async def _ask_in_session(self, upstream_session: UpstreamSession, request: Request) -> Reply:
-        """In a session of a handshake version."""
+        """Send the request in a session of a handshake version."""
         sent_id, params = self._upstream_sessions.new_id(), request.params
         if request.client.is_modern and "_meta" in params:
             params = {**params, "_meta": eras.without_hop(eras.meta_of({"params": params}))}
@@ -147,7 +147,7 @@ class Relay:
             else:
                 answer = await self._upstream.answer(response, sent_id)
         except asyncio.CancelledError:
-            # The deadline, or the client went away: either way nobody waits for it any more.
+            # The deadline has passed or the client disconnected. Nobody waits for the response any more.
             if not request.deadline.is_cancelled:
                 self._upstream_sessions.background.run(
                     self._upstream_sessions.send_cancelled(upstream_session, sent_id, "nobody waits for it any more")
@@ -158,16 +158,19 @@ class Relay:
         return Answer(envelope.encode(answer.response_to(request.id)))
 
     async def _error_under_404(self, response: Response, upstream_session: UpstreamSession, sent_id: str) -> Message:
-        """The member's error to what was sent. Raises _SessionOverError, and HttpStatusError for what is neither."""
+        """Return the member's error to the request. Raise _SessionOverError if the session has ended.
+
+        Raise HttpStatusError if neither is certain.
+        """
         data = await self._upstream.read(response)
         response.close()
         error = await self._upstream.error_to(response, data, sent_id)
-        # Some say so under the id of the request that the session is over.
+        # Some members report the end of the session in an error with the id of the request.
         if (error is None and response.is_first) or await self._upstream_sessions.is_expired(upstream_session):
             raise _SessionOverError(404, jsonrpc.excerpt(data))
         if error is not None:
             return error
-        # It may be a late answer to an earlier request on that connection, and then this one runs.
+        # It may be a late response to an earlier request on that connection. Then this request is still running.
         self._upstream_sessions.background.run(
             self._upstream_sessions.send_cancelled(
                 upstream_session, sent_id, "its answer cannot be told from another's"
@@ -177,7 +180,7 @@ class Relay:
 
 
 def _keep_slot_until_over(route: Route, owner: Owner, reply: Reply) -> Reply:
-    """The reply; when it is over, so is its place."""
+    """Return the reply. Release its slot when it ends."""
     if isinstance(reply, Stream):
         reply.on_close(lambda: _release_slot(route, owner))
     else:

@@ -1,4 +1,4 @@
-"""The ways to members: who may be in one at a time, whole answers and events as bytes, and why one did not answer."""
+"""Routes to members: their slots and connections, reading responses and events, and reasons for failures."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from mcp_runtime.rows.database import unit_of_work
 from mcp_runtime.security import limits
 from mcp_runtime.security.limits import Account, BudgetError, Owner, Places
 
-UNCOUNTED_BYTES = 16_384  # bytes of an event on its way that each stream of a member may have: most events are shorter
-EXIT_POLL_SECONDS = 0.005  # between two looks whether a member has exited
+UNCOUNTED_BYTES = 16_384  # bytes of an unfinished event that are not counted for each stream; most events are shorter
+EXIT_POLL_SECONDS = 0.005  # between two checks whether a member has exited
 STREAM_ENDED = "the event stream ended without the answer"
 
 
 class StreamEndedError(ProtocolError):
-    """It ended in good order, but without the answer."""
+    """The stream ended properly, but without the response."""
 
 
 Read = TypeVar("Read")
@@ -39,13 +39,13 @@ Part = TypeVar("Part", bytes, Raw)
 
 @dataclass(eq=False)
 class Route:
-    """The way to a member's process, for as long as that lives."""
+    """The route to one process of a member."""
 
     live: LiveMember
     slots: Places
     address: Address = field(init=False)
     headers: dict[str, str] = field(init=False, repr=False)
-    state: object = field(default=None, init=False, repr=False)  # of the member, by who speaks with it
+    state: object = field(default=None, init=False, repr=False)  # what `UpstreamSessions` stores about the member
 
     def __post_init__(self) -> None:
         self.address = Address.of(self.live.client.url)
@@ -59,25 +59,25 @@ class Route:
 
 
 class Upstream:
-    """All connections to members. On the gateway's loop alone."""
+    """All connections to members. Use it only on the gateway's event loop."""
 
     def __init__(self, lifecycle: Lifecycle, *, max_bytes: int) -> None:
         self._lifecycle = lifecycle
         self._max_bytes = max_bytes
         self._routes: dict[int, Route] = {}
-        # One for all: most of what rivals lose, they lose by making a client, a session or a TLS context per call.
+        # One pool for all calls. Other gateways lose most time by creating a client, session or TLS context per call.
         self._connections = Connections()
         self._reader = ThreadPoolExecutor(1, "gateway-reader")
         self._reader_slot = Places(1)
         self._notification_bytes = limits.bytes_of_members()
-        self._failing_members: set[int] = set()  # members, whose failed connection is being written down
+        self._failing_members: set[int] = set()  # ids of members whose failed connection is being recorded
 
     def close(self) -> None:
         self._connections.close()
         self._reader.shutdown(wait=False, cancel_futures=True)
 
     def route_to(self, live: LiveMember, slots: int | None = None) -> Route:
-        """The way to the process; `places` None: who asks takes none."""
+        """Return the route to the process. `slots` None leaves its number of slots unchanged."""
         route = self._routes.get(live.member_id)
         if route is None or route.live is not live:
             route = self._routes[live.member_id] = Route(live, Places(slots or 0))
@@ -105,9 +105,9 @@ class Upstream:
         return await response.read(self._max_bytes)
 
     async def answer(self, response: Response, sent_id: Any) -> Message:
-        """The answer in one piece to what was sent under that id, a result or an error.
+        """Return the answer in a complete body to the request with that id: a result or an error.
 
-        Raises ProtocolError and ForeignAnswerError. Only a connection that gave the right answer is used again.
+        Raise ProtocolError or ForeignAnswerError. Only a connection with the right answer is used again.
         """
         data = await response.read(self._max_bytes)
         try:
@@ -130,7 +130,7 @@ class Upstream:
         return answer
 
     async def error_to(self, response: Response, data: bytes, sent_id: str) -> Message | None:
-        """The JSON-RPC error to exactly what was sent; None where it is something else."""
+        """Return the JSON-RPC error to exactly that request; None for anything else."""
         try:
             answer = await self._read_answer(response, data, sent_id)
         except ClientError:
@@ -138,23 +138,23 @@ class Upstream:
         return answer if answer.answers(sent_id) else None
 
     async def answer_error(self, response: Response, data: bytes) -> ClientError:
-        """Why that is no answer."""
+        """Return the error that explains why the response is not a valid answer."""
         return await self.read_in_thread(response.owner, partial(_answer_error, response), data)
 
     async def message(self, data: bytes, owner: Owner) -> Message:
-        """One message of a stream that is for `owner`. Raises ProtocolError."""
+        """Return one message of a stream. Raise ProtocolError if it is invalid."""
         return await self.read_in_thread(owner, envelope.read_opened, data)
 
     async def read_in_thread(self, owner: Owner, work: Callable[[Part], Read], part: Part) -> Read:
-        """Large messages are read aside, one at a time: meanwhile the loop serves everybody else.
+        """Run `work` on a part; on a large one in another thread, so that the event loop can serve others.
 
-        The next one is that of the owner whose turn was longest ago.
+        One large part is read at a time. The owner who has waited longest since its last turn is next.
         """
         size = len(part) if isinstance(part, bytes) else memoryview(part).nbytes
         return work(part) if size <= envelope.MAX_SMALL else await self.run_in_thread(owner, partial(work, part), size)
 
     async def run_in_thread(self, owner: Owner, work: Callable[[], Read], size: int) -> Read:
-        """The same, for work with so many bytes."""
+        """Run `work`, in another thread if `size` bytes are large."""
         if size <= envelope.MAX_SMALL:
             return work()
         await self._reader_slot.take(owner)
@@ -166,10 +166,11 @@ class Upstream:
     async def events(
         self, response: Response, events: mcp.EventStream, *, member_id: int | None = None
     ) -> AsyncGenerator[bytes]:
-        """The data of each event; empty for one that only says where it may be resumed, or when.
+        """Yield the data of each event. It is empty for an event with only an id or a retry time.
 
-        With `member_id` it is what that member says unasked: it may go on for ever, and what of it is not passed on yet
-        is counted with all that the member says so. Raises ProtocolError for too much, and what `chunks` raises.
+        With `member_id`, it is a stream of notifications of that member. It has no end, and its unread bytes count
+        together with those of the member's other such streams. Raise ProtocolError for too much data, and what
+        `chunks` raises.
         """
         total = 0
         position = (events.last_event_id, events.retry_ms)
@@ -194,18 +195,21 @@ class Upstream:
                     position = (events.last_event_id, events.retry_ms)
                     yield b""
         except BudgetError as error:
-            raise ProtocolError(f"what it says waits to be passed on: {error}") from error
+            raise ProtocolError(f"too many of its messages wait to be forwarded: {error}") from error
         finally:
             account.close()
 
     async def explain(self, live: LiveMember, error: ConnectError) -> ClientError:
-        """A failed connection is often the first sign of an exit, which explains more; else the member is at fault."""
+        """Return the error of the member's exit if there was one, else the failed connection, which is recorded.
+
+        A failed connection is often the first sign of an exit.
+        """
         if exit_error := await self.exit_error(live, is_refusal=error.is_refusal):
             return exit_error
-        # A server that serves one at a time cannot take all who call: as long as others run in it, it lives.
+        # A server with one slot cannot accept all connections. As long as other calls run in it, it has not failed.
         is_failure = error.is_refusal or live.calls + live.relayed_calls < 2
         if is_failure and live.member_id not in self._failing_members:
-            # Once for all whose calls fail together: the threads are few, and others need them.
+            # Record it once for all calls that fail together. There are few threads, and others need them.
             self._failing_members.add(live.member_id)
             try:
                 work = partial(self._lifecycle.handle_connection_failure, live, error)
@@ -216,8 +220,8 @@ class Upstream:
 
     @staticmethod
     async def exit_error(live: LiveMember, *, is_refusal: bool = False) -> ConnectError | None:
-        """What the exit of the member explains; None while it lives."""
-        # Not in a thread: a member that hangs up on many calls of one client would take those that others need.
+        """Return the error that explains the member's exit; None while it runs."""
+        # Do not wait in a thread. If a member closes the connections of many calls, these would block all threads.
         deadline = asyncio.get_running_loop().time() + EXIT_GRACE
         while not live.process.exited.is_set():
             if asyncio.get_running_loop().time() > deadline:

@@ -1,8 +1,9 @@
-"""Sessions with members, on behalf of clients; and what is said in them that is no request.
+"""Sessions with members, on behalf of clients, and the messages in them that are not requests of clients.
 
-A member with sessions gets one per client's session, begun in the client's version with the client's capabilities, so
-that what it asks (sampling, elicitation) reaches the one who can answer. A token's modern clients of the same
-capabilities share one. A member that forgets its sessions gets new ones; a modern member needs none.
+For each session of a client, the gateway begins a session with each member that has sessions. It uses the client's
+version and capabilities, so that questions (sampling, elicitation) reach a client that can answer them. Modern clients
+with the same token and capabilities share one session. If a member forgets a session, the gateway begins a new one. A
+modern member needs no sessions.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ MAX_SHARED_OF_CLIENT = 10
 CLIENT_CAPABILITIES = ("elicitation", "roots", "sampling")
 BACKGROUND_SECONDS = 2.0
 PROBE_SECONDS = 2.0
-MAX_DISCOVERIES = 1_000  # members whose own words of themselves are kept
-PROBE_RETRY_SECONDS = 30.0  # after one that told nothing
+MAX_DISCOVERIES = 1_000  # members whose results of server/discover are stored
+PROBE_RETRY_SECONDS = 30.0  # after a probe without a result
 
 
 @dataclass(eq=False, slots=True)
 class UpstreamSession:
-    """A session with a member; `id` None: the member gives none. Only `owner` can send messages in it."""
+    """A session with a member. `id` is None if the member has no sessions. Only `owner` can send messages in it."""
 
     route: Route
     version: str
     id: str | None
     owner: Owner
     used_at: float = 0.0
-    has_listener: bool = False  # its stream of notifications and questions is read, or the member has none
+    has_listener: bool = False  # its stream of notifications and questions is open, or the member has none
     headers: Mapping[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,15 +61,15 @@ Openings = dict[Any, asyncio.Future[UpstreamSession]]
 
 @dataclass(eq=False)
 class _MemberState:
-    """What is known of a member while its process lives."""
+    """The state of one process of a member."""
 
     shared: Openings = field(default_factory=dict)  # by client
-    probe: asyncio.Future[bool] | None = None  # does it speak the modern way too
+    probe: asyncio.Future[bool] | None = None  # whether it also supports the modern version
     next_probe_at: float = 0.0
 
 
 class BackgroundTasks:
-    """Messages to members for which no client waits. Each has BACKGROUND_SECONDS, and nobody hears of a failure."""
+    """Messages to members for which no client waits. Each has BACKGROUND_SECONDS. Errors are ignored."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -83,7 +84,7 @@ class BackgroundTasks:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self, seconds: float) -> None:
-        """Wait `seconds` for the tasks, then cancel those that are left."""
+        """Wait `seconds` for the tasks, then cancel the remaining ones."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=seconds)
         unfinished = list(self._tasks)
@@ -93,7 +94,7 @@ class BackgroundTasks:
 
 
 class UpstreamSessions:
-    """All of them, by member and client."""
+    """All sessions with members, by member and client."""
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
@@ -101,17 +102,17 @@ class UpstreamSessions:
         self._prefix = f"gh-{secrets.token_hex(4)}"
         self._by_client_session: WeakKeyDictionary[ClientSession, Openings] = WeakKeyDictionary()
         self.background = BackgroundTasks()
-        self._discoveries: dict[int, dict[str, Any]] = {}  # by member; kept while it is stopped
+        self._discoveries: dict[int, dict[str, Any]] = {}  # by member; stays while the member is stopped
         # Set by `ClientStreams`.
         self.open_listener: Callable[[UpstreamSession, ClientSession | None], Awaitable[None]] | None = None
 
     def new_id(self) -> str:
-        """An id that was never used before, by any runtime: an answer under it answers one request alone."""
+        """Return an id that no runtime has used before, so that a response belongs to exactly one request."""
         return f"{self._prefix}-{next(self._ids)}"
 
     @staticmethod
     def _state_of(route: Route) -> _MemberState:
-        """Kept at the route, to go with it: what is known holds it in turn."""
+        """Return the state of the route's process. The route stores it, so both are deleted together."""
         if not isinstance(route.state, _MemberState):
             route.state = _MemberState()
         return route.state
@@ -119,13 +120,13 @@ class UpstreamSessions:
     # Eras ---------------------------------------------------------------------------------------------------------
 
     async def is_modern(self, route: Route, client: Client) -> bool:
-        """Whether the member is asked in the modern way: it must be, or it can be and so does the client."""
+        """Return whether to use the modern version: the member requires it, or the member and the client support it."""
         if route.live.client.is_modern:
             return True
         return client.is_modern and await self._speaks_modern(route)
 
     async def _speaks_modern(self, route: Route) -> bool:
-        """Whether a member that the hall shook hands with speaks both; asked once, when the first one wants to know."""
+        """Return whether a member with a handshake also supports the modern version. Probe it once, when needed."""
         state, loop = self._state_of(route), asyncio.get_running_loop()
         if state.probe is None or (state.probe.done() and loop.time() > state.next_probe_at):
             state.next_probe_at = math.inf
@@ -154,16 +155,16 @@ class UpstreamSessions:
         return is_modern
 
     def _store_discovery(self, member_id: int, result: Any) -> None:
-        """What a member that speaks both eras says of itself in the modern one. Its row has what the handshake says."""
+        """Store the result of server/discover of a member with both eras. Its row has the handshake's result."""
         self._discoveries.pop(member_id, None)
         if len(self._discoveries) >= MAX_DISCOVERIES:
             del self._discoveries[next(iter(self._discoveries))]
-        with contextlib.suppress(ProtocolError):  # it is too large to be kept
+        with contextlib.suppress(ProtocolError):  # it is too large to be stored
             if result is not None:
                 self._discoveries[member_id] = envelope.small(result)
 
     async def discovery_of(self, member_id: int, route: Route | None, client: Client) -> dict[str, Any]:
-        """The member's result of `server/discover`; empty where it has none of its own. `route` None: from memory."""
+        """Return the member's result of `server/discover`, or nothing. Without a `route`, use the stored one."""
         if route is not None and not await self.is_modern(route, client):
             return {}
         return self._discoveries.get(member_id, {})
@@ -171,7 +172,7 @@ class UpstreamSessions:
     # Sessions -----------------------------------------------------------------------------------------------------
 
     async def session_for(self, route: Route, client: Client) -> UpstreamSession:
-        """The session with the member for this client, begun if there is none."""
+        """Return the session with the member for this client. Begin one if necessary."""
         shared, has_sessions = self._state_of(route).shared, bool(route.live.client.session.id)
         if has_sessions and client.session is not None:
             return await self._get_or_open(
@@ -186,17 +187,20 @@ class UpstreamSessions:
         return await self._get_or_open(shared, key, route, client)
 
     async def session_for_request(self, route: Route, client: Client) -> UpstreamSession:
-        """The same, ready for a client's request: the member may ask something in turn."""
+        """Return the same session, with an open stream for the member's questions."""
         upstream_session = await self.session_for(route, client)
         upstream_session.used_at = asyncio.get_running_loop().time()
-        # The hall itself asks for lists alone, and the member has no questions about these.
+        # The hall itself only requests lists, and members have no questions about those.
         is_for_client = upstream_session.id is not None and upstream_session.owner != HALL_OWNER
         if is_for_client and not upstream_session.has_listener and self.open_listener is not None:
             await self.open_listener(upstream_session, client.session)
         return upstream_session
 
     def _make_room(self, shared: Openings, key: tuple[Any, ...]) -> None:
-        """Of too many sessions the oldest ends: one of the same client, who may declare what they like, first."""
+        """End the oldest session if there are too many. The limit of one client comes first.
+
+        A client can declare any number of different capabilities.
+        """
         own = [key_of_other for key_of_other in shared if key_of_other[:-1] == key[:-1]]
         surplus = own[: max(len(own) - MAX_SHARED_OF_CLIENT + 1, 0)]
         for key_of_other in surplus or list(shared)[: max(len(shared) - MAX_SHARED + 1, 0)]:
@@ -220,16 +224,17 @@ class UpstreamSessions:
         try:
             async with asyncio.timeout(INITIALIZE_TIMEOUT):
                 upstream_session = await self._handshake(draft, params)
-        except TimeoutError as error:  # not the client's deadline, which is another
+        except TimeoutError as error:  # not the deadline of the client's request
             raise RequestTimeoutError(INITIALIZE_TIMEOUT) from error
         if client.session and client.session.log_level:
             await self._call_ignoring_errors(upstream_session, "logging/setLevel", {"level": client.session.log_level})
         return upstream_session
 
     async def _negotiate_version(self, route: Route, client: Client) -> str:
-        """The newest version that a client of `asked` and a member without sessions both know.
+        """Return the newest version that the client and a member without sessions both support.
 
-        The hall's own handshake tells of one version alone, and without a session the member keeps nothing of another.
+        The hall's own handshake shows only one version. Without a session, the member stores nothing of another
+        handshake.
         """
         own, requested = route.live.client.session.version, _sessionless_version(route, client)
         if requested == own:
@@ -241,7 +246,7 @@ class UpstreamSessions:
                     UpstreamSession(route, requested, None, client.principal.owner), params
                 )
         except (ClientError, TimeoutError):
-            return own  # it takes nothing else
+            return own  # it supports no other version
         if upstream_session.id:
             self.background.run(self._end(upstream_session))
             return own
@@ -270,7 +275,7 @@ class UpstreamSessions:
         )
 
     async def _first_answer(self, response: Response, sent_id: Any) -> Message:
-        """Of an answer in one piece, or on a stream that is not read further."""
+        """Return the response from a complete body, or from a stream. Read the stream no further."""
         if response.content_type != mcp.EVENT_STREAM:
             return await self._upstream.answer(response, sent_id)
         try:
@@ -290,17 +295,17 @@ class UpstreamSessions:
                 del openings[key]
 
     def close_sessions_of(self, session: ClientSession) -> None:
-        """The client's session ended: so do those with members that were begun for it."""
+        """End the sessions with members that were begun for an ended session of a client."""
         for opening in self._by_client_session.pop(session, {}).values():
             self._discard(opening)
 
     def sessions_of(self, session: ClientSession) -> list[UpstreamSession]:
-        """The sessions with members that belong to the client's, and are there."""
+        """Return the open sessions with members that belong to the client's session."""
         openings = self._by_client_session.get(session, {}).values()
         return [upstream_session for opening in openings if (upstream_session := _result(opening))]
 
     def _discard(self, opening: asyncio.Future[UpstreamSession]) -> None:
-        """Nobody uses it any more; one that is just being begun ends once it is."""
+        """End a session that is not used any more. If it is just being opened, end it afterwards."""
 
         def end(opening: asyncio.Future[UpstreamSession]) -> None:
             session = _result(opening)
@@ -315,10 +320,13 @@ class UpstreamSessions:
         )
         response.release()
 
-    # What is no request -------------------------------------------------------------------------------------------
+    # Other messages -----------------------------------------------------------------------------------------------
 
     async def open_stream(self, upstream_session: UpstreamSession, last_event_id: str = "") -> Response:
-        """A GET: what the member says unasked, or the rest of a stream. Raises HttpStatusError where there is none."""
+        """Send a GET for notifications and questions, or for the rest of a stream.
+
+        Raise HttpStatusError if the member has no such stream.
+        """
         headers = {**upstream_session.headers, "Accept": mcp.EVENT_STREAM}
         if last_event_id:
             headers[mcp.LAST_EVENT_HEADER] = last_event_id
@@ -329,16 +337,16 @@ class UpstreamSessions:
         return response
 
     async def subscribe(self, upstream_session: UpstreamSession, uri: str) -> None:
-        """For a client whose era has no such request, or who asked another process: its answer is of no interest."""
+        """Subscribe on behalf of a modern client, or again in a new process. Ignore the response."""
         await self._call_ignoring_errors(upstream_session, "resources/subscribe", {"uri": uri})
 
     async def forward_notification(self, route: Route, client: Client, message: dict[str, Any]) -> None:
-        """A client's notification, where it means something to the member."""
+        """Forward a client's notification, unless the member is modern."""
         if not await self.is_modern(route, client):
             await self.send(await self.session_for(route, client), message)
 
     async def set_level(self, session: ClientSession, level: str) -> None:
-        """To the members that this session has been begun with; others are told when theirs is."""
+        """Set the log level in the open sessions with members. Later sessions get it when they are opened."""
         for upstream_session in self.sessions_of(session):
             await self._call_ignoring_errors(upstream_session, "logging/setLevel", {"level": level})
 
@@ -351,7 +359,7 @@ class UpstreamSessions:
                 (await self._post(upstream_session, message)).release()
 
     async def is_expired(self, upstream_session: UpstreamSession) -> bool:
-        """Whether the member says of this session, asked once more on a connection of its own, that there is none."""
+        """Return whether the session has ended at the member. Ask with a ping on a new connection."""
         body = envelope.encode(jsonrpc.request(self.new_id(), "ping"))
         try:
             async with asyncio.timeout(BACKGROUND_SECONDS):
@@ -373,7 +381,7 @@ class UpstreamSessions:
             await self.send(upstream_session, message)
 
     async def send(self, upstream_session: UpstreamSession, message: dict[str, Any]) -> None:
-        """A message without an answer."""
+        """Send a message that has no response."""
         async with asyncio.timeout(REQUEST_TIMEOUT):
             response = await self._post(upstream_session, message)
             if not 200 <= response.status < 300:
@@ -382,25 +390,25 @@ class UpstreamSessions:
 
 
 def _capabilities_key(client: Client) -> str:
-    """What a modern client can be asked; those who can be asked the same share a session."""
+    """Return the questions that a modern client can answer. Clients with the same key share a session."""
     return json.dumps(
         {key: client.capabilities[key] for key in CLIENT_CAPABILITIES if key in client.capabilities}, sort_keys=True
     )
 
 
 def _sessionless_version(route: Route, client: Client) -> str:
-    """The version to ask a member without sessions in, if it knows it."""
+    """Return the version for a member without sessions, if the member supports it."""
     return client.session.version if client.session else route.live.client.session.version
 
 
 def _result(opening: asyncio.Future[UpstreamSession]) -> UpstreamSession | None:
-    """The session, if it is open."""
+    """Return the session if it is open."""
     is_open = opening.done() and not opening.cancelled() and not opening.exception()
     return opening.result() if is_open else None
 
 
 def _is_useless(opening: asyncio.Future[UpstreamSession], route: Route) -> bool:
-    """Whether it failed, or was for an earlier process of the member."""
+    """Return whether it failed, or belongs to an earlier process of the member."""
     if not opening.done():
         return False
     session = _result(opening)

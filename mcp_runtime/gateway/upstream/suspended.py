@@ -1,8 +1,10 @@
-"""Between two requests of a modern client, who answers a member's questions with the second (26: basic/patterns/mrtr).
+"""Suspend streams while a modern client answers a member's questions (26: basic/patterns/mrtr).
 
-A member with sessions asks on the stream of its answer, and waits: the stream is held open. A modern client is told
-what it asks as the result of the first request, and sends the answers with the next one. A modern member asks so
-itself, and holds nothing open; what it tells the client to bring back is sealed, for it takes all clients for one.
+A member with sessions asks on the stream of its response and waits for the answer, so the gateway keeps the stream
+open. A modern client gets the question as the result of its first request, and sends the answer with a second request.
+
+A modern member works like that itself and keeps no stream open. The gateway seals the requestState of its result,
+because the member does not distinguish clients.
 """
 
 from __future__ import annotations
@@ -32,16 +34,16 @@ from mcp_runtime.security import limits
 from mcp_runtime.security.limits import Account, BudgetError
 
 MAX_EVENT_IDS = 100
-# Bytes that a stream takes beside its question, which is there as it came and as it was read: its connection, and what
-# came behind the question. A token may have 50 of them.
+# Bytes of a suspended stream without its question: its connection, and the data after the question. The question itself
+# is in memory twice, as it came and as it was read. A token may have 50 suspended streams.
 SUSPENDED_STREAM_BYTES = 320_000
 SALT = "guildhall.gateway.request-state"
-# What a member may answer with questions. In other methods a requestState is no business of the gateway's.
+# The methods in which a member may ask questions. In other methods the gateway ignores a requestState.
 METHODS = frozenset(mcp.NAMED_BY)
-# The keys of the second request of a client without a session.
+# The additional params of a modern client's second request.
 INPUT_KEYS = ("requestState", "inputResponses")
-UNKNOWN_STATE = "this requestState is unknown, of another request, or too old"
-# What a client must have declared to be asked it.
+UNKNOWN_STATE = "this requestState is unknown, expired, or belongs to another request"
+# The capability that a client must declare for each question.
 REQUIRED_CAPABILITIES = {
     "sampling/createMessage": "sampling",
     "elicitation/create": "elicitation",
@@ -50,13 +52,13 @@ REQUIRED_CAPABILITIES = {
 
 _SORTED = msgspec.json.Encoder(order="sorted")
 
-# Who asked what, and where, as `about` makes it.
+# Identifies the client and its request, see `fingerprint_of`.
 Fingerprint = tuple[Any, ...]
 
 
 @dataclass(eq=False)
 class Source:
-    """A member's stream, read until the answer to `sent_id`. `is_over`: nothing is owed any more."""
+    """A member's stream, read until the response to `sent_id`. Then `is_over` is set."""
 
     upstream_session: UpstreamSession
     sent_id: str
@@ -70,7 +72,7 @@ class Source:
     )  # ids of its last events, as passed on
 
     def is_answered_by(self, message: Message) -> bool:
-        """Whether it is the answer, and so the end. Raises ForeignAnswerError for another request's."""
+        """Return whether it is the response. Raise ForeignAnswerError for the response to another request."""
         if message.is_response:
             envelope.answer_to(self.sent_id, [message])
             self.is_over = True
@@ -79,7 +81,7 @@ class Source:
 
 @dataclass(eq=False)
 class _Round:
-    """One stream that waits. `about` is what the next request must be the same as."""
+    """One suspended stream. The next request must have the same fingerprint."""
 
     source: Source
     fingerprint: Fingerprint
@@ -89,7 +91,7 @@ class _Round:
 
 
 class SuspendedStreams:
-    """All of them, by the state that the client brings back. `give_up(source)` ends one whose client did not."""
+    """All suspended streams, by requestState. `on_expiry(source)` ends one whose client did not answer in time."""
 
     def __init__(self, on_expiry: Callable[[Source], None]) -> None:
         self._rounds: dict[str, _Round] = {}
@@ -99,15 +101,15 @@ class SuspendedStreams:
     def suspend(
         self, source: Source, request: Request, fingerprint: Fingerprint, question: Message, size: int
     ) -> bytes:
-        """Keep the stream; the response that asks the client. `size` is that of the question in bytes.
+        """Suspend the stream, and return the response that asks the client. `size` is the bytes of the question.
 
-        Raises ProtocolError when too much is kept.
+        Raise ProtocolError if too many streams are suspended.
         """
         account = Account(self._bytes, request.client.principal.owner)
         try:
             account.change(SUSPENDED_STREAM_BYTES + 2 * size)
         except BudgetError as error:
-            text = f"it asks the client something, and too many answers are waited for already: {error}"
+            text = f"it asked the client a question, but too many suspended streams already wait for answers: {error}"
             raise ProtocolError(text) from error
         source.is_suspended = True
         state = secrets.token_urlsafe(32)
@@ -116,7 +118,11 @@ class SuspendedStreams:
         return self._response(request, state)
 
     def resume(self, request: Request, fingerprint: Fingerprint) -> tuple[Source, list[tuple[Any, dict[str, Any]]]]:
-        """The stream, and the answers by the member's own ids. Raises MethodError; what lacks an answer is kept."""
+        """Return the stream, and the answers with the member's own ids.
+
+        Raise MethodError for invalid params, and StillWaitingError if an answer is missing. Then the stream stays
+        suspended.
+        """
         state = request.params["requestState"]
         suspended_round = self._rounds.get(state) if isinstance(state, str) else None
         if suspended_round is None or suspended_round.fingerprint != fingerprint:
@@ -153,7 +159,7 @@ class SuspendedStreams:
 
 
 class StillWaitingError(Exception):
-    """Not everything was answered: `response` asks again."""
+    """Answers are missing. `response` asks for them again."""
 
     def __init__(self, response: bytes, missing: list[str]) -> None:
         super().__init__(f"no answer to {', '.join(missing)}")
@@ -164,24 +170,24 @@ class StillWaitingError(Exception):
 
 
 def seal_state(fingerprint: Fingerprint, body: bytes) -> bytes:
-    """A modern member's response, its requestState good for nobody else and for nothing else.
+    """Return a modern member's response with its requestState sealed for this client and request.
 
-    Raises ProtocolError for a state that is longer than a client may bring back.
+    Raise ProtocolError if the state is too long.
     """
     answer = envelope.read(body)
     result = envelope.fields(answer.result)
     state = result.get("requestState")
     if state is None or not bytes(state).startswith(b'"'):
-        return body  # it has none, or not one that a client may bring back
+        return body  # there is no state, or it is not a string
     if len(bytes(state)) > seals.MAX_TEXT:
-        raise ProtocolError(f"told the client a requestState of more than {seals.MAX_TEXT:,} bytes")
+        raise ProtocolError(f"sent a requestState of more than {seals.MAX_TEXT:,} bytes")
     state = jsonrpc.decode(bytes(state), exact=True)
     sealed_result = {**result, "requestState": seals.seal(SALT, fingerprint, state)}
     return envelope.encode(jsonrpc.result_response(answer.id, sealed_result))
 
 
 def unseal_state(request: Request, fingerprint: Fingerprint) -> dict[str, Any]:
-    """The params with the member's own requestState. Raises MethodError for one that this client was not told here."""
+    """Return the params with the member's own requestState. Raise MethodError if it was not sealed for this request."""
     state = seals.unseal(SALT, fingerprint, request.params["requestState"])
     if state is None:
         raise MethodError(INVALID_PARAMS, UNKNOWN_STATE)
@@ -189,15 +195,14 @@ def unseal_state(request: Request, fingerprint: Fingerprint) -> dict[str, Any]:
 
 
 async def compute_fingerprint(upstream: Upstream, request: Request) -> Fingerprint:
-    """The same as `about`, aside where the request is large."""
+    """Return `fingerprint_of` the request, computed in another thread if the request is large."""
     return await upstream.run_in_thread(request.client.principal.owner, partial(fingerprint_of, request), request.size)
 
 
 def fingerprint_of(request: Request) -> Fingerprint:
-    """Who asked what, and where: nobody else goes on with it, and not as something else.
+    """Return what identifies the client and its request, so that no other client or request can continue it.
 
-    A client may write the keys of its second request in another order. Arguments of megabytes are for other threads
-    than the loop's.
+    The keys of the second request may be in another order. Do not call this on the event loop for large arguments.
     """
     principal = request.client.principal
     volatile = ("_meta", "inputResponses", "requestState")

@@ -54,8 +54,8 @@ def test_who_may_not_come_in_is_told_why(world: World) -> None:
         ("/", 404, "Nothing is here"),
         ("/.well-known/oauth-authorization-server", 404, "no OAuth"),
         ("/register", 404, "no OAuth"),
-        ("/mcp/nobody", 404, "no member 'nobody'"),
-        ("/mcp?members=notes,nobody", 404, "no member 'nobody'"),
+        ("/mcp/nobody", 404, "member 'nobody' not found"),
+        ("/mcp?members=notes,nobody", 404, "member 'nobody' not found"),
         ("/mcp?token=gh_x", 400, "unknown query parameter 'token'"),
         ("/mcp/notes?members=notes", 400, "unknown query parameter 'members'"),
         ("/mcp?" + "&".join(f"a{number}=1" for number in range(11)), 400, "the query cannot be read"),
@@ -378,7 +378,10 @@ def test_what_is_kept_longer_than_its_message_has_bounds_of_its_own(world: World
     agent = world.agent().begin()
     assert agent.post(request("x" * 1_000, "ping")).status_code == 200
     refused = agent.post(request("x" * 1_001, "ping"))
-    assert (refused.status_code, refused.json()["error"]["message"]) == (400, "an id may have 1,000 characters")
+    assert (refused.status_code, refused.json()["error"]["message"]) == (400, "an id can have at most 1,000 characters")
     large = {f"{META}clientCapabilities": {"experimental": {"a": "x" * 20_000}}}
     refused = world.agent().modern("tools/list", meta=large)
-    assert (refused.status_code, refused.json()["error"]["message"]) == (400, "capabilities may have 16,384 bytes")
+    assert (refused.status_code, refused.json()["error"]["message"]) == (
+        400,
+        "capabilities can have at most 16,384 bytes",
+    )

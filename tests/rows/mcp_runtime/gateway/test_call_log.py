@@ -220,7 +220,7 @@ def test_the_oldest_calls_are_lost_when_the_database_is_too_slow_and_that_is_sai
     for number in range(5):
         call(tool=f"t{number}", size=1_000).answered(answer())
     assert [row.tool_name for row in written(recorder)] == ["t3", "t4"]
-    assert "3 calls of the gateway were not written down" in caplog.text
+    assert "3 calls of the gateway were not written" in caplog.text
 
 
 @pytest.mark.parametrize(("bound", "most"), [("MAX_WAITING", 10), ("MAX_WAITING_BYTES", 10_500)])
@@ -281,7 +281,7 @@ def test_a_database_that_is_away_for_a_while_costs_no_call(
     failing(monkeypatch, "insert", error, times=3)
     call(tool="first").answered(answer())
     recorder.start()
-    eventually(lambda: "calls of the gateway cannot be written down (away); trying again" in caplog.text)
+    eventually(lambda: "calls of the gateway cannot be written (away); trying again" in caplog.text)
     call(tool="second").answered(answer())
     eventually(lambda: Invocation.objects.count() == 2)
     assert [row.tool_name for row in Invocation.objects.order_by("id")] == ["first", "second"]
@@ -309,7 +309,7 @@ def test_a_call_that_the_database_cannot_hold_costs_no_other(
     for tool, timeout in (("a", 1.0), ("bad", object()), ("c", 1.0)):
         call(tool=tool, timeout=timeout).answered(answer())
     assert [row.tool_name for row in written(recorder)] == ["a", "c"]
-    assert "a call of tool 'bad' cannot be written down" in caplog.text
+    assert "a call of tool 'bad' cannot be written" in caplog.text
 
 
 def test_calls_that_the_database_refuses_for_long_make_room_for_others(
@@ -319,7 +319,7 @@ def test_calls_that_the_database_refuses_for_long_make_room_for_others(
     failing(monkeypatch, "insert", OperationalError("too deep"), times=1)
     call(tool="bad").answered(answer())
     recorder.start()
-    eventually(lambda: "1 calls of the gateway could not be written down (too deep)" in caplog.text)
+    eventually(lambda: "1 calls of the gateway could not be written (too deep)" in caplog.text)
     call(tool="good").answered(answer())
     eventually(lambda: [row.tool_name for row in Invocation.objects.all()] == ["good"])
 
@@ -335,7 +335,7 @@ def test_a_stop_waits_for_no_database_and_says_what_it_lost(
     recorder.stop()
     assert watch.seconds < call_log.STOP_SECONDS + 0.5
     assert not recorder._thread.is_alive()
-    assert "3 calls of the gateway were not written down: the runtime stops" in caplog.text
+    assert "3 calls of the gateway were not written: the runtime is stopping" in caplog.text
 
 
 def test_a_stop_has_its_bound_while_sqlite_is_locked(
@@ -351,7 +351,7 @@ def test_a_stop_has_its_bound_while_sqlite_is_locked(
         recorder.stop()
         assert watch.seconds < call_log.STOP_SECONDS + 0.5
         assert not recorder._thread.is_alive()
-    assert "1 calls of the gateway were not written down: the runtime stops" in caplog.text
+    assert "1 calls of the gateway were not written: the runtime is stopping" in caplog.text
 
 
 def test_calls_that_end_while_others_are_written_down_are_all_there(

@@ -211,12 +211,12 @@ def test_arguments_may_be_left_out_or_null(world: World, notes: Member) -> None:
 
 def test_what_is_not_found_is_named(world: World, notes: Member) -> None:
     agent = world.agent().begin()
-    prompt = "no member has the prompt 'greet'; prompts/list says what there is"
+    prompt = "no member has the prompt 'greet'; see prompts/list"
     assert agent.ask("prompts/get", name="greet")["error"] == {"code": -32602, "message": prompt}
     ref = {"type": "ref/prompt", "name": "greet"}
     assert agent.ask("completion/complete", ref=ref)["error"] == {"code": -32602, "message": prompt}
     ref = {"type": "ref/resource", "uri": "y:{n}"}
-    resource = "no member has the resource 'y:{n}'; resources/list says what there is"
+    resource = "no member has the resource 'y:{n}'; see resources/list"
     assert agent.ask("completion/complete", ref=ref)["error"] == {"code": -32602, "message": resource}
 
 
@@ -316,7 +316,7 @@ def test_a_token_for_single_tools_opens_nothing_else_of_their_member(world: Worl
     assert agent.call("echo")["result"] == text("{}")
     assert agent.call("new")["error"]["data"] == {"member": "notes", "kind": "forbidden"}
     assert agent.ask("resources/list")["result"] == {"resources": []}
-    assert "for single tools" in agent.ask("resources/read", uri="x:1")["error"]["message"]
+    assert "only single tools" in agent.ask("resources/read", uri="x:1")["error"]["message"]
     notes.behaviours["tools/list"] = lambda asked: asked.result({"tools": [{"name": "echo"}, {"name": "new"}]})
     assert agent.tools() == ["echo"]
 

@@ -289,7 +289,7 @@ def test_a_member_that_accepts_no_connection_was_not_sent_the_call(world: World)
     agent = world.agent().begin()
     with full_backlog() as port:
         member.live.client.url = f"http://127.0.0.1:{port}/mcp"
-        assert "it took no connection" in failed(world, agent, "notes__echo")
+        assert "it accepted no connection" in failed(world, agent, "notes__echo")
 
 
 def test_a_call_that_nobody_listened_to_goes_to_the_next_process(world: World) -> None:
@@ -450,7 +450,7 @@ def test_a_file_of_sessions_that_cannot_be_read_keeps_nothing_from_starting(
 ) -> None:
     (world.data_dir / session_file.NAME).write_bytes(left)
     assert world.agent().begin().tools() == []
-    assert ("sessions go on without it" in caplog.text) == (left != b"[]")
+    assert ("sessions continue without it" in caplog.text) == (left != b"[]")
 
 
 def test_a_roster_that_takes_long_to_load_is_not_loaded_again_for_the_next_unknown_name(

@@ -140,7 +140,7 @@ def test_a_task_is_named_once_however_members_take_names(world: World, more: dic
     member = world.member(behaviours=TASKS)
     agent = in_session(world)
     error = agent.ask("tasks/get", taskId=begun(agent), **more)["error"]
-    assert error == {"code": -32602, "message": "tasks/get: taskId must be a string, and there once"}
+    assert error == {"code": -32602, "message": "tasks/get: taskId must be a string and occur once"}
     assert agent.ask("tasks/get", **more)["error"] == error
     assert heard_of_tasks(member) == []
 
@@ -173,7 +173,7 @@ def test_tasks_are_not_listed_and_nobody_is_told_that_they_are(world: World) -> 
     begun(agent)
     for error in (agent.ask("tasks/list")["error"], world.agent("/mcp/notes").modern("tasks/list").json()["error"]):
         assert error["code"] == -32601
-        assert error["message"].startswith("tasks/list is not offered")
+        assert error["message"].startswith("tasks/list is not available")
     assert heard_of_tasks(member) == []
     params = {"protocolVersion": "2025-11-25", "capabilities": {}}
     told = world.agent("/mcp/notes").send("initialize", **params).json()["result"]["capabilities"]
@@ -208,7 +208,7 @@ OTHERWISE += [{"_meta": {RELATED.replace("related", related): {"taskId": "t1"}}}
 @pytest.mark.parametrize("more", OTHERWISE)
 def test_nothing_is_about_a_task_in_a_spelling_that_lenient_members_read(world: World, more: dict[str, Any]) -> None:
     member = world.member(behaviours={"prompts/get": lambda asked: asked.result({"messages": []})})
-    written = f"{RELATED if '_meta' in more else '_meta'} is written exactly so, and once"
+    written = f"the key {RELATED if '_meta' in more else '_meta'} must be spelled exactly so and occur once"
     for path, tool in (("/mcp", "notes__echo"), ("/mcp/notes", "echo")):
         agent = in_session(world, path=path)
         for method, params in (("tools/call", {"name": tool, "arguments": {}}), ("prompts/get", {"name": "x"})):

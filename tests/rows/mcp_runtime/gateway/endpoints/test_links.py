@@ -98,7 +98,7 @@ def test_a_uri_that_several_members_may_have_is_read_from_none_and_the_error_nam
     }.items():
         error = world.agent().begin().ask(method, **params)["error"]
         assert error["code"] == -32602
-        assert error["message"] == f"several members may have '{URI}': ask for one of {listed[0]}, {listed[1]}"
+        assert error["message"] == f"several members may have '{URI}': request one of {listed[0]}, {listed[1]}"
         assert error["data"] == {"uri": URI, "resources": listed}
         assert [one.messages(method) for one in two] == [[], []]
     narrowed = world.agent("/mcp?members=two").begin()

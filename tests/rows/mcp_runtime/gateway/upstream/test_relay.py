@@ -505,7 +505,8 @@ def test_a_request_state_is_good_for_whom_it_was_told_and_for_that_request_alone
 )
 def test_no_state_passes_under_a_key_that_lenient_members_read_all_the_same(world: World, key: str) -> None:
     member = world.member("notes", MODERN)
-    told = (-32602, f"{'inputResponses' if key.startswith('in') else 'requestState'} is written exactly so, and once")
+    name = "inputResponses" if key.startswith("in") else "requestState"
+    told = (-32602, f"the key {name} must be spelled exactly so and occur once")
     for path, tool in (("/mcp", "notes__echo"), ("/mcp/notes", "echo")):
         agent, session = world.agent(path), world.agent(path).begin(elicitation={})
         more = {"name": tool, "arguments": {}, key: "state of the member"}
@@ -525,7 +526,10 @@ def test_a_session_brings_no_state_also_to_a_member_that_speaks_both_eras(world:
     assert first["requestState"].endswith(".state of the member")
     session = world.agent(token=make_token(User.objects.create_superuser("olga"))).begin(elicitation={})
     response = session.send("tools/call", name="notes__echo", arguments={}, **more)
-    assert failure(response) == (-32602, f"a session has no {min(more)}: it is asked on a stream")
+    assert failure(response) == (
+        -32602,
+        f"{min(more)} does not exist in sessions: a session gets questions on a stream",
+    )
     assert len(member.messages("tools/call")) == 1
 
 
@@ -624,7 +628,7 @@ def test_more_held_streams_than_there_is_room_for_fail(world: World, monkeypatch
     monkeypatch.setattr("mcp_runtime.gateway.upstream.suspended.SUSPENDED_STREAM_BYTES", 17_000_000)
     member = world.member(behaviours={"tools/call": asking(ELICIT)})
     can = {f"{META}clientCapabilities": {"elicitation": {}}}
-    assert "too many answers are waited for" in failure(modern_call(world.agent(), meta=can))[1]
+    assert "too many suspended streams already wait" in failure(modern_call(world.agent(), meta=can))[1]
     eventually(lambda: member.messages("notifications/cancelled"))
 
 
@@ -641,7 +645,7 @@ def test_held_questions_of_one_user_have_a_bound_in_bytes_and_leave_others_their
     agents = [world.agent(token=make_token(one)) for _ in range(3)]
     states = [modern_call(agent, meta=can).json()["result"]["requestState"] for agent in agents[:2]]
     for full in (agents[0], agents[2]):
-        assert "too many answers are waited for" in failure(modern_call(full, meta=can))[1]
+        assert "too many suspended streams already wait" in failure(modern_call(full, meta=can))[1]
     assert modern_call(world.agent(token=make_token(other)), meta=can).json()["result"]["requestState"]
     answers = {"question": {"action": "accept"}}
     assert said(modern_call(agents[0], meta=can, requestState=states[0], inputResponses=answers))
@@ -785,7 +789,7 @@ def test_a_refused_question_of_a_modern_member_fails_the_call(world: World) -> N
         question = heard.until("elicitation/create")
         agent.post({"jsonrpc": "2.0", "id": question["id"], "error": {"code": -1, "message": "not now"}})
         message = heard.until("")["error"]["message"]
-    assert message.endswith("asked for input (elicitation/create) that it was not given: not now")
+    assert message.endswith("asked for input (elicitation/create) and got none: not now")
 
 
 def test_a_modern_member_that_never_has_enough_is_given_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
