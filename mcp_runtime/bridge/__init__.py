@@ -1,13 +1,13 @@
-"""A stdio server as a member like the others: a program of its own, which serves the server's MCP over HTTP.
+"""Makes a stdio server a member like the others. It is a separate program, which serves the server's MCP over HTTP.
 
 __main__, program    the program: its arguments, and the port
-command              how it is started, and what it ends with
-relay > handshake, sessions, pending      which request, answer and message goes to whom
+command              the command line that starts it, and its exit codes
+relay > handshake, sessions, pending      routes requests, answers and other messages
 stdio_server         the server as a child: its process, its pipes, its end
-connections          callers' connections: requests as they come, replies as they go
-callers              who asks: a connection, a session, a request on its way
+connections          callers' connections: requests, replies, streams of events
+callers              a connection, a session, and a request in progress
 messages, http_messages, complaints       JSON-RPC, HTTP, and stderr
 
-Of other rooms members alone use it, and of it only `command`. It uses no other room, and the standard library alone.
-Its folder is on the path of the program, so no module of it may have the name of one of Python's.
+Only `members` uses this package, and only its module `command`. It uses no other package, only the standard library.
+Its folder is on the program's path, so none of its modules may have the name of a module of Python.
 """

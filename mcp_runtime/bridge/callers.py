@@ -1,4 +1,4 @@
-"""Who asks: a connection, a session, and a request on its way."""
+"""The callers: a connection, a session, and a request in progress."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ TYPE_CHECKING = False  # see messages
 if TYPE_CHECKING:
     from typing import Any
 
-# No dataclasses: to import them takes each bridge a megabyte.
+# No dataclasses, because importing them takes a megabyte in each bridge.
 
 
 class Connection:
-    """A caller's connection: one request at a time, while what follows waits in `inbox`."""
+    """A caller's connection. It serves one request at a time. Later requests wait in `inbox`."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -24,22 +24,22 @@ class Connection:
         self.request: CallerRequest | None = None  # the request that is being answered
         self.is_listening = False  # it gets the events that belong to no request
         self.listens_for: Session | None = None
-        self.is_over = False  # the last was sent; what it still sends is thrown away
-        self.is_served = False  # `Connections.serve` is at it, and goes on by itself
+        self.is_over = False  # the last reply was sent; further input is discarded
+        self.is_busy = False  # `Connections._serve` is taking its requests, and continues with the next ones
 
 
 class Session:
-    """One client, with what a server keeps for its client."""
+    """One client, with the state that a server has for its client."""
 
     def __init__(self, session_id: str) -> None:
         self.id = session_id
-        self.level = ""  # of log messages; empty: it has asked for none
-        self.uris: set[str] = set()  # of the resources that it has subscribed to
+        self.level = ""  # of log messages; empty if the client has set none
+        self.uris: set[str] = set()  # of the resources to which it is subscribed
         self.stream: Connection | None = None
 
 
 class CallerRequest:
-    """A request on its way: whose it is, and what its caller calls it. `session` None: a caller without one."""
+    """A request in progress, with its caller and the caller's id for it. `session` is None if the caller has none."""
 
     def __init__(
         self, connection: Connection, head: Head, caller_id: str | int, session: Session | None = None

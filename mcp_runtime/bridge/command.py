@@ -1,19 +1,19 @@
-"""How the bridge is started, and what it says and ends with when it could not begin."""
+"""The command line of the bridge, and its message and exit codes if it cannot start."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-# So that nothing in the server's folder or environment is taken for a module of ours; and it starts sooner.
+# Without these options a file in the server's folder or environment could replace a module. It also starts faster.
 ISOLATED = ["-I", "-S"]
 PROGRAM = os.path.dirname(os.path.abspath(__file__))
 PORT_TAKEN = "bridge: somebody else listens on port"
 EXIT_PORT_TAKEN = 2  # the plugin contract
 EXIT_USAGE = 64  # sysexits.h
-EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127  # as shells say it
+EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127  # as in shells
 
 
 def command_line(port: int, argv: list[str], max_bytes: int) -> list[str]:
-    """What to spawn for the server `argv`."""
+    """The command that starts the bridge for the server `argv`."""
     return [sys.executable, *ISOLATED, PROGRAM, str(port), "--max-bytes", str(max_bytes), "--", *argv]

@@ -1,4 +1,4 @@
-"""What the bridge writes on stderr, beside the server: its own complaints, and lines that are no messages."""
+"""The bridge's output on stderr: its own errors, and lines of the server that are not messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOISE_BYTES = 2_000
 def write_stderr(line: bytes) -> None:
     try:
         os.write(2, line)
-    except OSError:  # nobody reads it any more
+    except OSError:  # the reader has closed the pipe
         return
 
 
@@ -21,7 +21,7 @@ def complain(text: str) -> None:
 
 
 class Noise:
-    """What is no message goes where complaints go, so many lines a second."""
+    """Writes lines that are not messages to stderr, at most NOISE_LINES_PER_SECOND."""
 
     def __init__(self) -> None:
         self._second = 0
@@ -31,7 +31,7 @@ class Noise:
         second = int(time.monotonic())
         if second != self._second:
             if self._lines > NOISE_LINES_PER_SECOND:
-                complain(f"{self._lines - NOISE_LINES_PER_SECOND} more lines on stdout were no messages")
+                complain(f"{self._lines - NOISE_LINES_PER_SECOND} more lines on stdout were not messages")
             self._second, self._lines = second, 0
         self._lines += 1
         if self._lines <= NOISE_LINES_PER_SECOND:

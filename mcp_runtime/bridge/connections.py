@@ -1,4 +1,4 @@
-"""Callers' connections: requests as they come, replies and streams of events as they go."""
+"""Callers' connections: they read requests, and send replies and streams of events."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from mcp_runtime.bridge.http_messages import (
 from mcp_runtime.bridge.messages import INTERNAL_ERROR, INVALID_REQUEST, READ_BYTES, Message, encode, error_message
 
 MAX_HEAD = 64_000
-MAX_UNREAD_EVENTS = 1_000_000  # bytes of what a caller may miss, and does not read
-MAX_CONNECTIONS = 2_200  # a member's `max_concurrency` is 1024 at most, and the streams of events
+MAX_UNREAD_EVENTS = 1_000_000  # bytes of unread events, before further ones are dropped
+MAX_CONNECTIONS = 2_200  # for calls (a member's `max_concurrency` is at most 1024) and streams of events
 MAX_LISTENERS = 1_000
 
 
 class Connections:
-    """`on_request` is given each whole request, and says whether the connection serves further ones.
+    """All connections. `on_request` gets each whole request, and returns whether the connection serves further ones.
 
-    `on_leave` is given each request whose caller left before it was answered.
+    `on_leave` gets each request whose caller disconnected before the answer.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Connections:
     def is_open(self, connection: Connection) -> bool:
         return connection in self._open
 
-    # Callers come and go
+    # Opening and closing
 
     def accept_more(self) -> None:
         if not self._is_accepting and not self._has_ended:
@@ -60,7 +60,7 @@ class Connections:
             self._selector.register(self._listener, selectors.EVENT_READ, lambda _: self._accept())
 
     def accept_no_more(self) -> None:
-        """For good."""
+        """Stop accepting connections for ever."""
         self._has_ended = True
         self._pause_accepting()
 
@@ -74,8 +74,8 @@ class Connections:
             self._selector.unregister(self._listener)
 
     def _accept(self) -> None:
-        if len(self._open) >= MAX_CONNECTIONS and not self._close_an_idle_one():
-            self._pause_accepting()  # until one is closed
+        if len(self._open) >= MAX_CONNECTIONS and not self._close_oldest_idle():
+            self._pause_accepting()  # until a connection is closed
             return
         try:
             sock, _ = self._listener.accept()
@@ -84,22 +84,22 @@ class Connections:
         except (BlockingIOError, ConnectionError):
             return
         except OSError:  # no descriptor is left
-            if not self._close_an_idle_one():
+            if not self._close_oldest_idle():
                 self._pause_accepting()
             return
         connection = Connection(sock)
         self._open[connection] = None
         self._selector.register(sock, selectors.EVENT_READ, lambda mask: self._on_ready(connection, mask))
 
-    def _close_an_idle_one(self) -> bool:
-        idle = (one for one in self._open if not (one.request or one.listens_for))
+    def _close_oldest_idle(self) -> bool:
+        idle = (connection for connection in self._open if not (connection.request or connection.listens_for))
         oldest = next(idle, None)
         if oldest is not None:
             self._close(oldest)
         return oldest is not None
 
     def _close(self, connection: Connection) -> None:
-        """Its caller left, or has to. What it asked is not cancelled: nobody said so (MCP, until 2025-11-25)."""
+        """Close a connection. That does not cancel its request (MCP up to 2025-11-25)."""
         if connection not in self._open:
             return
         del self._open[connection]
@@ -135,24 +135,24 @@ class Connections:
             self._serve(connection)
 
     def _serve(self, connection: Connection) -> None:
-        """Take the requests that have come, until one has to wait for its answer."""
-        if connection.is_served or connection not in self._open:
+        """Take the requests in `inbox`, until one has to wait for its answer."""
+        if connection.is_busy or connection not in self._open:
             return
-        connection.is_served = True
+        connection.is_busy = True
         try:
-            # Nor is more taken of one who does not read his answers.
+            # If the caller does not read its answers, take no more requests either.
             while not (connection.request or connection.is_over or connection.outbox):
                 if not self._take_request(connection):
                     break
         except RefusalError as refusal:
             message = error_message(None, INVALID_REQUEST, str(refusal))
             self._end_with(connection, response(refusal.status, encode(message), keep_alive=False))
-        connection.is_served = False
+        connection.is_busy = False
         if (connection.request or connection.outbox) and len(connection.inbox) > MAX_BODY + MAX_HEAD:
-            self._close(connection)  # nobody sends that much ahead of an answer
+            self._close(connection)  # no honest caller sends so much before an answer
 
     def _take_request(self, connection: Connection) -> bool:
-        """Whether there was a whole request."""
+        """Take one request. False if it is not complete yet, or if no further one may be taken."""
         if connection not in self._open:
             return False
         if connection.head is None:
@@ -173,7 +173,7 @@ class Connections:
         head, connection.head = connection.head, None
         body = bytes(connection.inbox[: head.length])
         del connection.inbox[: head.length]
-        self._open[connection] = self._open.pop(connection)  # the last one used
+        self._open[connection] = self._open.pop(connection)  # move to the end: it is the last one used
         return self._on_request(connection, head, body)
 
     # Replies
@@ -205,7 +205,7 @@ class Connections:
             self._end_with(connection, data)
 
     def _end_with(self, connection: Connection, data: bytes) -> None:
-        """The last that is sent here. Not closed at once: a caller that still writes would lose it to a reset."""
+        """Send the last reply. The connection stays open for now, because a reset could discard the reply."""
         connection.is_over = True
         connection.inbox.clear()
         self._send(connection, data)
@@ -229,18 +229,18 @@ class Connections:
         if connection.is_over and not connection.outbox:
             try:
                 connection.sock.shutdown(socket.SHUT_WR)
-            except OSError:  # it is gone already
+            except OSError:  # it is closed already
                 return
 
     # Streams of events
 
     def listen(self, connection: Connection, head: Head, session: Session | None) -> bool:
-        """Whether the connection serves further requests: as a stream it does not."""
-        if sum(one.is_listening for one in self._open) >= MAX_LISTENERS:
+        """Make the connection a stream. Returns whether it serves further requests, which a stream does not."""
+        if sum(other.is_listening for other in self._open) >= MAX_LISTENERS:
             self.refuse(connection, head, 503, "too many streams are open")
             return True
         if session is not None:
-            self.end_stream(session)  # what is said is said on one stream
+            self.end_stream(session)  # a session has one stream, which gets each event once
             session.stream, connection.listens_for = connection, session
         connection.is_listening = True
         self._send(connection, STREAM_HEAD)
@@ -252,7 +252,7 @@ class Connections:
             self._end_with(stream, LAST_CHUNK)
 
     def stream(self, request: CallerRequest, message: Message) -> None:
-        """A notification before the answer: the answer becomes a stream of events, if the caller takes one."""
+        """Send a notification before the answer, if the caller accepts a stream. The answer then comes on it too."""
         if request.head.takes_stream:
             if not request.is_streaming:
                 request.is_streaming = True
@@ -260,7 +260,7 @@ class Connections:
             self.send_event(request.connection, message)
 
     def tell_listeners(self, message: Message) -> None:
-        for connection in [one for one in self._open if one.is_listening]:
+        for connection in [each for each in self._open if each.is_listening]:
             self.send_event(connection, message)
 
     def send_event(self, connection: Connection, message: Message) -> None:

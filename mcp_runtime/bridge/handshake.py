@@ -1,4 +1,4 @@
-"""The handshake: once with the server, and its result for everybody."""
+"""The handshake with the server. It happens once, and every caller gets its result."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ NOT_PASSED_ON = "the server reads nothing, or the message is nested too deep"
 
 
 class Handshake:
-    """`tell_server` says whether the server will be told; `welcome` gives a caller the server's answer."""
+    """`send_to_server` returns False if it cannot send. `welcome` passes the server's answer to a caller."""
 
     def __init__(
         self,
         ids: Iterator[int],
-        tell_server: Callable[[Message], bool],
+        send_to_server: Callable[[Message], bool],
         welcome: Callable[[CallerRequest, Message], None],
     ) -> None:
         self._ids = ids
-        self._tell_server = tell_server
+        self._send_to_server = send_to_server
         self._welcome = welcome
         self._id = 0  # of the request that the server has not answered
         self._result: Message | None = None  # what every caller gets
@@ -32,7 +32,7 @@ class Handshake:
 
     @property
     def capabilities(self) -> Any:
-        """As the server said them; None before it did, and where they are none."""
+        """The server's capabilities. None before its answer, or if they are not an object."""
         capabilities = (self._result or {}).get("capabilities")
         return capabilities if isinstance(capabilities, dict) else None
 
@@ -46,21 +46,21 @@ class Handshake:
         self._waiting.append(request)
         if not self._id:
             self._id = next(self._ids)
-            # Capabilities of a client are what it may be asked for, and nobody's questions are passed on.
-            asked = {"method": "initialize", "params": {**params, "capabilities": {}}}
-            if not self._tell_server({"jsonrpc": "2.0", "id": self._id, **asked}):
+            # No capabilities, because they allow the server to send requests, and the bridge passes none on.
+            call = {"method": "initialize", "params": {**params, "capabilities": {}}}
+            if not self._send_to_server({"jsonrpc": "2.0", "id": self._id, **call}):
                 self.end(error_message(None, INTERNAL_ERROR, NOT_PASSED_ON))
 
     def end(self, message: Message) -> None:
-        """With the server's answer."""
+        """End the handshake with the server's answer."""
         self._id = 0
         if isinstance(message.get("result"), dict):
             self._result = message["result"]
-            self._tell_server(notification("notifications/initialized"))
+            self._send_to_server(notification("notifications/initialized"))
         waiting, self._waiting = self._waiting, []
         for request in waiting:
             self._welcome(request, message)
 
     def forget(self, request: CallerRequest) -> None:
-        """Its caller left."""
-        self._waiting = [one for one in self._waiting if one is not request]
+        """Remove a request whose caller has disconnected."""
+        self._waiting = [other for other in self._waiting if other is not request]

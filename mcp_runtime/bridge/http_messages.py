@@ -1,4 +1,4 @@
-"""HTTP: as much of it as MCP needs. Heads of requests, what is refused, and replies as bytes."""
+"""The part of HTTP that MCP needs: heads of requests, reasons to refuse them, and replies as bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MAX_BODY = 4_000_000
 PATH = "/mcp"
 LOCAL_NAMES = ("127.0.0.1", "localhost")
 LOCAL_ORIGIN = re.compile(r"https?://(?:localhost|127\.0\.0\.1|\[::1\])(?::([1-9][0-9]{0,4}))?")
-# Later ones have no handshake, and a stdio server that was initialized does not speak them.
+# Later versions have no handshake. A stdio server that was initialized does not support them.
 LAST_HANDSHAKE_VERSION = "2025-11-25"
 
 STATUS_TEXTS = {
@@ -24,7 +24,7 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 
 class RefusalError(Exception):
-    """A request that is not looked into. Where its body ends may be unknown: the connection serves no other."""
+    """The request is refused unread. The end of its body may be unknown, so the connection serves no other request."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -68,7 +68,7 @@ def read_head(raw: bytes) -> Head:
 
 
 def check_head(head: Head, port: int) -> None:
-    """Raises RefusalError; else `head.length` is the length of the body."""
+    """Raise RefusalError, or set `head.length` to the length of the body."""
     origin = head.headers.get("origin")
     # A web page must not reach a server on this machine through its visitor's browser (DNS rebinding).
     if head.headers.get("host", "").lower() not in [f"{name}:{port}" for name in LOCAL_NAMES]:
@@ -98,7 +98,7 @@ def check_head(head: Head, port: int) -> None:
 
 
 def is_local_origin(origin: str) -> bool:
-    """Whether the page came from this machine, whatever the port."""
+    """Whether the page came from this machine. The port does not matter."""
     match = LOCAL_ORIGIN.fullmatch(origin)
     return match is not None and int(match[1] or 1) <= 65_535
 

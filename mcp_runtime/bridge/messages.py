@@ -1,4 +1,4 @@
-"""JSON-RPC messages: as values, as text, and as lines."""
+"""JSON-RPC messages as values, as text, and as lines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 
-TYPE_CHECKING = False  # that of `typing`, which would take each bridge 0.6 MB
+TYPE_CHECKING = False  # as in `typing`, whose import would take 0.6 MB in each bridge
 if TYPE_CHECKING:
     from typing import Any
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 else:
     Message = dict
 
-READ_BYTES = 65_536  # at a stroke, of a caller and of the server
-LINE_ENDS = 512  # kept of a line that is too long: the id of an answer is near one of them
+READ_BYTES = 65_536  # in one read, from a caller or the server
+LINE_ENDS = 512  # bytes that remain at each end of a line that is too long; the id of an answer is in one of them
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR = -32700, -32600, -32601, -32602, -32603
 
 _ID_FIRST = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,18})\s*,')
@@ -23,17 +23,17 @@ _ID_LAST = re.compile(rb'[{,]\s*"id"\s*:\s*(\d{1,18})\s*(?:,\s*"jsonrpc"\s*:\s*"
 
 
 def encode(message: Message) -> bytes:
-    """RecursionError for what could just be read, and is too deep to be written with an envelope around it."""
+    """Raises RecursionError if the message, with its envelope, is too deep to be written."""
     try:
         return json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # a lone surrogate: it came escaped, and goes on escaped
+    except UnicodeEncodeError:  # a lone surrogate, which came escaped and is passed on escaped
         return json.dumps(message, separators=(",", ":")).encode()
 
 
 def decode(text: bytes) -> Any:
-    """The JSON value; ValueError for everything that is none."""
+    """The JSON value. Raises ValueError if the text is not JSON."""
     try:
-        return json.loads(text.decode())  # `loads` of bytes would take UTF-16 too
+        return json.loads(text.decode())  # `loads` of bytes would accept UTF-16 too
     except RecursionError:
         raise ValueError("nested too deep") from None
 
@@ -47,9 +47,9 @@ def notification(method: str, params: Message | None = None) -> Message:
 
 
 def id_in(line: bytes) -> int | None:
-    """The id of an answer that cannot be read as JSON, or was cut; each order of the members has it near an end."""
-    found = _ID_FIRST.match(line[:LINE_ENDS]) or _ID_LAST.search(line[-LINE_ENDS:])
-    return int(found[1]) if found else None
+    """The id of an answer that is not JSON, or was cut. In every order of the keys it is near one end."""
+    match = _ID_FIRST.match(line[:LINE_ENDS]) or _ID_LAST.search(line[-LINE_ENDS:])
+    return int(match[1]) if match else None
 
 
 def is_id(value: Any) -> bool:
@@ -57,7 +57,7 @@ def is_id(value: Any) -> bool:
 
 
 class Lines:
-    """Lines from bytes as they come, each with whether it was cut: of one too long only the ends are kept."""
+    """Splits bytes into lines, each with whether it was cut. Only the two ends of a line that is too long remain."""
 
     def __init__(self, longest: int) -> None:
         self._longest = longest
@@ -65,8 +65,8 @@ class Lines:
         self._is_cut = False
 
     def feed(self, chunk: bytes) -> Iterator[tuple[bytes, bool]]:
-        *ended, rest = chunk.split(b"\n")
-        for part in ended:
+        *complete, rest = chunk.split(b"\n")
+        for part in complete:
             self._take(part)
             yield bytes(self._rest), self._is_cut
             self._rest.clear()

@@ -1,4 +1,4 @@
-"""Requests that the server has not answered, and what can be told from them about whose a message of its is."""
+"""Requests that the server has not answered. They show to which caller other messages of the server belong."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ TYPE_CHECKING = False  # see messages
 if TYPE_CHECKING:
     from typing import Any
 
-MAX_LEFT = 1_000  # requests whose callers went away
+MAX_ABANDONED = 1_000  # requests whose callers have disconnected
 
 
 class Pending:
-    """By the ids that the server knows.
+    """The requests, by the ids that the server got.
 
-    Cancelled requests and those of callers that left are among them: it may still work on them.
+    They include cancelled requests and those of disconnected callers, because the server may still work on them.
     """
 
     def __init__(self) -> None:
         self._requests: dict[int, CallerRequest] = {}
-        self._has_called = False  # the server has served a call of a tool
-        self._works_unasked = False  # what it works on may be of others than those who wait
+        self._has_served_call = False  # the server has served a call of a tool
+        self._has_unknown_work = False  # it may work on something for a caller that does not wait
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._requests
@@ -31,50 +31,52 @@ class Pending:
         self._requests[request.own_id] = request
 
     def drop(self, request: CallerRequest) -> None:
-        """The server was not asked after all."""
+        """Remove a request that was not sent to the server."""
         del self._requests[request.own_id]
 
-    def answered(self, request_id: Any) -> CallerRequest | None:
+    def take(self, request_id: Any) -> CallerRequest | None:
+        """Remove and return the request that the server has answered."""
         request = self._requests.pop(request_id, None)
         if request is not None:
-            self._has_called = self._has_called or request.method == "tools/call"
+            self._has_served_call = self._has_served_call or request.method == "tools/call"
         return request
 
     def with_progress(self, token: Any) -> CallerRequest | None:
-        """Who asked for progress, by the token that the server was given."""
+        """The request with this progress token, which the bridge gave to the server."""
         request = self._requests.get(token) if isinstance(token, int) and token is not True else None
         return request if request is not None and request.progress_token is not None else None
 
     def cancel(self, session: Session | None, request_id: Any) -> CallerRequest | None:
-        """The request that its caller means.
+        """Mark a request as cancelled, and return it.
 
-        None when it is over; or when callers without a session use the same id: better none than the wrong one.
+        None if the request has ended. Also None if several callers without a session use the same id, because it is
+        better to cancel no request than the wrong one.
         """
-        asked = (session, type(request_id), request_id)
+        key = (session, type(request_id), request_id)
         running = [request for request in self._requests.values() if not request.is_cancelled]
-        meant = [e for e in running if (e.session, type(e.caller_id), e.caller_id) == asked]
-        if len(meant) != 1:
+        matches = [each for each in running if (each.session, type(each.caller_id), each.caller_id) == key]
+        if len(matches) != 1:
             return None
-        meant[0].is_cancelled = True
-        return meant[0]
+        matches[0].is_cancelled = True
+        return matches[0]
 
-    def bound_left(self, is_open: Callable[[Connection], bool]) -> None:
-        """Requests of callers who left are kept until they are answered, and the oldest of too many are not.
+    def limit_abandoned(self, is_open: Callable[[Connection], bool]) -> None:
+        """Remove the oldest requests of disconnected callers if there are too many.
 
-        A cancellation comes when its caller has given up already.
+        The others stay until they are answered, because a caller may disconnect before it sends a cancellation.
         """
-        left = [e.own_id for e in self._requests.values() if not is_open(e.connection)]
-        for own_id in left[:-MAX_LEFT]:
+        abandoned = [request.own_id for request in self._requests.values() if not is_open(request.connection)]
+        for own_id in abandoned[:-MAX_ABANDONED]:
             del self._requests[own_id]
-            self._works_unasked = True
+            self._has_unknown_work = True
 
     def sessions(self) -> set[Session | None]:
         return {request.session for request in self._requests.values()}
 
     def of_one_client(self) -> list[CallerRequest]:
-        """All that the server works on, when everything is of one client; else nothing."""
+        """All requests on which the server works, if all are from one client. Otherwise an empty list."""
         requests = list(self._requests.values())
         clients = {request.session or request for request in requests}
-        if not requests and self._has_called:
-            self._works_unasked = True  # behind its answers: a call that runs says no more about whose a message is
-        return [] if len(clients) != 1 or self._works_unasked else requests
+        if not requests and self._has_served_call:
+            self._has_unknown_work = True  # it goes on after its answers, so a message may belong to an earlier call
+        return [] if len(clients) != 1 or self._has_unknown_work else requests

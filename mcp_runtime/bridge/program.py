@@ -1,11 +1,13 @@
 """`bridge PORT -- COMMAND...` serves the MCP of COMMAND over HTTP on 127.0.0.1:PORT.
 
-Most MCP servers read JSON-RPC line by line from stdin, and answer on stdout. The runtime spawns this program in the
-place of their command. It starts the command as its one child, in the same process group, and ends as that ends: with
-its exit code, 128 + n for signal n. Exit code 2 with PORT_TAKEN on stderr is the bridge's own: somebody has the port.
+Most MCP servers read JSON-RPC line by line from stdin, and answer on stdout. The runtime spawns this program in place
+of their command. The program starts the command as its only child, in the same process group. It ends with the child,
+and with its exit code, which is 128 + n for signal n. The bridge's own exit code 2, with PORT_TAKEN on stderr, means
+that another process uses the port.
 
-Small and standard library only, run without site-packages: there is one of it for each stdio member. One thread and
-non-blocking descriptors, so that nobody waits for somebody who does not read, and everything kept has a bound.
+There is one bridge for each stdio member, so it is small, and uses only the standard library without site-packages. It
+has one thread and non-blocking descriptors, so that a caller that does not read delays nobody. All its memory is
+bounded.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from mcp_runtime.bridge.command import EXIT_PORT_TAKEN, EXIT_USAGE, PORT_TAKEN
 from mcp_runtime.bridge.complaints import complain, write_stderr
 from mcp_runtime.bridge.relay import Bridge
 
-MAX_BYTES = 4_000_000  # of one line of the server, unless --max-bytes says otherwise
+MAX_BYTES = 4_000_000  # of one line of the server, without --max-bytes
 
 
 def listen(port: int) -> socket.socket:

@@ -1,9 +1,9 @@
-"""Which request, answer and message goes to whom: callers on one side, one server on the other.
+"""Routes requests, answers and other messages between many callers and one server.
 
-One child serves many callers, who know nothing of each other: the bridge shakes hands with it once and tells every
-caller the same, and gives each request an id of its own on the way in, the caller's on the way out. The child takes all
-of them for one client, so the bridge keeps what belongs to a client: each has a session here with its subscriptions and
-its log level. A message of the child goes to the session that it belongs to, and to nobody when that cannot be known.
+One child serves many callers, which know nothing of each other. The bridge shakes hands with the child once, and every
+caller gets the same result. Each request gets the bridge's id on the way in, and its answer the caller's id on the way
+out. For the child there is only one client. So the bridge has a session for each caller, with its subscriptions and its
+log level. A message of the child goes to the session to which it belongs, or to nobody if that is not known.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from mcp_runtime.bridge.sessions import Sessions, is_for
 from mcp_runtime.bridge.stdio_server import StdioServer
 
 SESSION_OVER = "this session is over: begin a new one with initialize"
-# Of callers: the bridge says that it is initialized, and declared no roots. Of the server: it may ask for nothing.
-SWALLOWED = ("notifications/initialized", "notifications/roots/list_changed")
-# Of the server, for everybody: they say nothing of anybody.
+# Notifications of callers that are not passed on, because the bridge itself sends `initialized` and has no roots.
+IGNORED = ("notifications/initialized", "notifications/roots/list_changed")
+# Notifications of the server for all callers. They contain nothing about a caller.
 LIST_CHANGES = tuple(f"notifications/{kind}/list_changed" for kind in ("tools", "prompts", "resources"))
 
 
 class Bridge:
-    """Callers on one side, one server on the other. `run()` returns the exit code when the server has ended."""
+    """Connects callers with one server. `run()` returns the exit code after the server has ended."""
 
     def __init__(self, listener: socket.socket, argv: list[str], max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -54,45 +54,45 @@ class Bridge:
         self._connections = Connections(self._selector, listener, on_request=self._take_request, on_leave=self._forget)
         self._pending = Pending()
         self._sessions = Sessions(self._ask_server)
-        self._handshake = Handshake(self._ids, self._server.tell, self._welcome)
+        self._handshake = Handshake(self._ids, self._server.send, self._welcome)
         self._noise = Noise()
-        self._stop_asked = False
+        self._stop_requested = False
 
     def run(self) -> int:
-        woken, wake = socket.socketpair()
-        for end in (woken, wake):
+        wakeup_reader, wakeup_writer = socket.socketpair()
+        for end in (wakeup_reader, wakeup_writer):
             end.setblocking(False)
-        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(wakeup_writer.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_stop_signal)
-        self._selector.register(woken, selectors.EVENT_READ, lambda _: woken.recv(READ_BYTES))
+        self._selector.register(wakeup_reader, selectors.EVENT_READ, lambda _: wakeup_reader.recv(READ_BYTES))
         if code := self._server.start():
             return code
         self._connections.accept_more()
         while (status := self._server.poll()) is None:
-            if self._stop_asked:
+            if self._stop_requested:
                 self._begin_end()
             for key, mask in self._selector.select(self._server.patience()):
                 callback: Callable[[int], object] = key.data
                 callback(mask)
         self._server.read_rest()
         self._connections.close_all()
-        if status < 0 and not self._stop_asked:
+        if status < 0 and not self._stop_requested:
             complain(f"the server was ended by signal {-status}")
         return status if status >= 0 else 128 - status
 
     def _on_stop_signal(self, *_: object) -> None:
-        self._stop_asked = True
+        self._stop_requested = True
 
     def _begin_end(self) -> None:
-        """Asked for, or the server can answer nobody any more; mostly it is about to exit. Nobody new is served."""
+        """End the server and accept no more callers, after a stop signal or the end of the server's output."""
         self._connections.accept_no_more()
         self._server.begin_end()
 
     def _ask_server(self, method: str, params: Message) -> None:
-        """A request of the bridge itself; nobody waits for the answer."""
-        self._server.tell({"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params})
+        """Send a request of the bridge itself. Nothing waits for its answer."""
+        self._server.send({"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params})
 
     # From the server
 
@@ -120,7 +120,7 @@ class Bridge:
                 self._take_notification(message)
 
     def _take_unreadable(self, line: bytes, reason: str) -> None:
-        """If it was an answer, its caller need not wait for the deadline."""
+        """Handle a line that cannot be read. If it was an answer, its caller gets an error at once."""
         request_id = id_in(line)
         if request_id in self._pending or (request_id and self._handshake.is_answered_by(request_id)):
             self._take_answer(error_message(request_id, INTERNAL_ERROR, f"the server's answer {reason}"))
@@ -131,24 +131,24 @@ class Bridge:
         request_id = message["id"]
         if self._handshake.is_answered_by(request_id):
             self._handshake.end(message)
-        elif request := self._pending.answered(request_id):
+        elif request := self._pending.take(request_id):
             self._sessions.end_subscribing(request, is_done="result" in message)
             self._connections.answer(request, message)
 
     def _decline(self, message: Message) -> None:
-        """A question of the server. Which of its callers it means cannot be told: none is asked."""
+        """Decline a request of the server, because it is not known for which caller it is. Only `ping` is answered."""
         if message["method"] == "ping":
-            self._server.tell({"jsonrpc": "2.0", "id": message["id"], "result": {}})
+            self._server.send({"jsonrpc": "2.0", "id": message["id"], "result": {}})
         else:
             text = f"{str(message['method'])[:80]} is not offered: this client has declared no such capability"
-            self._server.tell(error_message(message["id"], METHOD_NOT_FOUND, text))
+            self._server.send(error_message(message["id"], METHOD_NOT_FOUND, text))
 
     def _take_notification(self, message: Message) -> None:
         params = message.get("params")
         if message["method"] == "notifications/progress" and isinstance(params, dict):
             if request := self._pending.with_progress(params.get("progressToken")):
-                restored = {**params, "progressToken": request.progress_token}
-                self._connections.stream(request, {**message, "params": restored})
+                caller_params = {**params, "progressToken": request.progress_token}
+                self._connections.stream(request, {**message, "params": caller_params})
         elif message["method"] in LIST_CHANGES:
             self._connections.tell_listeners(notification(message["method"]))
         elif message["method"] == "notifications/resources/updated":
@@ -156,28 +156,28 @@ class Bridge:
             for session in self._sessions.subscribers_of(uri) if isinstance(uri, str) else ():
                 if session.stream is not None:
                     self._connections.send_event(session.stream, message)
-        elif message["method"] != "notifications/cancelled":  # that is about questions, which were answered at once
+        elif message["method"] != "notifications/cancelled":  # it is about the server's requests, already answered
             self._take_unaddressed(message)
 
     def _take_unaddressed(self, message: Message) -> None:
-        """A log message, or what is unknown here: it does not say about which call it is, and may repeat its arguments.
+        """Handle a log message or an unknown notification. It may quote the arguments of a call, but does not name it.
 
-        It is passed on when everything that the server works on is of one client. Else it is for the operator alone.
+        It is passed on if the server works only for one client. Otherwise only the operator gets it.
         """
-        working = self._pending.of_one_client()
-        if not working:
+        requests = self._pending.of_one_client()
+        if not requests:
             self._report(message)
             return
-        session = working[0].session
+        session = requests[0].session
         if not is_for(message, session):
             return
-        if len(working) == 1 and working[0].head.takes_stream:
-            self._connections.stream(working[0], message)
+        if len(requests) == 1 and requests[0].head.takes_stream:
+            self._connections.stream(requests[0], message)
         elif session is not None and session.stream is not None:
             self._connections.send_event(session.stream, message)
 
     def _report(self, message: Message) -> None:
-        """To the operator alone."""
+        """Write the message to stderr, for the operator."""
         try:
             line = encode(message)
         except RecursionError:
@@ -187,7 +187,7 @@ class Bridge:
     # From callers
 
     def _take_request(self, connection: Connection, head: Head, body: bytes) -> bool:
-        """Whether the connection serves further requests."""
+        """Handle a request. Returns whether the connection serves further requests."""
         try:
             if head.method == "GET":
                 return self._connections.listen(connection, head, self._sessions.use(head.session_id))
@@ -218,7 +218,7 @@ class Bridge:
             return
         if fault := fault_of(message):
             self._connections.refuse(connection, head, 400, fault)
-        elif "method" not in message:  # the answer to a question that nobody was asked
+        elif "method" not in message:  # an answer, although the bridge sends callers no requests
             self._connections.reply(connection, head, 202)
         elif "id" not in message:
             self._pass_on_notification(session, message)
@@ -242,13 +242,13 @@ class Bridge:
             request.progress_token = meta["progressToken"]
             message = {**message, "params": {**params, "_meta": {**meta, "progressToken": request.own_id}}}
         self._pending.add(request)
-        if not self._server.tell({**message, "id": request.own_id}):
+        if not self._server.send({**message, "id": request.own_id}):
             self._pending.drop(request)
             self._sessions.end_subscribing(request, is_done=False)
             self._connections.answer(request, error_message(None, INTERNAL_ERROR, NOT_PASSED_ON), status=503)
 
     def _pass_on_notification(self, session: Session | None, message: Message) -> None:
-        if message["method"] in SWALLOWED:
+        if message["method"] in IGNORED:
             return
         if message["method"] == "notifications/cancelled":
             params = message.get("params", {})
@@ -256,23 +256,23 @@ class Bridge:
             if request is None:
                 return
             message = {**message, "params": {**params, "requestId": request.own_id}}
-        self._server.tell(message)
+        self._server.send(message)
 
     def _welcome(self, request: CallerRequest, message: Message) -> None:
-        """The answer to `initialize`, which begins a session."""
+        """Answer `initialize`, and begin a session."""
         session = None
         if isinstance(message.get("result"), dict):
             session = self._sessions.begin(busy=self._pending.sessions())
         self._connections.answer(request, message, session_id=session.id if session else "")
 
     def _forget(self, request: CallerRequest) -> None:
-        """Its caller left."""
-        self._pending.bound_left(self._connections.is_open)
+        """Handle the end of a connection before its request was answered."""
+        self._pending.limit_abandoned(self._connections.is_open)
         self._handshake.forget(request)
 
 
 def fault_of(message: object) -> str:
-    """Why a body is no message; empty for one that is."""
+    """Why a body is not a message. Empty if it is one."""
     if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
         return "the body is not one JSON-RPC 2.0 message"
     if "method" not in message and ("result" in message or "error" in message):

@@ -1,4 +1,4 @@
-"""Sessions: the server takes all callers for one client, so what it keeps for its client is kept here for each."""
+"""Sessions of callers. For the server there is only one client, so the state of each caller is here."""
 
 from __future__ import annotations
 
@@ -12,54 +12,54 @@ TYPE_CHECKING = False  # see messages
 if TYPE_CHECKING:
     from typing import Any
 
-MAX_SESSIONS = 4_000  # more than the gateway keeps
-MAX_URIS = 20_000  # characters of all the URIs that one session has subscribed to
+MAX_SESSIONS = 4_000  # more than the gateway has
+MAX_URIS = 20_000  # characters of all URIs to which one session is subscribed
 LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
-DEFAULT_LEVEL = "info"  # of a session that asked for none, whatever others asked for
+DEFAULT_LEVEL = "info"  # of a session that has set none, whatever the others have set
 
 
 class Sessions:
-    """`ask_server` sends a request of the bridge itself; nobody waits for the answer."""
+    """All sessions. `ask_server` sends a request of the bridge itself, and does not wait for the answer."""
 
     def __init__(self, ask_server: Callable[[str, Message], None]) -> None:
         self._ask_server = ask_server
         self._by_id: dict[str, Session] = {}  # in the order of their last use
         self._subscribers: dict[str, set[Session]] = {}  # by URI
-        self._subscribed: set[str] = set()  # URIs for which the server has said so
-        self._is_debugging = False  # the server was asked for log messages of the lowest level
+        self._confirmed_uris: set[str] = set()  # URIs for which the server has confirmed the subscription
+        self._is_debugging = False  # the bridge has set the server's log level to the lowest one
 
     def begin(self, *, busy: Collection[Session | None]) -> Session:
         session = Session(os.urandom(16).hex())
-        idle = (one for one in self._by_id.values() if one.stream is None and one not in busy)
+        idle = (other for other in self._by_id.values() if other.stream is None and other not in busy)
         if len(self._by_id) >= MAX_SESSIONS and (oldest := next(idle, None)):
             self.end(oldest)
         self._by_id[session.id] = session
         return session
 
     def find(self, session_id: str) -> Session:
-        """Raises KeyError for one that is unknown, or over."""
+        """Raises KeyError if the session is unknown or has ended."""
         return self._by_id[session_id]
 
     def use(self, session_id: str) -> Session | None:
-        """The session that a request belongs to. Raises KeyError."""
+        """The session of a request, or None without an id. Raises KeyError."""
         if not session_id:
             return None
         session = self._by_id.pop(session_id)
-        self._by_id[session.id] = session  # the last one used
+        self._by_id[session.id] = session  # move to the end: it is the last one used
         return session
 
     def end(self, session: Session) -> None:
-        """Its stream is the caller's to end."""
+        """End a session. Whoever calls this must end its stream."""
         del self._by_id[session.id]
         for uri in list(session.uris):
             if self._unsubscribe(session, uri):
                 self._ask_server("resources/unsubscribe", {"uri": uri})
         self._choose_level()
 
-    # Requests about what is kept
+    # Requests about the state of a session
 
     def answer(self, request: CallerRequest, method: str, params: Message, capabilities: Any) -> Message | None:
-        """None when the server is to be asked; `capabilities` are the server's."""
+        """Answer a request. None if it must go to the server. `capabilities` are the server's capabilities."""
         if method not in ("logging/setLevel", "resources/subscribe", "resources/unsubscribe"):
             return None
         session, value = request.session, params.get("level" if method == "logging/setLevel" else "uri")
@@ -77,7 +77,7 @@ class Sessions:
         else:
             session.uris.add(value)
             self._subscribers.setdefault(value, set()).add(session)
-            if value not in self._subscribed:
+            if value not in self._confirmed_uris:
                 request.subscribes_to = value
                 return None
         return {"jsonrpc": "2.0", "result": {}}
@@ -92,14 +92,14 @@ class Sessions:
         return {"jsonrpc": "2.0", "result": {}}
 
     def _choose_level(self) -> None:
-        """The server says as much as the most curious session wants; `is_for` keeps it from the others."""
+        """Set the server's log level to the lowest level of all sessions. `is_for` filters for the others."""
         is_debugging = any(session.level == "debug" for session in self._by_id.values())
         if is_debugging != self._is_debugging:
             self._is_debugging = is_debugging
             self._ask_server("logging/setLevel", {"level": "debug" if is_debugging else DEFAULT_LEVEL})
 
     def _unsubscribe(self, session: Session, uri: str) -> bool:
-        """Whether it was the last session that had subscribed to the resource."""
+        """Remove a subscription. Returns whether it was the last one to the resource."""
         subscribers = self._subscribers.get(uri, set())
         if session not in subscribers:
             return False
@@ -107,30 +107,30 @@ class Sessions:
         subscribers.discard(session)
         if not subscribers:
             del self._subscribers[uri]
-            self._subscribed.discard(uri)
+            self._confirmed_uris.discard(uri)
         return not subscribers
 
-    # What the server says
+    # Messages of the server
 
     def end_subscribing(self, request: CallerRequest, *, is_done: bool) -> None:
-        """The server has answered whether it will tell of the resource, if it was asked for that."""
+        """Handle the server's answer, if the request was a subscription. `is_done`: the server has accepted it."""
         uri = request.subscribes_to
         if uri is None:
             return
         if not is_done and request.session is not None:
             self._unsubscribe(request.session, uri)
         elif uri in self._subscribers:
-            self._subscribed.add(uri)
+            self._confirmed_uris.add(uri)
 
     def subscribers_of(self, uri: str) -> set[Session]:
-        """Those who subscribed to the resource, or to one that it is a part of."""
+        """The sessions that are subscribed to the resource, or to a resource that contains it."""
         places = [at for at, letter in enumerate(uri[:MAX_URIS]) if letter == "/"]
-        known = [uri, *(uri[:at] for at in places), *(uri[: at + 1] for at in places)]
-        return set().union(*(self._subscribers.get(one, ()) for one in known))
+        candidates = [uri, *(uri[:at] for at in places), *(uri[: at + 1] for at in places)]
+        return set().union(*(self._subscribers.get(candidate, ()) for candidate in candidates))
 
 
 def is_for(message: Message, session: Session | None) -> bool:
-    """Whether a message of the server is one that the client has asked for."""
+    """Whether the log level of the session allows a message of the server."""
     params = message.get("params")
     level = params.get("level") if isinstance(params, dict) else None
     if message["method"] != "notifications/message" or level not in LOG_LEVELS:

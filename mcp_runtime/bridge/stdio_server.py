@@ -1,4 +1,4 @@
-"""The server as the bridge's one child: its process, its pipes, and its end."""
+"""The server as the bridge's only child: its process, its pipes, and its end."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from mcp_runtime.bridge.command import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND
 from mcp_runtime.bridge.complaints import complain
 from mcp_runtime.bridge.messages import READ_BYTES, Lines, Message, encode
 
-MAX_BACKLOG = 16_000_000  # bytes that the server does not read: four bodies of callers
-# The end of the server, in the order MCP asks for: the end of its input, SIGTERM, SIGKILL; seconds after the first.
-# Not SIGTERM at once: the hall sends its own to the whole group, and two of them mean "hurry" to some servers.
+MAX_BACKLOG = 16_000_000  # bytes that the server has not read: four bodies of callers
+# The server is ended in the order of MCP: close its input, then SIGTERM, then SIGKILL. Seconds after the first step.
+# SIGTERM is not sent at once, because the hall sends it to the whole group. For some servers two SIGTERM mean "hurry".
 TERMINATE_AFTER = 0.5
-KILL_AFTER = 2.0  # sooner than the hall's patience with us ends
+KILL_AFTER = 2.0  # before the hall kills the bridge
 PR_SET_PDEATHSIG = 1
 
 
 class StdioServer:
-    """`on_line` is given each line of the server, and whether it was cut; `on_end` is told of the end of its output."""
+    """The server. `on_line` gets each line, and whether it was cut. `on_end` is called at the end of the output."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class StdioServer:
         self._end_steps: list[tuple[float, Callable[[], None]]] | None = None
 
     def start(self) -> int:
-        """The exit code where it cannot be started, said as shells say it; else 0."""
+        """Start the server. Returns 0, or if it cannot be started the exit code that a shell would have."""
         try:
             self._process = Child(self._argv)
         except FileNotFoundError:
@@ -60,34 +60,34 @@ class StdioServer:
         return 0
 
     def poll(self) -> int | None:
-        """Its exit status, -n for signal n; None while it runs."""
+        """The exit status, -n for signal n. None while it runs."""
         return self._process.poll()
 
     def begin_end(self) -> None:
-        """It is to end: what it does not do by itself is due soon."""
+        """Close the server's input, and plan the signals in case it does not end."""
         if self._end_steps is None:
             now = time.monotonic()
             self._end_steps = [(now + TERMINATE_AFTER, self._process.terminate), (now + KILL_AFTER, self._process.kill)]
             self._close_input()
 
     def patience(self) -> float | None:
-        """Seconds until the next step of the end is due; steps that are due are taken."""
+        """Take the steps of the end that are due. Returns the seconds until the next step."""
         while self._end_steps:
-            left = self._end_steps[0][0] - time.monotonic()
-            if left > 0:
-                return left
+            remaining = self._end_steps[0][0] - time.monotonic()
+            if remaining > 0:
+                return remaining
             self._end_steps.pop(0)[1]()
         return None
 
     def read_rest(self) -> None:
-        """It ended: what it said last, as far as that goes without waiting."""
+        """Read the last output after the server has ended, without waiting."""
         if self._stdout in self._selector.get_map():
-            for _ in range(2 * self._max_bytes // READ_BYTES + 1):  # somebody who inherited the pipe may still write
+            for _ in range(2 * self._max_bytes // READ_BYTES + 1):  # a process that inherited the pipe may still write
                 if not self._read():
                     break
 
-    def tell(self, message: Message) -> bool:
-        """Whether it will be told: one that does not read must not fill our memory."""
+    def send(self, message: Message) -> bool:
+        """Send a message. Returns False if the server does not read, because that must not fill the memory."""
         if self._stdin.closed or len(self._unsent) > MAX_BACKLOG:
             return False
         try:
@@ -98,14 +98,14 @@ class StdioServer:
         return True
 
     def _write(self) -> None:
-        if self._stdin.closed:  # by another callback of the same turn
+        if self._stdin.closed:  # another callback of the same turn may close it
             return
         try:
             del self._unsent[: os.write(self._stdin.fileno(), self._unsent)]
         except BlockingIOError:
             pass
         except OSError:
-            self._close_input()  # it wants to hear no more; while it runs, requests get an error
+            self._close_input()  # the server has closed its input; while it runs, requests get an error
             return
         self._watch(self._stdin, selectors.EVENT_WRITE, (lambda _: self._write()) if self._unsent else None)
 
@@ -116,7 +116,7 @@ class StdioServer:
             self._stdin.close()
 
     def _watch(self, pipe: FileIO, events: int, callback: Callable[[int], object] | None) -> None:
-        """Have `callback` called when the pipe is ready, or nobody."""
+        """Call `callback` when the pipe is ready. None ends that."""
         is_watched = pipe in self._selector.get_map()
         if callback and not is_watched:
             self._selector.register(pipe, events, callback)
@@ -124,7 +124,7 @@ class StdioServer:
             self._selector.unregister(pipe)
 
     def _read(self) -> bool:
-        """Whether there was something to read."""
+        """Read once. Returns whether there was something to read."""
         try:
             chunk = os.read(self._stdout.fileno(), READ_BYTES)
         except BlockingIOError:
@@ -139,39 +139,39 @@ class StdioServer:
 
 
 class Child:
-    """A process with pipes to its stdin and from its stdout. subprocess would take each bridge 0.8 MB."""
+    """A process with pipes to its stdin and from its stdout. `subprocess` would take 0.8 MB in each bridge."""
 
     def __init__(self, argv: list[str]) -> None:
-        """Raises OSError where it cannot be executed."""
+        """Raises OSError if the command cannot be executed."""
         stdin, self_stdin = os.pipe()
         self_stdout, stdout = os.pipe()
-        fault, told_fault = os.pipe()  # closed by the execution itself
+        fault_reader, fault_writer = os.pipe()  # a successful exec closes the writer
         self._status: int | None = None
         parent = os.getpid()
-        self._pid = os.fork()  # we have one thread, so Python is safe behind it
+        self._pid = os.fork()  # the bridge has one thread, so Python code is safe in the fork
         if not self._pid:
             try:
                 os.dup2(stdin, 0)
                 os.dup2(stdout, 1)
                 end_with(parent)
-                for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and what it starts would too
+                for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and children inherit that
                     signal.signal(number, signal.SIG_DFL)
-                os.execvp(argv[0], argv)  # noqa: S606 - no shell is wanted
+                os.execvp(argv[0], argv)  # noqa: S606 - it must not use a shell
             except OSError as error:
-                os.write(told_fault, str(error.errno).encode())
+                os.write(fault_writer, str(error.errno).encode())
             finally:
                 os._exit(EXIT_NOT_EXECUTABLE)
-        for descriptor in (stdin, stdout, told_fault):
+        for descriptor in (stdin, stdout, fault_writer):
             os.close(descriptor)
         self.stdin, self.stdout = FileIO(self_stdin, "w"), FileIO(self_stdout)
-        with FileIO(fault) as file:
+        with FileIO(fault_reader) as file:
             text = file.read()
         if text:
             os.waitpid(self._pid, 0)
-            raise OSError(int(text), os.strerror(int(text)))  # a subclass of it, by the number
+            raise OSError(int(text), os.strerror(int(text)))  # Python chooses the subclass by the number
 
     def poll(self) -> int | None:
-        """Its exit status, -n for signal n; None while it runs."""
+        """The exit status, -n for signal n. None while it runs."""
         if self._status is None:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
             self._status = os.waitstatus_to_exitcode(status) if pid else None
@@ -184,14 +184,17 @@ class Child:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        if self.poll() is None:  # its pid is its own until it is reaped
+        if self.poll() is None:  # until it is reaped, no other process can have its pid
             os.kill(self._pid, number)
 
 
 def end_with(parent: int) -> None:
-    """In the server's process, before it is the server: it dies with us (Linux; elsewhere its input's end tells it)."""
+    """Let this process die with the bridge, before it executes the server.
+
+    Only Linux can do that. On other systems the server notices the end of its input.
+    """
     if sys.platform == "linux":
-        import ctypes  # we ourselves do without
+        import ctypes  # the bridge itself does not need it
 
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
