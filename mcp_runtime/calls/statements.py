@@ -28,6 +28,7 @@ MAX_REQUESTERS = 250  # excluded by one query; SQLite limits the length of a con
 MAX_CACHED_STATEMENTS = 64
 _TABLE = Invocation._meta.db_table
 _FIELDS = {field.attname: field for field in Invocation._meta.concrete_fields}
+_JSON_COLUMNS = {name for name, field in _FIELDS.items() if isinstance(field, JSONField)}
 _COLUMNS = tuple(name for name, field in _FIELDS.items() if not field.primary_key)
 # The statuses are no parameters, because SQLite uses a partial index only if its condition is in the query.
 _IS_ACTIVE = RawSQL(f"{_TABLE}.status IN ('queued', 'running')", (), BooleanField())  # noqa: S611 - a constant
@@ -112,17 +113,13 @@ def end(pk: int, changes: dict[str, Any], condition: str, *leases: uuid.UUID) ->
 
 
 def _update(changes: dict[str, Any], count: int, condition: str, ids: list[int], leases: tuple[uuid.UUID, ...]) -> int:
-    values = [_database_value(column, value) for column, value in changes.items()]
+    vendor = connection.vendor
+    converters = _converters(vendor)
+    values = [value if column in _JSON_COLUMNS else converters[column](value) for column, value in changes.items()]
     return plain_sql.change(
-        _update_sql(connection.vendor, tuple(changes), count, condition),
-        [*values, *ids, *(_database_value("lease_id", lease_id) for lease_id in leases)],
+        _update_sql(vendor, tuple(changes), count, condition),
+        [*values, *ids, *map(converters["lease_id"], leases)],
     )
-
-
-def _database_value(column: str, value: Any) -> Any:
-    """Return the value as this database stores it in the column."""
-    field = _FIELDS[column]
-    return value if isinstance(field, JSONField) else field.get_db_prep_save(value, connection)
 
 
 @lru_cache(MAX_CACHED_STATEMENTS)
@@ -132,5 +129,4 @@ def _update_sql(vendor: str, columns: tuple[str, ...], count: int, condition: st
 
 
 def _placeholder(vendor: str, column: str) -> str:
-    is_json = isinstance(_FIELDS[column], JSONField)
-    return "%s::jsonb" if is_json and vendor == "postgresql" else "%s"
+    return "%s::jsonb" if column in _JSON_COLUMNS and vendor == "postgresql" else "%s"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime
+from functools import lru_cache
 from typing import Any, cast
 
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import User
 from django.db.models import QuerySet
-from django.urls import reverse
+from django.urls import get_script_prefix, reverse
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema_field
 from rest_framework import serializers, status
 from rest_framework.exceptions import NotFound
@@ -94,11 +96,40 @@ class InvocationSummarySerializer(serializers.Serializer[Invocation]):
         return {"kind": invocation.error_kind, "message": invocation.error_message, "code": invocation.error_code}
 
     def get_url(self, invocation: Invocation) -> str:
-        return reverse("invocation", args=[invocation.pk])
+        return f"{_url_of_calls(get_script_prefix())}{invocation.pk}/"
+
+
+@lru_cache(maxsize=8)
+def _url_of_calls(script_prefix: str) -> str:
+    """Return the URL of a call without its id. `reverse` takes a thirtieth of the time of a request."""
+    return reverse("invocation", args=[0]).removesuffix("0/")
 
 
 class InvocationSerializer(InvocationSummarySerializer):
     """A call with its arguments and its result."""
+
+    def to_representation(self, invocation: Invocation) -> dict[str, Any]:
+        """Return what REST framework would return. Its work for each field takes a tenth of the time of a request."""
+        return {
+            "id": invocation.pk,
+            "member": invocation.member.name,
+            "tool": invocation.tool_name,
+            "status": invocation.status,
+            "source": invocation.source,
+            "requester": invocation.requester,
+            "token": invocation.token_id,
+            "queued_at": _timestamp(invocation.queued_at),
+            "started_at": _timestamp(invocation.started_at),
+            "finished_at": _timestamp(invocation.finished_at),
+            "cancel_requested_at": _timestamp(invocation.cancel_requested_at),
+            "duration": self.get_duration(invocation),
+            "timeout": invocation.timeout,
+            "progress": invocation.progress,
+            "error": self.get_error(invocation),
+            "url": self.get_url(invocation),
+            "arguments": self.get_arguments(invocation),
+            "result": invocation.result,
+        }
 
     arguments = serializers.SerializerMethodField(help_text="The arguments. Secrets are masked.")
     result = serializers.DictField(allow_null=True, help_text="The result of the tool as in MCP, including isError.")
@@ -110,6 +141,10 @@ class InvocationSerializer(InvocationSummarySerializer):
     def get_error(self, invocation: Invocation) -> dict[str, Any] | None:
         error = super().get_error(invocation)
         return {**error, "data": invocation.error_data} if error else None
+
+
+def _timestamp(moment: datetime | None) -> str | None:
+    return moment.isoformat().replace("+00:00", "Z") if moment is not None else None
 
 
 class InvocationFilters(serializers.Serializer[Any]):
@@ -135,7 +170,6 @@ class InvocationFilters(serializers.Serializer[Any]):
 
 
 _COLUMNS = [field.name for field in Invocation._meta.concrete_fields]
-# One instance for all requests, because copying the fields takes a fifth of the time of a request.
 _SERIALIZER = InvocationSerializer()
 
 

@@ -8,11 +8,14 @@ from urllib.parse import urlencode
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
+from django.test.utils import override_script_prefix
 from django.urls import reverse
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
+from rest_framework.serializers import Serializer
 
 from roster.api import requests
+from roster.api.invocations import InvocationSerializer
 from roster.models import GuildMember, Invocation
 from tests.support.api import add_call, add_member
 
@@ -37,6 +40,32 @@ def test_the_list_leaves_out_what_may_be_large(as_bob: Client, example: GuildMem
     assert call["error"] == {"kind": "tool", "message": "no", "code": None}
     assert not {"arguments", "result"} & set(call)
     assert {"arguments", "result"} <= set(as_bob.get(call["url"]).json())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"status": "running", "started_at": NOON, "progress": {"progress": 1, "total": None, "message": "half"}},
+        {"started_at": NOON, "finished_at": NOON + timedelta(seconds=1.5), "result": {"content": [], "isError": False}},
+        {"status": "failed", "error_kind": "protocol", "error_message": "no", "error_code": -32000, "error_data": [1]},
+        {"status": "cancelled", "cancel_requested_at": NOON.replace(microsecond=1), "token_id": 7},
+        {"arguments": {"key": "hidden"}, "secret_paths": [["key"]]},
+    ],
+)
+def test_a_call_is_represented_as_its_serializer_describes_it(example: GuildMember, fields: dict[str, Any]) -> None:
+    call = add_call(example, status="queued", queued_at=NOON)
+    for name, value in fields.items():
+        setattr(call, name, value)
+    serializer = InvocationSerializer()
+    assert serializer.to_representation(call) == Serializer.to_representation(serializer, call)
+
+
+def test_the_url_of_a_call_is_below_the_path_of_the_hall(as_bob: Client, example: GuildMember) -> None:
+    call = add_call(example)
+    for prefix in ("/", "/hall/"):
+        with override_script_prefix(prefix):
+            assert as_bob.get(f"{CALLS}{call.pk}/").json()["url"] == f"{prefix[:-1]}{CALLS}{call.pk}/"
 
 
 def test_many_calls_need_no_more_queries_than_one(
