@@ -1,10 +1,10 @@
-"""What every thread needs that works with the hall's rows.
+"""Access to the hall's rows, for every thread that works with them.
 
-database      a unit of work that is tried again when the database was away
-kept_queries  querysets whose SQL is put together once
+database      units of work, which are repeated if the database was not available
+kept_queries  querysets whose SQL is generated only once
 plain_sql     statements as text, on SQLite without Django's layers
-changes       has SQLite changed, asked every few milliseconds
+changes       a check every few milliseconds whether the database has changed
 lease         exactly one runtime for each hall
 
-Every room above uses this one. The rows themselves are `roster.models`.
+Every package above uses this one. The rows themselves are `roster.models`.
 """

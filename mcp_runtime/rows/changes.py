@@ -1,7 +1,7 @@
-"""Has the database changed? Asked so cheaply that it can be asked every few milliseconds.
+"""Checks whether the database has changed, so cheaply that it can check every few milliseconds.
 
-SQLite counts the commits of other connections (`PRAGMA data_version`, a few microseconds on a connection of its own).
-PostgreSQL has no such counter, but tells those who listen (NOTIFY) what they were promised to be told.
+SQLite counts the commits of other connections (`PRAGMA data_version`, a few microseconds on a separate connection).
+PostgreSQL has no such counter, but sends notifications to listeners (NOTIFY).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CALL_ENDED = "guildhall_call_ended"
 
 
 class SqliteChanges:
-    """Commits to a SQLite file, seen from a connection of its own. One thread at a time."""
+    """Detects commits to a SQLite file, with a separate connection. One thread at a time."""
 
     def __init__(self, path: str | Path) -> None:
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -29,25 +29,25 @@ class SqliteChanges:
         return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
 
     def wait(self, seconds: float) -> bool:
-        """Whether anybody committed since the last look, this long from now."""
+        """Wait, then check whether there was a commit since the last check."""
         time.sleep(seconds)
         return self.look()
 
     def look(self) -> bool:
-        """Whether anybody committed since the last look."""
+        """Whether there was a commit since the last check."""
         version = self._version()
         has_changed, self._last_version = version != self._last_version, version
         return has_changed
 
     def exists(self, rows: QuerySet[Any]) -> bool:
-        """Whether `rows` holds any; a hundredth of the price of asking through the ORM."""
+        """Whether `rows` has any row. Takes a hundredth of the time of the ORM."""
         sql, parameters = self._query_of(rows)
         return self._connection.execute(sql, parameters).fetchone() is not None
 
     def _query_of(self, rows: QuerySet[Any]) -> tuple[str, tuple[Any, ...]]:
         if id(rows) not in self._sql:
             sql, parameters = rows.order_by().values("pk")[:1].query.sql_with_params()
-            # `rows` is kept too, so that its id is not used again.
+            # Store `rows` too, so that no other queryset can get its id.
             self._sql[id(rows)] = (sql.replace("%s", "?"), tuple(parameters), rows)
         sql, parameters, _ = self._sql[id(rows)]
         return sql, parameters
@@ -57,10 +57,10 @@ class SqliteChanges:
 
 
 class PostgresNotices:
-    """NOTIFY on `channel`, heard on a connection of its own. One thread at a time.
+    """Receives NOTIFY on `channel`, with a separate connection. One thread at a time.
 
-    A pooler between us and the database (pgbouncer by transaction) lets none through: never trust that one will come.
-    Raises Django's OperationalError when the database is away.
+    A pooler before the database (pgbouncer by transaction) passes no notification on, so never rely on one. Raises
+    Django's OperationalError if the database is not available.
     """
 
     def __init__(self, channel: str) -> None:
@@ -72,7 +72,7 @@ class PostgresNotices:
             self._connection.execute(f"LISTEN {channel}")
 
     def wait(self, seconds: float) -> bool:
-        """Whether one came within `seconds`."""
+        """Wait for a notification, `seconds` at most. Returns whether one came."""
         with connection.wrap_database_errors:
             return bool(list(self._connection.notifies(timeout=seconds, stop_after=1)))
 
@@ -81,7 +81,7 @@ class PostgresNotices:
 
 
 def notify(channel: str) -> None:
-    """Tell who listens on `channel`, when the transaction is committed. Only PostgreSQL needs telling."""
+    """Notify the listeners on `channel` when the transaction commits. Only PostgreSQL needs that."""
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute(f"NOTIFY {channel}")

@@ -1,4 +1,4 @@
-"""The database from threads that live long: a lost connection costs a moment, never a thread or a fact."""
+"""Use of the database in threads that run for long. A lost connection costs a moment, never a thread or a fact."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ logger = logging.getLogger("guildhall.runtime")
 
 T = TypeVar("T")
 
-SAY_AGAIN_SECONDS = 60.0
+REPORT_SECONDS = 60.0  # between two reports of the same damage
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-NO_TEXT = "Could not decode to UTF-8"  # what Python says of a text on a damaged page
+NO_TEXT = "Could not decode to UTF-8"  # Python's error for a text on a damaged page
 RETRY_SECONDS = 30.0
 RETRY_INTERVAL = 0.2
-START_LOCK_SECONDS = 2.0  # at a start: a stop is noticed between two waits
+START_LOCK_SECONDS = 2.0  # for one wait at a start, because a stop is noticed only between two waits
 SQLITE_DEFAULT = 5.0
 START_RETRY_SECONDS = 2.0
-# No room for a write, or for the shared memory beside the file; somebody writes for long.
+# No space for a write, or for the shared memory beside the file, or another process writes for long.
 PASSING_IN_SQLITE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
 PASSING_IN_SQLITE_EXTENDED = (sqlite3.SQLITE_IOERR_SHMSIZE,)
 # Classes of SQLSTATE: connection, resources (the disk among them), the server ends or starts.
 PASSING_IN_POSTGRESQL = ("08", "53", "57")
-# Refused connections have no SQLSTATE, only the server's words: these do not change until somebody fixes something.
+# Refused connections have no SQLSTATE, only the server's text. These errors stay until somebody fixes something.
 REFUSED_BY_POSTGRESQL = re.compile(
     r'FATAL: +(password authentication failed|(role|database) ".*" does not exist|no pg_hba\.conf entry)'
 )
-OWN_CONNECTION_SECONDS = 2  # the shortest that PostgreSQL takes
+OWN_CONNECTION_SECONDS = 2  # the shortest timeout that PostgreSQL accepts
 
 
 def damage(error: BaseException) -> str:
-    """What to do about a damaged SQLite database, where that is what `error` says; else empty."""
+    """What to do about a damaged SQLite database. Empty if `error` has another reason."""
     cause = error if isinstance(error, sqlite3.Error) else error.__cause__
-    # The low byte is the kind; see sqlite.org/rescode.html. Errors of Python's own have no code.
+    # The low byte is the kind of error (sqlite.org/rescode.html). Errors of Python itself have no code.
     kind = getattr(cause, "sqlite_errorcode", 0) & 0xFF
     if not isinstance(cause, sqlite3.Error) or not (kind in DAMAGED or str(cause).startswith(NO_TEXT)):
         return ""
     path = str(connection.settings_dict["NAME"])
-    # The journal goes aside with the file: what can be saved of the one may stand in the other.
+    # Move the journal with the file, because it may contain data that the file has not.
     moves = "; ".join(shlex.join(["mv", f"{path}{part}", f"{path}.damaged{part}"]) for part in ("", "-wal", "-shm"))
     return (
         f"The database {path} is damaged ({cause}). Stop the hall and put your last backup in its place: "
@@ -53,27 +53,27 @@ def damage(error: BaseException) -> str:
 
 
 class DamageFilter(logging.Filter):
-    """Of logs: in the place of tracebacks that a damaged database causes, the sentence of `damage`, once a minute."""
+    """Replaces tracebacks in logs that a damaged database causes by the sentence of `damage`, once a minute."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._say_at = 0.0
+        self._next_report_at = 0.0
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         sentence = damage(error) if error is not None else ""
-        if sentence and time.monotonic() < self._say_at:
+        if sentence and time.monotonic() < self._next_report_at:
             return False
         if sentence:
-            self._say_at = time.monotonic() + SAY_AGAIN_SECONDS
+            self._next_report_at = time.monotonic() + REPORT_SECONDS
             record.msg, record.args, record.exc_info = sentence, (), None
         return True
 
 
 def persistently(work: Callable[[], T]) -> T:
-    """`work`, repeated while the database cannot be reached, at most RETRY_SECONDS. It must be safe to repeat.
+    """Do `work`, and repeat it while the database cannot be reached, for at most RETRY_SECONDS.
 
-    For facts that must not be lost: how a call ended, that a process died.
+    It must be safe to repeat. For facts that must not be lost, such as the end of a call or of a process.
     """
     deadline = time.monotonic() + RETRY_SECONDS
     while True:
@@ -88,7 +88,7 @@ def persistently(work: Callable[[], T]) -> T:
 
 
 def passes(error: OperationalError) -> bool:
-    """Whether it may be over without anything being fixed in the hall: a full disk, a lock, a server that is away."""
+    """Whether the error may pass without a change in the hall: a full disk, a lock, a server that is not available."""
     cause = error.__cause__
     if isinstance(cause, sqlite3.Error):
         code = getattr(cause, "sqlite_errorcode", 0)
@@ -100,7 +100,7 @@ def passes(error: OperationalError) -> bool:
 
 
 def _reason(error: OperationalError) -> OperationalError:
-    """What keeps us from connecting: a pool says only for how long it tried, so one connection is made without it."""
+    """Why there is no connection. A pool says only how long it tried, so this tries one connection without the pool."""
     if type(error.__cause__).__name__ != "PoolTimeout":
         return error
     own = connection.copy()
@@ -117,17 +117,17 @@ def _reason(error: OperationalError) -> OperationalError:
 
 
 def wait_for_locks(seconds: float) -> None:
-    """How long this thread's connection waits for SQLite's write lock, from now on: whoever waits hears no signal."""
+    """Set how long this thread's connection waits for SQLite's write lock. No signal handler runs during the wait."""
     if connection.vendor == "sqlite":
         with connection.cursor() as cursor:
             cursor.execute(f"PRAGMA busy_timeout = {seconds * 1000:.0f}")
 
 
 def patiently(work: Callable[[], T], is_over: Callable[[], bool]) -> T:
-    """`work`, repeated every START_RETRY_SECONDS while what hinders it passes, said once. It must be safe to repeat.
+    """Do `work`, and repeat it every START_RETRY_SECONDS if its error may pass. Logs that once.
 
-    For a start: whoever starts us again would give up sooner than the disk has room. Raises the last OperationalError
-    once `is_over`, which is asked often.
+    It must be safe to repeat. For a start, because a supervisor of the hall would give up before a full disk has space
+    again. Raises the last OperationalError once `is_over()`, which is called often.
     """
     is_logged = False
     while True:
@@ -144,16 +144,16 @@ def patiently(work: Callable[[], T], is_over: Callable[[], bool]) -> T:
                 raise reason from reason.__cause__
             if not is_logged:
                 text = " ".join(str(reason).split())
-                logger.error("the database cannot be used (%s); the start waits, and goes on once it can be", text)
+                logger.error("the database cannot be used (%s); the start waits until it can be used", text)
                 is_logged = True
             again_at = time.monotonic() + START_RETRY_SECONDS
-            # No threading.Event: a signal's handler that sets it, while we wait for it, would lock itself out.
+            # No threading.Event here. A signal handler that sets it during a wait for it would block for ever.
             while time.monotonic() < again_at and not is_over():
                 time.sleep(RETRY_INTERVAL)
         else:
             _wait_as_usual()
             if is_logged:
-                logger.info("the database can be used again; going on")
+                logger.info("the database can be used again; the start continues")
             return result
 
 
@@ -161,11 +161,11 @@ def _wait_as_usual() -> None:
     try:
         wait_for_locks(connection.settings_dict["OPTIONS"].get("timeout", SQLITE_DEFAULT))
     except OperationalError:
-        connection.close()  # the next one waits so
+        connection.close()  # the next one has the usual timeout
 
 
 def unit_of_work(work: Callable[[], T]) -> T:
-    """`work`, with connections that went bad replaced before, and given back after it."""
+    """Do `work`. Replaces a broken connection before it, and gives the connection back after it."""
     give_connection_back()
     try:
         return work()
@@ -174,9 +174,9 @@ def unit_of_work(work: Callable[[], T]) -> T:
 
 
 def give_connection_back() -> None:
-    """This thread's pooled connection goes back: before every long wait, for sixteen that keep theirs starve the rest.
+    """Give this thread's connection back to the pool. Do so before every long wait, so that others do not starve.
 
-    SQLite's stays open, and so does one in a transaction.
+    SQLite's connection stays open, and so does a connection in a transaction.
     """
     if not connection.in_atomic_block:  # Django would close it there
         close_old_connections()

@@ -1,4 +1,4 @@
-"""Querysets whose SQL is kept, for what every call asks: Django takes longer to put it together than to execute it."""
+"""Querysets whose SQL is generated once, for queries of every call. Generating it takes longer than executing it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ M = TypeVar("M", bound=Model)
 
 
 class Slot(Expression):
-    """The place of a value in a kept query. The value comes with each execution, as the database has it."""
+    """A placeholder in a kept query. Each execution passes its value, in the form of the database."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -26,13 +26,13 @@ class Slot(Expression):
 
 
 class KeptQuery(Generic[M]):
-    """The queryset `rows()`, which is asked once: its conditions are slots, or never change.
+    """The queryset `rows()`. It is called once, so its conditions are slots or constants.
 
-    columns      those that are read; all, where none are named. The others are deferred, as by `only`
-    related      the same of the objects to which the model's foreign keys lead, by the keys' names
-    annotations  names of what the queryset adds
+    columns      the columns to read, or all if there are none. The others are deferred, as by `only`
+    related      the columns of related objects, by the names of the foreign keys
+    annotations  names of the queryset's annotations
 
-    One for each process, and so for one database.
+    There is one for each process, and so for one database.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class KeptQuery(Generic[M]):
         return rows[0] if rows else None
 
     def read(self, *, limit: int | None = None, **values: Any) -> list[M]:
-        """At most `limit`. A value for each slot."""
+        """Read at most `limit` objects. `values` has a value for each slot."""
         sql, parameters, own, related = self._compilation
         arguments = [values[each.name] if isinstance(each, Slot) else each for each in parameters]
         if limit is not None:
@@ -88,14 +88,14 @@ class _Columns:
 
     def __init__(self, model: Any, names: Collection[str]) -> None:
         self._model = model
-        # In the order in which the model has them, which `from_db` counts on.
+        # In the order of the model, because `from_db` requires that.
         fields = [field for field in model._meta.concrete_fields if not names or field.attname in {"id", *names}]
         self.names = [field.attname for field in fields]
         readers = [_reader(field.get_col(model._meta.db_table)) for field in fields]
         self._readers = [(place, read) for place, read in enumerate(readers) if read is not None]
 
     def instance(self, row: Sequence[Any]) -> Any:
-        """Made of a row of them."""
+        """Create the object from its part of a row."""
         values = list(row)
         for place, read in self._readers:
             values[place] = read(values[place])
@@ -103,7 +103,7 @@ class _Columns:
 
 
 def _reader(column: Any) -> Callable[[Any], Any] | None:
-    """From what the database's driver gives to what Django would have made of it; None where that is the same."""
+    """A function that converts the driver's value to Django's value. None if they are the same."""
     database = connections[DEFAULT_DB_ALIAS]
     converters = [*database.ops.get_db_converters(column), *column.get_db_converters(database)]
 

@@ -1,7 +1,7 @@
-"""The lease: exactly one runtime per hall. A row, compare-and-set, and the database's own clock.
+"""The lease: exactly one runtime for each hall. It uses a row, compare-and-set, and the database's own clock.
 
-Every status a runtime writes carries `held_by(lease_id)` in its WHERE: one that slept, was stopped or lost its clock
-changes nothing after another took over.
+Each update of a status by a runtime has `held_by(lease_id)` in its WHERE. So a runtime that slept, was stopped or has a
+wrong clock changes nothing after another runtime has taken over.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEARTBEAT_PATIENCE = 2.0  # of two heartbeats
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds the lease, for messages."""
+    """The holder of the lease, for messages."""
 
     host: str
     pid: int
@@ -40,7 +40,7 @@ class Holder:
 
 
 def hall() -> Hall:
-    """The hall's row, made when it is missing."""
+    """The hall's row. Creates it if it is missing."""
     return Hall.objects.get_or_create(pk=1)[0]
 
 
@@ -50,18 +50,18 @@ def held_by(lease_id: uuid.UUID) -> Exists:
 
 
 def await_heartbeat(say: Callable[[str], None]) -> Holder | None:
-    """The runtime that is alive, once it has shown so by a heartbeat; None when there is none.
+    """Wait for a heartbeat, and return the runtime that is alive. None if there is none.
 
-    A copy of the database names the holder of the original, and nobody beats in it: then this takes up to
-    LEASE_SECONDS, twice that on a machine whose clock is behind, and `say` gets the reason.
+    A copy of the database names the holder of the original, but has no heartbeats. Then this takes up to LEASE_SECONDS,
+    or twice that on a machine whose clock is behind, and `say` gets the reason.
     """
     first, say_at = _last_beats(), time.monotonic() + HEARTBEAT_PATIENCE
     deadline = time.monotonic() + 2 * Hall.LEASE_SECONDS
     while (holder := live_holder()) and _last_beats() == first and time.monotonic() < deadline:
         if say_at and time.monotonic() > say_at:
             say(
-                f"the database says that {holder} is its runtime, and that does not answer. If this is a copy, it is "
-                f"free within {Hall.LEASE_SECONDS:g} s, or twice that where this machine's clock is behind; waiting"
+                f"the database says that {holder} is its runtime, but it does not answer. If this is a copy, it is "
+                f"free within {Hall.LEASE_SECONDS:g} s, or twice that if this machine's clock is behind; waiting"
             )
             say_at = 0.0
         time.sleep(HEARTBEAT_LOOK)
@@ -69,10 +69,10 @@ def await_heartbeat(say: Callable[[str], None]) -> Holder | None:
 
 
 def require_free() -> Hall:
-    """The hall's row. Raises LeaseError while another runtime lives.
+    """The hall's row. Raises LeaseError while another runtime is alive.
 
-    A holder that is provably dead loses the lease at once, any other LEASE_SECONDS after its last heartbeat, in
-    the row or in the data folder; one whose process is seen to live not before HEARTBEAT_PATIENCE has passed here.
+    A holder that is provably dead loses the lease at once. Any other holder loses it LEASE_SECONDS after its last
+    heartbeat, in the row or in the data folder. If its process exists, this also waits HEARTBEAT_PATIENCE.
     """
     row = hall()
     if row.lease_id and (_is_live(row) or _beats_again(row)):
@@ -85,7 +85,7 @@ def require_free() -> Hall:
 
 
 def _beats_again(row: Hall) -> bool:
-    """Whether a holder whose heartbeats look old lives: after a sleep, or when the clock was set, they do."""
+    """Whether a holder with old heartbeats is alive. They look old after a sleep, or if the clock was set."""
     holder = RuntimeId.parse(row.lease_runtime)
     if holder is None or holder.is_elsewhere or holder.is_dead:
         return False
@@ -100,10 +100,10 @@ def _beats_again(row: Hall) -> bool:
 def take(
     reset: Callable[[], None] = lambda: None, row: Hall | None = None, lease_id: uuid.UUID | None = None
 ) -> uuid.UUID:
-    """Take the lease. Raises LeaseError while another runtime lives, see `require_free`, whose answer is `row`.
+    """Take the lease. Raises LeaseError while another runtime is alive. `row` is the result of `require_free`.
 
-    `reset` puts the rows of the last holder in order, in the same transaction. A second try, after a lost answer, names
-    the `lease_id` of the first one, which may have taken the lease already.
+    `reset` updates the rows of the last holder, in the same transaction. A second try, after a lost answer, passes the
+    `lease_id` of the first try, which may have taken the lease already.
     """
     row = row or require_free()
     lease_id, own = lease_id or uuid.uuid4(), RuntimeId.own()
@@ -125,7 +125,7 @@ def take(
 
 
 def _last_beat_is(moment: datetime | None) -> Q:
-    """That the last heartbeat is still the one of `moment`. A runtime that beat since then is alive."""
+    """A condition: the last heartbeat is still that of `moment`. A runtime with a later heartbeat is alive."""
     if moment is None:
         return Q(heartbeat_at=None)
     # SQLite compares text, and its clock writes three digits where Django writes six.
@@ -134,12 +134,12 @@ def _last_beat_is(moment: datetime | None) -> Q:
 
 
 def renew(lease_id: uuid.UUID) -> bool:
-    """The heartbeat. False: the lease is somebody else's now; end the members and exit."""
+    """Write the heartbeat. If False, another runtime has the lease. Then end the members and exit."""
     return Hall.objects.filter(pk=1, lease_id=lease_id).update(heartbeat_at=Now()) == 1
 
 
 def beat(lease_id: uuid.UUID) -> None:
-    """Write the heartbeat to a file too, because readers must not think us dead while the database is locked or full.
+    """Write the heartbeat to a file too. It shows that the runtime is alive while the database is locked or full.
 
     Raises OSError.
     """
@@ -158,25 +158,26 @@ def _heartbeat_file() -> Path:
 
 def _heartbeat_text(lease_id: uuid.UUID) -> str:
     """Names the lease and the database, because a copy of the database has the same lease."""
-    of = connection.settings_dict
-    database = (
-        Path(of["NAME"]).stat().st_ino if connection.vendor == "sqlite" else f"{of['HOST']}:{of['PORT']}/{of['NAME']}"
-    )
+    config = connection.settings_dict
+    if connection.vendor == "sqlite":
+        database = str(Path(config["NAME"]).stat().st_ino)
+    else:
+        database = f"{config['HOST']}:{config['PORT']}/{config['NAME']}"
     return f"{lease_id} {database}"
 
 
 def release(lease_id: uuid.UUID) -> None:
-    """Give the lease back, so that the next runtime need not wait."""
+    """Give the lease back, so that the next runtime does not wait."""
     Hall.objects.filter(pk=1, lease_id=lease_id).update(
         lease_id=None, lease_host="", lease_pid=None, lease_runtime="", lease_taken_at=None, heartbeat_at=None
     )
 
 
 def live_holder() -> Holder | None:
-    """The runtime that is alive now, or None: then every reader shows members as disconnected.
+    """The runtime that is alive now. If None, readers show all members as disconnected.
 
-    Alive is one that is not provably dead and whose last heartbeat, in the row or in the data folder, is younger than
-    LEASE_SECONDS. A database that is locked or full for long takes no heartbeats, and calls go on all the same.
+    A runtime is alive if it is not provably dead, and its last heartbeat is younger than LEASE_SECONDS, in the row or
+    in the data folder. A database that is locked or full for long accepts no heartbeats, but calls continue.
     """
     row = Hall.objects.filter(pk=1).first()
     if row is None or not row.lease_id or not _is_live(row):
@@ -195,19 +196,19 @@ def _is_live(row: Hall) -> bool:
 
 
 def _last_beats() -> tuple[object, ...]:
-    """When the holder last beat, in the row and in the data folder. They only show that it beats."""
+    """The holder's last heartbeats, in the row and in the data folder. Their change shows that it is alive."""
     row = hall()
     return row.heartbeat_at, _last_beat_beside(row.lease_id)
 
 
 def _beats_beside(lease_id: uuid.UUID | None) -> bool:
-    """Whether the runtime of that lease shares our data folder, and could not have died or stopped long ago."""
+    """Whether the runtime of that lease has a recent heartbeat in this data folder."""
     moment = _last_beat_beside(lease_id)
     return moment is not None and abs(time.time() - moment) < Hall.LEASE_SECONDS
 
 
 def _last_beat_beside(lease_id: uuid.UUID | None) -> float | None:
-    """When the runtime of that lease last beat in our data folder, by its clock; None when it never did."""
+    """The last heartbeat of that lease's runtime in this data folder, by its clock. None if there is none."""
     try:
         path = _heartbeat_file()
         moment = path.stat().st_mtime

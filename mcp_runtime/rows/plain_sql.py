@@ -1,4 +1,4 @@
-"""Statements that many calls a second need, as text; on SQLite without Django's layers, which cost more."""
+"""Statements of many calls a second, as text. On SQLite they bypass Django's layers, which take longer than SQLite."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-KEPT = 512  # statements
+CACHED_STATEMENTS = 512
 
 
 def read(sql: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """All rows. `%s` in `sql` stands for a parameter, which is as the database has it."""
+    """All rows. `%s` in `sql` is a placeholder for a parameter in the form of the database."""
     database = connections[DEFAULT_DB_ALIAS]
     if _is_plain(database):
         with database.wrap_database_errors:
@@ -25,7 +25,7 @@ def read(sql: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 
 def change(sql: str, parameters: Sequence[Any]) -> int:
-    """How many rows it changed."""
+    """Execute a statement. Returns how many rows it changed."""
     database = connections[DEFAULT_DB_ALIAS]
     if _is_plain(database):
         with database.wrap_database_errors:
@@ -36,27 +36,27 @@ def change(sql: str, parameters: Sequence[Any]) -> int:
 
 
 def insert(table: str, columns: tuple[str, ...], parameters: Sequence[Any]) -> int:
-    """The id of the new row. Raises IntegrityError."""
+    """Insert a row and return its id. Raises IntegrityError."""
     database = connections[DEFAULT_DB_ALIAS]
     sql = insert_sql(table, columns)
     if _is_plain(database):
         with database.wrap_database_errors:
             return int(_execute(database, sql, parameters).lastrowid)
     with database.cursor() as cursor:
-        if database.vendor == "sqlite":  # before 3.35 it does not know RETURNING
+        if database.vendor == "sqlite":  # before 3.35 it has no RETURNING
             return int(cursor.execute(sql, parameters).lastrowid)
         cursor.execute(f"{sql} RETURNING id", parameters)
         return int(cursor.fetchone()[0])
 
 
-@lru_cache(KEPT)
+@lru_cache(CACHED_STATEMENTS)
 def insert_sql(table: str, columns: tuple[str, ...], rows: int = 1) -> str:
     places = f"({', '.join(['%s'] * len(columns))})"
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES {', '.join([places] * rows)}"  # noqa: S608 - names of ours
 
 
 def _is_plain(database: BaseDatabaseWrapper) -> bool:
-    """Where somebody counts or shows queries, they are to be seen."""
+    """Whether Django's layers can be bypassed. Not if queries are logged, because then they must be visible."""
     return database.vendor == "sqlite" and not database.queries_logged
 
 
@@ -65,6 +65,6 @@ def _execute(database: BaseDatabaseWrapper, sql: str, parameters: Sequence[Any])
     return database.connection.execute(_with_question_marks(sql), parameters)
 
 
-@lru_cache(KEPT)
+@lru_cache(CACHED_STATEMENTS)
 def _with_question_marks(sql: str) -> str:
     return sql.replace("%s", "?").replace("%%", "%")

@@ -1,10 +1,11 @@
-"""The operating system and this process, as far as Python does not say it.
+"""The operating system and this process, where Python has no function for it.
 
-runtime_id   which process a runtime is, of all boots, containers and times
-birthmark    a number that all who descend from a process keep
-loops        event loops in threads of their own
+runtime_id   identifies the process of a runtime, across boots, containers and times
+birthmark    a number that all descendants of a process inherit
+loops        event loops in separate threads
 parent       a signal when the parent dies
-console      one form of log line
+title        the name of this process in `ps`
+console      log lines, all in one form
 
-Every room may use this one; it uses no other, and knows no Django.
+Every package may use this one. It uses no other package, and no Django.
 """

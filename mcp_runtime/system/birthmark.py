@@ -1,8 +1,8 @@
-"""A number that a process hands on to all that come from it, though they leave session, parent and environment behind.
+"""A number that all descendants of a process inherit, even if they leave its session, parent and environment.
 
-The kernel keeps it, as a soft resource limit: RLIMIT_RTTIME, microseconds that a real-time process may compute without
-a pause (setrlimit(2)). Every process inherits it, and at more than a hundred thousand years it limits nobody. Linux
-alone; where the limit may not be set so high, and elsewhere, nobody has a birthmark.
+The kernel stores it as a soft resource limit, RLIMIT_RTTIME. That is how many microseconds a real-time process may
+compute without a pause (setrlimit(2)). Every process inherits it. A limit of more than a hundred thousand years has no
+effect. Only Linux has it. On other systems, or if the limit cannot be set so high, there are no birthmarks.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import threading
 from collections.abc import Iterator
 
 LIMIT: int = getattr(resource, "RLIMIT_RTTIME", -1)
-FLAG = 1 << 62  # a number with it is a birthmark; then 24 bits of the runtime's, and 37 of the member's
+FLAG = 1 << 62  # marks a birthmark; below it are 24 bits for the runtime and 37 for the member
 MEMBER_BITS = 37
-PART = ""  # the environment tag of the hall's own parts, whose birthmark is that of no member
+PART = ""  # the environment tag of the hall's own parts, whose birthmark belongs to no member
 _PART_FLAG = 1 << 61
-_turn = threading.Lock()  # what we start meanwhile would inherit it too
+_turn = threading.Lock()  # a process that another thread starts meanwhile would inherit it too
 
 
 def number_of(tag: str) -> int:
@@ -29,7 +29,7 @@ def number_of(tag: str) -> int:
 
 
 def take(tag: str) -> None:
-    """From now on this process has the birthmark for `tag`, and so has what it starts."""
+    """Give this process, and all that it starts from now on, the birthmark for `tag`."""
     if sys.platform == "linux":
         with contextlib.suppress(ValueError, OSError):  # as below
             resource.setrlimit(LIMIT, (number_of(tag), resource.getrlimit(LIMIT)[1]))
@@ -37,13 +37,13 @@ def take(tag: str) -> None:
 
 @contextlib.contextmanager
 def inheritance(tag: str) -> Iterator[None]:
-    """Within, what this process starts is born with the birthmark for `tag`."""
+    """Give processes that this process starts within the context the birthmark for `tag`."""
     if sys.platform != "linux":
         yield
         return
     with _turn:
         soft, hard = resource.getrlimit(LIMIT)
-        with contextlib.suppress(ValueError, OSError):  # the hard limit is lower, or the kernel knows no such limit
+        with contextlib.suppress(ValueError, OSError):  # the hard limit is lower, or the kernel has no such limit
             resource.setrlimit(LIMIT, (number_of(tag), hard))
         try:
             yield
@@ -52,9 +52,9 @@ def inheritance(tag: str) -> Iterator[None]:
 
 
 def is_for(pid: int, tag: str) -> bool:
-    """Whether the process has the birthmark for `tag`, or for one below it when that is hall/runtime/.
+    """Whether the process has the birthmark for `tag`. For hall/runtime/ also that of any tag below it.
 
-    Not when it ended, or is another user's: then it is none of ours to end either.
+    False if it has ended, or belongs to another user. Then this process may not end it either.
     """
     if sys.platform != "linux":
         return False
@@ -68,7 +68,7 @@ def is_for(pid: int, tag: str) -> bool:
 
 
 def is_another(pid: int) -> bool:
-    """Whether the process has a birthmark, and not the one that we were born with. It may be another user's (Linux)."""
+    """Whether the process has another birthmark than this process. It may be another user's process (Linux)."""
     try:
         with open(f"/proc/{pid}/limits") as file:
             limits = file.read()
@@ -83,6 +83,6 @@ def _runtime_of(tag: str) -> str:
 
 
 def _hash(text: str, bits: int) -> int:
-    import hashlib  # `manage.py up`, which is to be small, has no need of it
+    import hashlib  # imported here, because `manage.py up` must be small and does not need it
 
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 64 - bits

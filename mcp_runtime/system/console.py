@@ -1,9 +1,10 @@
-"""One readable log stream: time, who speaks (a part of the hall, or a member), what is said. No Django.
+"""One readable log stream. A line has the time, the source (a part of the hall, or a member) and a text. No Django.
 
-A console that nobody reads (a full pipe, Ctrl-S) blocks nobody. A separate thread writes to it, and beyond a bound
-lines are dropped and counted. `replace_standard_streams` does the same for what libraries and the interpreter print.
+A console that nobody reads (a full pipe, Ctrl-S) blocks nobody. A separate thread writes to it. If too many lines wait,
+further lines are dropped and counted. `replace_standard_streams` does the same for output of libraries and the
+interpreter.
 
-Log records quote members, clients and manifests. Whatever they say, a record is one line and moves no cursor.
+Log records quote members, clients and manifests. Whatever the quoted text is, a record is one line and moves no cursor.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from weakref import WeakSet
 WIDTH = 14
 WAITING = 2000  # texts that wait for the console at most
 FLUSH_SECONDS = 0.5
-# What a terminal obeys, or what changes the order of what is shown: controls but for the tab, line and paragraph
+# Characters that control a terminal or change the order of text: controls except the tab, line and paragraph
 # separators, bidirectional controls, lone surrogates.
 CONTROLS = "\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _CONTROL = re.compile(f"[{CONTROLS}]")
-_OF_THE_TRACEBACK_ITSELF = re.compile(
+_TRACEBACK_LINE = re.compile(
     r"[\s|+-]*(File \"|(Exception Group )?Traceback |The above exception was |During handling of the above )"
 )
 
@@ -39,9 +40,9 @@ _OF_THE_TRACEBACK_ITSELF = re.compile(
 _writers: WeakSet[Writer] = WeakSet()
 
 
-def line(speaker: str, text: str, moment: float | None = None) -> str:
+def line(source: str, text: str, moment: float | None = None) -> str:
     """`12:00:01 example        | listening on 20000`"""
-    return f"{time.strftime('%H:%M:%S', time.localtime(moment))} {speaker:<{WIDTH}} | {visible(text)}"
+    return f"{time.strftime('%H:%M:%S', time.localtime(moment))} {source:<{WIDTH}} | {visible(text)}"
 
 
 def visible(text: str) -> str:
@@ -50,7 +51,7 @@ def visible(text: str) -> str:
 
 
 class LineFormatter(logging.Formatter):
-    """The last part of the logger's name is the speaker: `guildhall.runtime` says "runtime"."""
+    """Formats records. The source is the last part of the logger's name: "runtime" for `guildhall.runtime`."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = record.getMessage()
@@ -59,30 +60,30 @@ class LineFormatter(logging.Formatter):
         parts = [text.removesuffix("\n")]
         if record.exc_info and record.exc_info[1]:
             parts += traceback_lines(record.exc_info[1])
-        speaker = record.name.rsplit(".", 1)[-1]
-        return "\n".join(line(speaker, part, record.created) for part in parts)
+        source = record.name.rsplit(".", 1)[-1]
+        return "\n".join(line(source, part, record.created) for part in parts)
 
 
 def flush() -> None:
-    """What was logged is written, if the console takes it soon: for who ends without the interpreter's own end."""
+    """Write all waiting log records, if the console accepts them soon. For processes that end without Python's exit."""
     for handler in logging.getLogger().handlers:
         handler.flush()
 
 
 def traceback_lines(error: BaseException) -> Iterator[str]:
-    """Its traceback, line by line. An exception's own text, which may quote anybody, is one line of it."""
+    """The traceback, line by line. The text of an exception may quote anybody, so it is one line."""
     for part in traceback.TracebackException.from_exception(error).format():
-        is_own = _OF_THE_TRACEBACK_ITSELF.match(part)
+        is_own = _TRACEBACK_LINE.match(part)
         yield from part.strip("\n").split("\n") if is_own else [part.removesuffix("\n")]
 
 
 def unwritten() -> list[tuple[int, str]]:
-    """What was said and no console took yet, each with the descriptor: for a program that this process becomes."""
+    """Texts that no console has accepted yet, each with its descriptor. For a program that this process becomes."""
     return [(writer.descriptor, text) for writer in _writers for text in writer.unwritten()]
 
 
 class Writer:
-    """Writes to `stream` from a thread of its own; who speaks never waits."""
+    """Writes to `stream` from a separate thread, so that callers never wait."""
 
     def __init__(self, stream: IO[str] | TextIOBase) -> None:
         self._stream = stream
@@ -91,23 +92,23 @@ class Writer:
         os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        """Begin empty in a fork: threads do not live on there, and the parent writes what waits."""
+        """Begin empty in a fork. Threads do not exist there, and the parent writes the waiting texts."""
         self._texts: queue.Queue[str] = queue.Queue(WAITING)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._drop_count = 0
-        self._under_way: str | None = None
+        self._in_progress: str | None = None
 
     @property
     def descriptor(self) -> int:
         return self._stream.fileno()
 
     def unwritten(self) -> list[str]:
-        """Whole texts: up to PIPE_BUF a pipe takes all of one or nothing."""
-        return [text for text in (self._under_way, *self._texts.queue) if text is not None]
+        """Waiting texts, always whole. A pipe accepts a text of up to PIPE_BUF as a whole, or nothing of it."""
+        return [text for text in (self._in_progress, *self._texts.queue) if text is not None]
 
     def write(self, text: str) -> None:
-        """`text`, a line or more, is written soon; dropped when WAITING others wait."""
+        """Write `text`, one or more lines, soon. It is dropped if WAITING others wait."""
         with self._lock:
             try:
                 self._texts.put_nowait(text)
@@ -117,31 +118,31 @@ class Writer:
                 self._start()
 
     def flush(self, seconds: float = FLUSH_SECONDS) -> None:
-        """Returns when all is written, after `seconds` at most."""
+        """Wait until all is written, at most `seconds`."""
         condition = self._texts.all_tasks_done
         with condition:
             condition.wait_for(lambda: not self._texts.unfinished_tasks, seconds)
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._write_on, args=(self._texts,), name="console", daemon=True)
-        # A signal that the main thread blocks would come through this one.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        # This thread must block all signals, or it would receive those that the main thread blocks.
+        previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             thread.start()
             self._thread = thread
-        except RuntimeError:  # no thread can be had, or the interpreter ends; the next text tries again
+        except RuntimeError:  # no thread can be started, or the interpreter ends; the next text tries again
             with contextlib.suppress(queue.Empty):
                 while True:
                     self._write_now(self._texts.get_nowait())
                     self._texts.task_done()
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
     def _write_on(self, texts: queue.Queue[str]) -> None:
         while True:
-            self._under_way = texts.get()
-            self._write_now(self._under_way)
-            self._under_way = None
+            self._in_progress = texts.get()
+            self._write_now(self._in_progress)
+            self._in_progress = None
             if texts.empty():
                 self._report_drops()
             texts.task_done()
@@ -153,18 +154,18 @@ class Writer:
             self._write_now(line("hall", f"… {count} more lines, which this console did not take in time"))
 
     def _write_now(self, text: str) -> None:
-        """Not through the stream's buffer: its lock, held for ever, would break the end of the interpreter."""
+        """Bypass the stream's buffer. If its lock were never released, the interpreter could not end."""
         rest = f"{text}\n".encode(errors="backslashreplace")
-        with contextlib.suppress(OSError, ValueError):  # nobody is there to read it, now or any more
+        with contextlib.suppress(OSError, ValueError):  # nothing reads it, now or any more
             try:
                 descriptor = self._stream.fileno()
-            except (OSError, AttributeError):  # not of the system: a test's, or a caller's of call_command
+            except (OSError, AttributeError):  # not a stream of the system, as in tests or with call_command
                 self._stream.write(rest.decode())
                 return
             while rest:
                 try:
                     rest = rest[os.write(descriptor, rest) :]
-                except BlockingIOError:  # whoever shares it made it so
+                except BlockingIOError:  # another process that shares it has set it to non-blocking
                     select.select([], [descriptor], [])
 
 
@@ -174,7 +175,7 @@ class NonBlockingStream(TextIOBase):
     def __init__(self, stream: IO[str] | TextIOBase) -> None:
         self._stream = stream
         self._writer = Writer(stream)
-        self._line = ""  # that has no end yet
+        self._line = ""  # the incomplete last line
 
     def fileno(self) -> int:
         return self._stream.fileno()
@@ -207,7 +208,7 @@ def replace_standard_streams() -> None:
 
 
 class ConsoleHandler(logging.Handler):
-    """Records go to `stream` through a Writer."""
+    """Writes records to `stream` with a Writer."""
 
     def __init__(self, stream: IO[str] | TextIOBase) -> None:
         super().__init__()
@@ -220,5 +221,5 @@ class ConsoleHandler(logging.Handler):
             self.handleError(record)
 
     def flush(self) -> None:
-        """What was said is written, if the console takes it soon; logging asks for it at exit."""
+        """Write all waiting records, if the console accepts them soon. `logging` calls this at exit."""
         self._writer.flush()

@@ -1,4 +1,4 @@
-"""Event loops in threads of their own, for what many members need and one thread can do. No Django."""
+"""Event loops in separate threads, for work that one thread can do for many members. No Django."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import os
 import threading
 from collections.abc import Callable
 
-LOOK_SECONDS = 0.05  # between two looks at a process where the OS does not tell of its end
-_making = threading.Lock()  # functools.cache has none: of two threads at once each would make one
+LOOK_SECONDS = 0.05  # between two checks of a process, if the OS does not report its end
+_creation = threading.Lock()  # functools.cache has no lock, so two concurrent threads would create two loops
 
 
 def loop(name: str) -> asyncio.AbstractEventLoop:
-    """The process's loop of that name; its thread begins with it, and ends with the process."""
-    with _making:
+    """The process's event loop with that name. Its thread starts with it, and ends with the process."""
+    with _creation:
         return _running_loop(name)
 
 
@@ -26,9 +26,9 @@ def _running_loop(name: str) -> asyncio.AbstractEventLoop:
 
 
 def call_at_exit(pid: int, has_ended: Callable[[], bool], callback: Callable[[], None]) -> None:
-    """Call `callback` on a loop once the child `pid` has ended, and before it is reaped. It must not block for long.
+    """Call `callback` on an event loop once the child `pid` has ended, before it is reaped. It must not block for long.
 
-    Where there is no pidfd (macOS, an old kernel, no free descriptor) the loop asks `has_ended` every LOOK_SECONDS.
+    Without a pidfd (macOS, an old kernel, no free descriptor) the event loop calls `has_ended` every LOOK_SECONDS.
     """
     exits = loop("member-exits")
     try:

@@ -1,7 +1,7 @@
-"""A signal to this process when its parent dies, of SIGKILL too: the kernel sends it (Linux).
+"""A signal to this process when its parent dies, even by SIGKILL. The kernel sends it (Linux).
 
-The guard, `pid_namespace` and the bridge ask for theirs themselves. They are programs of their own that import nothing
-of ours, so that they run, and end what is below them, whatever became of the rest.
+The guard, `pid_namespace` and the bridge set theirs without this module. They are separate programs that import none of
+our modules. So they run, and end their children, whatever happens to the rest.
 """
 
 from __future__ import annotations
@@ -14,6 +14,6 @@ PR_SET_PDEATHSIG = 1
 
 
 def signal_when_parent_dies(number: signal.Signals) -> None:
-    """From now on; it may have died before, so ask who the parent is afterwards."""
+    """Send the signal from now on. The parent may have died before, so check the parent after this call."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)

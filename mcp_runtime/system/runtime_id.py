@@ -1,4 +1,4 @@
-"""Which process a runtime is: never taken for another one, of another boot, container or time. No Django."""
+"""Identifies the process of a runtime, without confusion with one of another boot, container or time. No Django."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import psutil
 
 @dataclass(frozen=True)
 class RuntimeId:
-    """A process, by what no other process has in common with it. As text `pid.started.namespace.boot`."""
+    """Identifies one process. No other process has the same values. As text it is `pid.started.namespace.boot`."""
 
     pid: int
-    started: int  # clock ticks since the boot; elsewhere than on Linux milliseconds since the epoch
-    namespace: str  # of pids; "" elsewhere than on Linux
-    boot: str  # of the machine; elsewhere than on Linux only which machine
+    started: int  # clock ticks since the boot; on other systems than Linux milliseconds since the epoch
+    namespace: str  # of pids; "" on other systems than Linux
+    boot: str  # of the machine; on other systems than Linux it identifies only the machine
 
     def __str__(self) -> str:
         return f"{self.pid}.{self.started}.{self.namespace}.{self.boot}"
@@ -31,7 +31,7 @@ class RuntimeId:
 
     @classmethod
     def of(cls, pid: int) -> RuntimeId:
-        """Raises psutil.NoSuchProcess when there is none, or a zombie alone."""
+        """Raises psutil.NoSuchProcess if there is none, or only a zombie."""
         return cls(pid, _start_time(pid), own_namespace(), own_boot())
 
     @classmethod
@@ -45,12 +45,12 @@ class RuntimeId:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Of another machine, boot or pid namespace: its pid says nothing here."""
+        """Whether it is of another machine, boot or pid namespace. Then its pid has no meaning here."""
         return (self.namespace, self.boot) != (own_namespace(), own_boot())
 
     @property
     def is_dead(self) -> bool:
-        """Whether it is provably dead. False for one elsewhere, or one that the system hides."""
+        """Whether it is provably dead. False if it is elsewhere, or the system hides it."""
         if self.is_elsewhere:
             return False
         try:
@@ -62,24 +62,24 @@ class RuntimeId:
 
 
 def _start_time(pid: int) -> int:
-    """When the process started, by a clock that nobody can set.
+    """The start time of the process, by a clock that nobody can set.
 
-    Raises psutil.NoSuchProcess, for zombies too; OSError or psutil.AccessDenied for one that the system hides.
+    Raises psutil.NoSuchProcess, also for zombies. Raises OSError or psutil.AccessDenied if the system hides it.
     """
     if sys.platform != "linux":
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:
             raise psutil.NoSuchProcess(pid)
         return int(process.create_time() * 1000)
-    # As the kernel wrote it down: psutil adds the time of the boot, which moves with the wall clock.
+    # Read the kernel's value, because psutil adds the time of the boot, which moves with the wall clock.
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
-        # With hidepid=2 (proc(5)) processes of other users are not there either; the kernel knows them.
+        # With hidepid=2 (proc(5)) processes of other users have no file, but a signal shows that they exist.
         if _exists(pid):
             raise
         raise psutil.NoSuchProcess(pid) from None
-    # The name in parentheses may hold anything, parentheses too; proc(5): the state is field 3, the start field 22.
+    # The name in parentheses may contain any character. In proc(5) the state is field 3, and the start is field 22.
     fields = stat.rpartition(b")")[2].split()
     if fields[0] in (b"Z", b"X"):
         raise psutil.NoSuchProcess(pid)

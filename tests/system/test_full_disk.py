@@ -14,7 +14,7 @@ from tests.storm.surroundings import Disk
 from tests.support.hall import PATIENCE, Hall, command_of, family, roster, wait_for_end_of, wait_for_web
 from tests.support.machine import Stopwatch, take_alone
 
-WAITS = "the start waits, and goes on once it can be"
+WAITS = "the start waits until it can be used"
 
 
 @pytest.fixture

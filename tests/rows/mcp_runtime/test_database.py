@@ -133,8 +133,8 @@ def test_a_start_waits_for_what_passes_and_says_so_once(
     assert patiently(work, lambda: False) == "done"
     assert work.tries == 4
     assert [record.getMessage() for record in caplog.records] == [
-        "the database cannot be used (as the driver says); the start waits, and goes on once it can be",
-        "the database can be used again; going on",
+        "the database cannot be used (as the driver says); the start waits until it can be used",
+        "the database can be used again; the start continues",
     ]
 
 
