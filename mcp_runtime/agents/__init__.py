@@ -1,11 +1,11 @@
-"""An agent at work with members of the hall: its session as rows, and its process.
+"""Agents that work with members of the hall: their sessions as rows, and their processes.
 
-sessions   make one, queue a message, stop; the only writer of a message's status
+sessions   create a session, queue a message, stop; the only writer of a message's status
 runner     the runtime's thread that claims messages and runs an agent for each
-transcript what is kept of what it says
-process    the agent as a process: what it is given, what it says, its end; no Django
-host       the program in that process, which uses the Agent SDK and nothing of ours
-setup      what an agent needs before it can run
+transcript the events of an agent as rows
+process    the agent as a process: its input, its events, its end; no Django
+host       the program in that process, which uses the Agent SDK and none of our modules
+setup      the requirements of an agent, and its environment
 
-Control and the runtime use this room.
+Control and the runtime use this package.
 """

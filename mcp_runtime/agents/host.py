@@ -1,13 +1,13 @@
-"""A program of its own: runs one prompt with the Agent SDK, and says on stdout what happens, a JSON object a line.
+"""A separate program that runs one prompt with the Agent SDK. It writes events to stdout, one JSON object a line.
 
     python host.py JOB.json              the job: prompt, mcp_config (a path), allowed_tools, disallowed_tools,
                                          resume, model, directory
 
-Lines: {"kind": "session", "data": {"id"}}, then what `roster.models.AgentEvent.Kind` names, last
-{"kind": "result", "data": {"text", "is_error", "usage"}}. The end of stdin means: stop.
+Lines: {"kind": "session", "data": {"id"}}, then the kinds of `roster.models.AgentEvent.Kind`, and last
+{"kind": "result", "data": {"text", "is_error", "usage"}}. The end of stdin stops the agent.
 
-In a process of its own because the SDK hands all of its environment to the agent, because its import and its loop would
-hold up the runtime's threads, and because a process can be killed.
+It is a separate process for three reasons. The SDK passes its whole environment to the agent. Its import and its event
+loop would delay the runtime's threads. And a process can be killed.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Emit = Callable[[str, dict[str, Any]], None]
 
 
 async def run(job: dict[str, Any], emit: Emit, stop: asyncio.Event) -> bool:
-    """One prompt to its end; whether the agent said how it ended."""
+    """Run one prompt to its end. Returns whether the agent sent a result."""
     from claude_agent_sdk import ClaudeAgentOptions, ClaudeSDKClient, ResultMessage, SystemMessage
 
     options = ClaudeAgentOptions(
-        # None of the agent's own tools: they would read files and run commands as the hall's user.
+        # None of the agent's own tools, because they would read files and run commands as the hall's user.
         tools=[],
         allowed_tools=job["allowed_tools"],
         disallowed_tools=job["disallowed_tools"],
-        permission_mode="dontAsk",  # nobody is there to be asked: what is not allowed is denied
-        # A path: as an argument the servers, token included, would show in the list of processes.
+        permission_mode="dontAsk",  # nobody can answer, so tools that are not allowed are denied
+        # A path, because as an argument the servers and the token would be visible in the list of processes.
         mcp_servers=job["mcp_config"],
         strict_mcp_config=True,
         setting_sources=[],
@@ -50,18 +50,18 @@ async def run(job: dict[str, Any], emit: Emit, stop: asyncio.Event) -> bool:
     has_result = False
     async with ClaudeSDKClient(options=options) as client:
         await client.query(job["prompt"])
-        interrupting = asyncio.create_task(_interrupt_at(stop, client))
-        looking: list[asyncio.Task[None]] = []
+        interruption = asyncio.create_task(_interrupt_at(stop, client))
+        checks: list[asyncio.Task[None]] = []
         async for message in client.receive_response():
             if isinstance(message, SystemMessage) and message.subtype == "init":
                 emit("session", {"id": message.data["session_id"]})
-                looking.append(asyncio.create_task(_say_missing_servers(client, emit)))
+                checks.append(asyncio.create_task(_report_missing_servers(client, emit)))
             has_result = has_result or isinstance(message, ResultMessage)
             for kind, data in events_of(message, servers):
                 if kind == "result":
-                    await asyncio.wait(looking or [interrupting], timeout=1)
+                    await asyncio.wait(checks or [interruption], timeout=1)
                 emit(kind, data)
-        interrupting.cancel()
+        interruption.cancel()
     return has_result
 
 
@@ -70,8 +70,8 @@ async def _interrupt_at(stop: asyncio.Event, client: Any) -> None:
     await client.interrupt()
 
 
-async def _say_missing_servers(client: Any, emit: Emit) -> None:
-    """The agent works on without servers that it cannot connect to, and its first message does not say why."""
+async def _report_missing_servers(client: Any, emit: Emit) -> None:
+    """Emit which servers are missing. The agent works without them, and its first message does not say why."""
     status = await client.get_mcp_status()
     missing = [
         {"name": server["name"], "status": server["status"], "error": truncate(str(error))}
@@ -85,12 +85,12 @@ async def _say_missing_servers(client: Any, emit: Emit) -> None:
 def _fault_of(server: Any) -> str | None:
     if server["status"] != "connected":
         return str(server.get("error") or "no reason was given")
-    # One tool whose schema is not an object's is enough for the agent to refuse the whole list.
-    return None if server.get("tools") else "the agent takes none of its tools; a schema among them may be broken"
+    # The agent refuses the whole list if the schema of one tool is not for an object.
+    return None if server.get("tools") else "the agent accepts none of its tools; one of their schemas may be broken"
 
 
 def events_of(message: Any, servers: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A message of the SDK as events; what people need not see is left out."""
+    """The events of a message of the SDK. Leaves out details that people do not need."""
     kind = type(message).__name__
     if kind == "ResultMessage":
         yield "result", _result(message)
@@ -101,19 +101,19 @@ def events_of(message: Any, servers: list[str]) -> Iterator[tuple[str, dict[str,
             case "TextBlock" if kind == "AssistantMessage":
                 yield "text", {"text": truncate(block.text)}
             case "ToolUseBlock":
-                server, tool = _of_server(block.name.removeprefix("mcp__"), servers)
-                yield "tool_call", {"id": block.id, "server": server, "tool": tool, "arguments": _bounded(block.input)}
+                server, tool = _split_name(block.name.removeprefix("mcp__"), servers)
+                yield "tool_call", {"id": block.id, "server": server, "tool": tool, "arguments": _shorten(block.input)}
             case "ToolResultBlock":
                 content = block.content or []
                 items = [{"type": "text", "text": content}] if isinstance(content, str) else content
                 yield (
                     "tool_result",
-                    {"id": block.tool_use_id, "content": _bounded(items), "is_error": bool(block.is_error)},
+                    {"id": block.tool_use_id, "content": _shorten(items), "is_error": bool(block.is_error)},
                 )
 
 
-def _of_server(name: str, servers: list[str]) -> tuple[str, str]:
-    """The server and the tool in `server__tool`; either may hold `__` itself."""
+def _split_name(name: str, servers: list[str]) -> tuple[str, str]:
+    """The server and the tool in `server__tool`. Both names may contain `__`."""
     candidates = [server for server in servers if name.startswith(f"{server}__")]
     server = max(candidates, key=len, default=name.partition("__")[0])
     return server, name[len(server) + 2 :]
@@ -136,8 +136,8 @@ def truncate(text: str) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}\n… and {len(text) - MAX_TEXT} more characters."
 
 
-def _bounded(value: Any) -> Any:
-    """`value`, or how it begins as text when its JSON is too long to be kept."""
+def _shorten(value: Any) -> Any:
+    """`value`, or the beginning of its JSON as text if that is too long to be stored."""
     text = json.dumps(value)
     return value if len(text) <= MAX_TEXT else [{"type": "text", "text": truncate(text)}]
 
@@ -153,13 +153,13 @@ async def _main(job: dict[str, Any], emit: Emit) -> int:
     threading.Thread(target=_watch_stdin, args=(asyncio.get_running_loop(), stop), daemon=True).start()
     try:
         return 0 if await run(job, emit, stop) else 1
-    except Exception as error:  # noqa: BLE001 - the last word of a program: whoever started it shows it
+    except Exception as error:  # noqa: BLE001 - the program ends here, and the runtime shows the error
         emit("error", {"text": truncate(str(error) or repr(error))})
         return 1
 
 
 def main() -> int:
-    # What anything prints belongs to stderr; stdout is ours.
+    # Send all other output to stderr. Only events go to stdout.
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
     os.dup2(2, 1)
 

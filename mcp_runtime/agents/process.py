@@ -1,7 +1,7 @@
-"""One agent at work, as a process: what it needs, what it is given, what it says, its end. The OS and nothing else.
+"""An agent as a process: its input, its events, its end. Uses only the operating system.
 
-The process is `mcp_runtime.agents.host`, which starts the agent itself, a program of the Agent SDK. Both carry the
-hall's environment tag like the processes of members, and get of our environment what is listed here.
+The process is `mcp_runtime.agents.host`, which starts the agent itself, a program of the Agent SDK. Both have the
+hall's environment tag, like the processes of members, and only the variables that `setup` lists.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ logger = logging.getLogger("guildhall.agent")
 
 HOST = Path(__file__).with_name("host.py")
 TAIL_LINES = 20
-MAX_LINE = 2_000_000  # of our own program, which cuts what it says far below
+MAX_LINE = 2_000_000  # of our own program, which cuts its events much shorter
 QUEUED_EVENTS = 1000
 REAP_TIMEOUT = 5.0
 GATEWAY = "guild-hall"  # the gateway's name among the agent's servers
-EXIT_GRACE = 1.0  # after its last word
+EXIT_GRACE = 1.0  # after its last event
 
 
 def tool_rule(server: str, tool: str = "") -> str:
-    """The agent's name for a tool of an MCP server, or for all of them."""
+    """The agent's name for a tool of an MCP server, or for all its tools."""
     return "__".join(re.sub(r"[^A-Za-z0-9_-]", "_", part) for part in ("mcp", server, tool) if part)
 
 
 @dataclass(frozen=True)
 class Job:
-    """The input of one run. `servers` are as the SDK's `mcp_servers` wants them."""
+    """The input of one run. `servers` have the form of the SDK's `mcp_servers`."""
 
     prompt: str
     servers: Mapping[str, Mapping[str, Any]]
@@ -57,7 +57,7 @@ class Job:
 
 
 class AgentProcess:
-    """The program and the agent, leader of a session and process group of their own. Used by one thread."""
+    """The program and the agent, in their own session and process group. Used by one thread."""
 
     def __init__(self, popen: subprocess.Popen[bytes], tag: str, files: list[Path]) -> None:
         self._popen = popen
@@ -75,7 +75,7 @@ class AgentProcess:
 
     @classmethod
     def spawn(cls, job: Job, *, directory: Path, tag: str, environment: Mapping[str, str]) -> AgentProcess:
-        """Start it in `directory`, which is private. Raises SpawnError."""
+        """Start the program in `directory`, which is private. Raises SpawnError."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         stem = tag.replace("/", "-")
         config, task = directory / f"mcp-{stem}.json", directory / f"job-{stem}.json"
@@ -85,7 +85,7 @@ class AgentProcess:
             _write_private(task, {**values, "mcp_config": str(config), "directory": str(directory)})
             with birthmark.inheritance(tag):
                 popen = subprocess.Popen(
-                    # -P: the folder of the program holds modules whose names others have too.
+                    # -P, because modules in the program's folder have the names of other modules.
                     [sys.executable, "-P", str(HOST), str(task)],
                     cwd=directory,
                     env=child_environment(setup.agent_environment(environment, directory), tag),
@@ -108,7 +108,7 @@ class AgentProcess:
                 try:
                     event = json.loads(line)
                 except ValueError:
-                    logger.warning("the agent's program said what is no event: %.200r", line)
+                    logger.warning("the agent's program wrote a line that is not an event: %.200r", line)
                 else:
                     self._events.put(event)
         self._events.put(None)
@@ -121,7 +121,7 @@ class AgentProcess:
                 logger.debug("%s", text)
 
     def next_event(self, timeout: float) -> dict[str, Any] | None:
-        """What it says next, {"kind", "data"}; None when that takes longer, or it has ended (`has_ended`)."""
+        """The next event, {"kind", "data"}. None after `timeout`, or if the process has ended (`has_ended`)."""
         try:
             event = self._events.get(timeout=max(timeout, 0.001))
         except queue.Empty:
@@ -130,35 +130,35 @@ class AgentProcess:
         return event
 
     def tail(self) -> str:
-        """The last lines that it wrote beside its events."""
+        """The last lines of the process on stderr."""
         return "\n".join(list(self._tail))
 
     def stop(self) -> None:
-        """Ask it to stop: the end of its stdin."""
+        """Request a stop by closing its stdin."""
         with contextlib.suppress(OSError):
             self._popen.stdin.close()  # type: ignore[union-attr]
 
     def kill(self) -> None:
-        """SIGKILL to all of the group, from any thread."""
+        """Send SIGKILL to the whole group. Any thread may call this."""
         with self._lock:
             if not self._reaped:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._popen.pid, signal.SIGKILL)
 
     def close(self) -> int:
-        """End and reap it, and remove its files. Returns the exit code. It has EXIT_GRACE to exit."""
+        """End and reap the process within EXIT_GRACE, and remove its files. Returns the exit code."""
         self.stop()
         if hasattr(os, "waitid"):
             has_exited = threading.Event()
             threading.Thread(target=self._watch, args=(has_exited,), daemon=True).start()
             has_exited.wait(EXIT_GRACE)
-        self.kill()  # the zombie keeps the group's number from being used again
+        self.kill()  # safe, because no other group can get this number while the zombie exists
         with self._lock:
             code = self._popen.wait(REAP_TIMEOUT)
             self._reaped = True
         kill_tagged(self._tag)
         deadline = time.monotonic() + EXIT_GRACE
-        while self._readers[0].is_alive() and time.monotonic() < deadline:  # it may wait for room in the queue
+        while self._readers[0].is_alive() and time.monotonic() < deadline:  # it may wait for space in the queue
             self.next_event(0.01)
         for path in self._files:
             path.unlink(missing_ok=True)
@@ -171,7 +171,7 @@ class AgentProcess:
 
 
 def remove_files_of_earlier_runs(directory: Path) -> None:
-    """What a runtime left that was killed."""
+    """Remove the files of a runtime that was killed."""
     for path in [*directory.glob("mcp-*.json"), *directory.glob("job-*.json")]:
         path.unlink(missing_ok=True)
 

@@ -1,6 +1,6 @@
-"""From messages to agents at work: claim what is due, run the agent, write down what it says and how it ended.
+"""Runs agents for messages: claims due messages, runs the agents, and records their events and their ends.
 
-One thread looks; each run has a thread of its own, which alone writes that message's transcript.
+One thread looks for messages. Each run has a separate thread, and only this thread writes the message's transcript.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ logger = logging.getLogger("guildhall.agent")
 
 SWEEP_SECONDS = 3.0
 SQLITE_LOOK = 0.5  # an agent takes longer to start
-# PostgreSQL without a broker has nothing cheap to look at.
+# PostgreSQL without a broker has no cheaper check than a query.
 QUERY_LOOK = 0.5
-PROBLEM_SECONDS = 5.0  # between two looks for what is missing
+PROBLEM_SECONDS = 5.0  # between two checks of the requirements
 MEMBER_LOOK = 0.1
 EVENT_LOOK = 0.2
-STOP_GRACE = 5.0  # from being asked to stop to SIGKILL
+STOP_GRACE = 5.0  # between the request to stop and SIGKILL
 LAST_ENDS_SECONDS = 1.0
 
 # The agent's error when the session to resume is not on its disk (cleaned up, or another machine's).
@@ -49,7 +49,7 @@ NO_SDK_SESSION = "No conversation found"
 
 @dataclass
 class Run:
-    """A message that is being run; flags are set by others, and read by its own thread."""
+    """A message in progress. Other threads set the flags, and its own thread reads them."""
 
     message: AgentMessage
     deadline: float
@@ -60,7 +60,7 @@ class Run:
 
 
 class SessionRunner:
-    """Runs agents for the runtime that holds `lease_id`; their environment tags begin with `tag_prefix`."""
+    """Runs agents for the runtime with `lease_id`. Their environment tags begin with `tag_prefix`."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class SessionRunner:
         self._lease_id = lease_id
         self._tag_prefix = tag_prefix
         self._directory = directory
-        self._slots = Slots(concurrency)  # used with the lock alone
+        self._slots = Slots(concurrency)  # use it only with the lock
         self._gateway_address = gateway_address
         self._has_broker = has_broker
         self._environment = environment
@@ -98,25 +98,25 @@ class SessionRunner:
         self._loop.start()
 
     def wake(self) -> None:
-        """Have a look soon."""
+        """Look for messages soon."""
         self._last_sweep = -math.inf
         self._notified.set()
 
     def stop(self) -> None:
-        """No new runs, and those that run are killed; whoever stops the runtime ends their messages as lost."""
+        """Start no new runs, and kill the others. The stop of the runtime ends their messages as lost."""
         self._stopping.set()
         self._notified.set()
         if self._loop.is_alive():
             self._loop.join()
-        for run in self._under_way():
+        for run in self._runs_in_progress():
             run.runtime_stopped.set()
             if run.process is not None:
                 run.process.kill()
         deadline = time.monotonic() + LAST_ENDS_SECONDS
-        while self._under_way() and time.monotonic() < deadline:
+        while self._runs_in_progress() and time.monotonic() < deadline:
             time.sleep(0.005)
 
-    def _under_way(self) -> list[Run]:
+    def _runs_in_progress(self) -> list[Run]:
         with self._lock:
             return list(self._runs.values())
 
@@ -131,14 +131,14 @@ class SessionRunner:
                 logger.warning("the database cannot be reached (%s); trying again", str(error).strip())
                 connection.close()
             except Exception:
-                logger.exception("a look for agents' messages failed; the next one follows")
+                logger.exception("a check for agents' messages failed; the next one follows")
             self._stopping.wait(QUERY_LOOK)
         if changes is not None:
             changes.close()
         connection.close()
 
     def _wait(self, changes: SqliteChanges | None) -> None:
-        """Until it is notified, SQLite says there is work, or a sweep is due."""
+        """Wait for a notification, for work in SQLite, or until a sweep is due."""
         look = SQLITE_LOOK if changes else SWEEP_SECONDS if self._has_broker else QUERY_LOOK
         while not self._stopping.is_set() and time.monotonic() < self._last_sweep + SWEEP_SECONDS:
             if self._notified.wait(look):
@@ -150,7 +150,7 @@ class SessionRunner:
                 return
 
     def turn(self) -> None:
-        """One look: what is missing, who is to be stopped, what is due."""
+        """Check once for missing requirements, requests to stop, and due messages."""
         self._last_sweep = time.monotonic()
         if time.monotonic() > self._problem_checked_at + PROBLEM_SECONDS:
             self.note_problem()
@@ -169,7 +169,7 @@ class SessionRunner:
         self._problem, self._problem_checked_at = problem, time.monotonic()
 
     def claim_one(self) -> bool:
-        """Whether a message was due, and runs now."""
+        """Claim and run one due message. Returns whether there was one."""
         message = self._next()
         if message is None or not sessions.claim(message, self._lease_id):
             return False
@@ -181,16 +181,16 @@ class SessionRunner:
         return True
 
     def _next(self) -> AgentMessage | None:
-        """The oldest message that is due of a principal that may have one more agent."""
+        """The oldest due message of a principal that may have one more agent."""
         messages = self._due_messages.select_related("session", "session__created_by")
         while (message := messages.first() if self._slots.free > 0 else None) is not None:
             owner = _owner(message)
             with self._lock:
                 if self._slots.may_take(owner):
                     return message
-                holds = self._slots.count_of(owner)
-            # Who holds none may not take the last slot because another token of the same user holds some.
-            messages = messages.exclude(requested_by=owner[0], **({"asked_with": owner[1]} if holds else {}))
+                count = self._slots.count_of(owner)
+            # An owner without slots may not take the last one if another token of the same user has some.
+            messages = messages.exclude(requested_by=owner[0], **({"asked_with": owner[1]} if count else {}))
         return None
 
     # One run ------------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class SessionRunner:
             logger.exception("internal error while message %d was handled", run.message.pk)
             outcome = Outcome.failed(ErrorKind.AGENT, f"internal error: the hall failed to run the agent: {error!r}")
         try:
-            # The end of a run that the runtime's stop killed is written by that stop.
+            # If the runtime's stop killed the run, that stop records its end.
             if not run.runtime_stopped.is_set():
                 finish = partial(sessions.finish, run.message, outcome, self._lease_id)
                 persistently(partial(unit_of_work, finish))
@@ -236,13 +236,13 @@ class SessionRunner:
         return _outcome_of(run, answer, stop_cause, code, run.process.tail())
 
     def _await_members(self, run: Run) -> Outcome | None:
-        """Wait until all of its members are connected; how the message ended, if it came to an end before."""
+        """Wait until all members of the run are connected. Returns an outcome if the message ends before that."""
         while True:
             missing = unit_of_work(partial(_missing_members, run.message))
             if not missing:
                 return None
             for member in missing:
-                if reason := _hopeless(member):
+                if reason := _why_not_connecting(member):
                     return Outcome.failed(ErrorKind.UNAVAILABLE, f"member {member.name!r} cannot be used: {reason}")
             if run.stop_requested.wait(MEMBER_LOOK):
                 return Outcome(Status.CANCELLED, error_message="stopped while its members were starting")
@@ -282,7 +282,7 @@ class SessionRunner:
         )
 
     def _follow(self, run: Run, process: AgentProcess) -> tuple[dict[str, Any], str]:
-        """Write the transcript until the agent ends. Returns its answer, and why it was stopped, if it was."""
+        """Write the transcript until the agent ends. Returns its answer, and why it was stopped (empty if not)."""
         answer: dict[str, Any] = {}
         stop_cause = ""
         kill_at = 0.0
@@ -305,7 +305,7 @@ class SessionRunner:
             if run.runtime_stopped.is_set() or (stop_cause and now > kill_at):
                 process.kill()
             if stop_cause and now > kill_at + STOP_GRACE:
-                break  # somebody who left the group holds its output; the environment tag finds them
+                break  # a process outside the group has its output; `kill_tagged` finds it by the environment tag
         return answer, stop_cause
 
 
@@ -317,8 +317,8 @@ def _missing_members(message: AgentMessage) -> list[GuildMember]:
     return list(message.session.members.exclude(status=GuildMember.Status.CONNECTED).order_by("name"))
 
 
-def _hopeless(member: GuildMember) -> str:
-    """Why the member will not connect. Empty when it may."""
+def _why_not_connecting(member: GuildMember) -> str:
+    """Why the member will not connect. Empty if it may."""
     if member.removed_at:
         return "its folder is gone"
     if not member.enabled:

@@ -1,9 +1,8 @@
-"""Agents' sessions as rows: make one, queue a message, claim, write down, finish, stop. The only writer of a message's
-status.
+"""Agents' sessions as rows: create, queue, claim, record, finish, stop. The only writer of a message's status.
 
     queued -> running -> succeeded | failed | cancelled        queued -> cancelled | failed (unavailable)
 
-Each arrow is one compare-and-set. A message is claimed at most once; one whose runtime died ends as `failed / lost`.
+Each arrow is one compare-and-set. A message is claimed at most once. If its runtime dies, it ends as `failed / lost`.
 """
 
 from __future__ import annotations
@@ -44,21 +43,21 @@ Status = AgentMessage.Status
 ErrorKind = AgentMessage.ErrorKind
 Kind = AgentEvent.Kind
 
-# No digits alone: they would be taken for an id.
+# A name of digits only would look like an id.
 NAME = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}")
 MAX_PROMPT = 100_000  # characters
 MAX_QUEUED = 20  # messages of one session
-# One that talks for ever must not fill the disk; its last event is kept in any case.
+# An agent that never ends must not fill the disk. Its last event is always stored.
 MAX_EVENTS = 10_000
 PRUNE_BATCH = 50
 TOKEN_GRACE = timedelta(minutes=5)
 
 
-# Make and find ----------------------------------------------------------------------------------------------------
+# Create and find --------------------------------------------------------------------------------------------------
 
 
 def create(members: Iterable[GuildMember], *, caller: Caller, name: str = "", direct: bool, model: str) -> AgentSession:
-    """A session with these members. Raises RequestRefusedError where it cannot be made."""
+    """Create a session with these members. Raises RequestRefusedError if it is not possible."""
     by_id = {member.pk: member for member in members}
     if not by_id:
         raise RequestRefusedError("a session needs at least one member, whose tools the agent may use")
@@ -95,7 +94,7 @@ def _default_name(members: list[GuildMember]) -> str:
 
 
 def find(name_or_id: str) -> AgentSession:
-    """The session of that name or id. Raises UnknownSessionError."""
+    """The session with that name or id. Raises UnknownSessionError."""
     by_id = name_or_id.isascii() and name_or_id.isdigit() and len(name_or_id) <= 18
     session = AgentSession.objects.filter(**({"pk": int(name_or_id)} if by_id else {"name": name_or_id})).first()
     if session is None:
@@ -104,7 +103,7 @@ def find(name_or_id: str) -> AgentSession:
 
 
 def queue(session: AgentSession, prompt: Any, *, timeout: float, caller: Caller) -> AgentMessage:
-    """One more message of the session. Raises RequestRefusedError."""
+    """Queue a message of the session. Raises RequestRefusedError."""
     if not isinstance(prompt, str) or not prompt.strip():
         raise RequestRefusedError("a message needs a prompt, a text that is not blank")
     if len(prompt) > MAX_PROMPT:
@@ -127,7 +126,7 @@ def queue(session: AgentSession, prompt: Any, *, timeout: float, caller: Caller)
 
 
 def require_unneeded(member: GuildMember) -> None:
-    """Raises MemberInUseError while a session's message that waits or runs needs the member."""
+    """Raise MemberInUseError while a waiting or running message of a session needs the member."""
     message = (
         AgentMessage.objects.filter(status__in=AgentMessage.ACTIVE, session__members=member)
         .select_related("session")
@@ -140,11 +139,11 @@ def require_unneeded(member: GuildMember) -> None:
         )
 
 
-# Claim, write down, finish: the runtime's side --------------------------------------------------------------------
+# Claim, record, finish: for the runtime ---------------------------------------------------------------------------
 
 
 def due_messages() -> QuerySet[AgentMessage]:
-    """Messages that may run now, oldest first: of each session the first one, when none of it runs."""
+    """Messages that may run now, oldest first. Only the first message of each session in which none is running."""
     earlier = AgentMessage.objects.filter(
         session=OuterRef("session"), status__in=AgentMessage.ACTIVE, pk__lt=OuterRef("pk")
     )
@@ -153,7 +152,7 @@ def due_messages() -> QuerySet[AgentMessage]:
 
 
 def claim(message: AgentMessage, lease_id: uuid.UUID) -> bool:
-    """queued -> running, once."""
+    """Change a message from queued to running, once. Returns False if it was not queued any more."""
     count = AgentMessage.objects.filter(held_by(lease_id), pk=message.pk, status=Status.QUEUED).update(
         status=Status.RUNNING, started_at=timezone.now(), lease_id=lease_id
     )
@@ -161,27 +160,27 @@ def claim(message: AgentMessage, lease_id: uuid.UUID) -> bool:
 
 
 def stop_requests(lease_id: uuid.UUID) -> QuerySet[AgentMessage]:
-    """Messages that this runtime runs and somebody asked to stop."""
+    """Messages that this runtime runs and that have a request to stop."""
     return AgentMessage.objects.filter(status=Status.RUNNING, lease_id=lease_id, cancel_requested_at__isnull=False)
 
 
 def write_events(message: AgentMessage, events: Iterable[tuple[str, dict[str, Any]]]) -> None:
-    """Add to the transcript. One thread writes that of a message, so the ids ascend as things happened."""
+    """Add events to the transcript. One thread writes it for a message, so the ids are in the order of events."""
     AgentEvent.objects.bulk_create(
         [AgentEvent(message=message, kind=kind, data=jsonrpc.storable(data)) for kind, data in events]
     )
 
 
 def note_sdk_session(message: AgentMessage, sdk_session_id: str) -> None:
-    """Keep the id of the agent's own session, which the next message resumes."""
+    """Store the id of the agent's own session, which the next message resumes."""
     AgentSession.objects.filter(pk=message.session_id).update(sdk_session_id=sdk_session_id[:100])
 
 
 def make_token(message: AgentMessage) -> str:
-    """The run's own token for the gateway, for the session's members, until the run must be over at the latest.
+    """Create the run's token for the gateway. It is for the session's members, and expires at the run's latest end.
 
-    With the limits of the token that the message was asked with, and no longer than that. Revoked when the message
-    ends, however it ends. Raises RequestRefusedError, AccessError.
+    It has the limits of the token with which the message was queued, and does not outlive that token. It is revoked at
+    every end of the message. Raises RequestRefusedError, AccessError.
     """
     session = message.session
     user = session.created_by
@@ -189,24 +188,24 @@ def make_token(message: AgentMessage) -> str:
         user = User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
     if user is None or not user.is_active:
         raise RequestRefusedError("there is no active user whose rights the agent could have at the gateway")
-    asker = _principal_of_token(message)
+    requester = _principal_of_token(message)
     over_at = timezone.now() + timedelta(seconds=message.timeout) + TOKEN_GRACE
     with transaction.atomic():
         row, token = ApiToken.make(
             user=user,
             name=f"agent session {session.name}"[:100],
-            expires_at=min(over_at, asker.expires_at) if asker and asker.expires_at else over_at,
+            expires_at=min(over_at, requester.expires_at) if requester and requester.expires_at else over_at,
             scope=ApiToken.Scope.MEMBERS,
             members=session.members.all(),
             made_with_id=message.asked_with_id,
-            **(asdict(asker.limits) if asker else {}),
+            **(asdict(requester.limits) if requester else {}),
         )
         AgentMessage.objects.filter(pk=message.pk).update(token=row)
     return token
 
 
 def require_access(message: AgentMessage) -> None:
-    """Raises AccessError when the requester or the session's creator may not use all of its members any more.
+    """Raise AccessError if the requester or the session's creator may not use all of its members any more.
 
     It is checked at the start, because the message may have waited for long, and a direct agent is not checked later.
     """
@@ -248,7 +247,7 @@ def note_problem(problem: str, lease_id: uuid.UUID) -> None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a message ended, as the columns that say so."""
+    """The end of a message, with the values of its columns."""
 
     status: AgentMessage.Status
     result: str = ""
@@ -262,7 +261,7 @@ class Outcome:
 
 
 def finish(message: AgentMessage, outcome: Outcome, lease_id: uuid.UUID) -> bool:
-    """running -> finished. False: it is not this runtime's to finish any more."""
+    """Change a running message to its final status. False if it does not belong to this runtime any more."""
     rows = AgentMessage.objects.filter(held_by(lease_id), pk=message.pk, status=Status.RUNNING, lease_id=lease_id)
     return _finish(rows, message, outcome)
 
@@ -282,7 +281,7 @@ def _finish(rows: QuerySet[AgentMessage], message: AgentMessage, outcome: Outcom
         "error_kind": str(outcome.error_kind),
         "usage": outcome.usage,
     }
-    # One commit: who reads the transcript to its last line finds the message ended, and the token is dead.
+    # One commit, so that after the last line of the transcript the message has ended and the token is revoked.
     with transaction.atomic():
         if not rows.update(**changes):
             return False
@@ -292,7 +291,7 @@ def _finish(rows: QuerySet[AgentMessage], message: AgentMessage, outcome: Outcom
 
 
 def end_lost(lease_id: uuid.UUID, reason: str) -> int:
-    """running -> failed / lost for every message that another lease than `lease_id` claimed; how many."""
+    """Change running messages with another lease than `lease_id` to failed / lost. Returns how many."""
     running = AgentMessage.objects.filter(held_by(lease_id), status=Status.RUNNING).exclude(lease_id=lease_id)
     count = 0
     for message in running:
@@ -301,13 +300,13 @@ def end_lost(lease_id: uuid.UUID, reason: str) -> int:
 
 
 def end_own(lease_id: uuid.UUID, reason: str) -> None:
-    """running -> failed / lost for what this runtime claimed and nobody finished: the last word of its stop."""
+    """Change running messages of this runtime to failed / lost. This is the last step of its stop."""
     for message in AgentMessage.objects.filter(status=Status.RUNNING, lease_id=lease_id):
         finish(message, Outcome.failed(ErrorKind.LOST, reason), lease_id)
 
 
 def refuse(message: AgentMessage, outcome: Outcome, lease_id: uuid.UUID) -> bool:
-    """queued -> failed, for a message that was never claimed."""
+    """Change a message that was never claimed from queued to failed."""
     rows = AgentMessage.objects.filter(held_by(lease_id), pk=message.pk, status=Status.QUEUED)
     return _finish(rows, message, outcome)
 
@@ -316,18 +315,18 @@ def refuse(message: AgentMessage, outcome: Outcome, lease_id: uuid.UUID) -> bool
 
 
 def stop(session: AgentSession) -> list[AgentMessage]:
-    """Cancel the session's waiting messages at once and ask the runtime to stop the running one; all of them.
+    """Cancel the session's waiting messages, and request the stop of the running one. Returns all of them.
 
-    Raises NotCancellableError when nothing is under way.
+    Raises NotCancellableError if there is none.
     """
-    under_way = list(session.messages.filter(status__in=AgentMessage.ACTIVE).order_by("-id"))
-    if not under_way:
-        raise NotCancellableError(f"nothing of session {session.name!r} is under way")
-    return [cancel(message) for message in under_way]
+    messages = list(session.messages.filter(status__in=AgentMessage.ACTIVE).order_by("-id"))
+    if not messages:
+        raise NotCancellableError(f"no message of session {session.name!r} is in progress")
+    return [cancel(message) for message in messages]
 
 
 def cancel(message: AgentMessage) -> AgentMessage:
-    """Cancel a waiting message at once, ask the runtime to stop a running one. One that is over is left alone."""
+    """Cancel a waiting message, or request the stop of a running one. A message that has ended does not change."""
     rows = AgentMessage.objects.filter(pk=message.pk, status=Status.QUEUED)
     outcome = Outcome(Status.CANCELLED, error_message="stopped before it was started")
     if not _finish(rows, message, outcome):
@@ -338,7 +337,7 @@ def cancel(message: AgentMessage) -> AgentMessage:
 
 
 def stop_messages_of_tokens(token_ids: Iterable[int]) -> list[AgentMessage]:
-    """Cancel or stop, as `cancel` does, what was asked with these tokens and is under way."""
+    """Cancel or stop, as `cancel` does, the messages of these tokens that wait or run."""
     messages = AgentMessage.objects.filter(status__in=AgentMessage.ACTIVE, asked_with__in=token_ids)
     return [cancel(message) for message in messages.order_by("-id")]
 
@@ -347,13 +346,13 @@ def stop_messages_of_tokens(token_ids: Iterable[int]) -> list[AgentMessage]:
 
 
 def events_after(session: AgentSession, event_id: int, *, message: AgentMessage | None = None) -> QuerySet[AgentEvent]:
-    """The session's transcript, or one message's, from behind that event on."""
+    """The transcript of the session, or of one message, after that event."""
     conditions = {"message": message} if message is not None else {"message__session": session}
     return AgentEvent.objects.filter(**conditions, pk__gt=event_id).order_by("pk")
 
 
 def is_under_way(session: AgentSession, *, message: AgentMessage | None = None) -> bool:
-    """Whether more events may come. Asked before the events are read, it misses none of them."""
+    """Whether more events may come. Call it before you read the events, so that you miss none."""
     messages = session.messages.filter(status__in=AgentMessage.ACTIVE)
     return (messages.filter(pk=message.pk) if message is not None else messages).exists()
 
@@ -362,7 +361,7 @@ def is_under_way(session: AgentSession, *, message: AgentMessage | None = None) 
 
 
 def prune(*, days: int) -> int:
-    """Delete sessions in which nothing happened for `days`, with their transcripts; how many went."""
+    """Delete sessions without activity for `days`, with their transcripts. Returns how many it deleted."""
     since = timezone.now() - timedelta(days=days)
     young = AgentMessage.objects.filter(session=OuterRef("pk"), queued_at__gte=since)
     active = AgentMessage.objects.filter(session=OuterRef("pk"), status__in=AgentMessage.ACTIVE)

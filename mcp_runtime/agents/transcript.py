@@ -1,4 +1,4 @@
-"""What is kept of what an agent says: events as rows, without the secrets in arguments of calls."""
+"""The events of an agent as rows, without the secrets in arguments of calls."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from mcp_runtime.rows.database import persistently, unit_of_work
 from mcp_runtime.schemas import secrets
 from roster.models import AgentEvent, AgentMessage, AgentSession, Tool
 
-BATCH_SECONDS = 0.2  # that events wait to be written together
+BATCH_SECONDS = 0.2  # how long events wait to be written together
 BATCH = 50
 
 
 class Transcript:
-    """Of one message; the thread of its run alone adds to it."""
+    """The transcript of one message. Only the thread of its run adds to it."""
 
     def __init__(self, message: AgentMessage) -> None:
         self._message = message
         self._batch: list[tuple[str, dict[str, Any]]] = []
         self._event_count = 0
         self._write_at = 0.0
-        # By the agent's name of a tool: each input schema, as JSON, that it was seen with and that may mark secrets.
-        self._secretive: dict[str, set[str]] = {}
+        # By the agent's name of a tool: all input schemas, as JSON, that it has had and that may mark secrets.
+        self._secret_schemas: dict[str, set[str]] = {}
 
     @property
     def is_full(self) -> bool:
@@ -39,33 +39,33 @@ class Transcript:
         self._batch.append((kind, self._without_secrets(data) if kind == AgentEvent.Kind.TOOL_CALL else data))
 
     def write_due(self, *, is_last: bool) -> None:
-        """Write what has waited for long, or is much; `is_last`: whatever there is."""
+        """Write the batch if it has waited for long enough or is large enough. With `is_last`, write it anyway."""
         is_time = time.monotonic() >= self._write_at or len(self._batch) >= BATCH
         if self._batch and (is_time or is_last):
             persistently(partial(unit_of_work, partial(sessions.write_events, self._message, self._batch)))
             self._event_count, self._batch = self._event_count + len(self._batch), []
 
     def _without_secrets(self, call: dict[str, Any]) -> dict[str, Any]:
-        """The call without what its tool's schema marks as a secret, or marked when it was called before.
+        """The call without the values that its tool's schema marks as secret, now or at an earlier call.
 
-        Members may list other tools, and other schemas, while the agent is at work, which goes by the list that it has.
+        Members may list other tools and other schemas while the agent works, but the agent uses its first list.
         """
         name = tool_rule(str(call["server"]), str(call["tool"]))
-        schemas = self._secretive.setdefault(name, set())
-        schemas |= persistently(partial(unit_of_work, partial(_secretive_schemas, self._message, name)))
+        schemas = self._secret_schemas.setdefault(name, set())
+        schemas |= persistently(partial(unit_of_work, partial(_read_secret_schemas, self._message, name)))
         if not schemas:
             return call
         arguments = call["arguments"]
-        if not isinstance(arguments, dict):  # they were cut, and where the secrets are cannot be told
+        if not isinstance(arguments, dict):  # they were cut, so the places of the secrets are not known
             return {**call, "arguments": secrets.MASK}
         paths = [path for schema in sorted(schemas) for path in secrets.secret_paths(schema, arguments)]
         return {**call, "arguments": secrets.mask(arguments, paths)}
 
 
-def _secretive_schemas(message: AgentMessage, name: str) -> set[str]:
+def _read_secret_schemas(message: AgentMessage, name: str) -> set[str]:
     """The schemas, as JSON, of the tools that the agent calls by that name, if they may mark secrets.
 
-    Names are looked through first: to read the schemas of all tools of a large member stops all other threads.
+    It compares the names first, because reading the schemas of all tools of a large member blocks all other threads.
     """
     session = message.session
     tools = Tool.objects.filter(member__in=session.members.all())

@@ -1,11 +1,11 @@
-"""All that web and commands use of the runtime, by noun. They write the desired state, and notify the runtime.
+"""The functions of the runtime for web and commands, by noun. They write the desired state, and notify the runtime.
 
 members      start, stop, restart, refresh, enable, disable, reserve; tools; the roster as readers see it
-calls        queue, cancel, wait for; arguments as they may be shown; figures
+calls        queue, cancel, wait for; arguments without secrets; statistics
 sessions     agents' sessions and their transcripts
-tokens       make one, never wider than who asks; revoke it with what was asked with it
-notify       "look at the rows", through the broker if there is one
+tokens       create a token with at most the creator's rights; revoke it with its calls
+notify       notify the runtime of changed rows, through the broker if there is one
 
-Nothing here starts, stops or calls anything itself. The runtime does, and sees every change within a second even when
-no notification arrives. Interfaces and the runtime import it; a new verb goes into the module of its noun.
+This package starts, stops and calls nothing. The runtime does, and sees every change within a second even without a
+notification. Interfaces and the runtime import this package. A new verb goes into the module of its noun.
 """

@@ -1,4 +1,4 @@
-"""Tool calls: queued, cancelled, waited for, shown, and counted."""
+"""Queue, cancel, wait for, show and count tool calls."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from mcp_runtime.schemas import secrets, validation
 from mcp_runtime.security import access
 from roster.models import GuildMember, Invocation, Tool
 
-# Calls under way that `calls_version` looks at.
+# Calls in progress that `calls_version` compares.
 MAX_COMPARED = 1000
 
 
 def queue_call(
     member_name: str, tool_name: str, arguments: Any, *, caller: Caller, idempotency_key: str | None = None
 ) -> tuple[Invocation, bool]:
-    """Queue one call (see `invocations.queue`). Accepted whether or not a runtime is alive: it waits its turn."""
+    """Queue one call (see `invocations.queue`). It is accepted even if no runtime is alive, and waits for one."""
     invocation, created = invocations.queue(
         member_name=member_name,
         tool_name=tool_name,
@@ -47,12 +47,12 @@ def cancel_call(invocation: Invocation) -> Invocation:
 
 
 def wait_for_call(invocation_id: int, timeout: float) -> bool:
-    """Wait until the call is over, at most `timeout` seconds, and not after `end_waiting`. Returns whether it is."""
+    """Wait for the end of the call, at most `timeout` seconds, and not after `end_waiting`. Returns if it has ended."""
     return waiting.calls.wait(invocation_id, timeout)
 
 
 def wait_between_looks(seconds: float) -> bool:
-    """Wait between two looks. True: waiting ended, look no more."""
+    """Wait between two checks. Returns True after `end_waiting`. Then check no more."""
     return waiting.calls.is_over.wait(seconds)
 
 
@@ -70,22 +70,22 @@ def calls_version() -> tuple[Any, ...]:
 
 
 def prune_invocations(*, days: int, keep: int) -> int:
-    """Delete finished calls older than `days`, and the oldest beyond the newest `keep`; how many went."""
+    """Delete finished calls older than `days`, and all but the newest `keep`. Returns how many it deleted."""
     return invocations.prune(days=days, keep=keep)
 
 
-# Arguments and results, as they may be shown ----------------------------------------------------------------------
+# Arguments and results without secrets ----------------------------------------------------------------------------
 
 
 def why_not_again(invocation: Invocation) -> str:
-    """Why a call cannot be made again, because its arguments are unknown. Empty when it can."""
+    """Why a call cannot be repeated, because its arguments are unknown. Empty if it can."""
     if invocation.secret_paths:
         return "its arguments held secrets, which are masked"
     return why_arguments_unknown(invocation)
 
 
 def why_arguments_unknown(invocation: Invocation) -> str:
-    """Why the arguments of a call are unknown. Empty when they are known, except for secrets."""
+    """Why the arguments of a call are unknown. Empty if they are known, except for secrets."""
     if mcp.CUT in invocation.arguments:
         return "its arguments were too long to be kept whole"
     if invocation.source == Invocation.Source.GATEWAY and not settings.GUILD_HALL_RECORD_BYTES:
@@ -94,7 +94,7 @@ def why_arguments_unknown(invocation: Invocation) -> str:
 
 
 def masked_arguments(invocation: Invocation) -> dict[str, Any]:
-    """The arguments with their secrets masked, whether or not the call is over."""
+    """The arguments with their secrets masked. The call may be in progress."""
     return secrets.mask(invocation.arguments, invocation.secret_paths)
 
 
@@ -105,12 +105,12 @@ def without_secrets(tool: Tool, arguments: dict[str, Any]) -> tuple[dict[str, An
 
 
 def masked_secrets(tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
-    """`arguments` with a mask in place of what the tool's schema marks as a secret."""
+    """`arguments` with a mask in place of the values that the tool's schema marks as secret."""
     return secrets.mask(arguments, secrets.secret_paths(tool.input_schema, arguments))
 
 
 def unmasked_arguments(invocation: Invocation) -> tuple[dict[str, Any], list[str]]:
-    """The arguments of an earlier call without its secrets, and where those were."""
+    """The arguments of an earlier call without its secrets, and the places of the secrets."""
     paths = invocation.secret_paths
     return secrets.without(invocation.arguments, paths), _places(paths)
 
@@ -120,7 +120,7 @@ def _places(paths: list[list[str | int]]) -> list[str]:
 
 
 def output_validation_error(output_schema: dict[str, Any], value: Any) -> str:
-    """Why the structured content of a result does not fit its tool's output schema; empty when it does."""
+    """Why the structured content of a result does not fit its tool's output schema. Empty if it fits."""
     try:
         validation.validate(output_schema, value)
     except validation.ArgumentsError as error:
@@ -130,10 +130,10 @@ def output_validation_error(output_schema: dict[str, Any], value: Any) -> str:
     return ""
 
 
-# Figures ----------------------------------------------------------------------------------------------------------
+# Statistics -------------------------------------------------------------------------------------------------------
 
 
-SPANS = tuple(statistics.SPANS)  # of figures, by name; the first is the default
+SPANS = tuple(statistics.SPANS)  # the names of the time spans; the first is the default
 SPARK_POINTS = statistics.SPARK_POINTS
 
 
@@ -147,21 +147,21 @@ def call_series(
 ) -> statistics.Series:
     """How many calls ended and failed, and how long they took, over the last `hour`, `day` or `week`.
 
-    Of a member's tool, of a member, or of all members but those of the names `without`. KeyError for another span.
+    For a member's tool, for a member, or for all members except those in `without`. Raises KeyError for another span.
     """
     member_id = None if member is None else member.pk
     return statistics.series(statistics.SPANS[span], member_id=member_id, tool_name=tool_name, without=[*without])
 
 
 def calls_of_last_hour() -> dict[int, list[tuple[int, int]]]:
-    """(calls, failed) of twelve times five minutes, oldest first, by member id; a member without calls is not there."""
+    """(calls, failed) for twelve times five minutes, oldest first, by member id. Members without calls are left out."""
     return statistics.last_hour()
 
 
-def queue_depth(who: access.Principal) -> dict[str, int]:
-    """How many calls of the members that are there for `who` wait and run, by status; one without any is there as 0."""
-    active = active_calls().exclude(member__name__in=who.closed_members).order_by()
-    if who.members is not None:
-        active = active.filter(member__name__in=who.members)
+def queue_depth(principal: access.Principal) -> dict[str, int]:
+    """How many calls wait and run, by status, for the members that `principal` can reach. Without calls it is 0."""
+    active = active_calls().exclude(member__name__in=principal.closed_members).order_by()
+    if principal.members is not None:
+        active = active.filter(member__name__in=principal.members)
     counts = dict(active.values_list("status").annotate(count=Count("id")))
     return {status.value: counts.get(status.value, 0) for status in Invocation.ACTIVE}

@@ -1,4 +1,4 @@
-"""Members and their tools: their desired state, and what readers of the roster are shown."""
+"""Members and their tools: their desired state, and the roster as readers see it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from roster.models import GuildMember, Hall, Tool
 
 
 def find_member(name: str) -> GuildMember:
-    """The member of that name. Raises UnknownMemberError."""
+    """The member with that name. Raises UnknownMemberError."""
     row = GuildMember.objects.filter(name=name, removed_at=None).first()
     if row is None:
         raise UnknownMemberError(f"no member {name!r} is in the roster")
@@ -33,16 +33,16 @@ def find_member(name: str) -> GuildMember:
 
 
 def start_member(row: GuildMember) -> None:
-    """It should run; out of `error` it is tried at once, its restart counter forgotten."""
+    """Request that the member runs. In status `error` it is tried at once, and its restart counter is reset."""
     require_startable(row)
     retry = {"restart_requested_at": timezone.now()} if row.status == GuildMember.Status.ERROR else {}
     set_desired_state(row, desired_state=GuildMember.DesiredState.RUNNING, **retry)
 
 
 def stop_member(row: GuildMember, *, force: bool = False) -> None:
-    """It should be stopped, until somebody starts it or a call needs it.
+    """Request that the member stops, until somebody starts it or a call needs it.
 
-    Raises MemberInUseError while a session needs it, unless forced; so do restart and disable.
+    Raises MemberInUseError while a session needs it, unless `force`. Restart and disable do the same.
     """
     if not force:
         sessions.require_unneeded(row)
@@ -50,7 +50,7 @@ def stop_member(row: GuildMember, *, force: bool = False) -> None:
 
 
 def restart_member(row: GuildMember, *, force: bool = False) -> None:
-    """Request a new process, from the manifest as it is now."""
+    """Request a new process with the current manifest."""
     require_enabled(row)
     if not force:
         sessions.require_unneeded(row)
@@ -60,7 +60,7 @@ def restart_member(row: GuildMember, *, force: bool = False) -> None:
 
 
 def refresh_member(row: GuildMember) -> None:
-    """Request that its tools are listed again; a member that does not run has none to list."""
+    """Request that the member's tools are listed again. Only a connected member can list its tools."""
     if row.status != GuildMember.Status.CONNECTED:
         raise RequestRefusedError(f"member {row.name!r} is {row.status}: its tools are listed when it is connected")
     set_desired_state(row, refresh_requested_at=timezone.now())
@@ -73,7 +73,7 @@ def enable_member(row: GuildMember) -> None:
 
 
 def disable_member(row: GuildMember, *, force: bool = False) -> None:
-    """It stops, and calls to it are refused until it is enabled."""
+    """Stop the member, and refuse calls to it until it is enabled."""
     if not force:
         sessions.require_unneeded(row)
     with transaction.atomic():
@@ -82,7 +82,7 @@ def disable_member(row: GuildMember, *, force: bool = False) -> None:
 
 
 def reserve_member(row: GuildMember, groups: Iterable[Group]) -> None:
-    """For the users of these groups alone; of none, for everybody who may call tools."""
+    """Reserve the member for the users of these groups. Without groups it is for everybody who may call tools."""
     row.groups.set(groups)
 
 
@@ -94,7 +94,7 @@ MEMBER_VERBS: dict[str, Callable[..., None]] = {
     "enable": enable_member,
     "disable": disable_member,
 }
-# Those that a session's need stands against; they take `force`.
+# Verbs that are refused while a session needs the member. They accept `force`.
 FORCIBLE_VERBS = ("stop", "restart", "disable")
 
 
@@ -117,14 +117,14 @@ def set_desired_state(row: GuildMember, **columns: Any) -> None:
 
 
 def sync_roster() -> discovery.SyncReport:
-    """Make the rows match the members folder now; the runtime acts on what changed."""
+    """Make the rows match the members folder now. The runtime acts on the changes."""
     report = discovery.sync(settings.GUILD_HALL_MEMBERS_DIR)
     notify_runtime(members=True)
     return report
 
 
 def folders_of_names() -> dict[str, str]:
-    """Which folder a name belongs to, should others claim it."""
+    """The folder to which each name belongs, in case several folders have the same name."""
     return discovery.owners()
 
 
@@ -132,7 +132,7 @@ def folders_of_names() -> dict[str, str]:
 
 
 def switch_tool(tool: Tool, *, on: bool) -> None:
-    """A tool switched off is hidden from lists and refused whatever the source of the call."""
+    """Switch a tool on or off. If it is off, lists hide it, and calls from every source are refused."""
     with transaction.atomic():
         Hall.note_access_change()
         Tool.objects.filter(pk=tool.pk).update(enabled=on)
@@ -140,7 +140,7 @@ def switch_tool(tool: Tool, *, on: bool) -> None:
 
 
 def find_tool(member_name: str, tool_name: str) -> Tool:
-    """The tool, switched on or not. Raises UnknownMemberError, UnknownToolError."""
+    """The tool, whether it is switched on or off. Raises UnknownMemberError, UnknownToolError."""
     row = find_member(member_name)
     tool = with_text(Tool.objects.filter(member=row, name=tool_name, listed=True)).select_related("member").first()
     if tool is None:
@@ -149,15 +149,15 @@ def find_tool(member_name: str, tool_name: str) -> Tool:
 
 
 def with_text(tools: QuerySet[Tool]) -> QuerySet[Tool]:
-    """With their definitions as JSON (`Tool.text`), which are read only when they are asked for.
+    """Add the definitions as JSON (`Tool.text`). They are parsed only on use.
 
-    To make objects of the JSON of a large one holds up all other threads of the process for 10 ms and more.
+    Parsing a large definition blocks all other threads of the process for 10 ms or more.
     """
     return tools.defer("definition").annotate(definition_text=Cast("definition", TextField()))
 
 
 def visible_tools() -> Q:
-    """The tools that lists show: told by the member, not switched off."""
+    """A condition for the tools that lists show. The member lists them, and they are not switched off."""
     return Q(listed=True, enabled=True)
 
 
@@ -170,19 +170,19 @@ def live_runtime() -> lease.Holder | None:
 
 
 def await_heartbeat(say: Callable[[str], None]) -> lease.Holder | None:
-    """The runtime that is alive, once it has shown so; see `lease.await_heartbeat`."""
+    """Wait for a heartbeat, and return the runtime that is alive. See `lease.await_heartbeat`."""
     return lease.await_heartbeat(say)
 
 
 def true_status(row: GuildMember, *, runtime_is_alive: bool) -> str:
-    """The truthful status: without a live runtime nobody is connected; a folder that cannot be used is an error."""
+    """The true status. Without a live runtime no member is connected. A folder that cannot be used is an error."""
     if row.manifest_error and (not runtime_is_alive or row.status == GuildMember.Status.DISCONNECTED):
         return GuildMember.Status.ERROR.value
     return str(row.status) if runtime_is_alive else GuildMember.Status.DISCONNECTED.value
 
 
 def true_row(row: GuildMember, *, runtime_is_alive: bool) -> GuildMember:
-    """The row as it is true now, never to be saved. What it says of a process ends with the runtime."""
+    """The row as it is true now. Never save it. Its data about the process end with the runtime."""
     row.status = true_status(row, runtime_is_alive=runtime_is_alive)
     if not runtime_is_alive:
         row.warnings = []
@@ -191,22 +191,22 @@ def true_row(row: GuildMember, *, runtime_is_alive: bool) -> GuildMember:
 
 
 def members_of_roster() -> QuerySet[GuildMember]:
-    """Every member whose folder is there."""
+    """All members that have a folder."""
     return GuildMember.objects.filter(removed_at=None)
 
 
 def log_tail(row: GuildMember, lines: int) -> list[str]:
-    """The last `lines` lines that the member wrote, oldest first."""
+    """The last `lines` lines of the member's log, oldest first."""
     return logs.tail(_log_of(row), lines)
 
 
 def log_after(row: GuildMember, cursor: str, lines: int) -> logs.Part:
-    """The lines behind the cursor of an earlier part of its log; without one, or behind a flood, the last `lines`."""
+    """The lines after the cursor of an earlier part. Without a cursor, or if there are more, the last `lines`."""
     return logs.part_after(_log_of(row), cursor, lines=lines)
 
 
 def whole_log(row: GuildMember) -> Iterator[bytes]:
-    """All that is kept of its log, oldest first."""
+    """The whole log as far as it is stored, oldest first."""
     return logs.whole(_log_of(row))
 
 

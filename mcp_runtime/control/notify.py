@@ -1,4 +1,4 @@
-"""The runtime is notified that rows changed. It sees every change within a second even when no notification arrives."""
+"""Notifies the runtime of changed rows. It sees every change within a second even without a notification."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DRAIN_TASK = "mcp_runtime.tasks.drain"
 
 
 def notify_runtime(*, members: bool = False) -> None:
-    """Tell the runtime, after the current transaction, to look at the queue (or at its members).
+    """Notify the runtime, after the current transaction, to check the queue (or its members).
 
     A notification that fails is one log line, never an error.
     """
@@ -33,19 +33,19 @@ def _notify_now(members: bool) -> None:
         celery_app().send_task(
             DRAIN_TASK, kwargs={"members": members}, queue=queue_name(), retry=False, ignore_result=True
         )
-    except Exception as error:  # noqa: BLE001 - whatever a broker does, the row is safe and will be seen
-        logger.warning("the broker could not be told (%s); the runtime will see it within a second", error)
+    except Exception as error:  # noqa: BLE001 - whatever a broker does, the runtime will see the row
+        logger.warning("the broker cannot be notified (%s); the runtime will see the change within a second", error)
 
 
 @cache
 def queue_name() -> str:
-    """The hall's own queue: two halls on one Redis must not hear each other."""
+    """The hall's own queue, because two halls on one Redis must not get each other's notifications."""
     return f"guildhall-{lease.hall().hall_id}"
 
 
 @cache
 def celery_app() -> Celery[Any]:
-    """The Celery app, its broker keys prefixed with the hall's id."""
+    """The Celery app. Its keys in the broker begin with the hall's id."""
     app: Celery[Any] = import_string(settings.CELERY_APP)
     if settings.REDIS_URL:
         app.conf.broker_transport_options["global_keyprefix"] = f"{queue_name()}:"

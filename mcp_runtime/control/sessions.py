@@ -1,4 +1,4 @@
-"""Agents' sessions: made, spoken in, read and stopped."""
+"""Create, use, read and stop agents' sessions."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from roster.models import AgentEvent, AgentMessage, AgentSession, GuildMember, H
 def create_session(
     member_names: Sequence[str], *, caller: Caller, name: str = "", direct: bool = False, model: str = ""
 ) -> AgentSession:
-    """A session of an agent with these members, which are started. Raises RequestRefusedError, AccessError."""
-    who = caller.current_principal()
+    """Create a session of an agent, and start its members. Raises RequestRefusedError, AccessError."""
+    principal = caller.current_principal()
     members = [find_member(member_name) for member_name in dict.fromkeys(member_names)]
     for row in members:
-        access.require_use(who, row.name)
+        access.require_use(principal, row.name)
         require_startable(row)
     session = sessions.create(members, caller=caller, name=name, direct=direct, model=model)
     for row in members:
@@ -42,25 +42,25 @@ def create_session(
 
 
 def find_session(name_or_id: str) -> AgentSession:
-    """The session of that name or id. Raises UnknownSessionError."""
+    """The session with that name or id. Raises UnknownSessionError."""
     return sessions.find(name_or_id)
 
 
 def queue_message(session: AgentSession, prompt: Any, *, caller: Caller, timeout: float | None = None) -> AgentMessage:
-    """Queue a prompt to the session's agent, its members started.
+    """Queue a prompt to the session's agent, and start its members.
 
-    Raises RequestRefusedError, among them AgentUnavailableError when no agent could run.
+    Raises RequestRefusedError, or its subclass AgentUnavailableError if no agent can run.
     """
     if problem := agent_problem():
         raise AgentUnavailableError(f"no agent can run: {problem}")
-    who = caller.current_principal()
+    principal = caller.current_principal()
     members = list(session.members.all())
     for row in members:
-        access.require_use(who, row.name)
+        access.require_use(principal, row.name)
         if row.removed_at:
             raise UnknownMemberError(f"member {row.name!r} of session {session.name!r} is gone from the roster")
         require_enabled(row)
-    with transaction.atomic():  # the message is not seen before its members should run
+    with transaction.atomic():  # nothing may see the message before the desired state of its members
         message = sessions.queue(session, prompt, timeout=timeout or settings.GUILD_HALL_AGENT_TIMEOUT, caller=caller)
         for row in members:
             if row.desired_state != GuildMember.DesiredState.RUNNING:
@@ -70,31 +70,31 @@ def queue_message(session: AgentSession, prompt: Any, *, caller: Caller, timeout
 
 
 def stop_session(row: AgentSession) -> list[AgentMessage]:
-    """Cancel waiting messages, and stop the running one. Raises NotCancellableError when there is none."""
+    """Cancel waiting messages, and stop the running one. Raises NotCancellableError if there is none."""
     messages = sessions.stop(row)
     notify_runtime(members=True)
     return messages
 
 
 def stop_message(row: AgentMessage) -> AgentMessage:
-    """Cancel a message that waits, or stop one that runs. One that is over stays as it is."""
+    """Cancel a waiting message, or stop a running one. A message that has ended does not change."""
     message = sessions.cancel(row)
     notify_runtime(members=True)
     return message
 
 
 def agent_problem() -> str:
-    """What is missing to run agents, as the runtime sees it; without one, as this process does."""
+    """Why no agent can run, as the runtime sees it, or as this process sees it if there is no runtime."""
     if live_runtime() is None:
         return setup.problem(os.environ)
     return Hall.objects.values_list("agent_problem", flat=True).get(pk=1)
 
 
 def transcript(row: AgentSession, after: int = 0, *, message: AgentMessage | None = None) -> QuerySet[AgentEvent]:
-    """What happened in the session (or for one of its messages) behind the event of that id."""
+    """The events of the session, or of one of its messages, after the event with that id."""
     return sessions.events_after(row, after, message=message)
 
 
 def is_under_way(row: AgentSession, *, message: AgentMessage | None = None) -> bool:
-    """Whether the transcript may grow: ask before reading it."""
+    """Whether the transcript may grow. Check it before you read the transcript."""
     return sessions.is_under_way(row, message=message)

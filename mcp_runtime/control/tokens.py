@@ -1,4 +1,7 @@
-"""Tokens: the same for admin, REST and commands, never wider than their maker, revoked with their calls."""
+"""Create and revoke tokens, for admin, REST and commands.
+
+A token never has more rights than its creator. Revoking it cancels its calls.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,10 @@ MAX_TOKEN_NAME = ApiToken._meta.get_field("name").max_length or 0
 
 @dataclass(frozen=True)
 class NewToken:
-    """What a token is to be. Neither `members` nor `tools`: all that who makes it may. Tools are (member, tool).
+    """The values of a new token. Without `members` and `tools` it has the scope of its creator.
 
-    `limits` by the names in ApiToken.LIMITS; one that is None or left out is that of all tokens.
+    Each tool is (member, tool). `limits` are by the names in ApiToken.LIMITS. A limit that is None or missing is the
+    default of all tokens.
     """
 
     name: str = ""
@@ -36,10 +40,10 @@ class NewToken:
 
 
 def make_token(user: User, new: NewToken, *, maker: Principal) -> tuple[ApiToken, str]:
-    """The row, and the token itself to be shown once.
+    """Create a token. Returns its row, and the token itself, which can be shown only once.
 
-    Where nothing was asked for, a token that is made with a token takes over its scope, end and limits. Raises
-    NotAllowedError for what is wider than `maker`, RequestRefusedError for what cannot be.
+    A token that is created with a token inherits its scope, end and limits, unless `new` has its own. Raises
+    NotAllowedError if it would have more rights than `maker`, RequestRefusedError for values that are not possible.
     """
     if new.members and new.tools:
         raise RequestRefusedError("a token is for some members or for some tools; give one of them")
@@ -100,7 +104,7 @@ def _earlier(end: datetime | None, maker: Principal) -> datetime | None:
 
 
 def _limit(limit: TokenLimit, value: int | None, maker: Principal) -> int | None:
-    """None: that of all tokens. 0 is no limit."""
+    """The value for the row. None means the default of all tokens, and 0 means no limit."""
     if value is not None and value < limit.minimum:
         raise RequestRefusedError(f"a token with {value} {limit.words} opens nothing; give {limit.minimum} or more")
     makers: int = getattr(maker.limits, limit.name)
@@ -114,7 +118,7 @@ def _limit(limit: TokenLimit, value: int | None, maker: Principal) -> int | None
 
 
 def revoke_token(row: ApiToken) -> None:
-    """Revoke the token and those made with it, cancel their queued calls, and stop their agents."""
+    """Revoke the token and all tokens created with it. Cancels their queued calls, and stops their agents."""
     with transaction.atomic():
         token_ids = row.revoke()
         invocations.cancel_calls_of_tokens(token_ids)

@@ -286,7 +286,7 @@ def test_stop_cancels_what_waits_and_asks_what_runs(talk: AgentSession, lease_id
     assert (message.status, waiting.status) == ("running", "cancelled")
     assert list(sessions.stop_requests(lease_id)) == [message]
     sessions.finish(message, Outcome(sessions.Status.CANCELLED), lease_id)
-    with pytest.raises(NotCancellableError, match="nothing of session 'talk'"):
+    with pytest.raises(NotCancellableError, match="no message of session 'talk'"):
         stop_session(talk)
 
 

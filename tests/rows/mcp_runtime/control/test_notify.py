@@ -135,6 +135,6 @@ def test_a_broker_that_is_mute_holds_nobody_up(
     watch = Stopwatch()
     assert queue_call("anna", "echo", {}, caller=COMMAND)[1]
     assert watch.seconds < 5
-    assert "could not be told" in caplog.text
+    assert "cannot be notified" in caplog.text
     app.pool.force_close_all()
     app.close()
