@@ -23,7 +23,7 @@ from mcp_runtime.gateway.legacy import SessionClients
 from mcp_runtime.gateway.members import Members
 from mcp_runtime.gateway.modern import ModernClients
 from mcp_runtime.gateway.posts import Post
-from mcp_runtime.gateway.replies import JSON_HEADERS, UNAUTHORIZED, Refusal, is_deaf
+from mcp_runtime.gateway.replies import JSON_HEADERS, UNAUTHORIZED, Refusal, ignores_error_bodies
 from mcp_runtime.http1.server import ClientDisconnectedError, HttpExchange
 from mcp_runtime.protocol import jsonrpc, mcp
 from mcp_runtime.protocol.errors import AccessError, MethodError, ProtocolError
@@ -36,7 +36,7 @@ from mcp_runtime.security.origins import Origins
 logger = logging.getLogger("guildhall.gateway")
 
 MAX_ID = 18  # digits
-MAX_UNKNOWN = 65_536  # bytes of a message that is read before its sender is authenticated
+MAX_UNAUTHENTICATED_BYTES = 65_536  # bytes of a message that is read before its sender is authenticated
 MAX_SESSIONS = 1_000  # agent sessions whose members are cached
 SESSION_SECONDS = 5.0
 NOTHING_HERE = "Nothing is here: the gateway is at /mcp, each member at /mcp/<member>."
@@ -99,7 +99,7 @@ class App:
             raise Refusal(403, MethodError(INVALID_REQUEST, fault))
         match = _PATH.fullmatch(exchange.path)
         if match is None:
-            _nothing_here(exchange)
+            _reply_not_found(exchange)
             return
         try:
             principal = await self._principals.principal(headers.get(b"authorization"))
@@ -116,24 +116,24 @@ class App:
     async def _place(self, match: re.Match[str], query: str, principal: Principal) -> Place:
         if not query and match.lastgroup is None:
             return EVERYTHING
-        asked = _asked(query)
-        if unknown := asked.keys() - (set() if match["member"] or match["session"] else {"members"}):
-            text = f"unknown query parameter {min(unknown)[:100]!r}; a token goes into the Authorization header"
+        query_params = _parse_query(query)
+        if unknown_params := query_params.keys() - (set() if match["member"] or match["session"] else {"members"}):
+            text = f"unknown query parameter {min(unknown_params)[:100]!r}; a token goes into the Authorization header"
             raise Refusal(400, MethodError(INVALID_REQUEST, text))
         if member := match["member"]:
             if member not in self._members.roster.members:
-                await self._members.look_again()  # it may be new
+                await self._members.reload_for_unknown_name()  # it may be new
             if member not in self._members.roster.members or not principal.may_see(member):
                 raise Refusal(404, MethodError(INVALID_REQUEST, _no_member(member, principal)))
             return Place(f"/mcp/{member}", Selection(frozenset([member])), member)
         if session := match["session"]:
-            chosen = await self._members_of_session(session, principal)
-            if chosen is None:
+            session_members = await self._members_of_session(session, principal)
+            if session_members is None:
                 raise Refusal(404, MethodError(INVALID_REQUEST, f"there is no session {session[:100]!r}"))
-            return Place(f"/sessions/{session}/mcp", Selection(chosen))
-        if not asked:
+            return Place(f"/sessions/{session}/mcp", Selection(session_members))
+        if not query_params:
             return EVERYTHING
-        names = frozenset(name for value in asked["members"] for name in value.split(",") if name)
+        names = frozenset(name for value in query_params["members"] for name in value.split(",") if name)
         members = self._members.roster.members
         if missing := [name for name in names if name not in members or not principal.may_see(name)]:
             raise Refusal(404, MethodError(INVALID_REQUEST, _no_member(min(missing), principal)))
@@ -145,14 +145,14 @@ class App:
         The members of a session do not change, but the session may be deleted.
         """
         now, key = asyncio.get_running_loop().time(), (session, principal.user_id)
-        until, known = self._session_members.get(key, (0.0, None))
-        if now > until and session.isascii() and session.isdigit() and len(session) <= MAX_ID:
+        expires_at, members = self._session_members.get(key, (0.0, None))
+        if now > expires_at and session.isascii() and session.isdigit() and len(session) <= MAX_ID:
             look = partial(catalog.members_of_session, int(session), principal.user_id)
-            known = await asyncio.get_running_loop().run_in_executor(None, unit_of_work, look)
+            members = await asyncio.get_running_loop().run_in_executor(None, unit_of_work, look)
             if len(self._session_members) >= MAX_SESSIONS:
                 self._session_members.clear()
-            self._session_members[key] = now + SESSION_SECONDS, known
-        return known
+            self._session_members[key] = now + SESSION_SECONDS, members
+        return members
 
     async def _post(self, place: Place, principal: Principal, exchange: HttpExchange) -> None:
         if exchange.headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
@@ -190,7 +190,7 @@ class App:
             await self._legacy.in_session(post, session)
 
 
-def _nothing_here(exchange: HttpExchange) -> None:
+def _reply_not_found(exchange: HttpExchange) -> None:
     """Reply with 404 and plain text. Clients that look for OAuth after a 401 show this text to people."""
     is_for_oauth = exchange.path.startswith("/.well-known/") or exchange.path == "/register"
     text = NO_OAUTH if is_for_oauth else NOTHING_HERE
@@ -200,20 +200,20 @@ def _nothing_here(exchange: HttpExchange) -> None:
 async def _unauthorized(error: AccessError, exchange: HttpExchange) -> Refusal:
     """Return a 401 with the reason, or a JSON-RPC error for clients that ignore the body of a 401."""
     length = exchange.headers.get(b"content-length", b"")
-    is_short = length.isdigit() and int(length) <= MAX_UNKNOWN  # any client can send such a User-Agent
-    if is_short and is_deaf(exchange.headers):
+    is_short = length.isdigit() and int(length) <= MAX_UNAUTHENTICATED_BYTES  # any client can send such a User-Agent
+    if is_short and ignores_error_bodies(exchange.headers):
         with contextlib.suppress(Refusal, ProtocolError):
             message = jsonrpc.decode(await read_body(exchange))
             if isinstance(message, dict) and "method" in message and "id" in message:
                 return Refusal(200, MethodError(UNAUTHORIZED, str(error)), message["id"])
-    said = str(error).encode("ascii", "replace").replace(b'"', b"'")
+    description = str(error).encode("ascii", "replace").replace(b'"', b"'")
     is_token = b"authorization" in exchange.headers
-    fault = b', error="invalid_token", error_description="%b"' % said if is_token else b""
+    fault = b', error="invalid_token", error_description="%b"' % description if is_token else b""
     challenge = [(b"www-authenticate", b'Bearer realm="Guild Hall"' + fault)]
     return Refusal(401, MethodError(UNAUTHORIZED, str(error)), headers=challenge)
 
 
-def _asked(query: str) -> dict[str, list[str]]:
+def _parse_query(query: str) -> dict[str, list[str]]:
     """Return the parameters of a query string. Most requests have none."""
     if not query:
         return {}

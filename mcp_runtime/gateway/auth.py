@@ -14,7 +14,7 @@ from mcp_runtime.rows.database import unit_of_work
 from mcp_runtime.security import principals
 from mcp_runtime.security.access import Principal
 
-MAX_KEPT = 10_000
+MAX_PRINCIPALS = 10_000
 # How soon a change of permissions is noticed. On SQLite the check asks whether any process wrote to the database. Other
 # databases are asked for the version of the permissions.
 LOOK_SECONDS = 0.2
@@ -38,47 +38,47 @@ class Principals:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[bytes, Principal] = {}
+        self._cache: dict[bytes, Principal] = {}
         self._age = 0
 
     def forget(self) -> None:
-        self._kept.clear()
+        self._cache.clear()
         self._age += 1
 
-    def kept(self) -> list[Principal]:
+    def cached_principals(self) -> list[Principal]:
         """Return all cached principals. Any thread may call this."""
-        return list(self._kept.values())
+        return list(self._cache.values())
 
     async def principal(self, authorization: bytes | None) -> Principal:
         """Return the principal of this Authorization header. Raise TokenError if there is none."""
         if authorization is None:
             raise TokenError(MISSING)
-        kept = self._kept.get(authorization)
-        if kept is None or kept.is_expired:
-            kept = await self._look(authorization)
-        return kept
+        principal = self._cache.get(authorization)
+        if principal is None or principal.is_expired:
+            principal = await self._look_up(authorization)
+        return principal
 
-    async def _look(self, authorization: bytes) -> Principal:
+    async def _look_up(self, authorization: bytes) -> Principal:
         scheme, _, token = authorization.decode("latin-1").strip().partition(" ")
         if scheme.lower() not in ("bearer", "token") or not token.strip():
             raise TokenError(MISSING)
         age = self._age
         look = principals.principal_of_token
-        found = await asyncio.get_running_loop().run_in_executor(
+        principal = await asyncio.get_running_loop().run_in_executor(
             None, lambda: unit_of_work(lambda: look(token.strip()))
         )
         if age == self._age:  # otherwise it may have been read before a change
-            if len(self._kept) >= MAX_KEPT:
-                self._kept.clear()
-            self._kept[authorization] = found
-        return found
+            if len(self._cache) >= MAX_PRINCIPALS:
+                self._cache.clear()
+            self._cache[authorization] = principal
+        return principal
 
 
 class AccessWatch:
     """Notices changes of the permissions of cached principals. Only one thread at a time may use it."""
 
-    def __init__(self, kept: Callable[[], Collection[Principal]]) -> None:
-        self._kept = kept
+    def __init__(self, cached_principals: Callable[[], Collection[Principal]]) -> None:
+        self._cached_principals = cached_principals
         is_sqlite = connection.vendor == "sqlite"
         self._changes = SqliteChanges(str(connection.settings_dict["NAME"])) if is_sqlite else None
         self.seconds = LOOK_SECONDS if is_sqlite else QUERY_SECONDS  # between two checks
@@ -91,8 +91,8 @@ class AccessWatch:
         if self._changes is None or self._version is None or self._changes.look():
             self._is_read = self._is_compared = False
         if not self._is_read:
-            seen = unit_of_work(principals.version)
-            self._is_read, is_same, self._version = True, seen == self._version, seen
+            version = unit_of_work(principals.version)
+            self._is_read, is_same, self._version = True, version == self._version, version
             if not is_same:
                 return True
         return self._is_due(time.monotonic()) and self._are_outdated()
@@ -102,9 +102,9 @@ class AccessWatch:
         return now >= (self._compared_at + COMPARE_IDLE_SECONDS if self._is_compared else self._compare_at)
 
     def _are_outdated(self) -> bool:
-        began = time.thread_time()
-        is_outdated = unit_of_work(lambda: principals.are_outdated(self._kept()))
-        pause = max(COMPARE_SECONDS, COMPARE_PAUSE * (time.thread_time() - began))
+        started_at = time.thread_time()
+        is_outdated = unit_of_work(lambda: principals.are_outdated(self._cached_principals()))
+        pause = max(COMPARE_SECONDS, COMPARE_PAUSE * (time.thread_time() - started_at))
         self._is_compared, self._compared_at = not is_outdated, time.monotonic()
         self._compare_at = self._compared_at + pause
         return is_outdated

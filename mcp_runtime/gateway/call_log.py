@@ -49,9 +49,9 @@ Status = Invocation.Status
 
 SOURCE = Invocation.Source.GATEWAY.value
 WRITE_SECONDS = 0.25  # to collect calls for one batch
-LOOK_SECONDS = 2.0  # without calls: client programs are written from time to time, not with each call
-AGAIN_SECONDS = 0.2  # between two attempts to write the same calls
-KEEP_SECONDS = 600.0  # after which a batch is dropped: its calls may be at fault, and others wait
+IDLE_WRITE_SECONDS = 2.0  # without calls: client programs are written from time to time, not with each call
+RETRY_SECONDS = 0.2  # between two attempts to write the same calls
+GIVE_UP_SECONDS = 600.0  # after which a batch is dropped: its calls may be at fault, and others wait
 LOCK_SECONDS = 0.4  # to wait for SQLite's write lock at once, so that a stop is noticed
 STOP_SECONDS = 1.0  # for all remaining calls; after a failure in the second half there is no further attempt
 BATCH = 500
@@ -84,26 +84,26 @@ class Call:
     outcome: Outcome | None = None
 
     @property
-    def kept_bytes(self) -> int:
+    def size_in_bytes(self) -> int:
         """Bytes of its request and response, while it waits to be written. Constant after its end."""
         return self.size + len(self.body)
 
-    def answered(self, body: bytes) -> None:
+    def record_response(self, body: bytes) -> None:
         """End the call with a JSON-RPC response."""
         self.body = body
         self._end()
 
-    def failed(self, error: ClientError) -> None:
+    def record_error(self, error: ClientError) -> None:
         self._end(Outcome.of_error(error, member=self.member, tool=self.tool))
 
-    def refused(self, error: MethodError) -> None:
+    def record_refusal(self, error: MethodError) -> None:
         """End a call that was not sent to the member."""
         self._end(replace(Outcome.failed(error.kind, str(error)), error_code=error.code))
 
-    def abandoned(self, *, timed_out: bool) -> None:
+    def record_abandonment(self, *, timed_out: bool) -> None:
         """End a call that was sent, but timed out or was cancelled."""
         if timed_out:
-            self.failed(RequestTimeoutError(self.timeout))
+            self.record_error(RequestTimeoutError(self.timeout))
         else:
             about = f"tool {self.tool!r} of member {self.member!r}"
             self._end(Outcome.cancelled(f"{about}: the client cancelled it, or went away"))
@@ -125,19 +125,19 @@ _RESULT = msgspec.json.Decoder(_Result)
 
 
 @dataclass(slots=True)
-class _Line:
+class _TokenQueue:
     """Calls of one token, oldest first."""
 
     calls: collections.deque[Call] = field(default_factory=collections.deque)
     bytes: int = 0
 
 
-class _Waiting:
+class _CallQueue:
     """Calls in the order of their ends. Not thread-safe."""
 
     def __init__(self) -> None:
         self._calls: collections.OrderedDict[Call, None] = collections.OrderedDict()
-        self._lines: dict[Owner, _Line] = {}
+        self._token_queues: dict[Owner, _TokenQueue] = {}
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -145,22 +145,22 @@ class _Waiting:
 
     def put(self, call: Call) -> int:
         """Add a call, and return how many calls were dropped to make room."""
-        owner, size = call.principal.owner, call.kept_bytes
-        line = self._lines.get(owner)
-        if line is None:
-            line = self._lines[owner] = _Line()
-        line.calls.append(call)
-        line.bytes += size
+        owner, size = call.principal.owner, call.size_in_bytes
+        token_queue = self._token_queues.get(owner)
+        if token_queue is None:
+            token_queue = self._token_queues[owner] = _TokenQueue()
+        token_queue.calls.append(call)
+        token_queue.bytes += size
         self._calls[call] = None
         self._bytes += size
-        lost = 0
+        lost_count = 0
         while self._bytes > MAX_WAITING_BYTES:
-            self._drop_of_most(lambda line: line.bytes)
-            lost += 1
+            self._drop_of_most(lambda token_queue: token_queue.bytes)
+            lost_count += 1
         while len(self._calls) > MAX_WAITING:
-            self._drop_of_most(lambda line: len(line.calls))
-            lost += 1
-        return lost
+            self._drop_of_most(lambda token_queue: len(token_queue.calls))
+            lost_count += 1
+        return lost_count
 
     def take(self) -> Call:
         """Remove and return the call that has waited longest."""
@@ -168,22 +168,22 @@ class _Waiting:
         self._drop_first_of(call.principal.owner)
         return call
 
-    def _drop_of_most(self, weight: Callable[[_Line], int]) -> None:
+    def _drop_of_most(self, weight: Callable[[_TokenQueue], int]) -> None:
         """Drop the oldest call of the largest token of the user whose tokens have the most in total."""
         of_user: collections.Counter[int | None] = collections.Counter()
-        for (user, _), line in self._lines.items():
-            of_user[user] += weight(line)
+        for (user, _), token_queue in self._token_queues.items():
+            of_user[user] += weight(token_queue)
         user = max(of_user, key=of_user.__getitem__)
-        tokens = [owner for owner in self._lines if owner[0] == user]
-        self._drop_first_of(max(tokens, key=lambda owner: weight(self._lines[owner])))
+        tokens = [owner for owner in self._token_queues if owner[0] == user]
+        self._drop_first_of(max(tokens, key=lambda owner: weight(self._token_queues[owner])))
 
     def _drop_first_of(self, owner: Owner) -> None:
-        line = self._lines[owner]
-        call = line.calls.popleft()
-        size = call.kept_bytes
-        line.bytes -= size
-        if not line.calls:
-            del self._lines[owner]
+        token_queue = self._token_queues[owner]
+        call = token_queue.calls.popleft()
+        size = call.size_in_bytes
+        token_queue.bytes -= size
+        if not token_queue.calls:
+            del self._token_queues[owner]
         del self._calls[call]
         self._bytes -= size
 
@@ -198,14 +198,14 @@ class Recorder:
         self.programs = Programs()
         self._news = self.programs.news
         self._max_bytes = max_bytes
-        self._ended = _Waiting()
-        self._in_hand = 0  # calls that the thread is writing
+        self._queue = _CallQueue()
+        self._batch_size = 0  # calls that the thread is writing
         self._lock = threading.Lock()
-        self._lost = 0
+        self._lost_count = 0
         self._stopping = threading.Event()
         self._last_try_at = math.inf
         self._has_given_up = False
-        self._may_ask = True  # whether this batch may still query the database
+        self._may_query = True  # whether this batch may still query the database
         self._thread = threading.Thread(target=self._run, name="gateway-records", daemon=True)
 
     def start(self) -> None:
@@ -217,31 +217,31 @@ class Recorder:
         self._stopping.set()
         self._news.set()
         self._thread.join(STOP_SECONDS)
-        if left := len(self._ended) + self._in_hand + self._lost:
-            logger.error("%d calls of the gateway were not written: the runtime is stopping", left)
+        if unwritten_count := len(self._queue) + self._batch_size + self._lost_count:
+            logger.error("%d calls of the gateway were not written: the runtime is stopping", unwritten_count)
 
     def put(self, call: Call) -> None:
         """Add a call that ended. Any thread may call this. If too many wait, some are dropped and logged."""
         with self._lock:
-            self._lost += self._ended.put(call)
+            self._lost_count += self._queue.put(call)
         if not self._news.is_set():
             self._news.set()
 
     def _run(self) -> None:
         is_last = False
         while not is_last:
-            self._news.wait(LOOK_SECONDS)
+            self._news.wait(IDLE_WRITE_SECONDS)
             is_last = self._stopping.wait(WRITE_SECONDS)
             self._news.clear()
-            while self._ended and not self._has_given_up:
+            while self._queue and not self._has_given_up:
                 calls = self._next_batch()
-                self._may_ask = True
+                self._may_query = True
                 for call in calls:  # here, so that dropped calls do not count
-                    self.programs.saw(call.principal.owner, call.program, calls=1)
-                self._write_down(calls, [row for call in calls if (row := self._row_or_none(call)) is not None])
+                    self.programs.note(call.principal.owner, call.program, calls=1)
+                self._write_batch(calls, [row for call in calls if (row := self._row_or_none(call)) is not None])
                 give_connection_back()
             self._note_clients(at_once=is_last)
-            self._say_lost()
+            self._log_lost_calls()
         connection.close()
 
     def _note_clients(self, *, at_once: bool) -> None:
@@ -255,27 +255,27 @@ class Recorder:
 
     def _next_batch(self) -> list[Call]:
         with self._lock:
-            calls = [self._ended.take() for _ in range(min(BATCH, len(self._ended)))]
-            self._in_hand = len(calls)
+            calls = [self._queue.take() for _ in range(min(BATCH, len(self._queue)))]
+            self._batch_size = len(calls)
         return calls
 
-    def _say_lost(self) -> None:
+    def _log_lost_calls(self) -> None:
         with self._lock:
-            lost, self._lost = self._lost, 0
-        if lost:
-            logger.error("%d calls of the gateway were not written: the database is too slow", lost)
+            lost_count, self._lost_count = self._lost_count, 0
+        if lost_count:
+            logger.error("%d calls of the gateway were not written: the database is too slow", lost_count)
 
-    def _write_down(self, calls: list[Call], rows: list[Row]) -> None:
-        """Insert the rows. Try again until the database takes them, or KEEP_SECONDS pass, or the stop ends it.
+    def _write_batch(self, calls: list[Call], rows: list[Row]) -> None:
+        """Insert the rows. Try again until the database takes them, or GIVE_UP_SECONDS pass, or the stop ends it.
 
-        After KEEP_SECONDS the rows themselves may be at fault.
+        After GIVE_UP_SECONDS the rows themselves may be at fault.
         """
         tokens = {call.principal.token_id for call in calls if call.principal.token_id is not None}
-        keep_until, is_repeated = time.monotonic() + KEEP_SECONDS, False
+        keep_until, is_repeated = time.monotonic() + GIVE_UP_SECONDS, False
         while True:
             try:
                 wait_for_locks(LOCK_SECONDS)
-                call_rows.insert(call_rows.not_written(rows) if is_repeated else rows)
+                call_rows.insert(call_rows.missing_rows(rows) if is_repeated else rows)
                 principals.touch(*tokens)
                 break
             except Error as error:
@@ -290,8 +290,8 @@ class Recorder:
             if not is_repeated:
                 logger.warning("calls of the gateway cannot be written (%s); trying again", reason)
             is_repeated = True
-            time.sleep(AGAIN_SECONDS)
-        self._in_hand = 0
+            time.sleep(RETRY_SECONDS)
+        self._batch_size = 0
 
     def _row_or_none(self, call: Call) -> Row | None:
         """Return the row of a call, or None after an error. One bad call must not stop the others or this thread."""
@@ -307,7 +307,7 @@ class Recorder:
             outcome, result, error_data = self._outcome(call)
         principal = call.principal
         arguments, paths = self._arguments(call)
-        started, finished = _moment(call.started_at), _moment(call.finished_at)
+        started, finished = _datetime_of(call.started_at), _datetime_of(call.finished_at)
         return {
             "member_id": call.member_id,
             "tool_name": jsonrpc.storable(call.tool[:255]),
@@ -341,47 +341,49 @@ class Recorder:
         except ProtocolError as error:
             return Outcome.of_error(error, member=call.member, tool=call.tool), None, None
         is_error = answer.result is not None and _RESULT.decode(answer.result).isError == Raw(b"true")
-        result, encoded = self._kept_result(answer, is_error)
-        return self._of_result(call, result, encoded, is_error=is_error)
+        result, encoded = self._stored_result(answer, is_error)
+        return self._outcome_of_result(call, result, encoded, is_error=is_error)
 
-    def _kept_result(self, answer: Message, is_error: bool) -> tuple[dict[str, Any], str]:
+    def _stored_result(self, answer: Message, is_error: bool) -> tuple[dict[str, Any], str]:
         """Return a result and the stored part of its JSON. The result is empty if it cannot be decoded."""
         data = bytes(answer.result or b"")
         try:
             result: dict[str, Any] = envelope.small(answer.result)
         except ProtocolError:
-            return {}, self._cut(data[: self._max_bytes].decode("utf-8", "replace"), len(data), is_error)
+            return {}, self._truncated_result(data[: self._max_bytes].decode("utf-8", "replace"), len(data), is_error)
         encoded = jsonrpc.encode(result).decode()
         if len(encoded) > self._max_bytes:
-            encoded = self._cut(mcp.text_of(result)[: self._max_bytes], len(encoded), is_error)
+            encoded = self._truncated_result(mcp.text_of(result)[: self._max_bytes], len(encoded), is_error)
         return result, encoded
 
-    def _of_result(
+    def _outcome_of_result(
         self, call: Call, result: dict[str, Any], encoded: str, *, is_error: bool
     ) -> tuple[Outcome, str | None, None]:
-        kept = encoded if self._max_bytes else None
+        result_json = encoded if self._max_bytes else None
         if not is_error:
-            return Outcome(Status.SUCCEEDED), kept, None
-        said = mcp.text_of(result)[:2000] or "the tool reported an error"
-        return Outcome.of_error(ToolError(said, {}), member=call.member, tool=call.tool), kept, None
+            return Outcome(Status.SUCCEEDED), result_json, None
+        error_text = mcp.text_of(result)[:2000] or "the tool reported an error"
+        return Outcome.of_error(ToolError(error_text, {}), member=call.member, tool=call.tool), result_json, None
 
     @staticmethod
-    def _cut(text: str, size: int, is_error: bool) -> str:
+    def _truncated_result(text: str, size: int, is_error: bool) -> str:
         content = [{"type": "text", "text": jsonrpc.storable(text)}]
-        cut = {"content": content, "_meta": {CUT: {"bytes": size}}} | ({"isError": True} if is_error else {})
-        return jsonrpc.encode(cut).decode()
+        truncated_result = {"content": content, "_meta": {CUT: {"bytes": size}}} | (
+            {"isError": True} if is_error else {}
+        )
+        return jsonrpc.encode(truncated_result).decode()
 
-    def _schema_by_now(self, call: Call) -> str | None:
+    def _current_schema(self, call: Call) -> str | None:
         """Return the schema, as JSON, of a tool that was not in the catalog when the call started.
 
         Return None if the database does not answer or has no such tool. Then any argument may be a secret.
         """
-        if not self._may_ask:
+        if not self._may_query:
             return None
         try:
             tool = Tool.objects.filter(member_id=call.member_id, name=jsonrpc.storable(call.tool[:255])).first()
         except Error:
-            self._may_ask = False
+            self._may_query = False
             connection.close()
             return None
         return None if tool is None else json.dumps(tool.input_schema)
@@ -394,7 +396,7 @@ class Recorder:
             return "{}", []
         schema = call.schema
         if schema is None and not is_large:
-            schema = self._schema_by_now(call)
+            schema = self._current_schema(call)
         if is_large and schema != "":
             # Do not store it: the search for secrets would take long, and the event loop waits for the interpreter.
             return jsonrpc.encode({CUT: {"bytes": call.size, "beginning": ""}}).decode(), []
@@ -405,10 +407,10 @@ class Recorder:
                 paths = secrets.secret_paths(schema, arguments, SECRETS_SECONDS)
         elif schema is None and arguments:
             paths = secrets.EVERYWHERE
-        kept = secrets.mask(arguments, paths) if paths else arguments
-        encoded = jsonrpc.beginning(kept, self._max_bytes) if is_large else jsonrpc.encode(kept)
+        masked = secrets.mask(arguments, paths) if paths else arguments
+        encoded = jsonrpc.beginning(masked, self._max_bytes) if is_large else jsonrpc.encode(masked)
         if len(encoded) <= self._max_bytes and jsonrpc.is_unstorable(encoded):
-            encoded = jsonrpc.encode(jsonrpc.storable(kept))
+            encoded = jsonrpc.encode(jsonrpc.storable(masked))
         if len(encoded) <= self._max_bytes:
             return encoded.decode(), paths
         beginning = encoded[: self._max_bytes].decode("utf-8", "replace")
@@ -416,5 +418,5 @@ class Recorder:
         return jsonrpc.encode({CUT: {"bytes": size, "beginning": beginning}}).decode(), paths
 
 
-def _moment(seconds: float) -> datetime:
+def _datetime_of(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)

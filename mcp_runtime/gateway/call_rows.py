@@ -22,7 +22,7 @@ _TABLE = Invocation._meta.db_table
 _KEY = ("finished_at", "started_at", "member_id", "tool_name")
 
 
-def not_written(rows: list[Row]) -> list[Row]:
+def missing_rows(rows: list[Row]) -> list[Row]:
     """Return the rows that an earlier attempt did not insert.
 
     That attempt may have failed after its commit, or between two single rows. The rows have no id yet, so they are
@@ -31,8 +31,8 @@ def not_written(rows: list[Row]) -> list[Row]:
     ends = Invocation.objects.filter(
         finished_at__in=[row["finished_at"] for row in rows], source=Invocation.Source.GATEWAY
     )
-    written = set(ends.values_list(*_KEY))
-    return [row for row in rows if tuple(row[column] for column in _KEY) not in written]
+    existing_keys = set(ends.values_list(*_KEY))
+    return [row for row in rows if tuple(row[column] for column in _KEY) not in existing_keys]
 
 
 def insert(rows: list[Row]) -> None:
@@ -41,8 +41,8 @@ def insert(rows: list[Row]) -> None:
     All writers wait for SQLite's lock, and a transaction holds it while its rows are converted.
     """
     size = ROWS_AT_ONCE if connection.vendor == "sqlite" else len(rows)
-    for first in range(0, len(rows), size or 1):
-        _insert_together(rows[first : first + size])
+    for start in range(0, len(rows), size or 1):
+        _insert_together(rows[start : start + size])
 
 
 def _insert_together(rows: list[Row]) -> None:
@@ -59,11 +59,11 @@ def insert_alone(row: Row) -> None:
     """Insert one row, without references to a token or a user that has been deleted.
 
     An agent's token is deleted at the end of its run. A deleted member deletes its calls too. If the database rejects
-    the row, log that and go on with the others.
+    the row, log that and insert the others.
     """
-    for gone in ({}, {"token_id": None}, {"token_id": None, "requested_by_id": None}):
+    for missing_references in ({}, {"token_id": None}, {"token_id": None, "requested_by_id": None}):
         try:
-            _execute([{**row, **gone}])
+            _execute([{**row, **missing_references}])
             return
         except IntegrityError:
             continue
@@ -80,7 +80,7 @@ def _execute(rows: list[Row]) -> None:
     The ORM would take three times as long, and this thread shares the interpreter with the gateway.
     """
     if connection.vendor == "sqlite":
-        rows = [_as_sqlite_has_it(row) for row in rows]
+        rows = [_to_sqlite_row(row) for row in rows]
         sql = plain_sql.insert_sql(_TABLE, tuple(rows[0]), len(rows))
         with connection.cursor() as cursor:
             cursor.execute(sql, [value for row in rows for value in row.values()])
@@ -97,6 +97,6 @@ def _execute(rows: list[Row]) -> None:
             copy.write_row(tuple(row.values()))
 
 
-def _as_sqlite_has_it(row: Row) -> Row:
+def _to_sqlite_row(row: Row) -> Row:
     """Convert the times to text as Django does. SQLite's own adapter takes as long as the rest of the row."""
     return row | {name: str(row[name].replace(tzinfo=None)) for name in ("queued_at", "started_at", "finished_at")}

@@ -38,7 +38,7 @@ MAX_LISTS = 64_000_000
 MAX_LISTS_OF_USER = 16_000_000
 LIST_BYTES = 10_000  # overhead of a cached list, including the names in its selection
 # URIs are compared with templates on the gateway's event loop. These limits protect it from templates that take long.
-MAX_MATCHED = 2_000  # characters of a URI or a template
+MAX_TEMPLATE = 2_000  # characters of a URI or a template
 MAX_EXPRESSIONS = 20  # in a template
 MAX_TEMPLATES = 200  # of a member
 MAX_LITERAL = 32  # characters of the text between two expressions that are compared
@@ -55,9 +55,9 @@ class OfferedTool:
 
     member: str
     name: str
-    listed_as: str
-    own: bytes
-    listed: bytes
+    listed_name: str
+    own_json: bytes
+    listed_json: bytes
     secretive_schema: str  # of its arguments, as JSON; empty if it marks no secrets
     parameter_headers: Mapping[mcp.Place, str]  # headers that repeat an argument, by its place
     needs_task: bool = False  # it runs only as a task, which `/mcp` does not support
@@ -74,9 +74,9 @@ class Entry:
     """
 
     key: str
-    listed_as: str
-    own: bytes
-    listed: bytes
+    listed_name: str
+    own_json: bytes
+    listed_json: bytes
     literals: tuple[str, ...] = ()
 
 
@@ -91,17 +91,17 @@ class Extras:
     _literals: tuple[tuple[str, ...], ...] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_uris", frozenset(one.key for one in self.resources + self.templates))
-        compared = [one.literals for one in self.templates if one.literals]
+        object.__setattr__(self, "_uris", frozenset(resource.key for resource in self.resources + self.templates))
+        compared = [template.literals for template in self.templates if template.literals]
         object.__setattr__(self, "_literals", tuple(compared[:MAX_TEMPLATES]))
 
-    def of(self, kind: str) -> tuple[Entry, ...]:
+    def entries(self, kind: str) -> tuple[Entry, ...]:
         return {"prompts": self.prompts, "resources": self.resources, "resourceTemplates": self.templates}[kind]
 
     def may_have(self, uri: str) -> bool:
         """Return whether a listed resource or template may match this URI."""
         return uri in self._uris or (
-            len(uri) <= MAX_MATCHED and any(literals_match(literals, uri) for literals in self._literals)
+            len(uri) <= MAX_TEMPLATE and any(literals_match(literals, uri) for literals in self._literals)
         )
 
 
@@ -166,26 +166,26 @@ class _Lists:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[ListKey, _List] = {}
+        self._lists: dict[ListKey, _List] = {}
         self._bytes: collections.Counter[int | None] = collections.Counter()  # by user
 
     def get(self, key: ListKey) -> _List | None:
-        return self._kept.get(key)
+        return self._lists.get(key)
 
-    def keep(self, key: ListKey, made: _List) -> None:
-        user = made.principal.user_id
-        if made.size > MAX_LISTS_OF_USER:
+    def store(self, key: ListKey, cached_list: _List) -> None:
+        user = cached_list.principal.user_id
+        if cached_list.size > MAX_LISTS_OF_USER:
             return
-        self._kept[key] = made
-        self._bytes[user] += made.size
+        self._lists[key] = cached_list
+        self._bytes[user] += cached_list.size
         while self._bytes[user] > MAX_LISTS_OF_USER:
             self._drop_first_of(user)
         while self._bytes.total() > MAX_LISTS:
             self._drop_first_of(max(self._bytes, key=self._bytes.__getitem__))
 
     def _drop_first_of(self, user: int | None) -> None:
-        key = next(key for key, one in self._kept.items() if one.principal.user_id == user)
-        self._bytes[user] -= self._kept.pop(key).size
+        key = next(key for key, cached_list in self._lists.items() if cached_list.principal.user_id == user)
+        self._bytes[user] -= self._lists.pop(key).size
 
 
 @dataclass(frozen=True)
@@ -211,36 +211,36 @@ class Roster:
 
     def digest_of(self, kind: str, principal: Principal, selection: Selection) -> bytes:
         """Return a hash of the list."""
-        one = self._list(kind, principal, selection)
-        one.digest = one.digest or hashlib.sha256(one.entries).digest()
-        return one.digest
+        cached_list = self._list(kind, principal, selection)
+        cached_list.digest = cached_list.digest or hashlib.sha256(cached_list.entries).digest()
+        return cached_list.digest
 
     def _list(self, kind: str, principal: Principal, selection: Selection) -> _List:
         key = (kind, id(principal), selection)
-        one = self._lists.get(key)
-        if one is None:
-            one = _List(principal, b"[" + b",".join(self._entries(kind, principal, selection)) + b"]")
-            self._lists.keep(key, one)
-        return one
+        cached_list = self._lists.get(key)
+        if cached_list is None:
+            cached_list = _List(principal, b"[" + b",".join(self._entries(kind, principal, selection)) + b"]")
+            self._lists.store(key, cached_list)
+        return cached_list
 
     def _entries(self, kind: str, principal: Principal, selection: Selection) -> Iterable[bytes]:
         if kind == "tools":
-            return [tool.listed for tool in self.tools_for(principal, selection)]
+            return [tool.listed_json for tool in self.tools_for(principal, selection)]
         names = [name for name in self.members if selection.has(name) and principal.may_use_all(name)]
-        return [entry.listed for name in names if name in self.extras for entry in self.extras[name].of(kind)]
+        return [entry.listed_json for name in names if name in self.extras for entry in self.extras[name].entries(kind)]
 
-    def prompt(self, listed_as: str) -> tuple[str, str] | None:
+    def prompt(self, listed_name: str) -> tuple[str, str] | None:
         """Return the member of a prompt, and the member's name for it."""
         for name, extras in self.extras.items():
             for prompt in extras.prompts:
-                if prompt.listed_as == listed_as:
+                if prompt.listed_name == listed_name:
                     return name, prompt.key
         return None
 
     def resource(self, uri: str, principal: Principal, selection: Selection) -> tuple[str, str] | None:
         """Return the member of a resource and the member's URI for it; None if no member or several have it."""
-        found = self.owners_of(uri, principal, selection)
-        return found[0] if len(found) == 1 else None
+        owners = self.owners_of(uri, principal, selection)
+        return owners[0] if len(owners) == 1 else None
 
     def owners_of(self, uri: str, principal: Principal, selection: Selection) -> list[tuple[str, str]]:
         """Return all pairs of a member and its own URI that `uri` may mean.
@@ -249,9 +249,9 @@ class Roster:
         template for it.
         """
         if uri.startswith(RESOURCE_PREFIX):
-            member, slash, own = uri.removeprefix(RESOURCE_PREFIX).partition("/")
+            member, slash, own_uri = uri.removeprefix(RESOURCE_PREFIX).partition("/")
             is_there = member in self.members and selection.has(member) and principal.may_use_all(member)
-            return [(member, own)] if slash and own and is_there else []
+            return [(member, own_uri)] if slash and own_uri and is_there else []
         return [
             (name, uri)
             for name, extras in self.extras.items()
@@ -270,10 +270,10 @@ def entry(member: str, kind: str, definition: dict[str, Any]) -> Entry | None:
     key = definition.get(name)
     if not isinstance(key, str):
         return None
-    listed_as = mcp.qualified_name(member, key) if kind == "prompts" else resource_uri(member, key)
-    listed = mcp.offered_entry(definition, name, listed_as)
+    listed_name = mcp.qualified_name(member, key) if kind == "prompts" else resource_uri(member, key)
+    listed_definition = mcp.offered_entry(definition, name, listed_name)
     literals = literals_of(key) if kind == "resourceTemplates" else ()
-    return Entry(key, listed_as, quick_json.encode(definition), quick_json.encode(listed), literals)
+    return Entry(key, listed_name, quick_json.encode(definition), quick_json.encode(listed_definition), literals)
 
 
 def literals_of(template: str) -> tuple[str, ...]:
@@ -282,7 +282,7 @@ def literals_of(template: str) -> tuple[str, ...]:
     Return nothing for a template that is not compared with URIs. One that starts with an expression is not compared,
     because it would match everything.
     """
-    if len(template) > MAX_MATCHED:
+    if len(template) > MAX_TEMPLATE:
         return ()
     first, *others = _EXPRESSION.split(template)
     if not first or not 1 <= len(others) <= MAX_EXPRESSIONS:
@@ -324,39 +324,39 @@ def load(extras: Mapping[str, Extras], before: Roster) -> Roster:
     Reuse the tools that have not changed since `before`. Decoding and encoding a large definition blocks all other
     threads for tens of milliseconds, and any client can cause frequent reloads.
     """
-    shown = ("name", "display_name", "manifest", "capabilities", "server_info", "instructions")
-    rows = list(GuildMember.objects.filter(enabled=True, removed_at=None).only(*shown).order_by("name"))
+    member_columns = ("name", "display_name", "manifest", "capabilities", "server_info", "instructions")
+    rows = list(GuildMember.objects.filter(enabled=True, removed_at=None).only(*member_columns).order_by("name"))
     tools: dict[int, dict[str, OfferedTool]] = {row.pk: {} for row in rows}
     hidden: dict[int, set[str]] = {row.pk: set() for row in rows}
     names = {row.pk: row.name for row in rows}
-    told = Tool.objects.filter(listed=True, enabled=True, member_id__in=names).order_by("position")
-    made = {tool.digest: tool for member in before.members.values() for tool in member.tools.values()}
+    tool_rows = Tool.objects.filter(listed=True, enabled=True, member_id__in=names).order_by("position")
+    previous_tools = {tool.digest: tool for member in before.members.values() for tool in member.tools.values()}
     columns = ("member_id", "name", Cast("definition", TextField()), "schema_error")
-    for member_id, name, definition, fault in told.values_list(*columns):
+    for member_id, name, definition, fault in tool_rows.values_list(*columns):
         digest = hashlib.sha256(f"{names[member_id]}\0{name}\0{bool(fault)}\0{definition}".encode()).digest()
-        tools[member_id][name] = made.get(digest) or _tool(
+        tools[member_id][name] = previous_tools.get(digest) or _tool(
             names[member_id], name, json.loads(definition), digest, has_schema=not fault
         )
     # Include disabled tools that the member does not list now. It may accept a call anyway, or list them again soon.
     for member_id, name in Tool.objects.filter(enabled=False, member_id__in=names).values_list("member_id", "name"):
         hidden[member_id].add(name)
     members = {row.name: _member(row, tools[row.pk], frozenset(hidden[row.pk])) for row in rows}
-    by_listed_name = {tool.listed_as: tool for member in members.values() for tool in member.tools.values()}
+    by_listed_name = {tool.listed_name: tool for member in members.values() for tool in member.tools.values()}
     return Roster(members, by_listed_name, {name: extras[name] for name in members if name in extras})
 
 
 def _tool(member: str, name: str, definition: dict[str, Any], digest: bytes, *, has_schema: bool) -> OfferedTool:
-    listed_as = mcp.qualified_name(member, name)
-    listed = mcp.offered_definition(definition, listed_as, has_schema=has_schema)
+    listed_name = mcp.qualified_name(member, name)
+    listed_definition = mcp.offered_definition(definition, listed_name, has_schema=has_schema)
     # Not the schema in `listed_definition`, which has none if it is invalid. An invalid schema can still mark secrets.
     schema = definition.get("inputSchema")
     text = json.dumps(schema) if isinstance(schema, dict) else "{}"
     return OfferedTool(
         member=member,
         name=name,
-        listed_as=listed_as,
-        own=quick_json.encode(definition),
-        listed=quick_json.encode(listed),
+        listed_name=listed_name,
+        own_json=quick_json.encode(definition),
+        listed_json=quick_json.encode(listed_definition),
         secretive_schema=text if secrets.may_mark_secrets(text) else "",
         parameter_headers=_parameter_headers(schema, text),
         needs_task=mcp.needs_task(definition),

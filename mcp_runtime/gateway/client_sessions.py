@@ -21,14 +21,14 @@ from typing import Any
 
 from django.core import signing
 
-from mcp_runtime.gateway.messages import MAX_REMEMBERED, ClientSession
+from mcp_runtime.gateway.messages import MAX_SESSION_STATE, ClientSession
 from mcp_runtime.gateway.programs import NAMELESS, Program
 from mcp_runtime.security import limits
 from mcp_runtime.security.access import Principal
 
 logger = logging.getLogger("guildhall.gateway")
 
-MAX_ENDED = 10_000
+MAX_ENDED_SESSIONS = 10_000
 MAX_AGE = timedelta(days=7)
 SALT = "guildhall.gateway.session"
 
@@ -40,7 +40,7 @@ class Sessions:
         self._sessions: OrderedDict[str, ClientSession] = OrderedDict()
         self._ended: OrderedDict[str, None] = OrderedDict()  # by digest
         # Of sessions that are not in memory, by digest.
-        self._told: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._extra_states: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._on_drop = on_drop
 
     def begin(
@@ -52,19 +52,19 @@ class Sessions:
         program: Program = NAMELESS,
     ) -> ClientSession:
         owner = (principal.user_id, principal.token_id)
-        told = {"o": owner, "p": path, "v": version, "c": capabilities, "i": astuple(program)}
-        told["n"] = secrets.token_urlsafe(12)
-        if len(json.dumps(told)) <= MAX_REMEMBERED:
-            session_id = signing.dumps(told, salt=SALT, compress=True)
+        payload = {"o": owner, "p": path, "v": version, "c": capabilities, "i": astuple(program)}
+        payload["n"] = secrets.token_urlsafe(12)
+        if len(json.dumps(payload)) <= MAX_SESSION_STATE:
+            session_id = signing.dumps(payload, salt=SALT, compress=True)
         else:
             session_id = secrets.token_urlsafe(32)
         session = ClientSession(session_id, owner, path, version, capabilities, program)
-        self._keep(session)
+        self._store(session)
         return session
 
     def find(self, session_id: str, principal: Principal, path: str) -> ClientSession | None:
         """Return the session if this client started it at this path and it has not ended."""
-        session = self._sessions.get(session_id) or self._remembered(session_id)
+        session = self._sessions.get(session_id) or self._restore_from_id(session_id)
         if session is None or session.path != path or session.owner != (principal.user_id, principal.token_id):
             return None
         self._sessions.move_to_end(session_id)
@@ -74,45 +74,47 @@ class Sessions:
         if self._sessions.pop(session.id, None) is not None:
             self._drop(session)
         self._ended[_digest(session.id)] = None
-        while len(self._ended) > MAX_ENDED:
+        while len(self._ended) > MAX_ENDED_SESSIONS:
             self._ended.popitem(last=False)
 
-    def beyond_ids(self) -> dict[str, Any]:
+    def extra_states(self) -> dict[str, Any]:
         """Return what `restore` needs in the next runtime, for JSON."""
-        here = {_digest(one.id): told for one in self._sessions.values() if (told := one.beyond_id())}
-        return {"ended": list(self._ended), "told": {**self._told, **here}}
+        in_memory = {
+            _digest(session.id): state for session in self._sessions.values() if (state := session.extra_state())
+        }
+        return {"ended": list(self._ended), "told": {**self._extra_states, **in_memory}}
 
-    def restore(self, known: dict[str, Any]) -> None:
+    def restore(self, states: dict[str, Any]) -> None:
         """Restore the result of `extra_states`.
 
         Raise LookupError, TypeError, ValueError or AttributeError for anything else.
         """
-        for digest, told in known["told"].items():
-            uris = {member: [str(uri) for uri in uris] for member, uris in told.get("uris", {}).items()}
-            self._told[digest] = {"level": str(told.get("level", "")), "uris": uris}
-        self._ended.update((str(digest), None) for digest in known["ended"])
+        for digest, state in states["told"].items():
+            uris = {member: [str(uri) for uri in uris] for member, uris in state.get("uris", {}).items()}
+            self._extra_states[digest] = {"level": str(state.get("level", "")), "uris": uris}
+        self._ended.update((str(digest), None) for digest in states["ended"])
 
-    def _remembered(self, session_id: str) -> ClientSession | None:
+    def _restore_from_id(self, session_id: str) -> ClientSession | None:
         """Create a session from its id. It is from an earlier runtime, or was removed from memory."""
         digest = _digest(session_id)
         if digest in self._ended:
             return None
         try:
-            told = signing.loads(session_id, salt=SALT, max_age=MAX_AGE)
+            payload = signing.loads(session_id, salt=SALT, max_age=MAX_AGE)
         except signing.BadSignature:
             return None
-        program = Program(*told.get("i", ()))  # ids of earlier versions have none
-        session = ClientSession(session_id, tuple(told["o"]), told["p"], told["v"], told["c"], program)
-        beyond = self._told.pop(digest, {})
-        session.log_level = beyond.get("level", "")
-        session.subscriptions = {member: set(uris) for member, uris in beyond.get("uris", {}).items()}
-        self._keep(session)
+        program = Program(*payload.get("i", ()))  # ids of earlier versions have none
+        session = ClientSession(session_id, tuple(payload["o"]), payload["p"], payload["v"], payload["c"], program)
+        extra_state = self._extra_states.pop(digest, {})
+        session.log_level = extra_state.get("level", "")
+        session.subscriptions = {member: set(uris) for member, uris in extra_state.get("uris", {}).items()}
+        self._store(session)
         return session
 
-    def _keep(self, session: ClientSession) -> None:
+    def _store(self, session: ClientSession) -> None:
         self._sessions[session.id] = session
-        of_user = [one for one in self._sessions.values() if one.owner[0] == session.owner[0]]
-        of_token = [one for one in of_user if one.owner == session.owner]
+        of_user = [other for other in self._sessions.values() if other.owner[0] == session.owner[0]]
+        of_token = [other for other in of_user if other.owner == session.owner]
         self._make_room(of_token, limits.MAX_SESSIONS_OF_TOKEN, session)
         self._make_room(of_user, limits.MAX_SESSIONS_OF_USER, session)
         self._make_room(self._sessions.values(), limits.MAX_SESSIONS, session)
@@ -122,15 +124,19 @@ class Sessions:
 
         Keep sessions with an open stream or a request in progress. Other limits apply to those.
         """
-        kept = [one for one in among if one.id in self._sessions]
-        idle = (one for one in kept if not one.running and one.outbox is None and one is not newest)
-        for spare in islice(idle, max(len(kept) - most, 0)):
-            del self._sessions[spare.id]
-            self._drop(spare)
-            if told := spare.beyond_id():
-                self._told[_digest(spare.id)] = told
-                while len(self._told) > limits.MAX_SESSIONS:
-                    self._told.popitem(last=False)
+        candidates = [session for session in among if session.id in self._sessions]
+        idle = (
+            session
+            for session in candidates
+            if not session.running and session.outbox is None and session is not newest
+        )
+        for idle_session in islice(idle, max(len(candidates) - most, 0)):
+            del self._sessions[idle_session.id]
+            self._drop(idle_session)
+            if state := idle_session.extra_state():
+                self._extra_states[_digest(idle_session.id)] = state
+                while len(self._extra_states) > limits.MAX_SESSIONS:
+                    self._extra_states.popitem(last=False)
 
     def _drop(self, session: ClientSession) -> None:
         if session.outbox is not None:

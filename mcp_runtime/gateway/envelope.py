@@ -57,7 +57,7 @@ Read = TypeVar("Read")
 
 @dataclass(slots=True)  # not frozen: creating a frozen one takes three times as long
 class Message:
-    """A request, a notification or a response. Missing parts are None. `has_id` tells `null` from a missing id."""
+    """A request, a notification or a response. Missing parts are None. `has_id` is set for `null` too."""
 
     id: Any
     has_id: bool
@@ -65,7 +65,7 @@ class Message:
     params: Raw | None = None
     result: Raw | None = None
     error: Raw | None = None
-    opened: dict[str, Any] | None = None  # the keys and values of one of these three, if it is large
+    opened_fields: dict[str, Any] | None = None  # the keys and values of one of these three, if it is large
 
     @property
     def is_response(self) -> bool:
@@ -90,8 +90,8 @@ class Message:
 
         Raise ProtocolError for a large part without `opened_fields`.
         """
-        if self.opened is not None:
-            return self.opened
+        if self.opened_fields is not None:
+            return self.opened_fields
         part = self.params or self.result or self.error
         if is_large(part):
             raise ProtocolError(f"a part of the message has more than {MAX_FIELDS:,} keys")
@@ -136,11 +136,11 @@ def read(data: bytes) -> Message:
     """Return the one message in `data`. Raise ProtocolError for anything else."""
     data = data.removeprefix(codecs.BOM_UTF8)
     check_text(data)
-    return _tolerant(_one, data)
+    return _read_tolerantly(_read_object, data)
 
 
 def read_answer_opened(data: bytes) -> list[Message]:
-    return read_answer(data) if len(data) <= MAX_SMALL else [_opened(message) for message in read_answer(data)]
+    return read_answer(data) if len(data) <= MAX_SMALL else [_open_fields(message) for message in read_answer(data)]
 
 
 def read_answer(data: bytes) -> list[Message]:
@@ -149,7 +149,7 @@ def read_answer(data: bytes) -> list[Message]:
     if not data.lstrip(b" \t\n\r").startswith(b"["):
         return [read(data)]
     check_text(data)
-    return _tolerant(_several, data)
+    return _read_tolerantly(_read_array, data)
 
 
 def read_answer_to(sent_id: Any, data: bytes) -> Message:
@@ -173,20 +173,22 @@ def answer_to(sent_id: Any, messages: list[Message]) -> Message:
 
 def read_opened(data: bytes) -> Message:
     """Return the message with decoded `fields`, so that they can be used on the event loop."""
-    return read(data) if len(data) <= MAX_SMALL else _opened(read(data))
+    return read(data) if len(data) <= MAX_SMALL else _open_fields(read(data))
 
 
-def _opened(message: Message) -> Message:
+def _open_fields(message: Message) -> Message:
     part = message.params or message.result or message.error
     if is_large(part):
         with contextlib.suppress(ProtocolError):  # the message can still pass through unchanged
-            found = fields(part)
-            meta = found.get("_meta")
-            message.opened = {**found, "_meta": fields(meta)} if is_large(meta) and is_object(meta) else found
+            parts_by_key = fields(part)
+            meta = parts_by_key.get("_meta")
+            message.opened_fields = (
+                {**parts_by_key, "_meta": fields(meta)} if is_large(meta) and is_object(meta) else parts_by_key
+            )
     return message
 
 
-def _tolerant(reader: Callable[[bytes], Read], data: bytes) -> Read:
+def _read_tolerantly(reader: Callable[[bytes], Read], data: bytes) -> Read:
     """Read JSON that may escape half of a surrogate pair. Servers send that when they cut text inside an emoji.
 
     msgspec rejects it, so replace the halves and read again.
@@ -221,11 +223,11 @@ class _TooManyHalvesError(Exception):
     pass
 
 
-def _one(data: bytes) -> Message:
+def _read_object(data: bytes) -> Message:
     return _message(_object(data))
 
 
-def _several(data: bytes) -> list[Message]:
+def _read_array(data: bytes) -> list[Message]:
     too_many = f"the answer is an array of more than {jsonrpc.MAX_BATCH} messages"
     if len(data) > MAX_SMALL and holds_more(data, jsonrpc.MAX_BATCH):
         raise ProtocolError(too_many)
@@ -251,10 +253,10 @@ def nests_deeper(data: bytes, limit: int) -> bool:
     """Return whether brackets outside of strings nest deeper than `limit`. Linear, and in pieces."""
     if data.count(b"{") + data.count(b"[") <= limit:
         return False
-    depth, begun = 0, b""
+    depth, carry = 0, b""
     for outline in _outlines(data, _NO_BRACKET):
-        brackets = begun + outline
-        begun, brackets = (b"[", brackets[:-1]) if brackets.endswith(b"[") else (b"", brackets)
+        brackets = carry + outline
+        carry, brackets = (b"[", brackets[:-1]) if brackets.endswith(b"[") else (b"", brackets)
         # Remove the innermost pairs at once. That reduces the deepest nesting by one.
         for bracket in brackets.replace(b"[]", b""):
             depth += 1 if bracket == OPEN else -1
@@ -283,28 +285,28 @@ def holds_more(data: bytes, most: int) -> bool:
     return False
 
 
-def _outlines(data: bytes, dropped: bytes) -> Iterator[bytes]:
+def _outlines(data: bytes, ignored: bytes) -> Iterator[bytes]:
     """Yield, in pieces, the text outside of strings without the `ignored` bytes and with square brackets only."""
-    is_in_string, rest = False, b""
+    is_in_string, carry = False, b""
     for start in range(0, len(data), PIECE):
-        piece = rest + data[start : start + PIECE]
+        piece = carry + data[start : start + PIECE]
         backslashes = len(piece) - len(piece.rstrip(b"\\"))
         # The character after an odd number of backslashes is in the next piece.
-        rest, piece = (piece[-1:], piece[:-1]) if backslashes % 2 else (b"", piece)
+        carry, piece = (piece[-1:], piece[:-1]) if backslashes % 2 else (b"", piece)
         parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-        yield b"".join(parts[is_in_string::2]).translate(_BRACKETS, dropped)
+        yield b"".join(parts[is_in_string::2]).translate(_BRACKETS, ignored)
         is_in_string ^= len(parts) % 2 == 0
 
 
 def _object(data: bytes) -> dict[str, Raw]:
     is_large = len(data) > MAX_SMALL
-    found: dict[str, Raw] = {} if is_large and holds_more(data, MAX_KEYS) else _decoded(_OBJECT, data)
-    if not 0 < len(found) <= MAX_KEYS:
+    parts_by_key: dict[str, Raw] = {} if is_large and holds_more(data, MAX_KEYS) else _decoded(_OBJECT, data)
+    if not 0 < len(parts_by_key) <= MAX_KEYS:
         raise ProtocolError(f"a message without keys, or with more than {MAX_KEYS}")
-    if is_large and max(map(len, found)) > MAX_KEY:
+    if is_large and max(map(len, parts_by_key)) > MAX_KEY:
         raise ProtocolError(f"a message with a key of more than {MAX_KEY:,} characters")
-    _refuse_doubled(data, found)
-    return found
+    _reject_duplicate_keys(data, parts_by_key)
+    return parts_by_key
 
 
 def _decoded(decoder: msgspec.json.Decoder[Any], data: bytes | Raw) -> Any:
@@ -318,18 +320,18 @@ def _decoded(decoder: msgspec.json.Decoder[Any], data: bytes | Raw) -> Any:
         raise ProtocolError(f"the answer is not JSON ({error}): {jsonrpc.excerpt(bytes(data))}") from error
 
 
-def _refuse_doubled(data: bytes, found: Mapping[str, Raw]) -> None:
+def _reject_duplicate_keys(data: bytes, parts_by_key: Mapping[str, Raw]) -> None:
     """Raise ProtocolError if a key occurs twice: then the value after its first occurrence is not the decoded one."""
     if len(data) <= MAX_SMALL:  # most messages have one of two formats, and comparing is cheaper than the loop below
-        parts = [(key.encode(), bytes(value)) for key, value in found.items()]
+        parts = [(key.encode(), bytes(value)) for key, value in parts_by_key.items()]
         if data == b"{%b}" % b",".join([b'"%b":%b' % part for part in parts]):
             return
         if data == b"{%b}" % b", ".join([b'"%b": %b' % part for part in parts]):
             return
     end = 0
-    for _ in found:
+    for _ in parts_by_key:
         key = _KEY.match(data, end)
-        value = bytes(found[_text(key[1])]) if key else b""
+        value = bytes(parts_by_key[_text(key[1])]) if key else b""
         if key is None or not data.startswith(value, key.end()):
             break
         end = key.end() + len(value)
@@ -343,11 +345,16 @@ def _text(key: bytes) -> str:
     return str(json.loads(key)) if b"\\" in key else key[1:-1].decode()
 
 
-def _message(found: Mapping[str, Raw]) -> Message:
-    method, params, result, error = found.get("method"), found.get("params"), found.get("result"), found.get("error")
-    if bytes(found.get("jsonrpc", b"")) != b'"2.0"' or (method, result, error).count(None) != 2:
+def _message(parts_by_key: Mapping[str, Raw]) -> Message:
+    method, params, result, error = (
+        parts_by_key.get("method"),
+        parts_by_key.get("params"),
+        parts_by_key.get("result"),
+        parts_by_key.get("error"),
+    )
+    if bytes(parts_by_key.get("jsonrpc", b"")) != b'"2.0"' or (method, result, error).count(None) != 2:
         raise ProtocolError("not a JSON-RPC 2.0 message")
-    message_id = small(found["id"]) if "id" in found else None
+    message_id = small(parts_by_key["id"]) if "id" in parts_by_key else None
     if isinstance(message_id, str) and len(message_id) > MAX_ID:
         raise ProtocolError(f"the id of a message has more than {MAX_ID:,} characters")
     if message_id is not None and (not isinstance(message_id, (str, int, float)) or isinstance(message_id, bool)):
@@ -362,7 +369,7 @@ def _message(found: Mapping[str, Raw]) -> Message:
         raise ProtocolError("the answer has no result object")
     if error is not None:
         _code(fields(error))
-    return Message(message_id, "id" in found, None if method is None else text(method), params, result, error)
+    return Message(message_id, "id" in parts_by_key, None if method is None else text(method), params, result, error)
 
 
 def _code(error: Mapping[str, Raw]) -> int:
@@ -385,8 +392,8 @@ def fields(value: Any) -> dict[str, Any]:
             return {}
         if is_large(value) and holds_more(bytes(value), MAX_FIELDS):
             raise ProtocolError(f"a part of the message has more than {MAX_FIELDS:,} keys")
-        found: dict[str, Any] = _OBJECT.decode(value)
-        return found
+        parts_by_key: dict[str, Any] = _OBJECT.decode(value)
+        return parts_by_key
     return value if isinstance(value, dict) else {}
 
 
@@ -400,8 +407,8 @@ def items(value: Any) -> list[Any]:
             return []
         if is_large(value) and holds_more(bytes(value), MAX_ITEMS):
             raise ProtocolError(f"a part of the message has more than {MAX_ITEMS:,} items")
-        found: list[Any] = _LIST.decode(value)
-        return found
+        parts: list[Any] = _LIST.decode(value)
+        return parts
     return value if isinstance(value, list) else []
 
 
@@ -420,8 +427,8 @@ def _first(value: Raw) -> bytes:
 
 def text(value: Any) -> str:
     """Return a short string; empty for any other value."""
-    found = small(value) if isinstance(value, Raw) and _first(value) == b'"' else value
-    return found if isinstance(found, str) else ""
+    string = small(value) if isinstance(value, Raw) and _first(value) == b'"' else value
+    return string if isinstance(string, str) else ""
 
 
 def small(value: Any, most: int = MAX_SMALL) -> Any:

@@ -67,21 +67,21 @@ def check_modern(message: dict[str, Any], headers: Mapping[bytes, bytes]) -> Non
     header = text_of(headers, mcp.VERSION_HEADER)
     if header and version is not None and version != header:
         raise _mismatch(mcp.VERSION_HEADER, header, version)
-    asked = version if version is not None else header
-    if asked and asked != MODERN_VERSION:
-        data = {"supported": SUPPORTED, "requested": asked}
-        raise MethodError(mcp.UNSUPPORTED_VERSION, f"protocol version {str(asked)[:40]!r} is not supported", data)
+    requested = version if version is not None else header
+    if requested and requested != MODERN_VERSION:
+        data = {"supported": SUPPORTED, "requested": requested}
+        raise MethodError(mcp.UNSUPPORTED_VERSION, f"protocol version {str(requested)[:40]!r} is not supported", data)
     if version is None or not isinstance(capabilities, dict):
         missing = "protocolVersion" if version is None else "clientCapabilities"
         raise MethodError(INVALID_PARAMS, f"_meta lacks {META}{missing}")
     if not header:
         raise MethodError(mcp.HEADER_MISMATCH, f"the header {mcp.VERSION_HEADER} is missing")
     for name, value in mcp.modern_headers(message["method"], message.get("params") or {}).items():
-        told = text_of(headers, name)
-        if told is None:
+        header_value = text_of(headers, name)
+        if header_value is None:
             raise MethodError(mcp.HEADER_MISMATCH, f"the header {name} is missing")
-        if decoded(told) != decoded(value):
-            raise _mismatch(name, told, decoded(value))
+        if decode_header(header_value) != decode_header(value):
+            raise _mismatch(name, header_value, decode_header(value))
 
 
 def check_parameter_headers(
@@ -90,28 +90,28 @@ def check_parameter_headers(
     """Raise MethodError if a header does not repeat the argument at its place."""
     values = mcp.parameter_values(places, arguments)
     for header in places.values():
-        told, value = text_of(headers, header), values.get(header)
-        if told is None and value is None:
+        header_value, value = text_of(headers, header), values.get(header)
+        if header_value is None and value is None:
             continue
-        if told is None:
+        if header_value is None:
             raise MethodError(mcp.HEADER_MISMATCH, f"the header {header} is missing")
-        if value is None or not _equal(decoded(told), decoded(value)):
+        if value is None or not _equal(decode_header(header_value), decode_header(value)):
             raise _mismatch(header, "its value", "the argument")
 
 
-def _equal(told: str | None, value: str | None) -> bool:
-    if told == value:
+def _equal(header_value: str | None, value: str | None) -> bool:
+    if header_value == value:
         return True
     try:
-        return float(told or "") == float(value or "")
+        return float(header_value or "") == float(value or "")
     except ValueError:
         return False
 
 
-def _mismatch(name: str, told: Any, value: Any) -> MethodError:
+def _mismatch(name: str, header_value: Any, value: Any) -> MethodError:
     return MethodError(
         mcp.HEADER_MISMATCH,
-        f"the header {name} ({str(told)[:60]!r}) does not match the body ({str(value)[:60]!r})",
+        f"the header {name} ({str(header_value)[:60]!r}) does not match the body ({str(value)[:60]!r})",
     )
 
 
@@ -121,7 +121,7 @@ def text_of(headers: Mapping[bytes, bytes], name: str) -> str | None:
     return None if value is None else value.decode("latin-1").strip()
 
 
-def decoded(value: str) -> str | None:
+def decode_header(value: str) -> str | None:
     """Return a header's value with its Base64 wrapping decoded; None if that fails. See mcp.header_value."""
     if not (value.startswith("=?base64?") and value.endswith("?=")):
         return value
@@ -174,30 +174,36 @@ def for_handshake(method: str, response: dict[str, Any]) -> dict[str, Any]:
             return {**response, "error": {**error, "code": RESOURCE_NOT_FOUND}}
         return response
     result = fields(response["result"])
-    kept = {key: value for key, value in result.items() if key not in ("resultType", "ttlMs", "cacheScope")}
-    if "structuredContent" in kept and not is_object(kept["structuredContent"]):
-        del kept["structuredContent"]  # before 2026-07-28 it must be an object; the text has the same content
-    if is_object(kept.get("_meta")):
-        kept["_meta"] = {key: value for key, value in fields(kept["_meta"]).items() if not key.startswith(META)}
-        if not kept["_meta"]:
-            del kept["_meta"]
-    return {**response, "result": kept}
+    converted = {key: value for key, value in result.items() if key not in ("resultType", "ttlMs", "cacheScope")}
+    if "structuredContent" in converted and not is_object(converted["structuredContent"]):
+        del converted["structuredContent"]  # before 2026-07-28 it must be an object; the text has the same content
+    if is_object(converted.get("_meta")):
+        converted["_meta"] = {
+            key: value for key, value in fields(converted["_meta"]).items() if not key.startswith(META)
+        }
+        if not converted["_meta"]:
+            del converted["_meta"]
+    return {**response, "result": converted}
 
 
-def without_hop(meta: Mapping[str, Any]) -> dict[str, Any]:
+def without_connection_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `_meta` of a request without the keys that each connection sets itself."""
     return {key: value for key, value in meta.items() if not key.startswith(META)}
 
 
-def wants_log(level: Any, said: str) -> bool:
+def passes_log_level(level: Any, message_level: str) -> bool:
     """Return whether a log message of `message_level` is at least at the requested `level`.
 
     Without a requested level, no log message is.
     """
-    return level in LOG_LEVELS and said in LOG_LEVELS and LOG_LEVELS.index(said) >= LOG_LEVELS.index(level)
+    return (
+        level in LOG_LEVELS
+        and message_level in LOG_LEVELS
+        and LOG_LEVELS.index(message_level) >= LOG_LEVELS.index(level)
+    )
 
 
-def restated(answer: Message, request: Request) -> Answer:
+def restate(answer: Message, request: Request) -> Answer:
     """Convert the answer of a member with sessions: set the client's id, and use the client's era."""
     if not request.client.is_modern:
         return Answer(encode(answer.response_to(request.id)))

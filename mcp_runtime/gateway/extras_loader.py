@@ -24,11 +24,11 @@ from mcp_runtime.security.access import OPERATOR
 
 logger = logging.getLogger("guildhall.gateway")
 
-LEARN_SECONDS = 10.0
-LEARN_AGAIN_SECONDS = 30.0  # after a failure
-MAX_LEARNED = 2_000
+LOAD_SECONDS = 10.0
+RETRY_SECONDS = 30.0  # after a failure
+MAX_ENTRIES = 2_000
 MAX_ENTRY = 262_144  # bytes of a prompt or a resource in a list, its icons included
-MAX_LEARNED_BYTES = 2_000_000  # of one kind; no further page is requested above it
+MAX_ENTRIES_BYTES = 2_000_000  # of one kind; no further page is requested above it
 MAX_PAGES = 100
 
 
@@ -41,14 +41,14 @@ class ExtrasLoader:
         self._relay = relay
         self._members = members
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._asked: dict[int, LiveMember] = {}  # the process whose lists were loaded last
-        self._again: set[int] = set()
+        self._loaded_processes: dict[int, LiveMember] = {}  # the process whose lists were loaded last
+        self._pending_reloads: set[int] = set()
         self._timers: dict[int, asyncio.TimerHandle] = {}
 
     def member_changed(self, member_id: int) -> None:
         """Handle a change of the member's status. A new process may have other lists."""
         for live in self._lifecycle.live_members():
-            if live.member_id == member_id and live.connected_at and self._asked.get(member_id) is not live:
+            if live.member_id == member_id and live.connected_at and self._loaded_processes.get(member_id) is not live:
                 self.lists_changed(member_id)
 
     def lists_changed(self, member_id: int) -> None:
@@ -56,22 +56,22 @@ class ExtrasLoader:
         if live is None:
             return
         if (task := self._tasks.get(member_id)) is None or task.done():
-            self._asked[member_id] = live
-            self._tasks[member_id] = asyncio.ensure_future(self._learn(live))
-        elif member_id not in self._again:  # the lists that are being loaded may be outdated
-            self._again.add(member_id)
+            self._loaded_processes[member_id] = live
+            self._tasks[member_id] = asyncio.ensure_future(self._load(live))
+        elif member_id not in self._pending_reloads:  # the lists that are being loaded may be outdated
+            self._pending_reloads.add(member_id)
             task.add_done_callback(partial(self._once_more, member_id))
 
     def _once_more(self, member_id: int, _: asyncio.Task[None]) -> None:
-        self._again.discard(member_id)
+        self._pending_reloads.discard(member_id)
         self.lists_changed(member_id)
 
-    async def _learn(self, live: LiveMember) -> None:
+    async def _load(self, live: LiveMember) -> None:
         """Request a member's prompts and resources."""
         capabilities = live.client.capabilities
         try:
-            async with asyncio.timeout(LEARN_SECONDS):
-                found = {
+            async with asyncio.timeout(LOAD_SECONDS):
+                entries_by_kind = {
                     kind: await self._list_of(live, method, kind)
                     for method, kind in LISTS.items()
                     if kind != "tools" and ("prompts" if kind == "prompts" else "resources") in capabilities
@@ -81,10 +81,14 @@ class ExtrasLoader:
             if (timer := self._timers.get(live.member_id)) is not None:
                 timer.cancel()
             loop = asyncio.get_running_loop()
-            self._timers[live.member_id] = loop.call_later(LEARN_AGAIN_SECONDS, self.lists_changed, live.member_id)
+            self._timers[live.member_id] = loop.call_later(RETRY_SECONDS, self.lists_changed, live.member_id)
             return
-        extras = Extras(found.get("prompts", ()), found.get("resources", ()), found.get("resourceTemplates", ()))
-        self._members.learned(live.name, extras)
+        extras = Extras(
+            entries_by_kind.get("prompts", ()),
+            entries_by_kind.get("resources", ()),
+            entries_by_kind.get("resourceTemplates", ()),
+        )
+        self._members.set_extras(live.name, extras)
 
     async def _list_of(self, live: LiveMember, method: str, kind: str) -> tuple[Entry, ...]:
         entries: list[Entry] = []
@@ -93,8 +97,8 @@ class ExtrasLoader:
             async with contextlib.aclosing(self._pages(live, method, kind)) as pages:
                 async for page in pages:
                     entries += page
-                    size += sum(len(entry.own) for entry in page)
-                    if size > MAX_LEARNED_BYTES:
+                    size += sum(len(entry.own_json) for entry in page)
+                    if size > MAX_ENTRIES_BYTES:
                         break
             return tuple(entries)
         except RemoteError as error:
@@ -108,18 +112,18 @@ class ExtrasLoader:
         params: dict[str, Any] = meta
         count = 0
         for _ in range(MAX_PAGES):
-            request = Request(f"gh-list-{method}", method, params, Client(OPERATOR, None, {}), Deadline(LEARN_SECONDS))
+            request = Request(f"gh-list-{method}", method, params, Client(OPERATOR, None, {}), Deadline(LOAD_SECONDS))
             reply = await self._relay.ask_at(route, request)
             body = reply.body if isinstance(reply, Answer) else b""
             if not isinstance(reply, Answer):
                 async with contextlib.aclosing(reply):
                     async for event in reply.events:
                         body = event.data if event.is_last else body
-            read = partial(_page, live.name, kind, MAX_LEARNED - count)
+            read = partial(_page, live.name, kind, MAX_ENTRIES - count)
             entries, more, cursor = await self._upstream.read_in_thread(OPERATOR.owner, read, body)
             yield entries
             count += more
-            if not cursor or count >= MAX_LEARNED:
+            if not cursor or count >= MAX_ENTRIES:
                 return
             params = {"cursor": cursor, **meta}
 

@@ -42,15 +42,15 @@ def of_member(error: ClientError, member: str, request: Request) -> MethodError:
     return CallFailedError(error.kind, f"{request.deadline.about}: {error.sentence}", member)
 
 
-def out_of_time(request: Request) -> MethodError:
+def deadline_error(request: Request) -> MethodError:
     """Return the error after a deadline or a cancellation. It says whether the member may have the request."""
     deadline = request.deadline
     about = deadline.about or request.method
     if deadline.is_cancelled:
         return _cancelled(request, about)
     if request.is_sent:
-        late = RequestTimeoutError(deadline.seconds)
-        return CallFailedError(late.kind, f"{about}: {late.sentence}", deadline.member)
+        timeout = RequestTimeoutError(deadline.seconds)
+        return CallFailedError(timeout.kind, f"{about}: {timeout.sentence}", deadline.member)
     if deadline.member:
         return unavailable(deadline.member, request.unsent_reason)
     text = f"{request.method}: the gateway could not handle it within {deadline.seconds:g} s; nothing was sent"

@@ -14,7 +14,7 @@ from mcp_runtime.gateway.endpoints.params import SUBSCRIBING
 from mcp_runtime.gateway.intake import Intake
 from mcp_runtime.gateway.messages import CANCEL_GRACE, Client, ClientSession, Deadline, Request
 from mcp_runtime.gateway.posts import Post, check_capabilities, checked_id, params_of
-from mcp_runtime.gateway.replies import FORBIDDEN, JSON_HEADERS, Refusal, is_deaf
+from mcp_runtime.gateway.replies import FORBIDDEN, JSON_HEADERS, Refusal, ignores_error_bodies
 from mcp_runtime.gateway.responder import Responder
 from mcp_runtime.gateway.session_streams import SessionStreams
 from mcp_runtime.gateway.upstream.sessions import UpstreamSessions
@@ -52,30 +52,30 @@ class SessionClients:
         try:
             access.require_anything(post.principal)
         except AccessError as error:
-            status = 200 if is_deaf(post.headers) else 403  # as with 401
+            status = 200 if ignores_error_bodies(post.headers) else 403  # as with 401
             raise Refusal(status, MethodError(FORBIDDEN, str(error)), message_id) from error
         if not isinstance(params, dict) or message_id is None:
             raise Refusal(400, MethodError(INVALID_PARAMS, "initialize needs an id and params"), message_id)
-        asked, capabilities = params.get("protocolVersion"), params.get("capabilities")
-        spoken = mcp.HANDSHAKE_VERSIONS
-        version = asked if asked in spoken else spoken[-1]
-        kept = capabilities if isinstance(capabilities, dict) else {}
-        check_capabilities(kept, message_id)
+        requested, capabilities = params.get("protocolVersion"), params.get("capabilities")
+        supported = mcp.HANDSHAKE_VERSIONS
+        version = requested if requested in supported else supported[-1]
+        accepted_capabilities = capabilities if isinstance(capabilities, dict) else {}
+        check_capabilities(accepted_capabilities, message_id)
         program = self._introductions.program(post.principal, params.get("clientInfo"))
-        session = self._sessions.begin(post.principal, post.place.path, version, kept, program)
+        session = self._sessions.begin(post.principal, post.place.path, version, accepted_capabilities, program)
         result = jsonrpc.result_response(message_id, self._introductions.welcome(post.place, version))
-        told = [(mcp.SESSION_HEADER.lower().encode(), session.id.encode())]
-        post.exchange.reply(200, jsonrpc.encode(result), [*JSON_HEADERS, *told])
+        session_header = [(mcp.SESSION_HEADER.lower().encode(), session.id.encode())]
+        post.exchange.reply(200, jsonrpc.encode(result), [*JSON_HEADERS, *session_header])
 
     async def in_session(self, post: Post, session: ClientSession) -> None:
         place, message, client = post.place, post.message, post.client(session)
         if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
             raise Refusal(400, MethodError(INVALID_REQUEST, "Invalid Request: not a JSON-RPC 2.0 message"))
         if not isinstance(message.get("method"), str):
-            await self._answered(session, message)
+            await self._receive_answer(session, message)
             post.exchange.reply(202)
         elif "id" not in message:
-            await self._notified(place, client, session, message)
+            await self._receive_notification(place, client, session, message)
             post.exchange.reply(202)
         else:
             message_id, size = checked_id(message), post.size
@@ -86,27 +86,31 @@ class SessionClients:
                 self._streams.subscriptions_changed(place, client, session)
 
     @staticmethod
-    async def _answered(session: ClientSession, message: dict[str, Any]) -> None:
+    async def _receive_answer(session: ClientSession, message: dict[str, Any]) -> None:
         """Pass a client's answer on to the member that asked the question."""
         if "result" not in message and "error" not in message:
             raise Refusal(400, MethodError(INVALID_REQUEST, "neither a method, nor a result, nor an error"))
-        _unrelated(object_of(message.get("result")))
+        _without_related_task(object_of(message.get("result")))
         message_id = message.get("id")
         question = session.questions.pop(message_id, None) if isinstance(message_id, str) else None
         if question is not None:  # otherwise nobody asked, or the question has expired
             await question.answer({key: message[key] for key in ("jsonrpc", "result", "error") if key in message})
 
-    async def _notified(self, place: Place, client: Client, session: ClientSession, message: dict[str, Any]) -> None:
+    async def _receive_notification(
+        self, place: Place, client: Client, session: ClientSession, message: dict[str, Any]
+    ) -> None:
         method, params = message["method"], params_of(message)
         if method == "notifications/cancelled":
-            running = session.running.get(_hashable(params.get("requestId")))
-            if running is not None:
+            running_request = session.running.get(_hashable(params.get("requestId")))
+            if running_request is not None:
                 # If the member has the request, it gets time to answer. Otherwise the request must not be sent.
-                running.deadline.cancel(CANCEL_GRACE if running.is_sent else 0)
-                if running.send_cancelled is not None:
+                running_request.deadline.cancel(CANCEL_GRACE if running_request.is_sent else 0)
+                if running_request.send_cancelled is not None:
                     with contextlib.suppress(ClientError, TimeoutError):
-                        await running.send_cancelled(str(params.get("reason") or "the client cancelled it")[:500])
-                self._responder.give_up(running)
+                        await running_request.send_cancelled(
+                            str(params.get("reason") or "the client cancelled it")[:500]
+                        )
+                self._responder.give_up(running_request)
         elif method == "notifications/roots/list_changed" or (
             # No other methods: a call without an id would reach the member without validation.
             place.member
@@ -116,7 +120,7 @@ class SessionClients:
             and not method.startswith(tasks.NOTIFICATIONS)
         ):
             # Encode it again: a lenient member could read a related task in another key beside params.
-            message = jsonrpc.notification(method, _unrelated(params) if "params" in message else None)
+            message = jsonrpc.notification(method, _without_related_task(params) if "params" in message else None)
             for upstream_session in self._upstream_sessions.sessions_of(session):
                 with contextlib.suppress(ClientError, TimeoutError):
                     await self._upstream_sessions.forward_notification(upstream_session.route, client, message)
@@ -129,14 +133,14 @@ class SessionClients:
         if not 0 < len(messages) <= MAX_BATCH:
             raise Refusal(400, MethodError(INVALID_REQUEST, f"a batch has 1 to {MAX_BATCH} messages"))
 
-        async def one(message: Any) -> bytes | None:
+        async def answer_one(message: Any) -> bytes | None:
             try:
                 if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
                     raise Refusal(400, MethodError(INVALID_REQUEST, "Invalid Request: not a JSON-RPC 2.0 message"))
                 if not isinstance(message.get("method"), str):
-                    await self._answered(session, message)
+                    await self._receive_answer(session, message)
                 elif "id" not in message:
-                    await self._notified(post.place, client, session, message)
+                    await self._receive_notification(post.place, client, session, message)
                 else:
                     message_id, size = checked_id(message), post.size // len(messages)
                     params, path = params_of(message), post.place.path
@@ -151,7 +155,7 @@ class SessionClients:
             return None
 
         with post.exchange:
-            answers = [answer for answer in await asyncio.gather(*map(one, messages)) if answer is not None]
+            answers = [answer for answer in await asyncio.gather(*map(answer_one, messages)) if answer is not None]
         body = b"[" + b",".join(answers) + b"]" if answers else b""
         post.exchange.reply(200 if answers else 202, body, JSON_HEADERS)
 
@@ -179,9 +183,9 @@ def _hashable(value: Any) -> Any:
     return value if isinstance(value, (str, int, float)) and not isinstance(value, bool) else None
 
 
-def _unrelated(part: dict[str, Any]) -> dict[str, Any]:
+def _without_related_task(part: dict[str, Any]) -> dict[str, Any]:
     """Return the part without its related task. Raise Refusal if it is invalid."""
     try:
-        return tasks.unrelated(part)
+        return tasks.remove_related_task(part)
     except MethodError as error:
         raise Refusal(400, error) from error

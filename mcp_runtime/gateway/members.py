@@ -29,9 +29,9 @@ logger = logging.getLogger("guildhall.gateway")
 
 RELOAD_SECONDS = 10.0  # between two reloads without a notification of a change
 SHORTEST_RELOAD = 0.05
-LOOK_AGAIN = 0.1  # between two reloads because of unknown names
-LOOK_SHARE = 0.05  # of the time, for such reloads: loading the roster of a large hall takes long
-AVAILABLE_LOOK = 0.2  # between two checks whether a member can still become available
+RELOAD_UNKNOWN_SECONDS = 0.1  # between two reloads because of unknown names
+RELOAD_UNKNOWN_SHARE = 0.05  # of the time, for such reloads: loading the roster of a large hall takes long
+AVAILABILITY_SECONDS = 0.2  # between two checks whether a member can still become available
 
 
 class Members:
@@ -41,7 +41,7 @@ class Members:
         self._lifecycle = lifecycle
         self._availability = availability
         self._extras: dict[str, Extras] = {}
-        self._look_again_at = 0.0
+        self._next_reload_at = 0.0
         self._stale = asyncio.Event()
         self._changes: dict[int, asyncio.Event] = {}  # by member; set when a member changes that requests wait for
         self.roster = Roster()
@@ -49,8 +49,8 @@ class Members:
 
     # The catalog --------------------------------------------------------------------------------------------------
 
-    async def keep(self) -> None:
-        """Run forever: reload after each change, and at least every RELOAD_SECONDS."""
+    async def reload_regularly(self) -> None:
+        """Reload forever: after each change, and at least every RELOAD_SECONDS."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RELOAD_SECONDS):
@@ -76,29 +76,29 @@ class Members:
         if self.on_reload is not None:
             await self.on_reload()
 
-    async def look_again(self) -> None:
+    async def reload_for_unknown_name(self) -> None:
         """Reload because a client named something that is not in memory. It may be new."""
-        began = asyncio.get_running_loop().time()
-        if began > self._look_again_at:
-            self._look_again_at = began + LOOK_AGAIN
+        started_at = asyncio.get_running_loop().time()
+        if started_at > self._next_reload_at:
+            self._next_reload_at = started_at + RELOAD_UNKNOWN_SECONDS
             await self.reload()
             # Clients can invent unknown names at no cost.
-            took = asyncio.get_running_loop().time() - began
-            self._look_again_at = max(self._look_again_at, began + took / LOOK_SHARE)
+            duration = asyncio.get_running_loop().time() - started_at
+            self._next_reload_at = max(self._next_reload_at, started_at + duration / RELOAD_UNKNOWN_SHARE)
 
-    def learned(self, name: str, extras: Extras) -> None:
+    def set_extras(self, name: str, extras: Extras) -> None:
         """Store the prompts and resources that the member lists now."""
         if extras != self._extras.get(name, Extras()):
             self._extras[name] = extras
             self._stale.set()
 
-    def changed(self, member_id: int) -> None:
+    def member_changed(self, member_id: int) -> None:
         """Handle a change of the member's status or tools."""
         self._stale.set()
         if (event := self._changes.pop(member_id, None)) is not None:
             event.set()
 
-    def named(self, name: str) -> OfferedMember:
+    def get(self, name: str) -> OfferedMember:
         """Return the member. Raise MethodError if it is not on the roster."""
         member = self.roster.members.get(name)
         if member is None:
@@ -112,34 +112,34 @@ class Members:
         """Return its process if it is connected, without asking the operating system whether it still runs."""
         return self._lifecycle.connected_member(member.pk)
 
-    def connected(self, member: OfferedMember) -> LiveMember | None:
+    def connected_member(self, member: OfferedMember) -> LiveMember | None:
         """Return its process if it is connected and runs now."""
         live = self._lifecycle.connected_member(member.pk)
         return None if live is None or live.process.is_over else live  # its status changes a bit later than its exit
 
-    async def live(self, member: OfferedMember, request: Request) -> LiveMember:
+    async def wait_until_connected(self, member: OfferedMember, request: Request) -> LiveMember:
         """Return its process as soon as it is connected. Start it if necessary (REQ-MCP-HTTP-19).
 
         Raise MethodError as soon as waiting is useless.
         """
-        since, seconds = time.monotonic(), request.deadline.seconds
-        request.unsent_reason = late = f"it was not connected within {seconds:g} s"
-        look = partial(self._no_use_waiting, member.pk, since, since + seconds)
+        started_at, seconds = time.monotonic(), request.deadline.seconds
+        request.unsent_reason = base_reason = f"it was not connected within {seconds:g} s"
+        look = partial(self._no_use_waiting, member.pk, started_at, started_at + seconds)
         while True:
             event = self._changes.setdefault(member.pk, asyncio.Event())
-            if (live := self.connected(member)) is not None:
+            if (live := self.connected_member(member)) is not None:
                 return live
             reason, last_reason = await asyncio.get_running_loop().run_in_executor(None, unit_of_work, look)
             if reason:
                 raise failures.unavailable(member.name, reason)
-            request.unsent_reason = late + (f": {last_reason}" if last_reason else "")
+            request.unsent_reason = base_reason + (f": {last_reason}" if last_reason else "")
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(AVAILABLE_LOOK):
+                async with asyncio.timeout(AVAILABILITY_SECONDS):
                     await event.wait()
 
-    def _no_use_waiting(self, member_id: int, since: float, deadline: float) -> tuple[str, str]:
+    def _no_use_waiting(self, member_id: int, started_at: float, deadline: float) -> tuple[str, str]:
         """Return why waiting is useless, or nothing; and why a member failed that waits for its restart."""
         self._availability.ask_for_start(member_id)
         row = GuildMember.objects.get(pk=member_id)
         last_reason = row.last_reason if row.status == GuildMember.Status.ERROR else ""
-        return self._availability.no_use_waiting(row, since, deadline), last_reason
+        return self._availability.no_use_waiting(row, started_at, deadline), last_reason

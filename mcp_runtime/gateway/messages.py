@@ -17,7 +17,7 @@ from mcp_runtime.security import limits
 from mcp_runtime.security.access import Principal
 
 QUESTION_SECONDS = 600.0  # for the client to answer a member's question; it may need to ask a person
-MAX_REMEMBERED = 2_000  # characters in a session's id; a session with more does not survive a restart
+MAX_SESSION_STATE = 2_000  # characters in a session's id; a session with more does not survive a restart
 CANCEL_GRACE = 1.0  # for the member to answer a cancelled request itself
 
 
@@ -136,14 +136,14 @@ class Deadline:
         self.is_cancelled = False
         self._at = self.timeout.when() or 0.0
         self._questions = 0
-        self._left = 0.0
+        self._remaining = 0.0
 
     @property
-    def left(self) -> float:
+    def remaining(self) -> float:
         """Remaining seconds."""
         return self._at - asyncio.get_running_loop().time()
 
-    def renewed(self) -> asyncio.Timeout:
+    def renew(self) -> asyncio.Timeout:
         """Return a new timeout for the same deadline, because a timeout can be entered only once."""
         self.timeout = asyncio.timeout_at(self._at)
         return self.timeout
@@ -154,14 +154,14 @@ class Deadline:
 
     def pause(self) -> None:
         if self._questions == 0:
-            self._left = self.left
+            self._remaining = self.remaining
             self._reschedule(QUESTION_SECONDS)
         self._questions += 1
 
     def resume(self) -> None:
         self._questions -= 1
         if self._questions == 0:
-            self._reschedule(max(self._left, 0.001))
+            self._reschedule(max(self._remaining, 0.001))
 
     def cancel(self, grace: float = CANCEL_GRACE) -> None:
         """End the request. The member has `grace` seconds left to answer."""
@@ -204,19 +204,19 @@ class ClientSession:
     outbox: Outbox | None = None
     subscriptions: dict[str, set[str]] = field(default_factory=dict)  # member name -> URIs of its resources
 
-    def beyond_id(self) -> dict[str, Any]:
+    def extra_state(self) -> dict[str, Any]:
         """Return what the id of the session does not contain, for JSON. The size is limited."""
         uris = {member: sorted(uris) for member, uris in self.subscriptions.items() if uris}
-        if sum(len(uri) for of_member in uris.values() for uri in of_member) > MAX_REMEMBERED:
+        if sum(len(uri) for of_member in uris.values() for uri in of_member) > MAX_SESSION_STATE:
             uris = {}
         return ({"level": self.log_level} if self.log_level else {}) | ({"uris": uris} if uris else {})
 
     def subscribe(self, member: str, uri: str) -> None:
         """Store a subscription, so that it can be repeated for the member's next process. `uri` is the member's own."""
         uris = self.subscriptions.setdefault(member, set())
-        known = [one for uris in self.subscriptions.values() for one in uris]
-        has_room = sum(map(len, known)) + len(uri) <= limits.MAX_SUBSCRIBED
-        if uri not in uris and len(known) < limits.MAX_SUBSCRIPTIONS and has_room:
+        uris_of_session = [subscribed_uri for uris in self.subscriptions.values() for subscribed_uri in uris]
+        has_room = sum(map(len, uris_of_session)) + len(uri) <= limits.MAX_SUBSCRIBED
+        if uri not in uris and len(uris_of_session) < limits.MAX_SUBSCRIPTIONS and has_room:
             uris.add(uri)
 
     def unsubscribe(self, member: str, uri: str) -> None:
@@ -259,7 +259,7 @@ class Request:
     rewriting: Callable[[bytes], bytes] | None = None  # how its response is rewritten for the client
     is_resumable: bool = False  # its client lost the stream of the response, and may resume it
     send_cancelled: Callable[[str], Awaitable[None]] | None = None  # set once the request goes to the member
-    unsent_reason: str = "it was not asked yet"  # why it was not sent; empty once the member may have read a part of it
+    unsent_reason: str = "it was not sent yet"  # why it was not sent; empty once the member may have read a part of it
 
     @property
     def is_sent(self) -> bool:

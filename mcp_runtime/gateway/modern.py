@@ -11,7 +11,7 @@ from mcp_runtime.gateway.posts import MAX_CAPABILITIES, Post, check_capabilities
 from mcp_runtime.gateway.replies import Refusal
 from mcp_runtime.gateway.responder import Responder
 from mcp_runtime.gateway.streams.client_streams import ClientStreams
-from mcp_runtime.gateway.streams.http_streams import hold, opened
+from mcp_runtime.gateway.streams.http_streams import hold, open_stream
 from mcp_runtime.protocol import jsonrpc, mcp
 from mcp_runtime.protocol.errors import MethodError
 from mcp_runtime.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST
@@ -50,7 +50,7 @@ class ModernClients:
         level = str(meta.get(f"{mcp.META}logLevel") or "")[:MAX_LEVEL]
         program = self._introductions.program(post.principal, meta.get(f"{mcp.META}clientInfo"))
         client = Client(post.principal, None, capabilities, level, headers.get(b"authorization"), program)
-        told = {
+        parameter_headers = {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in headers.items()
             # For methods outside of MCP, the gateway does not know what Mcp-Name refers to. The member validates it.
@@ -58,7 +58,9 @@ class ModernClients:
         }
         deadline, path = Deadline(), post.place.path
         params = params_of(message)
-        request = Request(message_id, message["method"], params, client, deadline, post.size, path, told, headers)
+        request = Request(
+            message_id, message["method"], params, client, deadline, post.size, path, parameter_headers, headers
+        )
         if request.method == LISTEN_METHOD:
             await self._listen(post, request)
         else:
@@ -66,16 +68,16 @@ class ModernClients:
 
     async def _listen(self, post: Post, request: Request) -> None:
         """Serve `subscriptions/listen` (26: basic/patterns/subscriptions)."""
-        asked = request.params.get("notifications")
-        if not isinstance(asked, dict):
+        requested = request.params.get("notifications")
+        if not isinstance(requested, dict):
             raise Refusal(400, MethodError(INVALID_PARAMS, "notifications must be an object"), request.id)
-        subscriptions = self._client_streams.honoured(asked)
+        subscriptions = self._client_streams.accepted_filter(requested)
         tag = {f"{mcp.META}subscriptionId": request.id}
         acknowledged = {"notifications": subscriptions, "_meta": tag}
-        first = jsonrpc.notification("notifications/subscriptions/acknowledged", acknowledged)
+        acknowledgement = jsonrpc.notification("notifications/subscriptions/acknowledged", acknowledged)
         end = jsonrpc.result_response(request.id, {"resultType": "complete", "_meta": tag})
         with post.exchange:
-            stream = await opened(
+            stream = await open_stream(
                 self._client_streams, post.place, request.client, post.exchange, subscriptions, request.id
             )
-            await hold(stream, post.exchange, first=jsonrpc.encode(first), last=jsonrpc.encode(end))
+            await hold(stream, post.exchange, first=jsonrpc.encode(acknowledgement), last=jsonrpc.encode(end))

@@ -33,9 +33,9 @@ class Outbox:
     ) -> None:
         self._owner, self._give_up = owner, give_up
         self._budget = budget or limits.bytes_of_streams()
-        self._waiting: deque[tuple[bytes, str, int | None]] = deque()
+        self._messages: deque[tuple[bytes, str, int | None]] = deque()
         self._bytes = 0  # of the waiting messages
-        self._in_hand = 0  # bytes of the message that is being sent, until the next `take`
+        self._sending_bytes = 0  # bytes of the message that is being sent, until the next `take`
         self._is_given_up = False
         self._has_more = asyncio.Event()
         self.is_closed = False
@@ -43,10 +43,10 @@ class Outbox:
     def put(self, data: bytes, event_id: str = "", retry_ms: int | None = None) -> None:
         if self._is_given_up:
             return
-        while len(self._waiting) >= MAX_WAITING:
-            self._forget(len(self._waiting.popleft()[0]))
+        while len(self._messages) >= MAX_WAITING:
+            self._release(len(self._messages.popleft()[0]))
         try:
-            if self._waiting and self._bytes + len(data) > MAX_WAITING_BYTES:
+            if self._messages and self._bytes + len(data) > MAX_WAITING_BYTES:
                 raise BudgetError(f"a stream may have {MAX_WAITING_BYTES:,} bytes")
             self._budget.take(self._owner, len(data))
         except BudgetError as error:
@@ -55,10 +55,10 @@ class Outbox:
             self._give_up()
             return
         self._bytes += len(data)
-        self._waiting.append((data, event_id, retry_ms))
+        self._messages.append((data, event_id, retry_ms))
         self._has_more.set()
 
-    def _forget(self, size: int) -> None:
+    def _release(self, size: int) -> None:
         self._bytes -= size
         self._budget.give_back(self._owner, size)
 
@@ -69,29 +69,29 @@ class Outbox:
     def discard(self) -> None:
         """Close it and drop all messages. The message that is being sent counts until `finish_sending`."""
         self._is_given_up = True
-        self._forget(self._bytes)
-        self._waiting.clear()
+        self._release(self._bytes)
+        self._messages.clear()
         self.close()
 
-    def sent(self) -> None:
+    def finish_sending(self) -> None:
         """Release the bytes of the message that `take` returned last."""
-        self._budget.give_back(self._owner, self._in_hand)
-        self._in_hand = 0
+        self._budget.give_back(self._owner, self._sending_bytes)
+        self._sending_bytes = 0
 
     async def take(self, seconds: float) -> tuple[bytes, str, int | None] | None:
         """Return the next message, or None after `seconds` or when the outbox is closed and empty.
 
         The previous message counts as sent.
         """
-        self.sent()
-        if not self._waiting and not self.is_closed:
+        self.finish_sending()
+        if not self._messages and not self.is_closed:
             self._has_more.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._has_more.wait()
-        if not self._waiting:
+        if not self._messages:
             return None
-        taken = self._waiting.popleft()
-        self._in_hand = len(taken[0])
-        self._bytes -= self._in_hand
-        return taken
+        message = self._messages.popleft()
+        self._sending_bytes = len(message[0])
+        self._bytes -= self._sending_bytes
+        return message

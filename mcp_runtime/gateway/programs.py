@@ -25,9 +25,9 @@ logger = logging.getLogger("guildhall.gateway")
 
 WRITE_SECONDS = 60.0  # between two writes of one row
 FORGET_SECONDS = 600.0
-MAX_KEPT = 1_000  # in memory; further programs are not recorded until others have been inactive for FORGET_SECONDS
-MAX_KEPT_OF_USER = 200  # a user can have any number of tokens
-MAX_KEPT_OF_TOKEN = 100
+MAX_TALLIES = 1_000  # in memory; further programs are not recorded until others have been inactive for FORGET_SECONDS
+MAX_TALLIES_OF_USER = 200  # a user can have any number of tokens
+MAX_TALLIES_OF_TOKEN = 100
 MAX_OF_TOKEN = 20  # rows; the least recently seen is deleted
 MAX_AT_ONCE = 50  # rows of one write
 MAX_NAME = 100
@@ -42,10 +42,10 @@ class Program:
     version: str = ""
 
     @classmethod
-    def told(cls, info: Any) -> Program:
+    def from_client_info(cls, info: Any) -> Program:
         """Create it from MCP's `clientInfo`, which may be any value."""
-        known = info if isinstance(info, dict) else {}
-        return cls(_line(known.get("name"), MAX_NAME), _line(known.get("version"), MAX_VERSION))
+        info_fields = info if isinstance(info, dict) else {}
+        return cls(_line(info_fields.get("name"), MAX_NAME), _line(info_fields.get("version"), MAX_VERSION))
 
 
 NAMELESS = Program()
@@ -76,7 +76,7 @@ class Programs:
         self._lock = threading.Lock()
         self._tallies: dict[tuple[int, Program], _Tally] = {}
 
-    def saw(self, owner: Owner, program: Program, *, calls: int = 0) -> None:
+    def note(self, owner: Owner, program: Program, *, calls: int = 0) -> None:
         user_id, token_id = owner
         if token_id is None or not program.name:
             return
@@ -95,26 +95,28 @@ class Programs:
         """Limit the programs of each token and user, because a program can send a new name each time."""
         user_id, token_id = owner
         tokens = [key[0] for key, tally in self._tallies.items() if tally.user_id == user_id]
-        of_token = sum(one == token_id for one in tokens)
-        return len(self._tallies) < MAX_KEPT and len(tokens) < MAX_KEPT_OF_USER and of_token < MAX_KEPT_OF_TOKEN
+        of_token = sum(other_token == token_id for other_token in tokens)
+        return (
+            len(self._tallies) < MAX_TALLIES and len(tokens) < MAX_TALLIES_OF_USER and of_token < MAX_TALLIES_OF_TOKEN
+        )
 
     def write(self, *, at_once: bool = False) -> None:
         """Write the rows that are due. With `at_once`, write all of them, before a stop."""
-        due = self._due(at_once)
+        due_keys = self._due_keys(at_once)
         try:
-            self._write(due)
+            self._write(due_keys)
         finally:
-            if due:
+            if due_keys:
                 give_connection_back()
 
-    def _write(self, due: list[tuple[int, Program]]) -> None:
-        for token_id, program in due:
+    def _write(self, due_keys: list[tuple[int, Program]]) -> None:
+        for token_id, program in due_keys:
             with self._lock:
                 tally = self._tallies[token_id, program]
                 calls, seen_at = tally.calls, tally.seen_at
                 tally.calls, tally.is_new, tally.written_at = 0, False, self._clock()
             try:
-                _note(token_id, program, calls, datetime.fromtimestamp(seen_at, UTC))
+                _save(token_id, program, calls, datetime.fromtimestamp(seen_at, UTC))
             except IntegrityError:  # the token was deleted
                 continue
             except Error as error:
@@ -123,31 +125,31 @@ class Programs:
                     tally.calls, tally.is_new = tally.calls + calls, True
                 return
 
-    def _due(self, at_once: bool) -> list[tuple[int, Program]]:
+    def _due_keys(self, at_once: bool) -> list[tuple[int, Program]]:
         now = self._clock()
         with self._lock:
             for key in [key for key, tally in self._tallies.items() if _is_silent(tally, now)]:
                 del self._tallies[key]
-            due = [
+            due_keys = [
                 key
                 for key, tally in self._tallies.items()
                 if tally.is_new and (at_once or tally.written_at + WRITE_SECONDS <= now)
             ]
-        return due if at_once else due[:MAX_AT_ONCE]
+        return due_keys if at_once else due_keys[:MAX_AT_ONCE]
 
 
 def _is_silent(tally: _Tally, now: float) -> bool:
     return not tally.is_new and tally.seen_at + FORGET_SECONDS < now
 
 
-def _note(token_id: int, program: Program, calls: int, seen_at: datetime) -> None:
+def _save(token_id: int, program: Program, calls: int, seen_at: datetime) -> None:
     of_token = TokenClient.objects.filter(token=token_id)
     row = of_token.filter(name=program.name, version=program.version)
     if row.update(last_seen_at=seen_at, calls=F("calls") + calls):
         return
     with transaction.atomic():
-        kept = list(of_token.order_by("-last_seen_at", "-pk").values_list("pk", flat=True)[: MAX_OF_TOKEN - 1])
-        of_token.exclude(pk__in=kept).delete()
+        newest = list(of_token.order_by("-last_seen_at", "-pk").values_list("pk", flat=True)[: MAX_OF_TOKEN - 1])
+        of_token.exclude(pk__in=newest).delete()
         TokenClient.objects.create(
             token_id=token_id,
             name=program.name,

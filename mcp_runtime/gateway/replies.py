@@ -20,7 +20,7 @@ STREAM_HEADERS = (
 UNAUTHORIZED = 40100
 FORBIDDEN = 40300
 # These clients ignore the body of a 401 or 403, but show a JSON-RPC error. Codex asks to log in, which is not possible.
-DEAF = (b"claude-code/", b"codex-mcp-client/")
+CLIENTS_IGNORING_ERROR_BODIES = (b"claude-code/", b"codex-mcp-client/")
 
 
 class Refusal(Exception):
@@ -54,6 +54,6 @@ def encoded(event: Event) -> bytes:
     return (b"\n".join(parts) or b":") + b"\n\n"
 
 
-def is_deaf(headers: dict[bytes, bytes]) -> bool:
+def ignores_error_bodies(headers: dict[bytes, bytes]) -> bool:
     """Return whether the User-Agent is a client that ignores the body of a refusal."""
-    return headers.get(b"user-agent", b"").startswith(DEAF)
+    return headers.get(b"user-agent", b"").startswith(CLIENTS_IGNORING_ERROR_BODIES)

@@ -11,7 +11,7 @@ from mcp_runtime.gateway.endpoints.routing import Endpoints
 from mcp_runtime.gateway.messages import Answer, ClientSession, Event, Request, Stream
 from mcp_runtime.gateway.posts import Post
 from mcp_runtime.gateway.replies import JSON_HEADERS, STREAM_HEADERS, encoded
-from mcp_runtime.gateway.streams.resumable import Owed, TakenOverError
+from mcp_runtime.gateway.streams.resumable import ResumableStreams, TakenOverError
 from mcp_runtime.http1.server import HttpExchange
 from mcp_runtime.protocol import jsonrpc
 from mcp_runtime.protocol.errors import ClientError, MethodError, ProtocolError
@@ -21,9 +21,9 @@ from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR
 class Responder:
     """Answers requests over HTTP. If the client disconnects, its request is cancelled, unless it can be resumed."""
 
-    def __init__(self, endpoints: Endpoints, owed: Owed) -> None:
+    def __init__(self, endpoints: Endpoints, resumable: ResumableStreams) -> None:
         self._endpoints = endpoints
-        self._owed = owed
+        self._resumable = resumable
 
     @contextlib.contextmanager
     def running(self, session: ClientSession, request: Request) -> Iterator[None]:
@@ -47,7 +47,7 @@ class Responder:
             with post.exchange:
                 async with request.deadline.timeout:
                     reply = await self._endpoints.answer(post.place, request)
-                    answer = await self._passed_on(reply, request, out) if isinstance(reply, Stream) else reply
+                    answer = await self._forward(reply, request, out) if isinstance(reply, Stream) else reply
         except (MethodError, TimeoutError, ClientError) as error:
             answer = _error_reply(request, error)
         await out.end(answer)
@@ -73,29 +73,29 @@ class Responder:
 
         Return False if no stream with that event waits to be resumed.
         """
-        owed = await self._owed.take(session, event_id)
-        if owed is None:
+        resumable = await self._resumable.take(session, event_id)
+        if resumable is None:
             return False
-        request, stream = owed
+        request, stream = resumable
         with self.running(session, request):
-            await self._go_on(request, stream, event_id, exchange)
+            await self._resume(request, stream, event_id, exchange)
         return True
 
     def give_up(self, request: Request) -> None:
         """Cancel a request whose stream waits to be resumed."""
-        self._owed.give_up(request)
+        self._resumable.give_up(request)
 
-    async def _go_on(self, request: Request, stream: Stream, event_id: str, exchange: HttpExchange) -> None:
+    async def _resume(self, request: Request, stream: Stream, event_id: str, exchange: HttpExchange) -> None:
         out = Outgoing(exchange)
         try:
-            async with request.deadline.renewed():
+            async with request.deadline.renew():
                 stream.go_on(event_id)
-                answer = await self._passed_on(stream, request, out, starts_at_once=True)
+                answer = await self._forward(stream, request, out, starts_at_once=True)
         except (MethodError, TimeoutError, ClientError) as error:
             answer = _error_reply(request, error)
         await out.end(answer)
 
-    async def _passed_on(
+    async def _forward(
         self, stream: Stream, request: Request, out: Outgoing, *, starts_at_once: bool = False
     ) -> Answer | None:
         """Forward the events of a stream.
@@ -103,7 +103,7 @@ class Responder:
         Return the answer if no event came before it. Return None if it was sent, or the stream waits to be resumed.
         """
         with contextlib.suppress(TakenOverError):
-            async with self._owed.reading(request, stream):
+            async with self._resumable.reading(request, stream):
                 if starts_at_once:
                     out.start()
                 async for event in stream.events:
@@ -144,7 +144,7 @@ class Outgoing:
 
 def _error_reply(request: Request, error: MethodError | TimeoutError | ClientError) -> Answer:
     if isinstance(error, TimeoutError):
-        error = failures.out_of_time(request)
+        error = failures.deadline_error(request)
     if isinstance(error, MethodError):
         code, text, data = error.code, str(error), error.data
     else:

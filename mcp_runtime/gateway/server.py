@@ -36,7 +36,7 @@ from mcp_runtime.gateway.modern import ModernClients
 from mcp_runtime.gateway.responder import Responder
 from mcp_runtime.gateway.session_streams import SessionStreams
 from mcp_runtime.gateway.streams.client_streams import ClientStreams
-from mcp_runtime.gateway.streams.resumable import Owed
+from mcp_runtime.gateway.streams.resumable import ResumableStreams
 from mcp_runtime.gateway.upstream.answer_streams import AnswerStreams
 from mcp_runtime.gateway.upstream.modern import ModernMembers
 from mcp_runtime.gateway.upstream.questions import Questions
@@ -52,7 +52,8 @@ logger = logging.getLogger("guildhall.gateway")
 
 START_SECONDS = 10.0
 STOP_SECONDS = 1.0
-DOORS_SECONDS = 0.1  # for clients that are just sending: they get a response, and the notice that the connection closes
+# For clients that are just sending: they get a response, and the notice that the connection closes.
+STOP_LISTENING_SECONDS = 0.1
 SESSIONS_SECONDS = 5.0  # between two checks whether the extra state of sessions has changed
 
 
@@ -99,31 +100,31 @@ class Gateway:
 
     def member_changed(self, member_id: int) -> None:
         """Handle a change of the member's status or tools."""
-        self._soon(self._on_member_changed, member_id)
+        self._call_soon(self._on_member_changed, member_id)
 
     def lists_changed(self, member_id: int) -> None:
         """Handle the member's notification that its prompts or resources changed."""
-        self._soon(self._on_lists_changed, member_id)
+        self._call_soon(self._on_lists_changed, member_id)
 
-    def close_doors(self) -> None:
+    def stop_accepting(self) -> None:
         """Accept no new calls. Calls in progress continue. This takes DOORS_SECONDS; clients still get responses.
 
         New connections wait in the listening sockets for the next runtime, if `manage.py up` keeps the sockets open.
         """
         if self._ready.is_set():
             with contextlib.suppress(RuntimeError, TimeoutError):  # the event loop has ended or is busy
-                asyncio.run_coroutine_threadsafe(self._close_doors(), self._loop).result(2 * DOORS_SECONDS)
+                asyncio.run_coroutine_threadsafe(self._stop_accepting(), self._loop).result(2 * STOP_LISTENING_SECONDS)
         self._stopping.set()
 
     def stop(self) -> None:
         """End the gateway, and write the last calls."""
         self._stopping.set()
         if self._thread.is_alive():
-            self._soon(self._shut_down)
+            self._call_soon(self._shut_down)
             self._thread.join(2 * STOP_SECONDS)
         self._recorder.stop()
 
-    def _soon(self, work: Callable[..., None], *args: Any) -> None:
+    def _call_soon(self, work: Callable[..., None], *args: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop has ended
             self._loop.call_soon_threadsafe(work, *args)
 
@@ -136,15 +137,15 @@ class Gateway:
         except Exception:
             logger.exception("the gateway ended")
         finally:
-            left = asyncio.all_tasks(self._loop)
-            for task in left:
+            unfinished = asyncio.all_tasks(self._loop)
+            for task in unfinished:
                 task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            self._loop.run_until_complete(asyncio.gather(*unfinished, return_exceptions=True))
             self._loop.close()
 
-    async def _close_doors(self) -> None:
+    async def _stop_accepting(self) -> None:
         self._server.stop_listening()
-        await asyncio.sleep(DOORS_SECONDS)
+        await asyncio.sleep(STOP_LISTENING_SECONDS)
         self._server.close_idle()
 
     async def _serve(self) -> None:
@@ -157,31 +158,34 @@ class Gateway:
         )
         self._extras_loader = ExtrasLoader(self._lifecycle, upstream, relay, members)
         self._client_streams = ClientStreams(upstream, upstream_sessions, modern, questions, members)
-        self._owed = owed = Owed()
+        self._resumable = resumable = ResumableStreams()
 
-        def session_dropped(session: ClientSession) -> None:
-            owed.give_up_all(session)
+        def on_session_drop(session: ClientSession) -> None:
+            resumable.give_up_all(session)
             upstream_sessions.close_sessions_of(session)
 
-        self._sessions = Sessions(session_dropped)
-        self._recall_sessions()
+        self._sessions = Sessions(on_session_drop)
+        self._restore_sessions()
         app = self._app(upstream, upstream_sessions, questions, relay)
         self._server = server = HttpServer(app)
         self._closing = asyncio.Event()
         members.on_reload = self._client_streams.roster_changed
         await members.reload()
-        keeping = [asyncio.ensure_future(members.keep()), asyncio.ensure_future(self._keep_sessions())]
+        background_tasks = [
+            asyncio.ensure_future(members.reload_regularly()),
+            asyncio.ensure_future(self._save_sessions_regularly()),
+        ]
         self._loop.call_soon(self._ready.set)
         try:
             await server.start(self._sockets)
             await self._closing.wait()
         finally:
             await server.stop(STOP_SECONDS)
-            await owed.closed(STOP_SECONDS / 4)
+            await resumable.wait_closed(STOP_SECONDS / 4)
             await upstream_sessions.background.close(STOP_SECONDS / 4)
-            for task in keeping:
+            for task in background_tasks:
                 task.cancel()
-            session_file.save(self._options.data_dir, self._sessions.beyond_ids())
+            session_file.save(self._options.data_dir, self._sessions.extra_states())
             upstream.close()
 
     def _app(self, upstream: Upstream, upstream_sessions: UpstreamSessions, questions: Questions, relay: Relay) -> App:
@@ -197,7 +201,7 @@ class Gateway:
             RosterEndpoints(members, relay, rewriting),
             MemberEndpoints(members, upstream, relay, rewriting),
         )
-        responder = Responder(endpoints, self._owed)
+        responder = Responder(endpoints, self._resumable)
         streams = SessionStreams(self._principals, self._client_streams, upstream_sessions, questions, responder)
         legacy = SessionClients(intake, sessions, introductions, upstream_sessions, responder, streams)
         return App(
@@ -213,11 +217,11 @@ class Gateway:
 
     def _shut_down(self) -> None:
         self._client_streams.close()
-        self._owed.close()
+        self._resumable.close()
         self._closing.set()
 
     def _on_member_changed(self, member_id: int) -> None:
-        self._members.changed(member_id)
+        self._members.member_changed(member_id)
         self._client_streams.member_changed()
         self._extras_loader.member_changed(member_id)
 
@@ -226,31 +230,31 @@ class Gateway:
 
     # Sessions that outlive the runtime ----------------------------------------------------------------------------
 
-    def _recall_sessions(self) -> None:
-        if known := session_file.load(self._options.data_dir):
+    def _restore_sessions(self) -> None:
+        if states := session_file.load(self._options.data_dir):
             try:
-                self._sessions.restore(known)
+                self._sessions.restore(states)
             except (AttributeError, LookupError, TypeError, ValueError):
                 logger.warning("%s has invalid content: sessions continue without it", session_file.NAME)
 
-    async def _keep_sessions(self) -> None:
+    async def _save_sessions_regularly(self) -> None:
         """Save the state of sessions regularly, in case the runtime is killed."""
-        written = self._sessions.beyond_ids()
+        saved_states = self._sessions.extra_states()
         while True:
             await asyncio.sleep(SESSIONS_SECONDS)
-            if (now := self._sessions.beyond_ids()) != written:
-                written = now
-                await self._loop.run_in_executor(None, session_file.save, self._options.data_dir, now)
+            if (states := self._sessions.extra_states()) != saved_states:
+                saved_states = states
+                await self._loop.run_in_executor(None, session_file.save, self._options.data_dir, states)
 
     # Access -------------------------------------------------------------------------------------------------------
 
     def _watch_access(self) -> None:
         """Notice changes of permissions. This runs in its own thread."""
-        watch = AccessWatch(self._principals.kept)
+        watch = AccessWatch(self._principals.cached_principals)
         while not self._stopping.wait(watch.seconds):
             try:
                 if watch.look():
-                    self._soon(self._access_changed)
+                    self._call_soon(self._access_changed)
             except Exception as error:
                 if not isinstance(error, Error):  # this thread must not end: it notices revoked tokens
                     logger.exception("the gateway could not check for changed permissions; it will try again")
@@ -261,4 +265,4 @@ class Gateway:
     def _access_changed(self) -> None:
         self._principals.forget()
         self._members.reload_soon()
-        self._looking_again = asyncio.ensure_future(self._client_streams.look_again(self._principals.principal))
+        self._access_task = asyncio.ensure_future(self._client_streams.access_changed(self._principals.principal))

@@ -18,22 +18,22 @@ _saving = threading.Lock()
 def load(directory: Path) -> dict[str, Any]:
     """Return the content of the file; empty if it is missing or cannot be read."""
     try:
-        told = json.loads((directory / NAME).read_bytes())
+        states = json.loads((directory / NAME).read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         logger.warning("%s cannot be read (%s): sessions continue without it", NAME, error)
         return {}
-    return told if isinstance(told, dict) else {}
+    return states if isinstance(states, dict) else {}
 
 
-def save(directory: Path, told: dict[str, Any]) -> None:
+def save(directory: Path, states: dict[str, Any]) -> None:
     """Write the file. Any thread may call this; a lock makes the writes sequential."""
     path, draft = directory / NAME, directory / f"{NAME}.new"
     with _saving:
         try:
             with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                json.dump(told, file)
+                json.dump(states, file)
             draft.replace(path)
         except OSError as error:
             logger.warning("%s cannot be written (%s)", NAME, error)

@@ -12,7 +12,7 @@ from mcp_runtime.gateway.messages import Client, ClientSession, Event, Stream
 from mcp_runtime.gateway.posts import client_in
 from mcp_runtime.gateway.responder import Responder
 from mcp_runtime.gateway.streams.client_streams import ClientStreams
-from mcp_runtime.gateway.streams.http_streams import hold, opened
+from mcp_runtime.gateway.streams.http_streams import hold, open_stream
 from mcp_runtime.gateway.upstream.questions import Questions
 from mcp_runtime.gateway.upstream.sessions import UpstreamSessions
 from mcp_runtime.http1.server import HttpExchange
@@ -50,30 +50,31 @@ class SessionStreams:
         with exchange:
             if last_event_id and await self._responder.resume(session, last_event_id, exchange):
                 return
-            rest = await self._rest(session, client, last_event_id) if last_event_id else None
-            await hold(rest or await opened(self._client_streams, place, client, exchange), exchange)
+            resumed_stream = await self._resume_member_stream(session, client, last_event_id) if last_event_id else None
+            await hold(resumed_stream or await open_stream(self._client_streams, place, client, exchange), exchange)
 
-    async def _rest(self, session: ClientSession, client: Client, last_event_id: str) -> Stream | None:
+    async def _resume_member_stream(self, session: ClientSession, client: Client, last_event_id: str) -> Stream | None:
         """Resume a stream of a member after that event. The event id is the member's name and its own event id."""
-        name, _, own = last_event_id.partition("/")
+        name, _, own_event_id = last_event_id.partition("/")
         upstream_session = next(
-            (one for one in self._upstream_sessions.sessions_of(session) if one.route.live.name == name), None
+            (
+                candidate
+                for candidate in self._upstream_sessions.sessions_of(session)
+                if candidate.route.live.name == name
+            ),
+            None,
         )
         if upstream_session is None or not client.principal.may_use_all(name):
             return None
-        await self._client_streams.let_go(upstream_session)
+        await self._client_streams.close_listener(upstream_session)
         try:
-            response = await self._upstream_sessions.open_stream(upstream_session, own)
+            response = await self._upstream_sessions.open_stream(upstream_session, own_event_id)
         except ClientError:
             return None
-        events = self._as_long_as_allowed(
-            self._questions.stream_events(response, upstream_session, session), client, name
-        )
+        events = self._while_allowed(self._questions.stream_events(response, upstream_session, session), client, name)
         return Stream(events, response.close)
 
-    async def _as_long_as_allowed(
-        self, events: AsyncGenerator[Event], client: Client, member: str
-    ) -> AsyncGenerator[Event]:
+    async def _while_allowed(self, events: AsyncGenerator[Event], client: Client, member: str) -> AsyncGenerator[Event]:
         """Yield events while the token is valid and may use the member. The stream may be open longer."""
         async with contextlib.aclosing(events):
             async for event in events:

@@ -36,16 +36,16 @@ NO_LIST = "tasks/list is not available: a member cannot tell clients apart, so i
 class Task:
     """The id of one task: `own_id` is the member's, `sealed_id` is the client's."""
 
-    own: str
-    sealed: str
+    own_id: str
+    sealed_id: str
 
 
-def offered(capabilities: Mapping[str, Any]) -> dict[str, Any]:
+def offered_capabilities(capabilities: Mapping[str, Any]) -> dict[str, Any]:
     """Return a member's capabilities without the list of tasks."""
-    told = capabilities.get("tasks")
-    if not isinstance(told, dict) or "list" not in told:
+    features = capabilities.get("tasks")
+    if not isinstance(features, dict) or "list" not in features:
         return dict(capabilities)
-    return {**capabilities, "tasks": {key: value for key, value in told.items() if key != "list"}}
+    return {**capabilities, "tasks": {key: value for key, value in features.items() if key != "list"}}
 
 
 def without_extension(capabilities: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -56,7 +56,7 @@ def without_extension(capabilities: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**capabilities, "extensions": {name: value for name, value in extensions.items() if name != EXTENSION}}
 
 
-def unrelated(params: dict[str, Any], *, is_of_mcp: bool = True) -> dict[str, Any]:
+def remove_related_task(params: dict[str, Any], *, is_of_mcp: bool = True) -> dict[str, Any]:
     """Return params or a result without the task that they are related to. Raise MethodError as `_meta_of` does."""
     meta = _meta_of(params, is_of_mcp=is_of_mcp)
     if RELATED not in meta:
@@ -83,15 +83,15 @@ def _meta_of(part: Mapping[str, Any], *, is_of_mcp: bool) -> dict[str, Any]:
 # From clients -----------------------------------------------------------------------------------------------------
 
 
-def opened(owner: Owner, member_id: int, told: Any) -> Task:
+def open_task(owner: Owner, member_id: int, sealed_id: Any) -> Task:
     """Return the task that a client names. Raise MethodError if its id was not sealed for the same token."""
-    own = seals.unseal(SALT, (*owner, member_id), told)
-    if own is None:
+    own_id = seals.unseal(SALT, (*owner, member_id), sealed_id)
+    if own_id is None:
         raise MethodError(INVALID_PARAMS, NOT_THEIRS)
-    return Task(own, told)
+    return Task(own_id, sealed_id)
 
 
-def require_one_id(method: str, params: Mapping[str, Any]) -> None:
+def require_task_id(method: str, params: Mapping[str, Any]) -> None:
     """Raise MethodError unless a request about tasks has exactly one task id."""
     if mcp.folded(method) == f"{METHODS}list":
         raise MethodError(METHOD_NOT_FOUND, NO_LIST)
@@ -100,7 +100,7 @@ def require_one_id(method: str, params: Mapping[str, Any]) -> None:
         raise MethodError(INVALID_PARAMS, f"{method[:100]}: taskId must be a string and occur once")
 
 
-def related(owner: Owner, member_id: int, params: dict[str, Any], *, is_of_mcp: bool) -> dict[str, Any]:
+def resolve_related_task(owner: Owner, member_id: int, params: dict[str, Any], *, is_of_mcp: bool) -> dict[str, Any]:
     """Return params with the member's own id of the related task.
 
     Raise MethodError for the task of another client, and as `_meta_of` does.
@@ -108,31 +108,34 @@ def related(owner: Owner, member_id: int, params: dict[str, Any], *, is_of_mcp: 
     meta = _meta_of(params, is_of_mcp=is_of_mcp)
     if RELATED not in meta:
         return params
-    task = opened(owner, member_id, object_of(meta[RELATED]).get("taskId"))
-    return {**params, "_meta": {**meta, RELATED: {"taskId": task.own}}}
+    task = open_task(owner, member_id, object_of(meta[RELATED]).get("taskId"))
+    return {**params, "_meta": {**meta, RELATED: {"taskId": task.own_id}}}
 
 
-def restored(task: Task | None, reply: dict[str, Any]) -> dict[str, Any]:
+def restore_task_id(task: Task | None, reply: dict[str, Any]) -> dict[str, Any]:
     """Return a client's answer to a question about the task, with the member's id. Remove any other task from it."""
     result = object_of(reply.get("result"))
-    told = object_of(object_of(result.get("_meta")).get(RELATED)).get("taskId")
-    bare = unrelated(result)
-    if bare is result:
+    task_id = object_of(object_of(result.get("_meta")).get(RELATED)).get("taskId")
+    unrelated_result = remove_related_task(result)
+    if unrelated_result is result:
         return reply
-    if task is not None and told == task.sealed:
-        bare = {**bare, "_meta": {**bare["_meta"], RELATED: {"taskId": task.own}}}
-    return {**reply, "result": bare}
+    if task is not None and task_id == task.sealed_id:
+        unrelated_result = {
+            **unrelated_result,
+            "_meta": {**unrelated_result["_meta"], RELATED: {"taskId": task.own_id}},
+        }
+    return {**reply, "result": unrelated_result}
 
 
 # From members -----------------------------------------------------------------------------------------------------
 
 
-def may_be_made(params: Mapping[str, Any], capabilities: Mapping[str, Any]) -> bool:
+def may_create_task(params: Mapping[str, Any], capabilities: Mapping[str, Any]) -> bool:
     """Return whether the client accepts a task as the result of a call. The call or its capabilities say so."""
     return "task" in params or EXTENSION in object_of(capabilities.get("extensions"))
 
 
-def created(owner: Owner, member_id: int, body: bytes, *, is_asked: bool) -> bytes:
+def seal_created_task(owner: Owner, member_id: int, body: bytes, *, is_requested: bool) -> bytes:
     """Return a member's response to a call. If it is a task, its id is sealed for the client.
 
     `is_requested` means that the call asked for a task, as in 2025-11-25.
@@ -141,25 +144,25 @@ def created(owner: Owner, member_id: int, body: bytes, *, is_asked: bool) -> byt
         return body
     with contextlib.suppress(ProtocolError):  # unreadable data passes unchanged: an id that is not sealed is useless
         result = envelope.fields(envelope.read(body).result)
-        made = envelope.fields(result.get("task")) if is_asked else {}
+        task_fields = envelope.fields(result.get("task")) if is_requested else {}
         if envelope.text(result.get("resultType")) == "task":
-            made = result
-        own = envelope.text(made.get("taskId"))
-        if own:
-            return renamed(Task(own, seals.seal(SALT, (*owner, member_id), own)), body)
+            task_fields = result
+        own_id = envelope.text(task_fields.get("taskId"))
+        if own_id:
+            return seal_task_id(Task(own_id, seals.seal(SALT, (*owner, member_id), own_id)), body)
     return body
 
 
-def about(message: Message, asked: Iterable[Task | None]) -> Task | None:
+def find_task(message: Message, tasks: Iterable[Task | None]) -> Task | None:
     """Return the task, among those of the session's current requests, that a member's message is related to."""
     with contextlib.suppress(ProtocolError):
         meta = envelope.fields(message.fields.get("_meta"))
-        own = envelope.text(envelope.fields(meta.get(RELATED)).get("taskId"))
-        return next((task for task in asked if task is not None and task.own == own), None)
+        own_id = envelope.text(envelope.fields(meta.get(RELATED)).get("taskId"))
+        return next((task for task in tasks if task is not None and task.own_id == own_id), None)
     return None
 
 
-def renamed(task: Task, data: bytes) -> bytes:
+def seal_task_id(task: Task, data: bytes) -> bytes:
     """Return a member's message with the client's id of that task."""
     if b'"taskId"' not in data:
         return data
@@ -167,20 +170,24 @@ def renamed(task: Task, data: bytes) -> bytes:
         message = envelope.read(data)
         key, part = ("params", message.params) if message.method is not None else ("result", message.result)
         if envelope.is_object(part):
-            return envelope.encode({**message.parts(), key: _renamed(task, envelope.fields(part))})
+            return envelope.encode({**message.parts(), key: _with_sealed_ids(task, envelope.fields(part))})
     return data
 
 
-def _renamed(task: Task, part: dict[str, Any]) -> dict[str, Any]:
+def _with_sealed_ids(task: Task, part: dict[str, Any]) -> dict[str, Any]:
     """Replace the id at each place where the protocol has one."""
-    told = _with_id(task, part)
-    if "task" in told:
-        told = {**told, "task": _with_id(task, told["task"])}
-    meta = envelope.fields(told.get("_meta"))
-    return {**told, "_meta": {**meta, RELATED: _with_id(task, meta[RELATED])}} if RELATED in meta else told
+    part = _with_id(task, part)
+    if "task" in part:
+        part = {**part, "task": _with_id(task, part["task"])}
+    meta = envelope.fields(part.get("_meta"))
+    return {**part, "_meta": {**meta, RELATED: _with_id(task, meta[RELATED])}} if RELATED in meta else part
 
 
 def _with_id(task: Task, value: Any) -> Any:
-    found = envelope.fields(value)
-    own = found.get("taskId")
-    return {**found, "taskId": task.sealed} if own is not None and envelope.text(own) == task.own else value
+    value_fields = envelope.fields(value)
+    own_id = value_fields.get("taskId")
+    return (
+        {**value_fields, "taskId": task.sealed_id}
+        if own_id is not None and envelope.text(own_id) == task.own_id
+        else value
+    )

@@ -1,4 +1,4 @@
-"""The stop of a runtime: from the first signal to the last process gone in under five seconds with tens of members."""
+"""The stop of a runtime. With tens of members it takes under five seconds from the signal to the last process's end."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ CALLS_GRACE = 2.5
 BUSY_STOP_TIMEOUT = 0.7
 STOP_TIMEOUT = 3.0
 CELERY_GRACE = 0.3
-# When the guard is gone nobody ends what we leave, and two seconds are all we have: no call is waited for.
+# Without the guard nothing ends the remaining processes, and the stop has only two seconds. So it waits for no call.
 ORPHANED_STOP_TIMEOUT = 0.4
-# A stop that is not over by then, most likely because the database is away, ends the hard way. Each member's end takes
-# CPU; the most stays below the patience of `manage.py up`.
+# A stop that takes longer kills everything. The likely reason is a database that is not available. Each member's end
+# takes CPU time. The maximum is below the patience of `manage.py up`.
 STOP_BOUND = 4.2
 STOP_BOUND_OF_MEMBER = 0.03
 MAX_STOP_BOUND = 7.0
@@ -54,7 +54,7 @@ class Stopping:
         threading.Thread(target=self.end_parts, name="end", daemon=True).start()
 
     def end_parts(self) -> None:
-        """Wait for the stop and do it: Celery's own comes seconds later, or never at a mute broker."""
+        """Wait for the stop and do it. Celery's own stop comes seconds later, or never with a broker that hangs."""
         from django.db import connections
 
         self._stop_requested.wait()
@@ -63,13 +63,13 @@ class Stopping:
         from mcp_runtime.rows import lease
         from mcp_runtime.runtime import tasks
 
-        logger.info("stopping: no new calls; members end side by side")
+        logger.info("stopping: no new calls; members end concurrently")
         parts = self._parts
         parts.wait_for_build()
         try:
             tasks.answer_with(None)
             if parts.gateway is not None:
-                parts.gateway.close_doors()
+                parts.gateway.stop_accepting()
             if parts.dispatcher is not None:
                 parts.dispatcher.stop_claiming()
             if parts.sessions is not None:
@@ -85,14 +85,14 @@ class Stopping:
             parts.lifecycle.kill_everything()
             lease.release(parts.lease_id)
         except Exception:
-            logger.exception("the stop went wrong; the guard ends what is left")
+            logger.exception("the stop failed; the guard ends the remaining processes")
             self.exit_code = self.exit_code or EX_SOFTWARE
         finally:
             connections.close_all()
             self.is_over.set()
         time.sleep(CELERY_GRACE)
         console.flush()
-        # Celery hangs, most likely in a broker that says nothing; nothing of ours is left.
+        # Celery still runs, most likely because it waits for a broker. All parts of the runtime have ended.
         self._exit_process(self.exit_code)
 
     def limit_stop(self) -> None:
@@ -107,14 +107,14 @@ class Stopping:
         self.end_hard()
 
     def end_hard(self) -> None:
-        """Members are killed, and the process ends, whatever hangs."""
+        """Kill the members and end the process, whatever hangs."""
         try:
             self._parts.lifecycle.kill_everything()
             # In a thread, because it may be the log that hangs.
-            message = "the stop takes too long; the members are killed, and the next runtime puts the rows in order"
-            saying = threading.Thread(target=_say_last, args=(message,), daemon=True)
-            saying.start()
-            saying.join(GUARD_LOOK)
+            message = "the stop takes too long; the members are killed, and the next runtime corrects the rows"
+            log_thread = threading.Thread(target=_log_last, args=(message,), daemon=True)
+            log_thread.start()
+            log_thread.join(GUARD_LOOK)
         finally:
             self._exit_process(self.exit_code or EX_SOFTWARE)
 
@@ -134,7 +134,7 @@ class Stopping:
         return own + (live.relayed_calls if live else 0)
 
     def _stop_member(self, member_id: int) -> None:
-        """Running calls get a while, then they are cancelled. Their time is taken from that of the process."""
+        """Stop a member. Its calls may run for CALLS_GRACE, and the process gets the rest of the time."""
         from mcp_runtime.rows.database import unit_of_work
 
         began_at = time.monotonic()
@@ -147,20 +147,20 @@ class Stopping:
             timeout = ORPHANED_STOP_TIMEOUT
         if self._parts.lifecycle.connected_member(member_id) is None:
             self._parts.lifecycle.abort_start(member_id)
-        # `kill_everything` sweeps for all of them.
+        # No sweep, because `kill_everything` does one for all members.
         unit_of_work(partial(self._parts.lifecycle.stop, member_id, cause="runtime stop", timeout=timeout, sweep=False))
 
 
 def stop_seconds(members: int) -> float:
-    """Seconds that a stop may take beside so many members with processes or connections."""
+    """Seconds that a stop may take with this number of live members."""
     return min(STOP_BOUND + STOP_BOUND_OF_MEMBER * members, MAX_STOP_BOUND)
 
 
-def _say_last(message: str) -> None:
+def _log_last(message: str) -> None:
     logger.error(message)
     console.flush()
 
 
 def guard_is_gone() -> bool:
-    """Whether our parent is another than the guard that started us."""
+    """Whether the guard that started this process is not its parent any more."""
     return os.environ.get("GUILD_HALL_GUARD_PID") not in (None, str(os.getppid()))

@@ -22,7 +22,7 @@ class Rewriting:
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
 
-    async def rewritten(
+    async def rewrite(
         self, reply: Reply, request: Request, work: Callable[[bytes], bytes], *, is_throughout: bool = False
     ) -> Reply:
         """Rewrite the response in a member's reply with `work`; with `is_throughout`, also the events before it.
@@ -43,11 +43,11 @@ class Rewriting:
 
         return Stream(events(), inner=stream, again=events)
 
-    async def with_links(self, reply: Reply, request: Request, member: str, asked: Mapping[str, str]) -> Reply:
+    async def with_links(self, reply: Reply, request: Request, member: str, requested_uris: Mapping[str, str]) -> Reply:
         """Rewrite the resources in a member's result to their listed URIs (links.py)."""
         if isinstance(reply, Answer) and not any(mark in reply.body for mark in links.MARKS):
             return reply
-        return await self.rewritten(reply, request, lambda data: links.with_member(data, member, asked))
+        return await self.rewrite(reply, request, lambda data: links.with_listed_uris(data, member, requested_uris))
 
 
 def result(request: Request, result: dict[str, Any]) -> Answer:
@@ -57,14 +57,14 @@ def result(request: Request, result: dict[str, Any]) -> Answer:
     return Answer(jsonrpc.encode(message))
 
 
-def listed(request: Request, kind: str, entries: bytes) -> Answer:
+def list_result(request: Request, kind: str, entries: bytes) -> Answer:
     """Return the response with a list that is already JSON, because encoding a thousand tools takes long."""
     extra = b',"resultType":"complete","ttlMs":0,"cacheScope":"private"' if request.client.is_modern else b""
     head = b'{"jsonrpc":"2.0","id":' + jsonrpc.encode(request.id)
     return Answer(head + b',"result":{"' + kind.encode() + b'":' + entries + extra + b"}}")
 
 
-def joined(entries: Iterable[bytes]) -> bytes:
+def join_entries(entries: Iterable[bytes]) -> bytes:
     return b"[" + b",".join(entries) + b"]"
 
 

@@ -32,8 +32,8 @@ class Introductions:
 
     def program(self, principal: Principal, client_info: Any) -> Program:
         """Return the client program, and record it with its token. `client_info` may be any value."""
-        program = Program.told(client_info)
-        self._programs.saw(principal.owner, program)
+        program = Program.from_client_info(client_info)
+        self._programs.note(principal.owner, program)
         return program
 
     def welcome(self, place: Place, version: str) -> dict[str, Any]:
@@ -42,29 +42,31 @@ class Introductions:
 
     async def discovery(self, place: Place, client: Client) -> dict[str, Any]:
         """Return the result of `server/discover`. At a member's path, ask the member itself."""
-        told = self._introduction(place)
+        introduction = self._introduction(place)
         if place.member is not None:
-            told |= await self._own_introduction(self._members.named(place.member), client)
-        info = told.pop("serverInfo")
+            introduction |= await self._own_introduction(self._members.get(place.member), client)
+        info = introduction.pop("serverInfo")
         return {
             "resultType": "complete",
             "supportedVersions": eras.SUPPORTED,
-            **told,
+            **introduction,
             **eras.UNCACHED,
             "_meta": {f"{mcp.META}serverInfo": info},
         }
 
     async def _own_introduction(self, member: OfferedMember, client: Client) -> dict[str, Any]:
-        live = self._members.connected(member)
+        live = self._members.connected_member(member)
         route = None if live is None else self._upstream.route_to(live, member.max_concurrency)
         result = await self._upstream_sessions.discovery_of(member.pk, route, client)
         if not isinstance(result.get("capabilities"), dict):
             return {}
-        told: dict[str, Any] = {"capabilities": tasks.offered(_with_list_changes(result["capabilities"]))}
+        introduction: dict[str, Any] = {
+            "capabilities": tasks.offered_capabilities(_with_list_changes(result["capabilities"]))
+        }
         if isinstance(result.get("instructions"), str):
-            told["instructions"] = result["instructions"]
+            introduction["instructions"] = result["instructions"]
         info = object_of(object_of(result.get("_meta")).get(f"{mcp.META}serverInfo"))
-        return told | ({"serverInfo": info} if info else {})
+        return introduction | ({"serverInfo": info} if info else {})
 
     def _introduction(self, place: Place) -> dict[str, Any]:
         if place.member is None:
@@ -73,24 +75,28 @@ class Introductions:
                 "serverInfo": {"name": mcp.HALL_NAME, "version": mcp.HALL_VERSION},
                 "instructions": INSTRUCTIONS,
             }
-        member = self._members.named(place.member)
-        told = {
-            "capabilities": tasks.offered(_with_list_changes(member.capabilities)),
+        member = self._members.get(place.member)
+        introduction = {
+            "capabilities": tasks.offered_capabilities(_with_list_changes(member.capabilities)),
             "serverInfo": {"version": "", **member.server_info, "name": member.server_info.get("name") or member.name},
         }
-        return told | ({"instructions": member.instructions} if member.instructions else {})
+        return introduction | ({"instructions": member.instructions} if member.instructions else {})
 
     def _capabilities(self, selection: Selection) -> dict[str, Any]:
         """Return the union of the members' capabilities. It always has tools, because members may be added later."""
-        told = [one.capabilities for one in self._members.roster.members.values() if selection.has(one.name)]
+        all_capabilities = [
+            member.capabilities for member in self._members.roster.members.values() if selection.has(member.name)
+        ]
         union: dict[str, Any] = {"tools": {"listChanged": True}}
-        if any("resources" in one for one in told):
-            has_subscriptions = any(object_of(one.get("resources")).get("subscribe") for one in told)
+        if any("resources" in capabilities for capabilities in all_capabilities):
+            has_subscriptions = any(
+                object_of(capabilities.get("resources")).get("subscribe") for capabilities in all_capabilities
+            )
             union["resources"] = {"listChanged": True} | ({"subscribe": True} if has_subscriptions else {})
-        if any("prompts" in one for one in told):
+        if any("prompts" in capabilities for capabilities in all_capabilities):
             union["prompts"] = {"listChanged": True}
         for name in ("completions", "logging"):
-            if any(name in one for one in told):
+            if any(name in capabilities for capabilities in all_capabilities):
                 union[name] = {}
         return union
 

@@ -17,12 +17,12 @@ from mcp_runtime.gateway.catalog import resource_uri
 from mcp_runtime.protocol.errors import ProtocolError
 
 # Clients read such a URI without a server, or recognize its scheme (MCP Apps). It means the same for every member.
-KEPT_SCHEMES = ("http:", "https:", "data:", "ui:")
+UNCHANGED_SCHEMES = ("http:", "https:", "data:", "ui:")
 # Each response that names a resource contains one of these.
 MARKS = (b'"resource', b'"contents"')
 
 
-def with_member(body: bytes, member: str, asked: Mapping[str, str]) -> bytes:
+def with_listed_uris(body: bytes, member: str, requested_uris: Mapping[str, str]) -> bytes:
     """Return a member's response with the listed URIs of resources. `requested_uris` has exceptions.
 
     The response has been read before (envelope.py). A response without resources stays unchanged, byte for byte. So
@@ -30,25 +30,25 @@ def with_member(body: bytes, member: str, asked: Mapping[str, str]) -> bytes:
     """
     if not any(mark in body for mark in MARKS):
         return body
-    names = _Names(member, asked)
-    found: dict[str, Any] = {}
+    names = _Names(member, requested_uris)
+    rewritten_parts: dict[str, Any] = {}
     try:
         message = envelope.fields(Raw(body))
         result = envelope.fields(message.get("result"))
-        for key, rewritten in (("content", names.block), ("contents", names.resource), ("messages", names.message)):
+        for key, rewrite in (("content", names.block), ("contents", names.resource), ("messages", names.message)):
             if key in result:
-                found[key] = [rewritten(item) for item in envelope.items(result[key])]
+                rewritten_parts[key] = [rewrite(item) for item in envelope.items(result[key])]
     except ProtocolError:
         return body  # it has too many parts
-    return envelope.encode({**message, "result": {**result, **found}}) if names.are_changed else body
+    return envelope.encode({**message, "result": {**result, **rewritten_parts}}) if names.are_changed else body
 
 
 class _Names:
     """Rewrites the URIs in parts of a result. Parts that do not follow MCP stay unchanged."""
 
-    def __init__(self, member: str, asked: Mapping[str, str]) -> None:
+    def __init__(self, member: str, requested_uris: Mapping[str, str]) -> None:
         self._member = member
-        self._asked = asked
+        self._requested_uris = requested_uris
         self.are_changed = False
 
     def message(self, value: Any) -> Any:
@@ -71,10 +71,10 @@ class _Names:
 
     def resource(self, value: Any) -> Any:
         fields = envelope.fields(value)
-        own = _text(fields.get("uri"))
-        uri = own if own.lower().startswith(KEPT_SCHEMES) else resource_uri(self._member, own)
-        uri = self._asked.get(own, uri)
-        if not own or uri == own:
+        own_uri = _text(fields.get("uri"))
+        uri = own_uri if own_uri.lower().startswith(UNCHANGED_SCHEMES) else resource_uri(self._member, own_uri)
+        uri = self._requested_uris.get(own_uri, uri)
+        if not own_uri or uri == own_uri:
             return value
         self.are_changed = True
         return {**fields, "uri": uri}

@@ -9,7 +9,7 @@ from functools import partial
 
 from mcp_runtime.gateway import envelope, tasks
 from mcp_runtime.gateway.catalog import LISTS, Extras, OfferedMember
-from mcp_runtime.gateway.endpoints.answers import Rewriting, ask, joined, listed, note_subscription, result
+from mcp_runtime.gateway.endpoints.answers import Rewriting, ask, join_entries, list_result, note_subscription, result
 from mcp_runtime.gateway.members import Members
 from mcp_runtime.gateway.messages import Reply, Request
 from mcp_runtime.gateway.upstream.relay import Relay
@@ -32,12 +32,12 @@ class MemberEndpoints:
         self._rewriting = rewriting
 
     async def answer(self, name: str, request: Request) -> Reply:
-        member = self._members.named(name)
+        member = self._members.get(name)
         if not request.client.principal.may_see(name):
             raise MethodError(INVALID_PARAMS, f"{request.client.principal.name} may not use member {name!r}")
         request.deadline.set(member.timeout, f"{request.method} of member {name!r}", name)
-        is_open = request.method == "tools/list" or request.task is not None  # a task belongs to this token
-        if not is_open and not request.client.principal.may_use_all(name):
+        is_allowed = request.method == "tools/list" or request.task is not None  # a task belongs to this token
+        if not is_allowed and not request.client.principal.may_use_all(name):
             if request.method in LISTS:
                 return result(request, {LISTS[request.method]: []})
             raise MethodError(INVALID_PARAMS, f"this token may use only single tools of member {name!r}")
@@ -47,42 +47,46 @@ class MemberEndpoints:
         note_subscription(request, name, request.params.get("uri", ""))
         if request.task is None:
             return reply
-        return await self._rewriting.rewritten(reply, request, partial(tasks.renamed, request.task), is_throughout=True)
+        return await self._rewriting.rewrite(
+            reply, request, partial(tasks.seal_task_id, request.task), is_throughout=True
+        )
 
     async def _list_of_member(self, member: OfferedMember, request: Request) -> Reply:
         """Return the member's own list, limited to this client. If the member fails, return the list in memory."""
-        if self._members.connected(member) is not None:
+        if self._members.connected_member(member) is not None:
             with contextlib.suppress(TimeoutError, ClientError):
                 async with asyncio.timeout(LIST_TIMEOUT):
                     reply = await self._relay.ask(member, request)
                     if request.method != "tools/list":
                         return reply
-                    narrowed = partial(_narrowed, member.name, member.hidden, request.client.principal)
-                    return await self._rewriting.rewritten(reply, request, narrowed)
+                    narrow = partial(_narrow_tools, member.name, member.hidden, request.client.principal)
+                    return await self._rewriting.rewrite(reply, request, narrow)
         if "cursor" in request.params:
             raise MethodError(INVALID_PARAMS, "unknown cursor: the list has one page")
         kind = LISTS[request.method]
         if kind != "tools":
             extras = self._members.roster.extras.get(member.name, Extras())
-            return listed(request, kind, joined(entry.own for entry in extras.of(kind)))
+            return list_result(request, kind, join_entries(entry.own_json for entry in extras.entries(kind)))
         may = request.client.principal.may_invoke
         tools = [tool for tool in member.tools.values() if may(member.name, tool.name)]
-        size, encoded = sum(len(tool.listed) for tool in tools), (tool.own for tool in tools)
-        entries = await self._upstream.run_in_thread(request.client.principal.owner, partial(joined, encoded), size)
-        return listed(request, kind, entries)
+        size, encoded = sum(len(tool.listed_json) for tool in tools), (tool.own_json for tool in tools)
+        entries = await self._upstream.run_in_thread(
+            request.client.principal.owner, partial(join_entries, encoded), size
+        )
+        return list_result(request, kind, entries)
 
 
-def _narrowed(member: str, hidden: Set[str], principal: Principal, body: bytes) -> bytes:
+def _narrow_tools(member: str, hidden: Set[str], principal: Principal, body: bytes) -> bytes:
     """Return a member's tools/list without disabled tools and tools that this client may not call."""
     answer = envelope.read(body)
     result = envelope.fields(answer.result)
     tools = envelope.items(result.get("tools"))
     names = [envelope.text(envelope.fields(tool).get("name")) for tool in tools]
-    kept = [
+    visible_tools = [
         tool
         for name, tool in zip(names, tools, strict=True)
         if name not in hidden and principal.may_invoke(member, name)
     ]
-    if len(kept) == len(tools):
+    if len(visible_tools) == len(tools):
         return body
-    return envelope.encode(jsonrpc.result_response(answer.id, {**result, "tools": kept}))
+    return envelope.encode(jsonrpc.result_response(answer.id, {**result, "tools": visible_tools}))

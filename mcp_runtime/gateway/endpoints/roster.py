@@ -7,7 +7,7 @@ from typing import Any
 
 from mcp_runtime.gateway import eras
 from mcp_runtime.gateway.catalog import LISTS, Selection, resource_uri
-from mcp_runtime.gateway.endpoints.answers import Rewriting, ask, listed, note_subscription
+from mcp_runtime.gateway.endpoints.answers import Rewriting, ask, list_result, note_subscription
 from mcp_runtime.gateway.members import Members
 from mcp_runtime.gateway.messages import Reply, Request
 from mcp_runtime.gateway.upstream.relay import Relay
@@ -31,53 +31,53 @@ class RosterEndpoints:
         if request.params.get("cursor") is not None:
             raise MethodError(INVALID_PARAMS, "unknown cursor: the list has one page")
         kind = LISTS[request.method]
-        return listed(request, kind, self._members.roster.list_of(kind, request.client.principal, selection))
+        return list_result(request, kind, self._members.roster.list_of(kind, request.client.principal, selection))
 
     async def get_prompt(self, selection: Selection, request: Request) -> Reply:
-        found = self._members.roster.prompt(request.params["name"])
-        return await self._ask_named(found, selection, request, {"name": found[1]} if found else {})
+        target = self._members.roster.prompt(request.params["name"])
+        return await self._ask_owner(target, selection, request, {"name": target[1]} if target else {})
 
     async def ask_about_resource(self, selection: Selection, request: Request) -> Reply:
-        found = self._resource(request.params["uri"], request.client.principal, selection)
-        reply = await self._ask_named(found, selection, request, {"uri": found[1]} if found else {})
-        note_subscription(request, *(found or ("", "")))
+        target = self._resource(request.params["uri"], request.client.principal, selection)
+        reply = await self._ask_owner(target, selection, request, {"uri": target[1]} if target else {})
+        note_subscription(request, *(target or ("", "")))
         return reply
 
-    async def _ask_named(
-        self, found: tuple[str, str] | None, selection: Selection, request: Request, own: Mapping[str, Any]
+    async def _ask_owner(
+        self, target: tuple[str, str] | None, selection: Selection, request: Request, own_params: Mapping[str, Any]
     ) -> Reply:
         """Send the request to the member that owns its target, with the member's own name for it."""
-        is_there = found is not None and found[0] in self._members.roster.members and selection.has(found[0])
-        if found is None or not is_there or not request.client.principal.may_use_all(found[0]):
-            raise _not_found(request)
-        member, asked_uri = self._members.named(found[0]), request.params.get("uri")
-        request.params = {**request.params, **own}
+        is_there = target is not None and target[0] in self._members.roster.members and selection.has(target[0])
+        if target is None or not is_there or not request.client.principal.may_use_all(target[0]):
+            raise _not_found_error(request)
+        member, requested_uri = self._members.get(target[0]), request.params.get("uri")
+        request.params = {**request.params, **own_params}
         request.deadline.set(member.timeout, f"{request.method} of member {member.name!r}", member.name)
         reply = await ask(self._relay, member, request)
-        asked = {found[1]: asked_uri} if isinstance(asked_uri, str) else {}
-        return await self._rewriting.with_links(reply, request, member.name, asked)
+        requested_uris = {target[1]: requested_uri} if isinstance(requested_uri, str) else {}
+        return await self._rewriting.with_links(reply, request, member.name, requested_uris)
 
     def _resource(self, uri: str, principal: Principal, selection: Selection) -> tuple[str, str] | None:
         """Return the member and own URI of a resource. Raise MethodError if several members may have it."""
         owners = self._members.roster.owners_of(uri, principal, selection)
         if len(owners) < 2:
             return owners[0] if owners else None
-        listed = [resource_uri(member, own) for member, own in owners[:MAX_OWNERS]]
-        text = f"several members may have {uri[:200]!r}: request one of {', '.join(listed)[:MAX_URI]}"
-        raise MethodError(INVALID_PARAMS, text, {"uri": uri, "resources": listed})
+        listed_uris = [resource_uri(member, own_uri) for member, own_uri in owners[:MAX_OWNERS]]
+        text = f"several members may have {uri[:200]!r}: request one of {', '.join(listed_uris)[:MAX_URI]}"
+        raise MethodError(INVALID_PARAMS, text, {"uri": uri, "resources": listed_uris})
 
     async def complete(self, selection: Selection, request: Request) -> Reply:
         ref = request.params["ref"]
         roster, principal = self._members.roster, request.client.principal
         if ref["type"] == "ref/prompt":
-            found, key = roster.prompt(ref["name"]), "name"
+            target, key = roster.prompt(ref["name"]), "name"
         else:
-            found, key = self._resource(ref["uri"], principal, selection), "uri"
-        own = {"ref": {**ref, key: found[1]}} if found else {}
-        return await self._ask_named(found, selection, request, own)
+            target, key = self._resource(ref["uri"], principal, selection), "uri"
+        own_params = {"ref": {**ref, key: target[1]}} if target else {}
+        return await self._ask_owner(target, selection, request, own_params)
 
 
-def _not_found(request: Request) -> MethodError:
+def _not_found_error(request: Request) -> MethodError:
     """Return the error for an unknown prompt or resource, with the code of the client's era."""
     params = request.params
     if "uri" in params:

@@ -37,9 +37,9 @@ class Endpoints:
         self._introductions = introductions
         self._member = member
         # At every path: methods without a member, and tools/call, which checks permissions for each tool.
-        self._everywhere: dict[str, Callable[[Place, Request], Awaitable[Reply]]] = {
-            "ping": self._pong,
-            "initialize": self._refuse_another_beginning,
+        self._common_handlers: dict[str, Callable[[Place, Request], Awaitable[Reply]]] = {
+            "ping": self._answer_ping,
+            "initialize": self._reject_initialize,
             "server/discover": self._discover,
             "logging/setLevel": self._set_level,
             "tools/call": tools.answer,
@@ -47,14 +47,14 @@ class Endpoints:
         # At the roster as one server. At a member's own path these go to the member, as every unknown method does.
         # Therefore a method that names or lists tools belongs above, or must be filtered in member.py. Otherwise it
         # reaches disabled tools there, or tools that this client may not call.
-        self._of_roster: dict[str, Callable[[Selection, Request], Awaitable[Reply]]] = {
+        self._roster_handlers: dict[str, Callable[[Selection, Request], Awaitable[Reply]]] = {
             **dict.fromkeys(LISTS, roster.list),
             "prompts/get": roster.get_prompt,
             **dict.fromkeys(("resources/read", *SUBSCRIBING), roster.ask_about_resource),
             "completion/complete": roster.complete,
         }
-        self.methods = {*self._everywhere, *self._of_roster}
-        self._folded = {mcp.folded(method) for method in self.methods}
+        self.methods = {*self._common_handlers, *self._roster_handlers}
+        self._folded_methods = {mcp.folded(method) for method in self.methods}
 
     async def answer(self, place: Place, request: Request) -> Reply:
         """Return the reply to one request. Raise MethodError with the error for the client."""
@@ -66,47 +66,47 @@ class Endpoints:
         require_params(request)
         if place.member is None:
             if not request.params.keys() <= PLAIN:
-                request.params = tasks.unrelated(request.params)  # at the roster, all methods are MCP's
+                request.params = tasks.remove_related_task(request.params)  # at the roster, all methods are MCP's
         else:
-            self._name_task(self._members.named(place.member), request)
-        if method in self._everywhere and (client.is_modern or method not in eras.ADDED):
-            return await self._everywhere[method](place, request)
+            self._unseal_task(self._members.get(place.member), request)
+        if method in self._common_handlers and (client.is_modern or method not in eras.ADDED):
+            return await self._common_handlers[method](place, request)
         if place.member is not None:
             return await self._member.answer(place.member, request)
-        if method not in self._of_roster:
+        if method not in self._roster_handlers:
             raise MethodError(METHOD_NOT_FOUND, f"Method not found: {method[:100]!r}")
-        return await self._of_roster[method](place.selection, request)
+        return await self._roster_handlers[method](place.selection, request)
 
     def _require_spelling(self, method: str) -> None:
         """Raise MethodError for a method that a lenient member may take for one with a handler here."""
-        meant = mcp.folded(method)
-        is_of_tasks = meant.startswith(tasks.METHODS) and not method.startswith(tasks.METHODS)
-        if is_of_tasks or meant in self._folded:
+        folded_method = mcp.folded(method)
+        is_of_tasks = folded_method.startswith(tasks.METHODS) and not method.startswith(tasks.METHODS)
+        if is_of_tasks or folded_method in self._folded_methods:
             raise MethodError(METHOD_NOT_FOUND, f"Method not found: {method[:100]!r}; names are case-sensitive")
 
-    def _name_task(self, member: OfferedMember, request: Request) -> None:
+    def _unseal_task(self, member: OfferedMember, request: Request) -> None:
         """Replace sealed task ids in a request by the member's ids. Raise MethodError for tasks of other clients."""
         owner, params = request.client.principal.owner, request.params
         if request.method.startswith(tasks.METHODS):
-            tasks.require_one_id(request.method, params)
-            task = request.task = tasks.opened(owner, member.pk, params["taskId"])
-            told = eras.text_of(request.client_headers, mcp.NAME_HEADER)
-            if told is not None and eras.decoded(told) != task.sealed:
+            tasks.require_task_id(request.method, params)
+            task = request.task = tasks.open_task(owner, member.pk, params["taskId"])
+            header_value = eras.text_of(request.client_headers, mcp.NAME_HEADER)
+            if header_value is not None and eras.decode_header(header_value) != task.sealed_id:
                 text = f"the header {mcp.NAME_HEADER} does not match the taskId"
                 raise MethodError(mcp.HEADER_MISMATCH, text)
-            params = {**params, "taskId": task.own}
-            if told is not None:
-                name = {mcp.NAME_HEADER.lower(): mcp.header_value(task.own)}
+            params = {**params, "taskId": task.own_id}
+            if header_value is not None:
+                name = {mcp.NAME_HEADER.lower(): mcp.header_value(task.own_id)}
                 request.parameter_headers = {**request.parameter_headers, **name}
         is_of_mcp = request.method in self.methods or request.task is not None
-        request.params = tasks.related(owner, member.pk, params, is_of_mcp=is_of_mcp)
+        request.params = tasks.resolve_related_task(owner, member.pk, params, is_of_mcp=is_of_mcp)
 
     # Methods without a member -------------------------------------------------------------------------------------
 
-    async def _pong(self, _: Place, request: Request) -> Reply:
+    async def _answer_ping(self, _: Place, request: Request) -> Reply:
         return result(request, {})
 
-    async def _refuse_another_beginning(self, _: Place, __: Request) -> Reply:
+    async def _reject_initialize(self, _: Place, __: Request) -> Reply:
         raise MethodError(INVALID_REQUEST, "this session is already initialized; to begin a new one, leave out its id")
 
     async def _discover(self, place: Place, request: Request) -> Reply:

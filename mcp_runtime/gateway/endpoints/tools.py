@@ -33,7 +33,7 @@ class ToolCalls:
     async def answer(self, place: Place, request: Request) -> Reply:
         name: str = request.params["name"]
         if place.member is None and name not in self._members.roster.tools:
-            await self._members.look_again()  # its member may have connected just now
+            await self._members.reload_for_unknown_name()  # its member may have connected just now
         member, tool = self._tool(place, name, request.client)
         if tool is not None:
             request.places = tool.parameter_headers
@@ -62,35 +62,35 @@ class ToolCalls:
         except ClientError as error:
             reason = failures.of_member(error, member.name, request)
             if request.is_sent:
-                call.failed(error)
+                call.record_error(error)
             else:
-                call.refused(reason)
+                call.record_refusal(reason)
             raise reason from error
         except MethodError as error:
-            call.refused(error)
+            call.record_refusal(error)
             raise
         except asyncio.CancelledError:
             timed_out = request.deadline.timeout.expired() and not request.deadline.is_cancelled
             if timed_out and not request.is_sent:
-                call.refused(failures.unavailable(member.name, request.unsent_reason))
+                call.record_refusal(failures.unavailable(member.name, request.unsent_reason))
             else:
-                call.abandoned(timed_out=timed_out)
+                call.record_abandonment(timed_out=timed_out)
             raise
         if isinstance(reply, Answer):
-            call.answered(reply.body)
+            call.record_response(reply.body)
         else:
-            reply = self._recorded(reply, call, request, member.name)
+            reply = self._record_stream(reply, call, request, member.name)
         if place.member is None:
             return await self._rewriting.with_links(reply, request, member.name, {})
         owner, params = call.principal.owner, request.params
-        if not tasks.may_be_made(params, request.client.capabilities):
+        if not tasks.may_create_task(params, request.client.capabilities):
             return reply
-        return await self._rewriting.rewritten(reply, request, partial(_with_task, owner, member.pk, "task" in params))
+        return await self._rewriting.rewrite(reply, request, partial(_with_task, owner, member.pk, "task" in params))
 
     def _tool(self, place: Place, name: str, client: Client) -> tuple[OfferedMember, OfferedTool | None]:
         """Return the member and the tool. At its own path, a member may accept a tool that the catalog lacks."""
         if place.member is not None:
-            member = self._members.named(place.member)
+            member = self._members.get(place.member)
             tool = member.tools.get(name)
             is_there, own_name = name not in member.hidden, name
         else:
@@ -100,7 +100,7 @@ class ToolCalls:
             own_name = tool.name if tool else name
         if not is_there:
             text = f"unknown tool {name[:100]!r}: there is none, or it is switched off, or its member is disabled"
-            raise MethodError(INVALID_PARAMS, f"{text}; tools/list says what there is")
+            raise MethodError(INVALID_PARAMS, f"{text}; see tools/list")
         if not client.principal.may_invoke(member.name, own_name):
             raise failures.forbidden(client.principal.name, member.name, own_name)
         if place.member is None and tool is not None and tool.needs_task:
@@ -108,20 +108,20 @@ class ToolCalls:
             raise MethodError(INVALID_PARAMS, text)
         return member, tool
 
-    def _recorded(self, stream: Stream, call: Call, request: Request, member: str) -> Stream:
+    def _record_stream(self, stream: Stream, call: Call, request: Request, member: str) -> Stream:
         async def events() -> AsyncGenerator[Event]:
             try:
                 async for event in stream.events:
                     if event.is_last:
-                        call.answered(event.data)
+                        call.record_response(event.data)
                     yield event
             except ClientError as error:
                 reason = failures.of_member(error, member, request)
-                call.failed(error)
+                call.record_error(error)
                 raise reason from error
 
         def free() -> None:
-            call.abandoned(timed_out=request.deadline.timeout.expired() and not request.deadline.is_cancelled)
+            call.record_abandonment(timed_out=request.deadline.timeout.expired() and not request.deadline.is_cancelled)
 
         return Stream(events(), free, inner=stream, again=events)
 
@@ -140,5 +140,5 @@ def _without_task(params: dict[str, Any]) -> dict[str, Any]:
     return params
 
 
-def _with_task(owner: Owner, member_id: int, is_asked: bool, body: bytes) -> bytes:
-    return tasks.created(owner, member_id, body, is_asked=is_asked)
+def _with_task(owner: Owner, member_id: int, is_requested: bool, body: bytes) -> bytes:
+    return tasks.seal_created_task(owner, member_id, body, is_requested=is_requested)

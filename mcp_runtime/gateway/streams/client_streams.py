@@ -54,7 +54,7 @@ class ClientStreams:
         self._upstream_sessions = upstream_sessions
         self._modern = modern
         self._members = members
-        self._open: set[OpenStream] = set()
+        self._open_streams: set[OpenStream] = set()
         self._bytes = limits.bytes_of_streams()
         self._listeners = UpstreamListeners(upstream, upstream_sessions, questions, members, self._reader)
         self._member_changed = asyncio.Event()
@@ -77,30 +77,30 @@ class ClientStreams:
         outbox = Outbox(client.principal.owner, self._bytes, give_up)
         stream = OpenStream(place, client, outbox, subscriptions, listen_id)
         self._note(stream)
-        self._open.add(stream)
+        self._open_streams.add(stream)
         if (session := client.session) is not None:
             if session.outbox is not None:
                 session.outbox.close()  # one stream for each session: a message is sent once
             session.outbox = stream.outbox
-        opened = Stream(self._events(stream), partial(self._close, stream))
+        open_stream = Stream(self._events(stream), partial(self._close, stream))
         try:
             await self._resolve(stream)
             self._follow_members(stream)
             if subscriptions is not None:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(READY_SECONDS):
-                        for heard in list(stream.heard.values()):
-                            await heard.wait()
+                        for event in list(stream.ready.values()):
+                            await event.wait()
         except BaseException:
-            await opened.aclose()
+            await open_stream.aclose()
             raise
-        return opened
+        return open_stream
 
     def _require_room(self, principal: Principal) -> None:
-        of_user = [s.client.principal for s in self._open if s.client.principal.user_id == principal.user_id]
-        of_token = sum(one.token_id == principal.token_id for one in of_user)
+        of_user = [s.client.principal for s in self._open_streams if s.client.principal.user_id == principal.user_id]
+        of_token = sum(other.token_id == principal.token_id for other in of_user)
         if (
-            len(self._open) >= limits.MAX_STREAMS
+            len(self._open_streams) >= limits.MAX_STREAMS
             or len(of_user) >= limits.MAX_STREAMS_OF_USER
             or of_token >= limits.MAX_STREAMS_OF_TOKEN
         ):
@@ -109,35 +109,35 @@ class ClientStreams:
     @staticmethod
     async def _events(stream: OpenStream) -> AsyncGenerator[Event]:
         while True:
-            said = await stream.outbox.take(COMMENT_SECONDS)
-            if stream.client.principal.is_expired or (said is None and stream.outbox.is_closed):
+            message = await stream.outbox.take(COMMENT_SECONDS)
+            if stream.client.principal.is_expired or (message is None and stream.outbox.is_closed):
                 return
-            yield Event(*said) if said is not None else Event(b"")
+            yield Event(*message) if message is not None else Event(b"")
 
     def _close(self, stream: OpenStream) -> None:
-        self._open.discard(stream)
+        self._open_streams.discard(stream)
         session = stream.client.session
         if session is not None and session.outbox is stream.outbox:
             session.outbox = None
         for task in stream.members.values():
             task.cancel()
         stream.outbox.discard()
-        stream.outbox.sent()
+        stream.outbox.finish_sending()
 
     @staticmethod
-    def honoured(asked: Mapping[str, Any]) -> dict[str, Any]:
+    def accepted_filter(requested: Mapping[str, Any]) -> dict[str, Any]:
         """Return the supported part of a modern client's filter, within the limits."""
-        subscriptions: dict[str, Any] = {key: True for key in KINDS if asked.get(key) is True}
-        uris = asked.get("resourceSubscriptions")
+        subscriptions: dict[str, Any] = {key: True for key in KINDS if requested.get(key) is True}
+        uris = requested.get("resourceSubscriptions")
         if isinstance(uris, list) and all(isinstance(uri, str) for uri in uris):
             ends = itertools.accumulate(map(len, uris[: limits.MAX_SUBSCRIPTIONS]))
-            kept = sum(end <= limits.MAX_SUBSCRIBED for end in ends)
-            subscriptions["resourceSubscriptions"] = uris[:kept]
+            uri_count = sum(end <= limits.MAX_SUBSCRIBED for end in ends)
+            subscriptions["resourceSubscriptions"] = uris[:uri_count]
         return subscriptions
 
-    async def look_again(self, principal_of: Callable[[bytes | None], Awaitable[Principal]]) -> None:
+    async def access_changed(self, principal_of: Callable[[bytes | None], Awaitable[Principal]]) -> None:
         """After a change of permissions, update each stream to the new ones, or end it."""
-        for stream in list(self._open):
+        for stream in list(self._open_streams):
             try:
                 stream.client.principal = await principal_of(stream.client.authorization)
             except (AccessError, Error):  # without the database access cannot be checked; the client can reconnect
@@ -146,29 +146,29 @@ class ClientStreams:
             member = stream.place.member
             if member is not None and not stream.client.principal.may_see(member):
                 stream.outbox.close()
-        self._listeners.readers_changed({one.client.session for one in self._open})
+        self._listeners.readers_changed({stream.client.session for stream in self._open_streams})
         await self.roster_changed()  # their lists may be different now
 
     def close(self) -> None:
-        for stream in list(self._open):
+        for stream in list(self._open_streams):
             stream.outbox.close()
         self._listeners.close()
 
-    async def let_go(self, upstream_session: UpstreamSession) -> None:
+    async def close_listener(self, upstream_session: UpstreamSession) -> None:
         """Close the listener of the session, because its client resumes the stream itself."""
-        await self._listeners.let_go(upstream_session)
+        await self._listeners.close_listener(upstream_session)
 
     async def roster_changed(self) -> None:
         """Notify each stream whose lists have changed. There may be many streams, so let other work run in between."""
-        for stream in list(self._open):
+        for stream in list(self._open_streams):
             await asyncio.sleep(0)
             await self._resolve(stream)
-            if stream not in self._open:
+            if stream not in self._open_streams:
                 continue
-            before = stream.told
+            before = stream.digests
             self._note(stream)
             for key, (kind, method) in KINDS.items():
-                if stream.wants(key) and before.get(kind) != stream.told[kind]:
+                if stream.wants(key) and before.get(kind) != stream.digests[kind]:
                     stream.put(jsonrpc.notification(method))
             self._follow_members(stream)
 
@@ -180,13 +180,13 @@ class ClientStreams:
     def _note(self, stream: OpenStream) -> None:
         roster, principal = self._members.roster, stream.client.principal
         selection = stream.place.selection
-        stream.told = {kind: roster.digest_of(kind, principal, selection) for kind, _ in KINDS.values()}
+        stream.digests = {kind: roster.digest_of(kind, principal, selection) for kind, _ in KINDS.values()}
         # Both have the same notification.
-        stream.told["resources"] += roster.digest_of("resourceTemplates", principal, selection)
+        stream.digests["resources"] += roster.digest_of("resourceTemplates", principal, selection)
 
     def subscriptions_changed(self, client: Client, member: str) -> None:
         """Update the streams of a client with a session after it (un)subscribed to a resource of the member."""
-        for stream in list(self._open):
+        for stream in list(self._open_streams):
             if client.session is not None and stream.client.session is client.session:
                 self._stop_following(stream, member)
                 self._follow_members(stream)
@@ -196,7 +196,7 @@ class ClientStreams:
         for name in set(stream.members) - worth:
             self._stop_following(stream, name)
         for name in worth - set(stream.members):
-            stream.heard[name] = asyncio.Event()
+            stream.ready[name] = asyncio.Event()
             stream.members[name] = asyncio.ensure_future(self._follow(stream, name))
 
     @staticmethod
@@ -218,8 +218,8 @@ class ClientStreams:
         while (basis := self._basis(stream)) != stream.resolved_for:
             roster, principal, resolved = self._members.roster, stream.client.principal, []
             for count, uri in enumerate(uris, 1):
-                if (found := roster.resource(uri, principal, stream.place.selection)) is not None:
-                    resolved.append(found)
+                if (resource := roster.resource(uri, principal, stream.place.selection)) is not None:
+                    resolved.append(resource)
                 if count % RESOLVED_AT_ONCE == 0:
                     await asyncio.sleep(0)
             stream.resolved, stream.resolved_for = resolved, basis
@@ -231,44 +231,44 @@ class ClientStreams:
 
     async def _follow(self, stream: OpenStream, name: str) -> None:
         """Listen to the member whenever it is connected, until the stream is closed."""
-        heard: LiveMember | None = None
+        previous: LiveMember | None = None
         was_away = False
         while True:
             member = self._members.roster.members.get(name)
-            live = self._members.connected(member) if member else None
+            live = self._members.connected_member(member) if member else None
             if live is None or member is None:
-                stream.heard[name].set()
+                stream.ready[name].set()
                 was_away = True
                 await self._member_changed.wait()
                 continue
-            if (was_away or heard not in (None, live)) and stream.place.member is not None:
+            if (was_away or previous not in (None, live)) and stream.place.member is not None:
                 # It is a new process. Lists now come from the member and no longer from memory, and the member may
                 # list more for the client than for the hall.
-                stream.say_all_changed()
-            heard, was_away = live, False
+                stream.notify_all_changed()
+            previous, was_away = live, False
             route = self._upstream.route_to(live, member.max_concurrency)
             try:
-                await self._hear(stream, route)
+                await self._listen(stream, route)
             except HttpStatusError as error:
                 if error.status in NO_STREAM:
-                    stream.heard[name].set()
-                    while self._members.connected(member) is live:
+                    stream.ready[name].set()
+                    while self._members.connected_member(member) is live:
                         await self._member_changed.wait()
             except (ClientError, TimeoutError):
                 pass
             except Exception:
                 logger.exception("messages of member %r could not be forwarded; the gateway listens to it again", name)
-            stream.heard[name].set()
+            stream.ready[name].set()
             await asyncio.sleep(AGAIN_SECONDS)
 
-    async def _hear(self, stream: OpenStream, route: Route) -> None:
+    async def _listen(self, stream: OpenStream, route: Route) -> None:
         if await self._upstream_sessions.is_modern(route, stream.client):
             async with contextlib.aclosing(self._modern.listen(route, stream.client, stream.filter())) as messages:
                 async for message in messages:
-                    stream.heard[route.live.name].set()  # the first message is its acknowledgement
+                    stream.ready[route.live.name].set()  # the first message is its acknowledgement
                     with contextlib.suppress(ProtocolError):  # an unreadable message has no receiver
-                        if stream.is_asked_for(route.live.name, message):
-                            stream.carry(route.live.name, message, "")
+                        if stream.is_for_client(route.live.name, message):
+                            stream.forward(route.live.name, message, "")
                     del message  # as below
             return
         upstream_session = await self._upstream_sessions.session_for(route, stream.client)
@@ -282,8 +282,9 @@ class ClientStreams:
         """
         if listener.session is None:
             return None
-        name, own = (
-            listener.upstream_session.route.live.name,
-            [one for one in self._open if one.client.session is listener.session],
+        name = listener.upstream_session.route.live.name
+        streams = [stream for stream in self._open_streams if stream.client.session is listener.session]
+        return next(
+            (stream for stream in streams if not stream.outbox.is_closed and stream.client.principal.may_see(name)),
+            None,
         )
-        return next((one for one in own if not one.outbox.is_closed and one.client.principal.may_see(name)), None)

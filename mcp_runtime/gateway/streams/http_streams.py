@@ -15,7 +15,7 @@ from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR
 from mcp_runtime.security import access
 
 
-async def opened(
+async def open_stream(
     client_streams: ClientStreams, place: Place, client: Client, exchange: HttpExchange, *listen: Any
 ) -> Stream:
     """Open a stream of notifications. Raise Refusal if that is not possible."""

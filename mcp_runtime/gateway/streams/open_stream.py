@@ -33,9 +33,9 @@ class OpenStream:
     outbox: Outbox
     subscriptions: Mapping[str, Any] | None = None
     listen_id: Any = None
-    told: dict[str, bytes] = field(default_factory=dict)  # kind of list -> digest at the last notification
+    digests: dict[str, bytes] = field(default_factory=dict)  # kind of list -> digest at the last notification
     members: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    heard: dict[str, asyncio.Event] = field(default_factory=dict)  # by member: set after the first attempt to listen
+    ready: dict[str, asyncio.Event] = field(default_factory=dict)  # by member: set after the first attempt to listen
     # At the roster: member and own URI of each URI in the filter, and what this result depends on.
     resolved: list[tuple[str, str]] = field(default_factory=list)
     resolved_for: Any = None
@@ -71,7 +71,7 @@ class OpenStream:
             subscriptions["resourceSubscriptions"] = uris
         return subscriptions
 
-    def is_asked_for(self, name: str, message: Message) -> bool:
+    def is_for_client(self, name: str, message: Message) -> bool:
         """Return whether the message of a member without sessions may be for this client.
 
         Such a member does not distinguish clients, so its log messages may be about the call of any client.
@@ -79,13 +79,15 @@ class OpenStream:
         if message.method in _LIST_CHANGES:
             return True
         uri = envelope.text(message.fields.get("uri"))
-        own = [known for member, known in self.resources() if member == name]
-        return message.method == RESOURCE_UPDATED and any(_is_part(uri, known) for known in own)
+        subscribed_uris = [subscribed_uri for member, subscribed_uri in self.resources() if member == name]
+        return message.method == RESOURCE_UPDATED and any(
+            _is_part(uri, subscribed_uri) for subscribed_uri in subscribed_uris
+        )
 
-    def carry(self, name: str, message: Message, event_id: str) -> None:
+    def forward(self, name: str, message: Message, event_id: str) -> None:
         """Send a member's message, if it passes the filter."""
-        method, params, passed = message.method, dict(message.fields), message.parts()
-        key = next((key for key, (_, told) in KINDS.items() if told == method), None)
+        method, params, forwarded_message = message.method, dict(message.fields), message.parts()
+        key = next((key for key, (_, notification) in KINDS.items() if notification == method), None)
         if method == "notifications/subscriptions/acknowledged":
             return
         if message.params is not None and not envelope.is_object(message.params):
@@ -100,21 +102,21 @@ class OpenStream:
                 return
             if self.place.member is None:
                 params["uri"] = self._listed_uri(name, uri)
-                passed["params"] = params
+                forwarded_message["params"] = params
         if self.subscriptions is not None:
-            passed["params"] = params
+            forwarded_message["params"] = params
         if envelope.is_object(params.get("_meta")):
             meta = envelope.fields(params.pop("_meta"))
-            kept = {key: value for key, value in meta.items() if key != f"{mcp.META}subscriptionId"}
-            passed["params"] = {**params, "_meta": kept} if kept else params
-        self.put(passed, event_id)
+            remaining_meta = {key: value for key, value in meta.items() if key != f"{mcp.META}subscriptionId"}
+            forwarded_message["params"] = {**params, "_meta": remaining_meta} if remaining_meta else params
+        self.put(forwarded_message, event_id)
 
     def _listed_uri(self, name: str, uri: str) -> str:
         """Return the URI that the client subscribed to."""
-        asked = (self.subscriptions or {}).get("resourceSubscriptions") or []
-        return uri if uri in asked else resource_uri(name, uri)
+        subscribed_uris = (self.subscriptions or {}).get("resourceSubscriptions") or []
+        return uri if uri in subscribed_uris else resource_uri(name, uri)
 
-    def say_all_changed(self) -> None:
+    def notify_all_changed(self) -> None:
         for key, (_, method) in KINDS.items():
             if self.wants(key):
                 self.put(jsonrpc.notification(method))

@@ -15,10 +15,10 @@ from typing import Any
 
 from mcp_runtime.gateway.messages import ClientSession, Request, Stream
 
-MAX_OWED = 1_000
-MAX_OWED_OF_USER = 200  # a user can have any number of tokens
-MAX_OWED_OF_CLIENT = 50
-MAX_OWED_BYTES_OF_CLIENT = 16_000_000  # of the requests
+MAX_PAUSED = 1_000
+MAX_PAUSED_OF_USER = 200  # a user can have any number of tokens
+MAX_PAUSED_OF_CLIENT = 50
+MAX_PAUSED_BYTES_OF_CLIENT = 16_000_000  # of the requests
 LOOK_SECONDS = 1.0  # between two checks of a deadline, which an answer to a member's question may shorten
 
 
@@ -38,20 +38,20 @@ class _Reading:
 
 
 @dataclass(eq=False)
-class _Debt:
+class _PausedStream:
     session: ClientSession
     request: Request
     stream: Stream
-    paused: asyncio.Future[None]
+    pausing: asyncio.Future[None]
     timer: asyncio.TimerHandle | None = None
 
 
-class Owed:
+class ResumableStreams:
     """All streams that wait to be resumed. One that is not resumed in time ends as a cancelled call."""
 
     def __init__(self) -> None:
         self._readings: dict[Request, _Reading] = {}
-        self._debts: dict[Request, _Debt] = {}
+        self._paused_streams: dict[Request, _PausedStream] = {}
         self._endings: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -79,34 +79,42 @@ class Owed:
         finally:
             over = self._readings.pop(request, None)
             if session is not None and may_come_back and stream.is_resumable and self._has_room_for(session, request):
-                self._keep(session, request, stream)
+                self._pause(session, request, stream)
             else:
                 await stream.aclose()
             if over is not None:
                 over.is_over.set()
 
-    def _keep(self, session: ClientSession, request: Request, stream: Stream) -> None:
-        debt = _Debt(session, request, stream, asyncio.ensure_future(stream.pause()))
-        self._debts[request] = debt
+    def _pause(self, session: ClientSession, request: Request, stream: Stream) -> None:
+        paused_stream = _PausedStream(session, request, stream, asyncio.ensure_future(stream.pause()))
+        self._paused_streams[request] = paused_stream
         request.is_resumable = True
         session.running[request.id] = request  # so that it can be cancelled, and the session is not idle
-        self._wait(debt)
+        self._wait(paused_stream)
 
     def _has_room_for(self, session: ClientSession, request: Request) -> bool:
-        if self._is_closed or len(self._debts) >= MAX_OWED:
+        if self._is_closed or len(self._paused_streams) >= MAX_PAUSED:
             return False
-        of_user = [debt for debt in self._debts.values() if debt.session.owner[0] == session.owner[0]]
-        if len(of_user) >= MAX_OWED_OF_USER:
+        of_user = [
+            paused_stream
+            for paused_stream in self._paused_streams.values()
+            if paused_stream.session.owner[0] == session.owner[0]
+        ]
+        if len(of_user) >= MAX_PAUSED_OF_USER:
             return False
-        sizes = [debt.request.size for debt in of_user if debt.session.owner == session.owner]
-        return len(sizes) < MAX_OWED_OF_CLIENT and sum(sizes) + request.size <= MAX_OWED_BYTES_OF_CLIENT
+        sizes = [
+            paused_stream.request.size for paused_stream in of_user if paused_stream.session.owner == session.owner
+        ]
+        return len(sizes) < MAX_PAUSED_OF_CLIENT and sum(sizes) + request.size <= MAX_PAUSED_BYTES_OF_CLIENT
 
-    def _wait(self, debt: _Debt) -> None:
+    def _wait(self, paused_stream: _PausedStream) -> None:
         """Wait for the client until the deadline. An answer to a question may change the deadline meanwhile."""
-        if (left := debt.request.deadline.left) > 0:
-            debt.timer = asyncio.get_running_loop().call_later(min(left, LOOK_SECONDS), self._wait, debt)
+        if (remaining := paused_stream.request.deadline.remaining) > 0:
+            paused_stream.timer = asyncio.get_running_loop().call_later(
+                min(remaining, LOOK_SECONDS), self._wait, paused_stream
+            )
         else:
-            self.give_up(debt.request)
+            self.give_up(paused_stream.request)
 
     async def take(self, session: ClientSession, event_id: str) -> tuple[Request, Stream] | None:
         """Remove and return the request and the stream with that event. The caller must read the stream at once."""
@@ -115,48 +123,50 @@ class Owed:
                 reading.is_taken_over = True
                 reading.task.cancel()
                 await reading.is_over.wait()
-        debt = next((d for d in self._debts.values() if d.session is session and d.stream.has_event(event_id)), None)
-        if debt is None:
+        paused_stream = next(
+            (d for d in self._paused_streams.values() if d.session is session and d.stream.has_event(event_id)), None
+        )
+        if paused_stream is None:
             return None
-        await asyncio.wait([debt.paused])  # if the client disconnects meanwhile, the stream stays paused
-        if self._debts.get(debt.request) is not debt:
+        await asyncio.wait([paused_stream.pausing])  # if the client disconnects meanwhile, the stream stays paused
+        if self._paused_streams.get(paused_stream.request) is not paused_stream:
             return None
-        self._forget(debt)
-        return debt.request, debt.stream
+        self._forget(paused_stream)
+        return paused_stream.request, paused_stream.stream
 
-    def _forget(self, debt: _Debt) -> None:
-        del self._debts[debt.request]
-        debt.request.is_resumable = False
-        if debt.timer is not None:
-            debt.timer.cancel()
-        if debt.session.running.get(debt.request.id) is debt.request:
-            del debt.session.running[debt.request.id]
+    def _forget(self, paused_stream: _PausedStream) -> None:
+        del self._paused_streams[paused_stream.request]
+        paused_stream.request.is_resumable = False
+        if paused_stream.timer is not None:
+            paused_stream.timer.cancel()
+        if paused_stream.session.running.get(paused_stream.request.id) is paused_stream.request:
+            del paused_stream.session.running[paused_stream.request.id]
 
     def give_up(self, request: Request) -> None:
         """End the paused stream of the request, if there is one."""
-        if (debt := self._debts.get(request)) is not None:
-            self._forget(debt)
-            task = asyncio.ensure_future(self._end(debt))
+        if (paused_stream := self._paused_streams.get(request)) is not None:
+            self._forget(paused_stream)
+            task = asyncio.ensure_future(self._end(paused_stream))
             self._endings.add(task)
             task.add_done_callback(self._endings.discard)
 
     @staticmethod
-    async def _end(debt: _Debt) -> None:
-        await asyncio.wait([debt.paused])
-        await debt.stream.aclose()
+    async def _end(paused_stream: _PausedStream) -> None:
+        await asyncio.wait([paused_stream.pausing])
+        await paused_stream.stream.aclose()
 
     def give_up_all(self, session: ClientSession | None = None) -> None:
         """End all paused streams of the session; None ends those of all sessions."""
-        for debt in list(self._debts.values()):
-            if session is None or debt.session is session:
-                self.give_up(debt.request)
+        for paused_stream in list(self._paused_streams.values()):
+            if session is None or paused_stream.session is session:
+                self.give_up(paused_stream.request)
 
     def close(self) -> None:
         """End all paused streams, and pause no more."""
         self._is_closed = True
         self.give_up_all()
 
-    async def closed(self, seconds: float) -> None:
+    async def wait_closed(self, seconds: float) -> None:
         """Wait at most `seconds` for streams that are being ended."""
         if self._endings:
             await asyncio.wait(self._endings, timeout=seconds)

@@ -27,10 +27,10 @@ from mcp_runtime.security.limits import Owner
 
 logger = logging.getLogger("guildhall.gateway")
 
-EAR_SECONDS = 5.0  # to keep a listener without client streams
-EAR_SESSION_SECONDS = 900.0  # the same in a session, after its last request: people may take long to answer
-EAR_LOOK = 0.5
-EAR_SESSION_LOOK = 5.0
+IDLE_SECONDS = 5.0  # to keep a listener without client streams
+IDLE_SESSION_SECONDS = 900.0  # the same in a session, after its last request: people may take long to answer
+IDLE_CHECK_SECONDS = 0.5
+IDLE_SESSION_CHECK_SECONDS = 5.0
 OPEN_SECONDS = 0.5  # that a request waits until the stream of its session is open
 AGAIN_SECONDS = 1.0  # before a member's stream is opened again after its end
 NO_STREAM = (404, 405, 501)  # statuses of a member without such a stream
@@ -46,7 +46,7 @@ class UpstreamListener:
     upstream_session: UpstreamSession
     session: ClientSession | None
     streams: set[OpenStream] = field(default_factory=set)
-    left_at: float = 0.0  # when the last client stream was removed
+    unused_since: float = 0.0  # when the last client stream was removed
     is_open: asyncio.Event = field(default_factory=asyncio.Event)
     is_closing: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] = field(init=False)
@@ -70,7 +70,7 @@ class UpstreamListeners:
         self._reader_of = reader_of
         self._listeners: dict[UpstreamSession, UpstreamListener] = {}
         self._without_stream: WeakSet[Route] = WeakSet()
-        upstream_sessions.open_listener = self.listen_in
+        upstream_sessions.open_listener = self.open_listener
 
     def member_changed(self) -> None:
         for listener in self._listeners.values():
@@ -87,7 +87,7 @@ class UpstreamListeners:
         for listener in self._listeners.values():
             listener.is_closing.set()
 
-    async def listen_in(self, upstream_session: UpstreamSession, session: ClientSession | None) -> None:
+    async def open_listener(self, upstream_session: UpstreamSession, session: ClientSession | None) -> None:
         """Open the stream of a session, as clients do after the handshake, for questions outside of calls."""
         upstream_session.has_listener = True
         if upstream_session.route in self._without_stream:
@@ -105,9 +105,13 @@ class UpstreamListeners:
 
     def _make_room(self, owner: Owner) -> None:
         """If there are too many listeners without client streams, close the oldest of the same token or user."""
-        idle = [one for one in self._listeners.values() if not one.streams and not one.is_closing.is_set()]
-        of_user = [one for one in idle if one.upstream_session.owner[0] == owner[0]]
-        of_token = [one for one in of_user if one.upstream_session.owner == owner]
+        idle = [
+            listener
+            for listener in self._listeners.values()
+            if not listener.streams and not listener.is_closing.is_set()
+        ]
+        of_user = [listener for listener in idle if listener.upstream_session.owner[0] == owner[0]]
+        of_token = [listener for listener in of_user if listener.upstream_session.owner == owner]
         if len(of_token) >= limits.MAX_STREAMS_OF_TOKEN:
             of_token[0].is_closing.set()
         elif len(of_user) >= limits.MAX_STREAMS_OF_USER:
@@ -118,7 +122,7 @@ class UpstreamListeners:
         if listener is None or listener.task.done() or listener.is_closing.is_set():
             listener = self._listeners[upstream_session] = UpstreamListener(upstream_session, session)
             listener.task = asyncio.ensure_future(self._listen_for(listener))
-            listener.task.add_done_callback(_take_note)
+            listener.task.add_done_callback(_log_error)
         return listener
 
     async def share(self, stream: OpenStream, upstream_session: UpstreamSession, uris: list[str]) -> None:
@@ -138,41 +142,41 @@ class UpstreamListeners:
                 await self._upstream_sessions.subscribe(upstream_session, uri)
             await asyncio.wait({listener.task, opening}, return_when=FIRST_COMPLETED)
             if listener.is_open.is_set():
-                stream.heard[upstream_session.route.live.name].set()
+                stream.ready[upstream_session.route.live.name].set()
             await asyncio.wait({listener.task})  # it continues when the client's stream is closed
             listener.task.result()
         finally:
             opening.cancel()
             listener.streams.discard(stream)
-            listener.left_at = asyncio.get_running_loop().time()
+            listener.unused_since = asyncio.get_running_loop().time()
 
-    async def let_go(self, upstream_session: UpstreamSession) -> None:
+    async def close_listener(self, upstream_session: UpstreamSession) -> None:
         """Close the listener of the session, because its client resumes the stream itself."""
         if (listener := self._listeners.get(upstream_session)) is not None:
             listener.is_closing.set()
             await asyncio.wait({listener.task}, timeout=OPEN_SECONDS)
 
-    async def _tell_of(self, response: Response, listener: UpstreamListener) -> None:
-        heard = self._questions.stream_events(
+    async def _forward_events(self, response: Response, listener: UpstreamListener) -> None:
+        events_of_member = self._questions.stream_events(
             response, listener.upstream_session, listener.session, lambda: self._reader_of(listener) is not None
         )
-        async with contextlib.aclosing(heard) as events:
+        async with contextlib.aclosing(events_of_member) as events:
             async for event in events:
                 if event.data:
-                    await self._tell(event, listener)
+                    await self._forward_event(event, listener)
                 del event  # it may have megabytes, and the next one may come in an hour
 
-    async def _tell(self, event: Event, listener: UpstreamListener) -> None:
+    async def _forward_event(self, event: Event, listener: UpstreamListener) -> None:
         message = await self._upstream.message(event.data, listener.upstream_session.owner)
         if message.is_request:
             if (reader := self._reader_of(listener)) is not None:
                 reader.outbox.put(event.data, event.event_id if reader in listener.streams else "")
             return
         name = listener.upstream_session.route.live.name
-        for stream in [one for one in listener.streams if not one.outbox.is_closed]:
+        for stream in [stream for stream in listener.streams if not stream.outbox.is_closed]:
             with contextlib.suppress(ProtocolError):  # an unreadable message has no receiver
-                if listener.upstream_session.id is not None or stream.is_asked_for(name, message):
-                    stream.carry(name, message, event.event_id)
+                if listener.upstream_session.id is not None or stream.is_for_client(name, message):
+                    stream.forward(name, message, event.event_id)
             if len(event.data) > envelope.MAX_SMALL:
                 await asyncio.sleep(0)  # it is encoded again for each stream
 
@@ -183,25 +187,25 @@ class UpstreamListeners:
         member has no such stream.
         """
         closing = asyncio.ensure_future(listener.is_closing.wait())
-        look = (
-            EAR_LOOK if listener.upstream_session.id is None else EAR_SESSION_LOOK
+        check_seconds = (
+            IDLE_CHECK_SECONDS if listener.upstream_session.id is None else IDLE_SESSION_CHECK_SECONDS
         )  # there may be a thousand sessions
         has_stream = True
         try:
             while self._is_current(listener):
                 response = await self._upstream_sessions.open_stream(listener.upstream_session)
                 listener.is_open.set()
-                telling = asyncio.ensure_future(self._tell_of(response, listener))
-                telling.add_done_callback(_take_note)
+                forwarding = asyncio.ensure_future(self._forward_events(response, listener))
+                forwarding.add_done_callback(_log_error)
                 try:
-                    while not (telling.done() or closing.done() or self._is_idle(listener)):
-                        await asyncio.wait({telling, closing}, timeout=look, return_when=FIRST_COMPLETED)
-                    if not telling.done():
+                    while not (forwarding.done() or closing.done() or self._is_idle(listener)):
+                        await asyncio.wait({forwarding, closing}, timeout=check_seconds, return_when=FIRST_COMPLETED)
+                    if not forwarding.done():
                         return
                     with contextlib.suppress(ClientError):
-                        telling.result()
+                        forwarding.result()
                 finally:
-                    telling.cancel()
+                    forwarding.cancel()
                     response.close()
                 await asyncio.wait({closing}, timeout=AGAIN_SECONDS)
                 if closing.done() or self._is_idle(listener):
@@ -220,7 +224,7 @@ class UpstreamListeners:
     def _is_current(self, listener: UpstreamListener) -> bool:
         live = listener.upstream_session.route.live
         member = self._members.roster.members.get(live.name)
-        return member is not None and self._members.connected(member) is live
+        return member is not None and self._members.connected_member(member) is live
 
     def _is_idle(self, listener: UpstreamListener) -> bool:
         if listener.session is not None and listener.upstream_session not in self._upstream_sessions.sessions_of(
@@ -231,11 +235,11 @@ class UpstreamListeners:
             return False
         now, upstream_session = asyncio.get_running_loop().time(), listener.upstream_session
         if upstream_session.id is None:
-            return now - listener.left_at > EAR_SECONDS
-        return now - max(listener.left_at, upstream_session.used_at) > EAR_SESSION_SECONDS
+            return now - listener.unused_since > IDLE_SECONDS
+        return now - max(listener.unused_since, upstream_session.used_at) > IDLE_SESSION_SECONDS
 
 
-def _take_note(task: asyncio.Task[None]) -> None:
+def _log_error(task: asyncio.Task[None]) -> None:
     """Log the error of a task. Otherwise asyncio logs that its exception was never retrieved."""
     error = None if task.cancelled() else task.exception()
     if error is not None and not isinstance(error, ClientError):

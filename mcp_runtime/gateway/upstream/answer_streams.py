@@ -80,7 +80,7 @@ class AnswerStreams:
         source.response.close()
         if not source.is_over and not request.deadline.is_cancelled:
             cancellation = self._upstream_sessions.send_cancelled(
-                source.upstream_session, source.sent_id, "nobody waits for it any more"
+                source.upstream_session, source.sent_id, "the response is no longer needed"
             )
             self._upstream_sessions.background.run(cancellation)
 
@@ -95,7 +95,7 @@ class AnswerStreams:
                     self._note_event(event_id, source, request)
                 message = await self._upstream.message(data, source.upstream_session.owner) if data else None
                 if message is not None and source.is_answered_by(message):
-                    yield Event(eras.restated(message, request).body, event_id, is_last=True)
+                    yield Event(eras.restate(message, request).body, event_id, is_last=True)
                     return
                 client_data = (
                     await self._questions.forward(data, message, source.upstream_session, request) if message else b""
@@ -139,7 +139,7 @@ class AnswerStreams:
                 async for data in source.parts:
                     message = await self._upstream.message(data, source.upstream_session.owner) if data else None
                     if message is not None and source.is_answered_by(message):
-                        answer = eras.restated(message, request)
+                        answer = eras.restate(message, request)
                         yield Event(answer.body, is_last=True, status=answer.status)
                         return
                     if message is not None and self._can_suspend(message, request):

@@ -35,12 +35,15 @@ class ModernMembers:
 
     async def ask(self, route: Route, request: Request) -> Reply:
         if request.method in eras.REMOVED:
-            return Answer(envelope.encode(jsonrpc.result_response(request.id, {})))  # for the gateway
+            return Answer(envelope.encode(jsonrpc.result_response(request.id, {})))  # only for the gateway
         session, params = request.client.session, request.params
         if "requestState" in params and request.method in suspended.METHODS:
             params = suspended.unseal_state(request, await suspended.compute_fingerprint(self._upstream, request))
         if isinstance(answers := params.get("inputResponses"), dict) and request.method in suspended.METHODS:
-            responses = {key: tasks.unrelated(one) if isinstance(one, dict) else one for key, one in answers.items()}
+            responses = {
+                key: tasks.remove_related_task(answer) if isinstance(answer, dict) else answer
+                for key, answer in answers.items()
+            }
             params = {**params, "inputResponses": responses}
         status, reply = await self._post(route, request, params)
         if isinstance(reply, Stream):
@@ -129,7 +132,7 @@ class ModernMembers:
                 our_id = self._upstream_sessions.new_id()
                 answer_future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
                 now = asyncio.get_running_loop().time()
-                session.questions[our_id] = Question(route.live.member_id, now, partial(_settle, answer_future))
+                session.questions[our_id] = Question(route.live.member_id, now, partial(_set_result, answer_future))
                 request.deadline.pause()
                 try:
                     yield Event(envelope.encode(jsonrpc.request(our_id, method, question.get("params"))))
@@ -140,7 +143,7 @@ class ModernMembers:
                 if not isinstance(answer.get("result"), dict):
                     reason = object_of(answer.get("error")).get("message") or "no result"
                     raise ProtocolError(f"asked for input ({method[:100]}) and got none: {reason}")
-                answers[key] = tasks.unrelated(answer["result"])
+                answers[key] = tasks.remove_related_task(answer["result"])
             params = {**request.params}
             params |= {"inputResponses": answers} if answers else {}
             params |= {"requestState": result["requestState"]} if "requestState" in result else {}
@@ -187,7 +190,7 @@ def _for_handshake(answer: Message, request: Request) -> bytes:
     return envelope.encode(eras.for_handshake(request.method, answer.opened_response_to(request.id)))
 
 
-async def _settle(future: asyncio.Future[dict[str, Any]], answer: dict[str, Any]) -> None:
+async def _set_result(future: asyncio.Future[dict[str, Any]], answer: dict[str, Any]) -> None:
     if not future.done():
         future.set_result(answer)
 

@@ -46,7 +46,7 @@ class Questions:
                 return None
             if message.method == "notifications/message":
                 level = envelope.text(message.fields.get("level"))
-                return data if eras.wants_log(request.client.log_level, level) else None
+                return data if eras.passes_log_level(request.client.log_level, level) else None
         return data
 
     async def ask(
@@ -58,7 +58,7 @@ class Questions:
         """
         live, now = upstream_session.route.live, asyncio.get_running_loop().time()
         # While a client waits for the result of a task, a member may ask questions for it on either stream.
-        task = tasks.about(message, [one.task for one in session.running.values()])
+        task = tasks.find_task(message, [running.task for running in session.running.values()])
         if not self._has_room_for_question(session, live.member_id, now):
             text = f"{MAX_QUESTIONS} questions wait for an answer already"
             await self._upstream_sessions.reply(
@@ -70,7 +70,9 @@ class Questions:
         async def answer(reply: dict[str, Any]) -> None:
             if request is not None:
                 request.deadline.resume()
-            await self._upstream_sessions.reply(upstream_session, {**tasks.restored(task, reply), "id": member_id})
+            await self._upstream_sessions.reply(
+                upstream_session, {**tasks.restore_task_id(task, reply), "id": member_id}
+            )
 
         session.questions[our_id] = Question(live.member_id, now, answer)
         if request is not None:
@@ -78,14 +80,16 @@ class Questions:
             request.deadline.pause()
         question = envelope.encode(message.request_as(our_id))
         # A large question is not read on the event loop. It keeps the member's own id, which is useless for the client.
-        return question if task is None or len(question) > envelope.MAX_SMALL else tasks.renamed(task, question)
+        return question if task is None or len(question) > envelope.MAX_SMALL else tasks.seal_task_id(task, question)
 
     def _has_room_for_question(self, session: ClientSession, member_id: int, now: float) -> bool:
         """Remove questions without an answer after QUESTION_SECONDS. Questions outside of calls have no deadline."""
-        of_member = {our_id: one for our_id, one in session.questions.items() if one.member_id == member_id}
+        of_member = {
+            our_id: question for our_id, question in session.questions.items() if question.member_id == member_id
+        }
         if len(of_member) < MAX_QUESTIONS:
             return True
-        expired_ids = [our_id for our_id, one in of_member.items() if now - one.asked_at > QUESTION_SECONDS]
+        expired_ids = [our_id for our_id, question in of_member.items() if now - question.asked_at > QUESTION_SECONDS]
         for our_id in expired_ids:
             error = jsonrpc.error_response(None, jsonrpc.INTERNAL_ERROR, "nobody answered")
             self._upstream_sessions.background.run(session.questions.pop(our_id).answer(error))

@@ -55,7 +55,7 @@ class Relay:
         while True:
             # Do not ask the operating system each time. A process that just ended refuses connections anyway.
             live = None if refusals else self._members.seems_connected(member)
-            live = live or await self._members.live(member, request)
+            live = live or await self._members.wait_until_connected(member, request)
             route = self._upstream.route_to(live, member.max_concurrency)
             owner, within = request.client.principal.owner, f"within {request.deadline.seconds:g} s"
             request.unsent_reason = f"none of its {member.max_concurrency} slots became free {within}"
@@ -132,7 +132,7 @@ class Relay:
         """Send the request in a session of a handshake version."""
         sent_id, params = self._upstream_sessions.new_id(), request.params
         if request.client.is_modern and "_meta" in params:
-            params = {**params, "_meta": eras.without_hop(eras.meta_of({"params": params}))}
+            params = {**params, "_meta": eras.without_connection_meta(eras.meta_of({"params": params}))}
         body = envelope.request(sent_id, request.method, params)
         request.send_cancelled = partial(self._upstream_sessions.send_cancelled, upstream_session, sent_id)
         try:
@@ -150,11 +150,13 @@ class Relay:
             # The deadline has passed or the client disconnected. Nobody waits for the response any more.
             if not request.deadline.is_cancelled:
                 self._upstream_sessions.background.run(
-                    self._upstream_sessions.send_cancelled(upstream_session, sent_id, "nobody waits for it any more")
+                    self._upstream_sessions.send_cancelled(
+                        upstream_session, sent_id, "the response is no longer needed"
+                    )
                 )
             raise
         if request.client.is_modern:
-            return eras.restated(answer, request)
+            return eras.restate(answer, request)
         return Answer(envelope.encode(answer.response_to(request.id)))
 
     async def _error_under_404(self, response: Response, upstream_session: UpstreamSession, sent_id: str) -> Message:
@@ -173,7 +175,7 @@ class Relay:
         # It may be a late response to an earlier request on that connection. Then this request is still running.
         self._upstream_sessions.background.run(
             self._upstream_sessions.send_cancelled(
-                upstream_session, sent_id, "its answer cannot be told from another's"
+                upstream_session, sent_id, "its response cannot be distinguished from another one"
             )
         )
         raise HttpStatusError(404, jsonrpc.excerpt(data))

@@ -29,8 +29,8 @@ from mcp_runtime.protocol import jsonrpc, mcp
 from mcp_runtime.protocol.errors import ClientError, HttpStatusError, ProtocolError, RequestTimeoutError
 from mcp_runtime.security.limits import Owner
 
-MAX_SHARED = 1_000  # sessions of modern clients with one member
-MAX_SHARED_OF_CLIENT = 10
+MAX_SHARED_SESSIONS = 1_000  # sessions of modern clients with one member
+MAX_SHARED_SESSIONS_OF_CLIENT = 10
 CLIENT_CAPABILITIES = ("elicitation", "roots", "sampling")
 BACKGROUND_SECONDS = 2.0
 PROBE_SECONDS = 2.0
@@ -201,10 +201,10 @@ class UpstreamSessions:
 
         A client can declare any number of different capabilities.
         """
-        own = [key_of_other for key_of_other in shared if key_of_other[:-1] == key[:-1]]
-        surplus = own[: max(len(own) - MAX_SHARED_OF_CLIENT + 1, 0)]
-        for key_of_other in surplus or list(shared)[: max(len(shared) - MAX_SHARED + 1, 0)]:
-            self._discard(shared.pop(key_of_other))
+        keys_of_client = [other_key for other_key in shared if other_key[:-1] == key[:-1]]
+        surplus = keys_of_client[: max(len(keys_of_client) - MAX_SHARED_SESSIONS_OF_CLIENT + 1, 0)]
+        for other_key in surplus or list(shared)[: max(len(shared) - MAX_SHARED_SESSIONS + 1, 0)]:
+            self._discard(shared.pop(other_key))
 
     async def _get_or_open(self, openings: Openings, key: Any, route: Route, client: Client) -> UpstreamSession:
         opening = openings.get(key)
@@ -213,11 +213,11 @@ class UpstreamSessions:
         return opening.result() if opening.done() else await asyncio.shield(opening)
 
     async def _open(self, route: Route, client: Client) -> UpstreamSession:
-        own = route.live.client.session
-        if not own.id:
+        hall_session = route.live.client.session
+        if not hall_session.id:
             version = await self._negotiate_version(route, client)
             return UpstreamSession(route, version, None, client.principal.owner)
-        version = client.session.version if client.session else own.version
+        version = client.session.version if client.session else hall_session.version
         capabilities = client.capabilities if client.session else json.loads(_capabilities_key(client))
         params = {**mcp.initialize_params(CLIENT_NAME, CLIENT_VERSION, capabilities), "protocolVersion": version}
         draft = UpstreamSession(route, version, None, client.principal.owner)
@@ -236,9 +236,9 @@ class UpstreamSessions:
         The hall's own handshake shows only one version. Without a session, the member stores nothing of another
         handshake.
         """
-        own, requested = route.live.client.session.version, _sessionless_version(route, client)
-        if requested == own:
-            return own
+        hall_version, requested = route.live.client.session.version, _sessionless_version(route, client)
+        if requested == hall_version:
+            return hall_version
         params = {**mcp.initialize_params(CLIENT_NAME, CLIENT_VERSION, {}), "protocolVersion": requested}
         try:
             async with asyncio.timeout(INITIALIZE_TIMEOUT):
@@ -246,10 +246,10 @@ class UpstreamSessions:
                     UpstreamSession(route, requested, None, client.principal.owner), params
                 )
         except (ClientError, TimeoutError):
-            return own  # it supports no other version
+            return hall_version  # it supports no other version
         if upstream_session.id:
             self.background.run(self._end(upstream_session))
-            return own
+            return hall_version
         return upstream_session.version
 
     async def _handshake(self, draft: UpstreamSession, params: dict[str, Any]) -> UpstreamSession:
@@ -289,8 +289,8 @@ class UpstreamSessions:
         raise ProtocolError(STREAM_ENDED)
 
     def forget(self, upstream_session: UpstreamSession, client: Client) -> None:
-        own = self._by_client_session.get(client.session, {}) if client.session else {}
-        for openings in (self._state_of(upstream_session.route).shared, own):
+        openings_of_client = self._by_client_session.get(client.session, {}) if client.session else {}
+        for openings in (self._state_of(upstream_session.route).shared, openings_of_client):
             for key in [key for key, opening in openings.items() if _result(opening) is upstream_session]:
                 del openings[key]
 

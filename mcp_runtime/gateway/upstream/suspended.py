@@ -134,7 +134,7 @@ class SuspendedStreams:
             raise MethodError(INVALID_PARAMS, "inputResponses must be an object of objects")
         if missing := [key for key in suspended_round.questions if key not in responses]:
             raise StillWaitingError(self._response(request, str(state)), missing)
-        answers = {key: tasks.unrelated(responses[key]) for key in suspended_round.questions}
+        answers = {key: tasks.remove_related_task(responses[key]) for key in suspended_round.questions}
         del self._rounds[str(state)]
         suspended_round.account.close()
         suspended_round.timer.cancel()

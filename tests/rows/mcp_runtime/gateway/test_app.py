@@ -43,7 +43,7 @@ def test_who_may_not_come_in_is_told_why(world: World) -> None:
         told = agent.post(request(7, "ping"), User_Agent=deaf)
         assert (told.status_code, told.json()["id"], told.json()["error"]["code"]) == (200, 7, replies.UNAUTHORIZED)
     assert agent.post(b"{", User_Agent="claude-code/2.0").status_code == 401
-    long = request(7, "ping", filler="x" * app.MAX_UNKNOWN)
+    long = request(7, "ping", filler="x" * app.MAX_UNAUTHENTICATED_BYTES)
     assert agent.post(long, User_Agent="claude-code/2.0").status_code == 401
     assert agent.post(request(1, "ping"), Origin="http://evil.example").status_code == 403
 

@@ -90,7 +90,7 @@ def test_a_look_that_a_change_overtook_is_not_kept(looks: list[str], monkeypatch
 
 @pytest.mark.django_db
 def test_the_memory_of_tokens_is_bounded(looks: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auth, "MAX_KEPT", 2)
+    monkeypatch.setattr(auth, "MAX_PRINCIPALS", 2)
     kept = Principals()
     asking(b"Bearer a", b"Bearer b", b"Bearer c", b"Bearer c", b"Bearer a", kept=kept)
     assert looks == ["a", "b", "c", "a"]

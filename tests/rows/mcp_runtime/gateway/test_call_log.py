@@ -64,16 +64,16 @@ def content(said: str) -> dict[str, Any]:
 
 
 def test_each_end_of_a_call_has_its_words(recorder: Recorder, call: Callable[..., Call]) -> None:
-    call().answered(answer(**content("hi")))
-    call().answered(answer(isError=True, **content("broken")))
-    call().answered(answer(isError=True))
-    call().answered(b'{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":"no","data":{"x":1}}}')
-    call().answered(b"nonsense")
-    call().failed(ConnectError("gone"))
-    call().refused(CallFailedError(ErrorKind.UNAVAILABLE, "away"))
-    call().refused(MethodError(-32020, "header"))
-    call().abandoned(timed_out=True)
-    call().abandoned(timed_out=False)
+    call().record_response(answer(**content("hi")))
+    call().record_response(answer(isError=True, **content("broken")))
+    call().record_response(answer(isError=True))
+    call().record_response(b'{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":"no","data":{"x":1}}}')
+    call().record_response(b"nonsense")
+    call().record_error(ConnectError("gone"))
+    call().record_refusal(CallFailedError(ErrorKind.UNAVAILABLE, "away"))
+    call().record_refusal(MethodError(-32020, "header"))
+    call().record_abandonment(timed_out=True)
+    call().record_abandonment(timed_out=False)
     rows = written(recorder)
     assert [(row.status, row.error_kind, row.error_code) for row in rows] == [
         ("succeeded", "", None),
@@ -102,18 +102,18 @@ def test_each_end_of_a_call_has_its_words(recorder: Recorder, call: Callable[...
 
 def test_a_call_ends_once(recorder: Recorder, call: Callable[..., Call]) -> None:
     one = call()
-    one.answered(answer(**content("hi")))
-    one.abandoned(timed_out=True)
-    one.failed(ConnectError("gone"))
+    one.record_response(answer(**content("hi")))
+    one.record_abandonment(timed_out=True)
+    one.record_error(ConnectError("gone"))
     assert [row.status for row in written(recorder)] == ["succeeded"]
 
 
 def test_what_is_too_long_is_cut_and_said_to_be(recorder: Recorder, call: Callable[..., Call]) -> None:
-    call(arguments={"a": "x" * 300}).answered(answer(**content("y" * 300)))
-    call().answered(answer(isError=True, **content("z" * 70_000)))
-    call().answered(answer(**content("z" * 70_000)))
-    call().answered(jsonrpc.encode(jsonrpc.error_response(1, -1, "no", {"x": "y" * 300})))
-    call().answered(jsonrpc.encode(jsonrpc.error_response("a", -2, "no", {"x": "y" * 70_000})))
+    call(arguments={"a": "x" * 300}).record_response(answer(**content("y" * 300)))
+    call().record_response(answer(isError=True, **content("z" * 70_000)))
+    call().record_response(answer(**content("z" * 70_000)))
+    call().record_response(jsonrpc.encode(jsonrpc.error_response(1, -1, "no", {"x": "y" * 300})))
+    call().record_response(jsonrpc.encode(jsonrpc.error_response("a", -2, "no", {"x": "y" * 70_000})))
     cut, error, large, data, large_error = written(recorder)
     assert cut.arguments[CUT]["bytes"] == 308
     assert cut.arguments[CUT]["beginning"].startswith('{"a":"xxx')
@@ -135,8 +135,8 @@ def test_of_large_arguments_no_more_is_encoded_than_is_kept(
     """To encode all of it, or to search it for secrets, holds the interpreter that the gateway's loop works with."""
     size = 4_000_000
     endless = {"a": [{"b": 1}] * 300, "nothing": object()}  # which cannot be encoded
-    call(arguments=endless, size=size).answered(answer(**content("hi")))
-    call(arguments=endless, size=size, schema=PASSWORD).answered(answer(**content("hi")))
+    call(arguments=endless, size=size).record_response(answer(**content("hi")))
+    call(arguments=endless, size=size, schema=PASSWORD).record_response(answer(**content("hi")))
     monkeypatch.setattr(call_log.secrets, "secret_paths", lambda *_: pytest.fail("searched"))
     cut, secret = written(recorder)
     assert cut.arguments[CUT]["bytes"] == size
@@ -146,15 +146,15 @@ def test_of_large_arguments_no_more_is_encoded_than_is_kept(
 
 def test_nothing_of_arguments_and_results_is_kept_where_the_operator_says_so(call: Callable[..., Call]) -> None:
     recorder = Recorder(max_bytes=0)
-    call(recorder=recorder).answered(answer(**content("hi")))
-    call(recorder=recorder).answered(answer(isError=True, **content("hi")))
+    call(recorder=recorder).record_response(answer(**content("hi")))
+    call(recorder=recorder).record_response(answer(isError=True, **content("hi")))
     rows = written(recorder)
     assert [(row.arguments, row.result, row.status) for row in rows] == [({}, None, "succeeded"), ({}, None, "failed")]
 
 
 def test_secrets_in_arguments_are_masked(recorder: Recorder, call: Callable[..., Call]) -> None:
-    call(arguments={"key": "hush"}, schema=PASSWORD).answered(answer())
-    call(arguments=["no object"]).answered(answer())
+    call(arguments={"key": "hush"}, schema=PASSWORD).record_response(answer())
+    call(arguments=["no object"]).record_response(answer())
     masked, odd = written(recorder)
     assert "hush" not in json.dumps(masked.arguments)
     assert masked.secret_paths == [["key"]]
@@ -166,10 +166,10 @@ def test_secrets_of_a_tool_that_was_listed_a_moment_after_its_call_or_never_are_
 ) -> None:
     """The gateway reads lists a little after they are stored: such a call comes without a schema."""
     made = call(arguments={"key": "hush"}, schema=None)
-    made.answered(answer())
-    call(arguments={"key": "hush"}, schema=None, tool="unheard").answered(answer())
-    call(arguments={}, schema=None, tool="unheard").answered(answer())
-    call(arguments={"key": "hush"}, schema=None, tool="unheard", size=10_000_000).answered(answer())
+    made.record_response(answer())
+    call(arguments={"key": "hush"}, schema=None, tool="unheard").record_response(answer())
+    call(arguments={}, schema=None, tool="unheard").record_response(answer())
+    call(arguments={"key": "hush"}, schema=None, tool="unheard", size=10_000_000).record_response(answer())
     Tool.objects.create(member_id=made.member_id, name="echo", definition={"inputSchema": json.loads(PASSWORD)})
     late, unheard, empty, large = written(recorder)
     assert late.arguments == unheard.arguments == {"key": secrets.MASK}
@@ -184,7 +184,7 @@ def test_all_arguments_are_masked_when_the_database_does_not_say_which_are_secre
         raise OperationalError("gone")
 
     monkeypatch.setattr(call_log.Tool.objects, "filter", away)
-    call(arguments={"key": "hush"}, schema=None).answered(answer())
+    call(arguments={"key": "hush"}, schema=None).record_response(answer())
     (masked,) = written(recorder)
     assert masked.arguments == {"key": secrets.MASK}
 
@@ -193,10 +193,10 @@ def test_calls_outlive_the_token_and_the_user_they_came_with(recorder: Recorder,
     user = User.objects.create_user("ann")
     token, _ = ApiToken.make(user=user, name="laptop")
     gone = Principal(user.pk, "ann", token_id=token.pk + 1, token_name="laptop")
-    call(principal=Principal(user.pk, "ann", token_id=token.pk)).answered(answer())
-    call(principal=gone).answered(answer())
-    call(principal=Principal(user.pk + 1, "bob", token_id=token.pk + 1)).answered(answer())
-    call(member_id=0).answered(answer())
+    call(principal=Principal(user.pk, "ann", token_id=token.pk)).record_response(answer())
+    call(principal=gone).record_response(answer())
+    call(principal=Principal(user.pk + 1, "bob", token_id=token.pk + 1)).record_response(answer())
+    call(member_id=0).record_response(answer())
     rows = written(recorder)
     assert [(row.requester, row.requested_by_id, row.token_id) for row in rows] == [
         ("ann", user.pk, token.pk),
@@ -218,7 +218,7 @@ def test_the_oldest_calls_are_lost_when_the_database_is_too_slow_and_that_is_sai
 ) -> None:
     monkeypatch.setattr(call_log, bound, most)
     for number in range(5):
-        call(tool=f"t{number}", size=1_000).answered(answer())
+        call(tool=f"t{number}", size=1_000).record_response(answer())
     assert [row.tool_name for row in written(recorder)] == ["t3", "t4"]
     assert "3 calls of the gateway were not written" in caplog.text
 
@@ -234,7 +234,7 @@ def test_of_too_many_calls_those_of_whoever_has_most_are_lost(
         token, _ = ApiToken.make(user=user)
         for _ in range(count):
             principal = replace(OPERATOR, user_id=user.pk, token_id=token.pk)
-            call(tool=user.username, principal=principal, size=1_000).answered(b"")
+            call(tool=user.username, principal=principal, size=1_000).record_response(b"")
 
     end(ada, 3)
     end(bob, 8)  # by any number of tokens
@@ -252,7 +252,7 @@ def test_of_one_users_too_many_calls_those_of_the_token_with_most_are_lost(
         token, _ = ApiToken.make(user=user)
         for _ in range(count):
             principal = replace(OPERATOR, user_id=user.pk, token_id=token.pk)
-            call(tool=name, principal=principal, size=1_000).answered(b"")
+            call(tool=name, principal=principal, size=1_000).record_response(b"")
     assert [row.tool_name for row in written(recorder)] == ["few"] * 3 + ["many"] * 7
 
 
@@ -279,10 +279,10 @@ def test_a_database_that_is_away_for_a_while_costs_no_call(
     error: Exception,
 ) -> None:
     failing(monkeypatch, "insert", error, times=3)
-    call(tool="first").answered(answer())
+    call(tool="first").record_response(answer())
     recorder.start()
     eventually(lambda: "calls of the gateway cannot be written (away); trying again" in caplog.text)
-    call(tool="second").answered(answer())
+    call(tool="second").record_response(answer())
     eventually(lambda: Invocation.objects.count() == 2)
     assert [row.tool_name for row in Invocation.objects.order_by("id")] == ["first", "second"]
 
@@ -293,9 +293,9 @@ def test_an_error_behind_the_commit_writes_no_call_twice(
 ) -> None:
     failing(monkeypatch, name, OperationalError("the connection broke"), times=1, after=True)
     gone = {"member_id": 0} if name == "insert_alone" else {}  # so that they are written one by one
-    call(tool="a").answered(answer())
-    call(tool="b", **gone).answered(answer())
-    call(tool="c").answered(answer())
+    call(tool="a").record_response(answer())
+    call(tool="b", **gone).record_response(answer())
+    call(tool="c").record_response(answer())
     recorder.start()
     eventually(lambda: Invocation.objects.filter(tool_name="c").exists())
     recorder.stop()
@@ -307,7 +307,7 @@ def test_a_call_that_the_database_cannot_hold_costs_no_other(
     recorder: Recorder, call: Callable[..., Call], caplog: pytest.LogCaptureFixture
 ) -> None:
     for tool, timeout in (("a", 1.0), ("bad", object()), ("c", 1.0)):
-        call(tool=tool, timeout=timeout).answered(answer())
+        call(tool=tool, timeout=timeout).record_response(answer())
     assert [row.tool_name for row in written(recorder)] == ["a", "c"]
     assert "a call of tool 'bad' cannot be written" in caplog.text
 
@@ -315,12 +315,12 @@ def test_a_call_that_the_database_cannot_hold_costs_no_other(
 def test_calls_that_the_database_refuses_for_long_make_room_for_others(
     recorder: Recorder, call: Callable[..., Call], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(call_log, "KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(call_log, "GIVE_UP_SECONDS", 0.0)
     failing(monkeypatch, "insert", OperationalError("too deep"), times=1)
-    call(tool="bad").answered(answer())
+    call(tool="bad").record_response(answer())
     recorder.start()
     eventually(lambda: "1 calls of the gateway could not be written (too deep)" in caplog.text)
-    call(tool="good").answered(answer())
+    call(tool="good").record_response(answer())
     eventually(lambda: [row.tool_name for row in Invocation.objects.all()] == ["good"])
 
 
@@ -330,7 +330,7 @@ def test_a_stop_waits_for_no_database_and_says_what_it_lost(
     failing(monkeypatch, "insert", OperationalError("away"), times=1_000)
     recorder.start()
     for _ in range(3):
-        call().answered(answer())
+        call().record_response(answer())
     watch = Stopwatch()
     recorder.stop()
     assert watch.seconds < call_log.STOP_SECONDS + 0.5
@@ -343,7 +343,7 @@ def test_a_stop_has_its_bound_while_sqlite_is_locked(
 ) -> None:
     if connection.vendor != "sqlite":
         pytest.skip("SQLite has one lock for all who write")
-    call().answered(answer())
+    call().record_response(answer())
     with transaction.atomic():
         recorder.start()
         eventually(lambda: "(database is locked); trying again" in caplog.text)
@@ -361,7 +361,7 @@ def test_calls_that_end_while_others_are_written_down_are_all_there(
     monkeypatch.setattr(call_log, "WRITE_SECONDS", 0.0)
     seen: list[Call] = []
     monkeypatch.setattr(recorder, "_row_or_none", lambda call: None)
-    monkeypatch.setattr(recorder, "_write_down", lambda calls, rows: seen.extend(calls))
+    monkeypatch.setattr(recorder, "_write_batch", lambda calls, rows: seen.extend(calls))
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     one = call()

@@ -281,4 +281,4 @@ def test_a_tool_is_made_again_only_when_its_row_says_something_else(db: None) ->
     Tool.objects.filter(name="checked").update(schema_error="no schema")
     tools, after = before.members["a"].tools, catalog.load({}, before).members["a"].tools
     assert {name: after[name] is tools[name] for name in tools} == {"same": True, "changed": False, "checked": False}
-    assert json.loads(after["changed"].own)["description"] == "another"
+    assert json.loads(after["changed"].own_json)["description"] == "another"

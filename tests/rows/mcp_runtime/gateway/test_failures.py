@@ -53,7 +53,7 @@ def test_the_page_of_the_gateway_has_the_kinds_that_only_the_gateway_has() -> No
     async def cancelled() -> MethodError:
         request = Request("1", "tools/call", {}, Client(OPERATOR, None, {}), Deadline())
         request.deadline.is_cancelled = True
-        return failures.out_of_time(request)
+        return failures.deadline_error(request)
 
     page = (ROOT / "docs" / "gateway.md").read_text()
     for error in (asyncio.run(cancelled()), failures.forbidden("bob", "notes", "echo")):

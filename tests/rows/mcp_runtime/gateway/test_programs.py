@@ -58,15 +58,15 @@ def rows() -> list[tuple[str, str, int]]:
     ],
 )
 def test_a_client_is_what_it_calls_itself_within_bounds(info: Any, program: Program) -> None:
-    assert Program.told(info) == program
+    assert Program.from_client_info(info) == program
 
 
 def test_a_client_is_noted_at_once_and_then_once_a_minute(noted: Programs, token: ApiToken, clock: Clock) -> None:
-    noted.saw((token.user_id, token.pk), CLAUDE)
+    noted.note((token.user_id, token.pk), CLAUDE)
     noted.write()
     assert rows() == [("claude-code", "2.1", 0)]
-    noted.saw((token.user_id, token.pk), CLAUDE, calls=1)
-    noted.saw((token.user_id, token.pk), CLAUDE, calls=1)
+    noted.note((token.user_id, token.pk), CLAUDE, calls=1)
+    noted.note((token.user_id, token.pk), CLAUDE, calls=1)
     noted.write()
     assert rows() == [("claude-code", "2.1", 0)]
     clock.now += 60
@@ -77,9 +77,9 @@ def test_a_client_is_noted_at_once_and_then_once_a_minute(noted: Programs, token
 
 
 def test_the_last_write_takes_all_that_is_left(noted: Programs, token: ApiToken) -> None:
-    noted.saw((token.user_id, token.pk), CLAUDE)
+    noted.note((token.user_id, token.pk), CLAUDE)
     noted.write()
-    noted.saw((token.user_id, token.pk), CLAUDE, calls=3)
+    noted.note((token.user_id, token.pk), CLAUDE, calls=3)
     noted.write(at_once=True)
     assert rows() == [("claude-code", "2.1", 3)]
 
@@ -87,7 +87,7 @@ def test_the_last_write_takes_all_that_is_left(noted: Programs, token: ApiToken)
 def test_nothing_new_costs_no_query(
     noted: Programs, token: ApiToken, clock: Clock, django_assert_num_queries: Any
 ) -> None:
-    noted.saw((token.user_id, token.pk), CLAUDE)
+    noted.note((token.user_id, token.pk), CLAUDE)
     noted.write()
     clock.now += 3600
     with django_assert_num_queries(0):
@@ -96,10 +96,10 @@ def test_nothing_new_costs_no_query(
 
 def test_of_one_token_the_clients_seen_last_are_kept(noted: Programs, token: ApiToken, clock: Clock) -> None:
     other = ApiToken.make(user=token.user)[0]
-    noted.saw((other.user_id, other.pk), CLAUDE)
+    noted.note((other.user_id, other.pk), CLAUDE)
     for number in range(programs.MAX_OF_TOKEN + 5):
         clock.now += 1
-        noted.saw((token.user_id, token.pk), Program("shifty", f"{number:03}"))
+        noted.note((token.user_id, token.pk), Program("shifty", f"{number:03}"))
         noted.write()
     kept = [row.version for row in TokenClient.objects.filter(token=token)]
     assert kept == [f"{number:03}" for number in range(programs.MAX_OF_TOKEN + 4, 4, -1)]
@@ -108,9 +108,9 @@ def test_of_one_token_the_clients_seen_last_are_kept(noted: Programs, token: Api
 
 def test_a_flood_of_names_of_one_token_leaves_room_for_those_of_others(noted: Programs, token: ApiToken) -> None:
     other = ApiToken.make(user=token.user)[0]
-    for number in range(2 * programs.MAX_KEPT):
-        noted.saw((token.user_id, token.pk), Program(f"c{number:04}"))
-    noted.saw((other.user_id, other.pk), CLAUDE)
+    for number in range(2 * programs.MAX_TALLIES):
+        noted.note((token.user_id, token.pk), Program(f"c{number:04}"))
+    noted.note((other.user_id, other.pk), CLAUDE)
     noted.write(at_once=True)
     assert TokenClient.objects.filter(token=other).count() == 1
 
@@ -119,9 +119,9 @@ def test_a_flood_of_names_of_one_users_tokens_leaves_room_for_other_users(noted:
     for _ in range(20):
         flooding = ApiToken.make(user=token.user)[0]
         for number in range(100):
-            noted.saw((flooding.user_id, flooding.pk), Program(f"c{number:04}"))
+            noted.note((flooding.user_id, flooding.pk), Program(f"c{number:04}"))
     other = ApiToken.make(user=User.objects.create_user("ada"))[0]
-    noted.saw((other.user_id, other.pk), CLAUDE)
+    noted.note((other.user_id, other.pk), CLAUDE)
     noted.write(at_once=True)
     assert TokenClient.objects.filter(token=other).count() == 1
 
@@ -129,17 +129,17 @@ def test_a_flood_of_names_of_one_users_tokens_leaves_room_for_other_users(noted:
 def test_a_flood_of_names_fills_neither_the_memory_nor_a_turn(
     noted: Programs, token: ApiToken, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(programs, "MAX_KEPT", 100)
+    monkeypatch.setattr(programs, "MAX_TALLIES", 100)
     monkeypatch.setattr(programs, "MAX_AT_ONCE", 7)
     for number in range(500):
-        noted.saw((token.user_id, token.pk), Program(f"c{number:03}"))
+        noted.note((token.user_id, token.pk), Program(f"c{number:03}"))
     noted.write()
     assert TokenClient.objects.count() == 7
     for _ in range(20):
         noted.write()
     clock.now += programs.FORGET_SECONDS + 1
     noted.write()
-    noted.saw((token.user_id, token.pk), CLAUDE)
+    noted.note((token.user_id, token.pk), CLAUDE)
     noted.write()
     assert TokenClient.objects.filter(name="claude-code").exists()
 
@@ -148,8 +148,8 @@ def test_a_token_that_was_deleted_stops_nothing(noted: Programs, token: ApiToken
     gone = (token.user_id, token.pk)
     left = ApiToken.make(user=token.user)[0]
     token.delete()
-    noted.saw(gone, CLAUDE)
-    noted.saw((left.user_id, left.pk), CLAUDE)
+    noted.note(gone, CLAUDE)
+    noted.note((left.user_id, left.pk), CLAUDE)
     noted.write()
     assert [row.token for row in TokenClient.objects.all()] == [left]
 
@@ -160,9 +160,9 @@ def test_what_could_not_be_written_is_written_later(
     def away(*_: Any) -> None:
         raise OperationalError("the database is away")
 
-    noted.saw((token.user_id, token.pk), CLAUDE, calls=2)
+    noted.note((token.user_id, token.pk), CLAUDE, calls=2)
     with monkeypatch.context() as patch:
-        patch.setattr(programs, "_note", away)
+        patch.setattr(programs, "_save", away)
         noted.write()
     clock.now += 60
     noted.write()
@@ -170,8 +170,8 @@ def test_what_could_not_be_written_is_written_later(
 
 
 def test_without_a_token_or_a_name_nothing_is_noted(noted: Programs, token: ApiToken) -> None:
-    noted.saw(OPERATOR.owner, CLAUDE)
-    noted.saw((token.user_id, token.pk), Program())
+    noted.note(OPERATOR.owner, CLAUDE)
+    noted.note((token.user_id, token.pk), Program())
     noted.write(at_once=True)
     assert rows() == []
 

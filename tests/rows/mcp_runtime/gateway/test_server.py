@@ -91,7 +91,7 @@ def test_a_prompt_that_is_too_large_costs_a_member_no_other(world: World, monkey
 
 
 def test_a_member_that_does_not_list_is_asked_again_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras_loader, "LEARN_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(extras_loader, "RETRY_SECONDS", 0.01)
     world.agent()
     member = world.member(behaviours={"prompts/list": lambda asked: asked.http(500)}, capabilities={"prompts": {}})
     eventually(lambda: len(member.messages("prompts/list")) > 1)
@@ -100,7 +100,7 @@ def test_a_member_that_does_not_list_is_asked_again_later(world: World, monkeypa
 
 
 def test_a_list_without_end_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras_loader, "MAX_LEARNED", 3)
+    monkeypatch.setattr(extras_loader, "MAX_ENTRIES", 3)
     monkeypatch.setattr(extras_loader, "MAX_PAGES", 5)
     world.agent()
     endless = pages(*[[{"name": f"p{number}"}] for number in range(50)], kind="prompts")
@@ -355,7 +355,7 @@ def test_with_the_doors_closed_calls_under_way_go_on_and_nobody_else_comes_in(wo
         eventually(lambda: member.messages("tools/call"))
         token = other.http.headers["Authorization"]
         slow.sendall(f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: {token}\r\n".encode())
-        world.gateway.close_doors()
+        world.gateway.stop_accepting()
         with pytest.raises(requests.ConnectionError):
             other.send("ping")
         slow.sendall(b"Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
@@ -463,6 +463,6 @@ def test_a_roster_that_takes_long_to_load_is_not_loaded_again_for_the_next_unkno
         began = time.monotonic()
         assert agent.send("ping").status_code == 404
         took.append(time.monotonic() - began)
-        time.sleep(2 * members.LOOK_AGAIN)
+        time.sleep(2 * members.RELOAD_UNKNOWN_SECONDS)
     first, second = took
     assert first >= 1.0 > second

@@ -53,7 +53,7 @@ def test_a_session_outlives_the_runtime_with_what_it_agreed_on(kept: Sessions) -
 
 
 def test_a_session_that_carries_too_much_is_kept_in_memory_alone(kept: Sessions) -> None:
-    session = begin(kept, experimental="x" * client_sessions.MAX_REMEMBERED)
+    session = begin(kept, experimental="x" * client_sessions.MAX_SESSION_STATE)
     assert len(session.id) < 60
     assert kept.find(session.id, ANN, "/mcp") is session
     assert Sessions(lambda _: None).find(session.id, ANN, "/mcp") is None
@@ -73,7 +73,7 @@ def test_an_ended_session_stays_ended(kept: Sessions, dropped: list[ClientSessio
 def restarted(kept: Sessions) -> Sessions:
     """Those of the next runtime."""
     after = Sessions(lambda _: None)
-    after.restore(json.loads(json.dumps(kept.beyond_ids())))
+    after.restore(json.loads(json.dumps(kept.extra_states())))
     return after
 
 
@@ -99,8 +99,8 @@ def test_an_ended_session_stays_ended_in_the_next_runtime(kept: Sessions) -> Non
 def test_more_subscriptions_than_are_remembered_are_not(kept: Sessions) -> None:
     session = begin(kept)
     session.log_level = "info"
-    session.subscriptions = {"notes": {"x" * (client_sessions.MAX_REMEMBERED + 1)}}
-    assert list(kept.beyond_ids()["told"].values()) == [{"level": "info"}]
+    session.subscriptions = {"notes": {"x" * (client_sessions.MAX_SESSION_STATE + 1)}}
+    assert list(kept.extra_states()["told"].values()) == [{"level": "info"}]
 
 
 @pytest.mark.parametrize("odd", [{}, {"ended": 1, "told": {}}, {"ended": [], "told": {"a": {"uris": 1}}}])
@@ -110,7 +110,7 @@ def test_what_no_runtime_left_behind_is_not_taken(kept: Sessions, odd: Any) -> N
 
 
 def test_what_is_remembered_of_ended_sessions_is_bounded(kept: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_sessions, "MAX_ENDED", 2)
+    monkeypatch.setattr(client_sessions, "MAX_ENDED_SESSIONS", 2)
     ended = [begin(kept) for _ in range(3)]
     for session in ended:
         kept.end(session)

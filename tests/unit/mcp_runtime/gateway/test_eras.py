@@ -170,4 +170,4 @@ def test_results_are_restated_for_callers_with_sessions() -> None:
     ],
 )
 def test_a_log_message_passes_from_the_level_that_was_asked_for(level: Any, said: str, passes: bool) -> None:
-    assert eras.wants_log(level, said) is passes
+    assert eras.passes_log_level(level, said) is passes

@@ -119,7 +119,7 @@ def test_at_a_members_own_address_results_name_resources_as_the_member_does(
 
 def rewritten(answer: dict[str, Any]) -> dict[str, Any]:
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "result": answer}).encode()
-    told: dict[str, Any] = json.loads(links.with_member(body, "m", {}))["result"]
+    told: dict[str, Any] = json.loads(links.with_listed_uris(body, "m", {}))["result"]
     return told
 
 
@@ -147,7 +147,7 @@ def test_what_is_no_resource_stays_as_it_is(odd: dict[str, Any]) -> None:
 def test_what_surrounds_a_resource_is_not_touched() -> None:
     block = b'{"type":"resource","resource":{"uri":"a:b","blob":"%b"}}' % (b"A" * 100_000)
     body = b'{"jsonrpc":"2.0","id":7,"result":{"n":1.50,"content":[%b]}}' % block
-    assert links.with_member(body, "m", {}) == body.replace(b"a:b", b"guild://m/a:b")
+    assert links.with_listed_uris(body, "m", {}) == body.replace(b"a:b", b"guild://m/a:b")
 
 
 @pytest.mark.parametrize(

@@ -507,7 +507,7 @@ def test_a_stream_that_nobody_reads_is_ended_and_those_that_are_read_go_on(world
         unread.sendall("\r\n".join([*head, "", ""]).encode())
         with reader.listen() as heard:
             assert [heard.next()["params"]["data"].split()[0] for _ in range(100)] == [str(n) for n in range(100)]
-            eventually(lambda: len(world.gateway._client_streams._open) == 1)
+            eventually(lambda: len(world.gateway._client_streams._open_streams) == 1)
             assert not heard.ended.is_set()
         unread.settimeout(10)
         with contextlib.suppress(ConnectionResetError):

@@ -11,7 +11,7 @@ import pytest
 
 from mcp_runtime.gateway.messages import Client, ClientSession, Deadline, Event, Request, Stream
 from mcp_runtime.gateway.streams import resumable
-from mcp_runtime.gateway.streams.resumable import Owed
+from mcp_runtime.gateway.streams.resumable import ResumableStreams
 from mcp_runtime.security.access import OPERATOR
 from roster.models import Invocation
 from tests.conftest import eventually
@@ -70,7 +70,7 @@ def resumed(agent: Agent, event_id: str) -> list[dict[str, Any]]:
 
 
 def is_kept(world: World) -> bool:
-    return bool(world.gateway._owed._debts)
+    return bool(world.gateway._resumable._paused_streams)
 
 
 def cancelled(member: Member) -> list[Any]:
@@ -223,7 +223,7 @@ def test_a_member_that_cannot_go_on_fails_the_call(world: World) -> None:
     assert [call.error_kind for call in world.calls()] == ["transport"]
 
 
-@pytest.mark.parametrize(("bound", "value"), [("MAX_OWED_OF_CLIENT", 1), ("MAX_OWED_BYTES_OF_CLIENT", 200)])
+@pytest.mark.parametrize(("bound", "value"), [("MAX_PAUSED_OF_CLIENT", 1), ("MAX_PAUSED_BYTES_OF_CLIENT", 200)])
 def test_of_one_caller_so_many_are_owed_and_no_more(
     world: World, monkeypatch: pytest.MonkeyPatch, bound: str, value: int
 ) -> None:
@@ -250,15 +250,15 @@ def test_the_tokens_of_one_user_leave_room_for_what_is_owed_to_others() -> None:
         yield
 
     async def run() -> bool:
-        debts = Owed()
-        for user, token in [*((1, number // 40) for number in range(resumable.MAX_OWED)), (2, 100)]:
+        debts = ResumableStreams()
+        for user, token in [*((1, number // 40) for number in range(resumable.MAX_PAUSED)), (2, 100)]:
             session = ClientSession("s", (user, token), "/mcp", "2025-06-18", {})
             asked = Request(9, "tools/call", {}, Client(OPERATOR, session, {}), Deadline(30))
             async with debts.reading(asked, Lost(nothing())):
                 pass
         is_kept = asked.is_resumable
         debts.close()
-        await debts.closed(5)
+        await debts.wait_closed(5)
         return is_kept
 
     assert asyncio.run(run())
@@ -285,7 +285,7 @@ def test_who_goes_away_while_coming_back_leaves_it_owed() -> None:
             return
             yield
 
-        stream, debts = Slow(nothing()), Owed()
+        stream, debts = Slow(nothing()), ResumableStreams()
         async with debts.reading(asked, stream):
             pass
         back = asyncio.ensure_future(debts.take(session, "notes/1"))

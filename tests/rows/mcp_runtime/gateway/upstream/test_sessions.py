@@ -70,7 +70,7 @@ def test_a_session_that_is_still_being_begun_when_its_caller_ends_ends_too(world
 def test_modern_callers_share_a_session_if_they_can_be_asked_the_same(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "MAX_SHARED_OF_CLIENT", 2)
+    monkeypatch.setattr(sessions, "MAX_SHARED_SESSIONS_OF_CLIENT", 2)
     member = world.member()
 
     def call(**capabilities: Any) -> int:
@@ -92,7 +92,7 @@ class Never:
 
 
 def test_a_newcomer_ends_no_session_before_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "MAX_SHARED", 10)
+    monkeypatch.setattr(sessions, "MAX_SHARED_SESSIONS", 10)
     them = UpstreamSessions(upstream=None)  # type: ignore[arg-type]
     for count, left in [(4, 4), (6, 6), (9, 9), (10, 9), (12, 9)]:
         shared: dict[Any, Any] = {(number, None, ""): Never() for number in range(count)}
@@ -103,7 +103,7 @@ def test_a_newcomer_ends_no_session_before_there_are_too_many(monkeypatch: pytes
 def test_modern_callers_of_two_tokens_share_no_session_and_end_none_of_each_other(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "MAX_SHARED_OF_CLIENT", 2)
+    monkeypatch.setattr(sessions, "MAX_SHARED_SESSIONS_OF_CLIENT", 2)
     member = world.member()
     ann, bob = make_token(), make_token()  # of one user: a token may be narrower than another
 
