@@ -115,11 +115,11 @@ class Sessions:
         self._sessions[session.id] = session
         of_user = [other for other in self._sessions.values() if other.owner[0] == session.owner[0]]
         of_token = [other for other in of_user if other.owner == session.owner]
-        self._make_room(of_token, limits.MAX_SESSIONS_OF_TOKEN, session)
-        self._make_room(of_user, limits.MAX_SESSIONS_OF_USER, session)
-        self._make_room(self._sessions.values(), limits.MAX_SESSIONS, session)
+        self._remove_idle(of_token, limits.MAX_SESSIONS_OF_TOKEN, session)
+        self._remove_idle(of_user, limits.MAX_SESSIONS_OF_USER, session)
+        self._remove_idle(self._sessions.values(), limits.MAX_SESSIONS, session)
 
-    def _make_room(self, among: Iterable[ClientSession], most: int, newest: ClientSession) -> None:
+    def _remove_idle(self, among: Iterable[ClientSession], most: int, newest: ClientSession) -> None:
         """Remove the least recently used sessions above `most` from memory. Their ids can restore them.
 
         Keep sessions with an open stream or a request in progress. Other limits apply to those.

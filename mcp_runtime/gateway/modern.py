@@ -11,7 +11,7 @@ from mcp_runtime.gateway.posts import MAX_CAPABILITIES, Post, check_capabilities
 from mcp_runtime.gateway.replies import Refusal
 from mcp_runtime.gateway.responder import Responder
 from mcp_runtime.gateway.streams.client_streams import ClientStreams
-from mcp_runtime.gateway.streams.http_streams import hold, open_stream
+from mcp_runtime.gateway.streams.http_streams import open_stream, send_stream
 from mcp_runtime.protocol import jsonrpc, mcp
 from mcp_runtime.protocol.errors import MethodError
 from mcp_runtime.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST
@@ -80,4 +80,4 @@ class ModernClients:
             stream = await open_stream(
                 self._client_streams, post.place, request.client, post.exchange, subscriptions, request.id
             )
-            await hold(stream, post.exchange, first=jsonrpc.encode(acknowledgement), last=jsonrpc.encode(end))
+            await send_stream(stream, post.exchange, first=jsonrpc.encode(acknowledgement), last=jsonrpc.encode(end))

@@ -12,7 +12,7 @@ from mcp_runtime.gateway.messages import Client, ClientSession, Event, Stream
 from mcp_runtime.gateway.posts import client_in
 from mcp_runtime.gateway.responder import Responder
 from mcp_runtime.gateway.streams.client_streams import ClientStreams
-from mcp_runtime.gateway.streams.http_streams import hold, open_stream
+from mcp_runtime.gateway.streams.http_streams import open_stream, send_stream
 from mcp_runtime.gateway.upstream.questions import Questions
 from mcp_runtime.gateway.upstream.sessions import UpstreamSessions
 from mcp_runtime.http1.server import HttpExchange
@@ -51,7 +51,9 @@ class SessionStreams:
             if last_event_id and await self._responder.resume(session, last_event_id, exchange):
                 return
             resumed_stream = await self._resume_member_stream(session, client, last_event_id) if last_event_id else None
-            await hold(resumed_stream or await open_stream(self._client_streams, place, client, exchange), exchange)
+            await send_stream(
+                resumed_stream or await open_stream(self._client_streams, place, client, exchange), exchange
+            )
 
     async def _resume_member_stream(self, session: ClientSession, client: Client, last_event_id: str) -> Stream | None:
         """Resume a stream of a member after that event. The event id is the member's name and its own event id."""

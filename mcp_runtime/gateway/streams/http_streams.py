@@ -29,7 +29,7 @@ async def open_stream(
         raise Refusal(503, full, headers=[(b"retry-after", b"10")]) from error
 
 
-async def hold(stream: Stream, exchange: HttpExchange, *, first: bytes = b"", last: bytes = b"") -> None:
+async def send_stream(stream: Stream, exchange: HttpExchange, *, first: bytes = b"", last: bytes = b"") -> None:
     """Forward the stream until it ends or the client disconnects."""
     async with contextlib.aclosing(stream):
         exchange.begin(200, STREAM_HEADERS)
