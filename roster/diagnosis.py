@@ -59,7 +59,7 @@ def diagnose(facts: Facts) -> Diagnosis | None:
     if facts.status == "error":
         return _of_error(facts)
     if facts.status == "disconnected" and not facts.should_run:
-        return Diagnosis("Stopped, as somebody asked.", "Start it, or call one of its tools: that starts it too.")
+        return Diagnosis("Stopped on request.", "Start it, or call one of its tools, which starts it too.")
     return None
 
 
@@ -79,7 +79,7 @@ def _of_error(facts: Facts) -> Diagnosis:
     cause = re.sub(rf"^member '{re.escape(facts.name)}'(?: could not be started)?:? ", "", sentence)
     cause = cause.replace(NotListeningError.REMEDY, "")
     return Diagnosis(
-        cause=_sentence(cause) or "It ended, and nothing is known of why.",
+        cause=_sentence(cause) or "It ended for an unknown reason.",
         remedy=_remedy(facts, sentence, tail),
         last_words=words[-1] if words else "",
         log_helps=bool(words),

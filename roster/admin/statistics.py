@@ -35,7 +35,7 @@ def fragment(request: HttpRequest) -> HttpResponse:
         raise PermissionDenied
     member, span = member_of(request, request.GET.get("member", "")), request.GET.get("span", SPANS[0])
     if span not in SPANS:
-        raise Http404(f"plots know no span {span!r}")
+        raise Http404(f"there is no span {span!r}")
     tool_name = request.GET.get("tool", "") if member else ""
     if member and not principal.may_view_figures(member.name, tool_name):
         raise PermissionDenied

@@ -54,8 +54,8 @@ class CostSerializer(serializers.Serializer[Any]):
 
 
 class AgentConfigSerializer(serializers.Serializer[Any]):
-    place = serializers.CharField(help_text="Which file of the client it belongs into.")
-    config = serializers.CharField(help_text="What to write there, word for word.")
+    place = serializers.CharField(help_text="The file of the client for it.")
+    config = serializers.CharField(help_text="The text for this file, word for word.")
     token = TokenSerializer(allow_null=True, help_text="The token that was made for it, and stands in `config`.")
     cost = CostSerializer(help_text="What the definitions of all the tools take of an agent's context.")
     cost_by_member = serializers.DictField(child=CostSerializer())

@@ -22,5 +22,5 @@ def user_for_token(name: str | None) -> User:
         return find_user(name)
     first = User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
     if first is None:
-        raise CommandError("there is no superuser whose token it could be; say --user")
+        raise CommandError("there is no superuser for the token; give --user")
     return first

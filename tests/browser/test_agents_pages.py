@@ -57,7 +57,7 @@ def test_a_new_token_stands_in_what_each_client_wants_until_the_page_is_left(vis
     page.get_by_label("good", exact=True).check()
     expect(page.locator("#config-codex")).to_contain_text("/mcp?members=good")
     expect(page.locator("#config-codex")).to_contain_text(token)
-    page.get_by_label("straight to each member's own endpoint").check()
+    page.get_by_label("directly to each member's own endpoint").check()
     expect(page.locator("#config-codex")).not_to_contain_text("members=good")
     expect(page.locator("#config-codex")).to_contain_text("[mcp_servers.good]")
     page.reload()

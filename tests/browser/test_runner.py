@@ -548,7 +548,7 @@ def test_without_scripts_it_is_json_and_a_button(visitor: Visitor, numbers: dict
     expect(page).to_have_url(re.compile(r"/invocation/\d+/change/"))
     runner.open("destroy")
     runner.press()
-    expect(page.get_by_text("say that you mean it")).to_be_visible()
+    expect(page.get_by_text("Confirm the call")).to_be_visible()
     page.get_by_label("I mean it").check()
     runner.json.fill('{"what": "x"}')
     runner.press()

@@ -45,11 +45,11 @@ class SessionForm(forms.Form):
         required=False,
         strip=False,
         widget=forms.Textarea(attrs={"rows": 4, "cols": 80}),
-        help_text="It can be left for later.",
+        help_text="Optional. You can send it later.",
     )
     name = forms.CharField(required=False, max_length=100, help_text="Made up when left out.")
     way = forms.ChoiceField(
-        choices=[("gateway", "through the gateway"), ("direct", "straight to the members' own endpoints")],
+        choices=[("gateway", "through the gateway"), ("direct", "directly to the members' own endpoints")],
         initial="gateway",
         widget=forms.RadioSelect,
         help_text="How the agent reaches its members.",

@@ -137,7 +137,7 @@ class InvocationAdmin(RuntimeRowAdmin):
                 tag=self._list_etag(request),
             )
         except IncorrectLookupParameters as error:
-            raise Http404("the list knows no such filter") from error
+            raise Http404("the list has no such filter") from error
 
     @staticmethod
     def _list_etag(request: HttpRequest) -> str:
@@ -172,11 +172,11 @@ class InvocationAdmin(RuntimeRowAdmin):
         if not self.has_view_permission(request):
             raise PermissionDenied
         if form not in export.FORMATS:
-            raise Http404(f"calls are not written as {form!r}")
+            raise Http404(f"there is no export format {form!r}")
         try:
             calls = self.get_changelist_instance(request)
         except IncorrectLookupParameters as error:
-            raise Http404("the list knows no such filter") from error
+            raise Http404("the list has no such filter") from error
         response = export.exported(cast(CallList, calls).unbounded, form, (request.user.pk, None))
         return response or HttpResponse(EXPORTS_FULL, status=429, content_type="text/plain; charset=utf-8")
 
@@ -258,7 +258,7 @@ class InvocationAdmin(RuntimeRowAdmin):
         refusals: list[str] = []
         for invocation in invocations:
             if not self._may_cancel(request, invocation):
-                refusals.append(f"{invocation} is somebody else's, and you may not stop {invocation.member.name}")
+                refusals.append(f"{invocation} belongs to another user, and you may not stop {invocation.member.name}")
                 continue
             try:
                 is_over = cancel_call(invocation).is_finished

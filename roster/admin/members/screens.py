@@ -154,7 +154,7 @@ class MemberAdmin(RosterScreen):
         member = self.existing(request, str(member_id))
         member_verb = next((member_verb for member_verb in VERBS if member_verb.name == verb), None)
         if member_verb is None:
-            raise Http404(f"members know no {verb!r}")
+            raise Http404(f"there is no verb {verb!r}")
         self.apply(request, member_verb, [member])
         return live.form_response(request, self.page_of(member))
 

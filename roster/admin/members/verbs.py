@@ -36,7 +36,7 @@ VERBS = [
     Verb("start", "Start", "Asked to start"),
     Verb("stop", "Stop", "Asked to stop"),
     Verb("restart", "Restart", "Asked to restart"),
-    Verb("refresh", "Refresh tools", "Asked to list the tools again"),
+    Verb("refresh", "Refresh tools", "Requested a new list of tools"),
     Verb("enable", "Enable", "Enabled"),
     Verb("disable", "Disable", "Disabled"),
 ]

@@ -243,7 +243,7 @@ class ApiTokenAdmin(SafeFilterAdmin):
         names = [member.name for member in token.members.all()]
         if token.scope == Scope.TOOLS:
             names = [f"{tool.member.name}/{tool.name}" for tool in token.tools.all()]
-        return ", ".join(sorted(names)) or "nothing that is left"
+        return ", ".join(sorted(names)) or "nothing any more"
 
     @admin.display(description="last client")
     def last_client(self, token: ApiToken) -> str:
@@ -253,8 +253,7 @@ class ApiTokenAdmin(SafeFilterAdmin):
     def limits(self, token: ApiToken) -> str:
         own_limits = token.own_limits
         texts = {
-            name: "as set for all" if own_limits[name] is None else str(own_limits[name] or "no limit")
-            for name in own_limits
+            name: "default" if own_limits[name] is None else str(own_limits[name] or "no limit") for name in own_limits
         }
         return "; ".join(f"{limit.words}: {texts[limit.name]}" for limit in ApiToken.LIMITS)
 

@@ -86,7 +86,7 @@ class CallForm(forms.Form):
     def clean_confirmed(self) -> bool:
         confirmed = bool(self.cleaned_data["confirmed"])
         if self.must_confirm and not confirmed:
-            raise forms.ValidationError("This tool may destroy or overwrite something: say that you mean it.")
+            raise forms.ValidationError("This tool may destroy or overwrite something. Confirm the call.")
         return confirmed
 
     def refuse(self, errors: tuple[tuple[Path, str], ...]) -> None:
@@ -189,7 +189,7 @@ class ToolRunner(RuntimeRowAdmin):
     def _of_preset(request: HttpRequest, tool: Tool, preset_id: int) -> Beginning:
         row = presets.of(cast(User, request.user), tool).filter(pk=preset_id).first()
         if row is None:
-            return Beginning(calls.skeleton_of(tool.input_schema), ["There is no such preset of yours for this tool."])
+            return Beginning(calls.skeleton_of(tool.input_schema), ["You have no such preset for this tool."])
         # The schema may mark more secrets now than when the preset was saved.
         arguments, left_out = without_secrets(tool, row.arguments)
         beginning = Beginning(arguments, [f"These are the arguments of your preset “{row.name}”."])

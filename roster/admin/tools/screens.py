@@ -123,7 +123,7 @@ class ToolAdmin(ToolColumns, ToolRunner):
             raise PermissionDenied
         tool = self.existing(request, str(tool_id))
         if position not in ("on", "off"):
-            raise Http404(f"tools know no {position!r}")
+            raise Http404(f"there is no switch position {position!r}")
         self.switch(request, [tool], on=position == "on")
         return live.form_response(request, self.page_of(tool))
 

@@ -37,7 +37,7 @@ Kind = AgentEvent.Kind
 
 
 class Command(HallCommand):
-    help = "Have an agent do something with members' tools, and show what it does; exit code 0 only when it succeeded."
+    help = "Let an agent work with members' tools, and show what it does. The exit code is 0 only if it succeeded."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("prompt", help="what to do, or - to read it from stdin")
@@ -81,7 +81,7 @@ class Command(HallCommand):
                     )
                 return session
         if not names:
-            raise CommandError("say whose tools the agent may use: --members NAME,NAME")
+            raise CommandError("give the members whose tools the agent may use: --members NAME,NAME")
         return create_session(
             names,
             caller=Caller(Invocation.Source.COMMAND),

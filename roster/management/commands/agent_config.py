@@ -17,15 +17,15 @@ from roster.management.users import user_for_token
 
 class Command(HallCommand):
     help = (
-        "Print what an agent's client wants written down to reach the hall, with a token made for it; "
-        "on stderr where it belongs, and what the tools' definitions cost."
+        "Print the configuration with which an agent's client reaches the hall, with a new token. "
+        "stderr shows the file for it, and the cost of the tools' definitions."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--for", dest="client", required=True, choices=list(FORMATS))
-        parser.add_argument("--members", type=names, default=[], metavar="A,B", help="these alone; without it all")
+        parser.add_argument("--members", type=names, default=[], metavar="A,B", help="only these. Without it all")
         parser.add_argument("--direct", action="store_true", help="each member's own endpoint, without a token")
-        parser.add_argument("--user", help="whose token it is to be; without it the first superuser's")
+        parser.add_argument("--user", help="the user of the token. Without it the first superuser")
         parser.add_argument("--expires", type=end, metavar="WHEN", help="30d, 12h, or a date; without it never")
 
     def handle(self, *args: Any, **options: Any) -> None:

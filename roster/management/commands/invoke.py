@@ -30,10 +30,10 @@ class Command(HallCommand):
         parser.add_argument("member")
         parser.add_argument("tool")
         parser.add_argument("arguments", nargs="?", default="{}", help="a JSON object, or - to read it from stdin")
-        parser.add_argument("--user", help="as this user, who must be allowed to; without it as the operator")
+        parser.add_argument("--user", help="the user who calls. Without it the operator calls")
         parser.add_argument("--json", action="store_true", help="print the whole invocation as JSON")
-        parser.add_argument("--no-wait", action="store_true", help="queue the call, print its id and go")
-        parser.add_argument("--timeout", type=seconds, help="wait so many seconds at most; the call goes on after that")
+        parser.add_argument("--no-wait", action="store_true", help="queue the call, print its id and exit")
+        parser.add_argument("--timeout", type=seconds, help="the longest wait, in seconds. The call continues after it")
 
     def handle(self, *args: Any, **options: Any) -> None:
         requester = caller(Invocation.Source.COMMAND, options["user"])
@@ -58,7 +58,7 @@ class Command(HallCommand):
         except (ValueError, AccessError, RequestRefusedError) as error:
             raise CommandError(harmless(str(error))) from error
         if live_runtime() is None:
-            self.stderr.write(f"{NO_RUNTIME} Call {invocation.pk} waits its turn.")
+            self.stderr.write(f"{NO_RUNTIME} Call {invocation.pk} waits in the queue.")
         return invocation
 
     def wait(self, invocation: Invocation, timeout: float) -> None:

@@ -11,12 +11,12 @@ from roster.management.terminal import count
 
 
 class Command(HallCommand):
-    help = "Delete finished calls that are older than so many days, and the oldest beyond so many."
+    help = "Delete finished calls that are older than --days, and the oldest ones beyond --keep."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         for name, default, description in [
-            ("days", settings.GUILD_HALL_KEEP_INVOCATIONS_DAYS, "keep calls that ended in the last so many days"),
-            ("keep", settings.GUILD_HALL_KEEP_INVOCATIONS, "keep so many of the newest"),
+            ("days", settings.GUILD_HALL_KEEP_INVOCATIONS_DAYS, "keep calls that ended in the last DAYS days"),
+            ("keep", settings.GUILD_HALL_KEEP_INVOCATIONS, "keep at most the newest KEEP calls"),
         ]:
             parser.add_argument(f"--{name}", type=count, default=default, help=f"{description} (default: %(default)s)")
 

@@ -289,7 +289,7 @@ def test_invoke_without_a_runtime_says_at_once_that_the_call_waits_its_turn(echo
     ran = run("invoke", "example", "echo", '{"text": "hi"}', "--timeout", "0.05")
 
     call = Invocation.objects.get()
-    assert ran.err == f"{NO_RUNTIME} Call {call.pk} waits its turn.\n"
+    assert ran.err == f"{NO_RUNTIME} Call {call.pk} waits in the queue.\n"
     assert ran.exit_code == 1
     assert "is still queued after 0.05 s. It goes on" in str(ran.failure)
     assert call.status == "queued"

@@ -50,7 +50,7 @@ def test_it_is_the_users_and_for_the_member_alone(admin: User) -> None:
         with pytest.raises(CommandError, match=reason):
             ShortToken(user, member)
     User.objects.update(is_active=False)
-    with pytest.raises(CommandError, match="there is no superuser whose token it could be"):
+    with pytest.raises(CommandError, match="there is no superuser for the token"):
         ShortToken(None, None)
 
 

@@ -187,7 +187,7 @@ def test_a_refusal_is_told(page: Client, echo: Tool) -> None:
 def test_what_may_destroy_is_called_only_when_it_is_meant(page: Client) -> None:
     tool = make_tool("destroy", {}, annotations={"destructiveHint": True})
 
-    assert "say that you mean it" in call(page, tool, {})["errors"][0]["reason"]
+    assert "Confirm the call" in call(page, tool, {})["errors"][0]["reason"]
     assert page.post(address(tool), {"arguments": "{}"}).status_code == 200
     assert not Invocation.objects.exists()
     assert "call" in call(page, tool, {}, confirmed="on")
