@@ -1,13 +1,13 @@
 """Guild members: from a folder with a manifest to a process that is watched, connected and restarted.
 
-manifest, discovery       guild-member.json, and the rows that are made of all of them
-process, output, ports    one process group, what it writes, and its port; no Django
-logs                      what it wrote, read back
+manifest, discovery       guild-member.json, and the rows of all members
+process, output, ports    one process group, its output, and its port; no Django
+logs                      reads a member's log
 status                    the only writer of a member's status
 lifecycle, starting, readiness, start_limits, announcements    start, stop and refresh one member
-tools                     a tools/list as rows
-live                      who has a process or a connection now
-supervisor, restarts, availability, silence, signs_of_life     when that is done
+tools                     a member's tools as rows
+live                      the members that have a process or a connection now
+supervisor, restarts, availability, silence, signs_of_life     decide when to start and stop
 
-Calls, agents, the gateway, control and the runtime use this room; the web and commands only manifests and logs.
+Calls, agents, the gateway, control and the runtime use this package. The web and commands use only manifests and logs.
 """

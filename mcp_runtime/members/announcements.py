@@ -1,4 +1,4 @@
-"""What members announce outside calls: their lists of tools, prompts or resources changed."""
+"""Handles announcements of members outside calls: changes of their lists of tools, prompts or resources."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from mcp_runtime.members.status import Status, Statuses
 from mcp_runtime.protocol.errors import ClientError, HttpStatusError
 
 LISTEN_SECONDS = 3600.0
-LISTEN_PAUSE = 30.0  # between the beginnings of two
+LISTEN_PAUSE = 30.0  # between the starts of two streams
 LISTEN_AGAIN = 1.0
 REFRESH_PAUSE = 5.0  # seconds between two refreshes that the member itself requests
 
 
 class Announcements:
-    """Hears all members of one runtime. `on_lists_changed(member_id)` is called for prompts and resources."""
+    """The announcements to one runtime. Calls `on_lists_changed(member_id)` for prompts and resources."""
 
     def __init__(self, members: LiveMembers, statuses: Statuses, on_lists_changed: Callable[[int], None]) -> None:
         self._members = members
@@ -37,7 +37,7 @@ class Announcements:
             self._on_lists_changed(member_id)
 
     def request_refreshes(self) -> None:
-        """Request a refresh of members whose tools changed, every few seconds at most."""
+        """Request refreshes of members whose tools changed. At most every few seconds for each member."""
         now = time.monotonic()
         for member_id in list(self._pending_refreshes):
             if self._members.get(member_id) is None:
@@ -52,7 +52,7 @@ class Announcements:
                     self._pending_refreshes.add(member_id)
 
     def listen_to(self, live: LiveMember) -> None:
-        """As long as it is connected, in a thread of its own."""
+        """Listen to the member in a separate thread, as long as it is connected."""
         threading.Thread(target=self._listen, args=(live,), name=f"listen-{live.name}", daemon=True).start()
 
     def _listen(self, live: LiveMember) -> None:
@@ -62,7 +62,7 @@ class Announcements:
                 live.client.listen(live.listening, LISTEN_SECONDS)
             except HttpStatusError as error:
                 if error.status in (404, 405, 501):
-                    return  # it has no such stream
+                    return  # the member has no such stream
             except ClientError:
                 pass
             # After a long stream the next one begins soon, because requests of the member need an answer.
@@ -70,5 +70,5 @@ class Announcements:
             if live.process.exited.wait(pause) or live.stop_requested.is_set():
                 return
             if live.announces_changes:
-                self._pending_refreshes.add(live.member_id)  # it may have announced changes while nobody listened
+                self._pending_refreshes.add(live.member_id)  # it may have announced changes between two streams
                 self._on_lists_changed(live.member_id)

@@ -1,4 +1,4 @@
-"""Is there any use in waiting for a member that is not connected? For all who call: the queue and the gateway."""
+"""Decides whether a call may wait for a member that is not connected. For the queue and the gateway."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ DesiredState = GuildMember.DesiredState
 
 
 class Availability:
-    """Looks at members' rows for the runtime of `lifecycle`, and has a member started that a call needs."""
+    """Checks members' rows for the runtime of `lifecycle`, and requests the start of a member that a call needs."""
 
     def __init__(self, lifecycle: Lifecycle, wake_supervisor: Callable[[], None]) -> None:
         self._lifecycle = lifecycle
         self._wake_supervisor = wake_supervisor
 
     def ask_for_start(self, member_id: int) -> None:
-        """Somebody calls it. If it was stopped, it shall run again (REQ-MCP-HTTP-19)."""
+        """Request that a stopped member runs again, because of a call (REQ-MCP-HTTP-19)."""
         if (
             self._lifecycle.own_row(member_id)
             .filter(desired_state=DesiredState.STOPPED)

@@ -1,4 +1,4 @@
-"""From disk to rows: make the roster match the members folder. Touches only rows whose folder changed."""
+"""Makes the rows of the roster match the members folder. Writes only rows whose folder changed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roster.models import GuildMember, Hall
 
 @dataclass
 class SyncReport:
-    """What a sync did, by member name."""
+    """The changes of a sync, by member name."""
 
     added: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
@@ -30,7 +30,7 @@ class SyncReport:
 
 
 def owners() -> dict[str, str]:
-    """Names, and the folders that had them at the last sync: a copy must not take a member's place."""
+    """Names, and the folders that had them at the last sync, because a copy must not take a member's place."""
     return dict(GuildMember.objects.filter(removed_at=None, manifest_error="").values_list("name", "directory"))
 
 
@@ -42,10 +42,10 @@ def sync(members_dir: Path) -> SyncReport:
     files = read_all(members_dir, owners=owners())
     report = SyncReport()
     with transaction.atomic():
-        # One sync at a time: two that see the same new folder would both make its row.
+        # One sync at a time, because two that see the same new folder would both create its row.
         list(Hall.objects.select_for_update())
         rows = {row.name: row for row in GuildMember.objects.all()}
-        # Good manifests first: a faulty folder must not take the name that a good one claims.
+        # Good manifests first, because a faulty folder must not take the name of a good one.
         names_on_disk = {_apply_good(file, file.manifest, rows, report) for file in files if file.manifest is not None}
         for file in files:
             if file.manifest is None:
@@ -72,7 +72,7 @@ def _apply_good(file: ManifestFile, manifest: Manifest, rows: dict[str, GuildMem
         "removed_at": None,
     }
     row = rows.get(manifest.name)
-    # The manifest's `enabled` counts when it is new or was edited; in between, the operator's switch does.
+    # The manifest's `enabled` counts when it is new or edited. Otherwise the operator's switch counts.
     if row is None or row.manifest.get("enabled", True) != manifest.enabled:
         values["enabled"] = manifest.enabled
     if row is not None and row.manifest and _wants_new_process(row, manifest, file.directory):
@@ -82,16 +82,16 @@ def _apply_good(file: ManifestFile, manifest: Manifest, rows: dict[str, GuildMem
 
 
 def _wants_new_process(row: GuildMember, manifest: Manifest, directory: str) -> bool:
-    """Whether the change is one that only a new process can follow; new texts and limits need none."""
+    """Whether the change needs a new process. New texts and limits do not."""
     if row.status == GuildMember.Status.DISCONNECTED:
         return False
     return row.directory != directory or Manifest.from_json(row.manifest).process_digest != manifest.process_digest
 
 
 def _apply_fault(file: ManifestFile, rows: dict[str, GuildMember], names_on_disk: set[str], report: SyncReport) -> str:
-    """A folder that cannot be used is a row all the same: shown with its fault, never silently missing."""
+    """Write a row for a folder that cannot be used. It is shown with its fault, instead of being missing."""
     here = [row for row in rows.values() if row.directory == file.directory and row.name not in names_on_disk]
-    # A folder whose member was renamed has an older row as well, of a member that is gone.
+    # A folder whose member was renamed also has an older row, of a member that was removed.
     row = min(here, key=lambda row: row.removed_at is not None, default=None)
     name = row.name if row else _free_name(file.name_hint or file.directory, set(rows) | names_on_disk)
     values: dict[str, Any] = {
@@ -115,7 +115,7 @@ def _free_name(base_name: str, names: set[str]) -> str:
 def _write(
     name: str, row: GuildMember | None, values: dict[str, Any], rows: dict[str, GuildMember], report: SyncReport
 ) -> bool:
-    """Whether anything was written."""
+    """Write the values of a member, if they changed. Returns whether it wrote anything."""
     if row is None:
         rows[name] = GuildMember.objects.create(name=name, **values)
         Hall.note_access_change()

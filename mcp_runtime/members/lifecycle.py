@@ -1,7 +1,7 @@
 """Start, stop and refresh one member, and handle ends that nobody requested.
 
-`status` changes the row of a member; the methods here do the same to its process or its connection. Wherever one ends
-they end the process first, because the database may not answer.
+`status` changes the row of a member. The methods here do the same with its process or connection. At an end they end
+the process first, because the database may not answer.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ logger = logging.getLogger("guildhall.runtime")
 
 
 class Lifecycle:
-    """For the runtime that holds `lease_id`.
+    """The lifecycle of all members of the runtime with `lease_id`.
 
-    `on_change(member_id)` is called when a member has become connected, disconnected or an error, and when its tools
-    were listed again.
+    It calls `on_change(member_id)` when a member becomes connected, disconnected or an error, and after its tools were
+    listed again.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class Lifecycle:
         )
         self.restarts = self._statuses.restarts
         self.ending = self._statuses.ending
-        self.awaited: set[int] = set()  # members that calls wait for: of several that are due they are started first
+        self.awaited: set[int] = set()  # members for which calls wait; they are started before others
 
-    # Who is there -------------------------------------------------------------------------------------------------
+    # Live members -------------------------------------------------------------------------------------------------
 
     def connected_member(self, member_id: int) -> LiveMember | None:
         """The member, if it may be called now."""
@@ -82,19 +82,19 @@ class Lifecycle:
         return self._members.all()
 
     def own_row(self, member_id: int) -> QuerySet[GuildMember]:
-        """The member's row, as long as the lease is ours."""
+        """The member's row, as long as this runtime has the lease."""
         return self._statuses.own_row(member_id)
 
     # Start --------------------------------------------------------------------------------------------------------
 
     def start(self, member_id: int, *, automatic: bool = False) -> None:
-        """DISCONNECTED | ERROR -> STARTING -> CONNECTED | ERROR. Returns at its end, or when it was aborted."""
+        """DISCONNECTED | ERROR -> STARTING -> CONNECTED | ERROR. Returns at the end of the start, or after an abort."""
         member = GuildMember.objects.get(pk=member_id)
         if not self._statuses.to_starting(member, automatic=automatic):
             return
         self.awaited.discard(member_id)
         try:
-            member.refresh_from_db()  # the folder may have changed until the very move
+            member.refresh_from_db()  # the folder may have changed until the status changed
             self._starting.bring_up(member, Manifest.from_json(member.manifest))
         except StoppedWhileStartingError:
             self.stop(member_id)
@@ -108,7 +108,7 @@ class Lifecycle:
 
     def _handle_connected(self, live: LiveMember, manifest: Manifest) -> None:
         if live.process.exited.is_set():
-            self._handle_crash(live)  # after it answered, before its row said so: no other code has seen the exit
+            self._handle_crash(live)  # it exited after its answer and before its row changed, so nobody else saw it
         elif live.announces_changes or (live.client.session.id and manifest.transport != "stdio"):
             # In a session it may also ask something outside a call. The bridge of a stdio member answers that itself.
             self._announcements.listen_to(live)
@@ -131,27 +131,27 @@ class Lifecycle:
         )
 
     def abort_start(self, member_id: int) -> None:
-        """A stop while `start` is under way in another thread: that thread ends the process and moves the status on."""
+        """Abort a `start` in progress in another thread. That thread ends the process and changes the status."""
         self._starting.abort(member_id)
 
     def note_progress(self) -> None:
-        """What members that take longer to start wrote last, onto their rows; the supervisor calls it each turn."""
+        """Write the last output of members with long starts onto their rows. The supervisor calls it each turn."""
         self._starting.note_progress()
 
     # An end that nobody requested -------------------------------------------------------------------------------------
 
     def _handle_exit(self, member_process: MemberProcess) -> None:
-        """Called when the process is gone. While it was starting, or stopping, somebody else is waiting for that."""
+        """Handle the end of a process. During a start or a stop another thread waits for it and handles it."""
         for live in self.live_members():
             if live.process is not member_process:
                 continue
             if live.connected_at is None:
-                live.talk.abort()  # another program on its port may have taken our request and never answer
+                live.talk.abort()  # another program on its port may have received the request, and may never answer
             elif not live.stop_requested.is_set():
                 try:
                     self._handle_crash(live)
                 finally:
-                    connections.close_all()  # idle threads of the pool keep no connection
+                    connections.close_all()  # idle threads of the pool must have no connection
 
     def _handle_crash(self, live: LiveMember) -> None:
         """REQ-MCP-HTTP-16, 17"""
@@ -162,9 +162,9 @@ class Lifecycle:
         process.kill_tagged(live.process.tag)
 
     def handle_connection_failure(self, live: LiveMember, error: ConnectError) -> None:
-        """A connected member refused or reset a connection: end it, and put it in ERROR at once (REQ-MCP-HTTP-41)."""
+        """End a connected member that refused or reset a connection, and put it in ERROR at once (REQ-MCP-HTTP-41)."""
         if live.process.exited.wait(EXIT_GRACE) or live.stop_requested.is_set() or not self._members.holds(live):
-            return  # its exit, or its stop, is the cause, and is written down as that
+            return  # its exit or its stop is the cause, and is recorded instead
         live.stop_requested.set()
         live.process.kill()
         process.kill_tagged(live.process.tag)
@@ -173,16 +173,16 @@ class Lifecycle:
         self._record_failure(live, "connection", f"member {live.name!r} does not answer {where}: {error}")
 
     def fail(self, live: LiveMember, cause: str, message: str) -> None:
-        """End the process of a connected member that is of no use, and put it in ERROR."""
+        """End the process of a connected member that does not work, and put it in ERROR."""
         if live.stop_requested.is_set() or not self._members.holds(live):
-            return  # somebody else ends it
+            return  # another thread ends it
         live.stop_requested.set()
         live.process.stop()
         self._members.remove(live)
         self._record_failure(live, cause, message)
 
     def handle_lost_process(self, member_id: int) -> None:
-        """The row claims a process that is not there. That counts as a failure like any other."""
+        """Handle a row with a process that does not exist. It counts as a failure like any other."""
         live = self._members.get(member_id)
         if live is not None:
             self._members.remove(live)
@@ -193,7 +193,7 @@ class Lifecycle:
             self.stop(member_id)
 
     def _record_failure(self, live: LiveMember, cause: str, message: str, exit_code: int | None = None) -> None:
-        """CONNECTED -> ERROR, of a member whose process or connection is over."""
+        """CONNECTED -> ERROR, for a member whose process or connection has ended."""
         self._to_error(
             live.member_id,
             [Status.CONNECTED],
@@ -213,16 +213,16 @@ class Lifecycle:
     def stop(
         self, member_id: int, *, cause: str = "stop", timeout: float = process.STOP_TIMEOUT, sweep: bool = True
     ) -> None:
-        """STARTING | CONNECTED -> STOPPING -> DISCONNECTED, or ERROR -> DISCONNECTED; then the process is gone.
+        """STARTING | CONNECTED -> STOPPING -> DISCONNECTED, or ERROR -> DISCONNECTED. After it the process has ended.
 
-        With `sweep` it also looks through all processes of the machine for those that left the member's group. That is
-        slow, so it is left out when all members stop together.
+        With `sweep` it also searches all processes of the machine for those that left the member's group. That is slow,
+        so a stop of all members does it only once.
         """
         live = self._members.get(member_id)
         if live is not None:
             live.stop_requested.set()
-            live.listening.abort()  # servers that end politely wait for their streams to end
-            live.process.terminate()  # first of all: the database may be away, and say so late
+            live.listening.abort()  # servers that end gracefully wait for the end of their streams
+            live.process.terminate()  # before the database, which may not be available, and may say so late
             if live.is_remote:
                 live.talk.abort()
         try:
@@ -240,7 +240,7 @@ class Lifecycle:
         self._on_change(member_id)
 
     def kill_everything(self) -> None:
-        """Kill all that this runtime started, at once and for good, when the lease is lost or at the end of a stop."""
+        """Kill all that this runtime started, and start nothing more. For a lost lease and the end of a stop."""
         self._starting.kill_everything()
 
     # Refresh ------------------------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ class Lifecycle:
                 tools.write(member_id, rows)
 
     def abort_refresh(self, member_id: int) -> None:
-        """A stop while `refresh` is under way in another thread: a silent member must not delay it."""
+        """Abort a `refresh` that is in progress in another thread, because a silent member must not delay a stop."""
         live = self._members.get(member_id)
         if live is not None:
             live.talk.abort()

@@ -1,4 +1,4 @@
-"""Members that have a process or a connection now: what clients, the gateway and the supervisor ask about them."""
+"""The members that have a process or a connection now, for clients, the gateway and the supervisor."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mcp_runtime.members.start_limits import StartLimits
 from mcp_runtime.protocol.errors import describe_exit
 
 STABLE_SECONDS = 60.0
-# A refused or reset connection is often the first sign of an exit, which explains more: wait for it this long.
+# A refused or reset connection is often the first sign of an exit. Wait this long for the exit, which explains more.
 EXIT_GRACE = 0.2
 
 
 @dataclass(eq=False)
 class LiveMember:
-    """A member's process, or the remote server (then `port` is 0), and the client that talks to it."""
+    """A member's process, or its remote server (then `port` is 0), and the client for it."""
 
     member_id: int
     name: str
@@ -29,21 +29,21 @@ class LiveMember:
     process: MemberProcess | NoProcess
     endpoint: str
     limits: StartLimits | None = None
-    talk: Exchange = field(default_factory=Exchange)  # what the hall itself asks it: the handshake, its tools
-    listening: Exchange = field(default_factory=Exchange)  # to its own announcements and requests
+    talk: Exchange = field(default_factory=Exchange)  # for requests of the hall itself: the handshake, tools/list
+    listening: Exchange = field(default_factory=Exchange)  # for the stream of its announcements and requests
     silence: Silence = field(default_factory=Silence)
-    calls: int = 0  # of the dispatcher, which run in it now
-    relayed_calls: int = 0  # of the gateway, which run in it now
-    big_outcome_lock: threading.Lock = field(default_factory=threading.Lock)  # so that one is written at a time
+    calls: int = 0  # calls of the dispatcher that run in it now
+    relayed_calls: int = 0  # calls of the gateway that run in it now
+    big_outcome_lock: threading.Lock = field(default_factory=threading.Lock)  # only one is written at a time
     connected_at: float | None = None
-    announces_changes: bool = False  # of its lists, as it said when it was connected
-    progress: str = ""  # as it stands on the row
-    exposure: list[str] = field(default_factory=list)  # warnings of where it listens
+    announces_changes: bool = False  # of its lists, according to its handshake
+    progress: str = ""  # the text on the row
+    exposure: list[str] = field(default_factory=list)  # warnings about the addresses where it listens
     stop_requested: threading.Event = field(default_factory=threading.Event)
 
     @property
     def was_stable(self) -> bool:
-        """Connected long enough that its next failure is the first one again."""
+        """Whether it was connected for so long that its next failure counts as the first one."""
         return self.connected_at is not None and time.monotonic() - self.connected_at >= STABLE_SECONDS
 
     @property
@@ -52,18 +52,18 @@ class LiveMember:
 
     @property
     def is_computing(self) -> bool:
-        """Whether its start keeps a CPU busy."""
+        """Whether it is starting, and uses a whole CPU for that."""
         return self.connected_at is None and self.limits is not None and self.limits.is_computing
 
     def describe_end(self, when: str) -> str:
-        """How the process ended, for a call that ran in it or waited for it."""
+        """The end of the process as a text, for a call that ran in it or waited for it."""
         if self.stop_requested.is_set():
             return f"the member was stopped {when}"
         return f"the member exited {when}, with {describe_exit(self.process.exit_code or 0)}"
 
 
 class LiveMembers:
-    """Those of one runtime, by their ids. Safe to use from many threads."""
+    """The live members of one runtime, by their ids. Thread-safe."""
 
     def __init__(self) -> None:
         self._members: dict[int, LiveMember] = {}
@@ -83,12 +83,12 @@ class LiveMembers:
         return live if live and live.connected_at and not live.stop_requested.is_set() else None
 
     def holds(self, live: LiveMember) -> bool:
-        """Whether it is still this process or connection that serves the member."""
+        """Whether this process or connection still serves the member."""
         return self._members.get(live.member_id) is live
 
     def remove(self, live: LiveMember) -> None:
-        """Forget a member whose process or connection is over, and close its client."""
+        """Remove a member whose process or connection has ended, and close its client."""
         if self.holds(live):
-            self._members.pop(live.member_id, None)  # another thread may remove it in the same moment
+            self._members.pop(live.member_id, None)  # another thread may remove it at the same moment
         live.listening.abort()
         live.client.close()

@@ -1,4 +1,4 @@
-"""Is a member that was spawned, or that is a remote server, ready for calls? What it is asked before it is connected.
+"""Waits until a spawned process or a remote server is ready for calls, and reads its data before it is connected.
 
 It accepts connections, completes the initialize handshake and lists its tools. Nothing here writes a row.
 """
@@ -34,12 +34,12 @@ PROBE_SHARE = 0.06  # of the time that it has taken
 
 
 class StoppedWhileStartingError(McpRuntimeError):
-    """Somebody asked for a stop while the member was starting."""
+    """A stop was requested while the member was starting."""
 
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a member told before it was connected; `tools` are rows that are not yet written."""
+    """The data of a member from its handshake. `tools` are rows that are not yet written."""
 
     handshake: InitializeResult
     tools: list[Tool]
@@ -70,7 +70,7 @@ def _await_port(live: LiveMember, limits: StartLimits) -> None:
 
 
 def _shake_hands(live: LiveMember, limits: StartLimits, version: str) -> InitializeResult:
-    """initialize, tried while the server behind the port is not ready (REQ-MCP-HTTP-14)."""
+    """Send initialize, and repeat it while the server on the port is not ready (REQ-MCP-HTTP-14)."""
     deadline, last = limits.handshake_deadline(), "no connection"
     while (remaining := deadline - time.monotonic()) > 0:
         _require_alive(live)
@@ -91,7 +91,7 @@ def _shake_hands(live: LiveMember, limits: StartLimits, version: str) -> Initial
 
 
 def _shake_hands_remotely(live: LiveMember, timeout: float, version: str) -> InitializeResult:
-    """initialize, once: a remote server listens, or the next try comes with the restart policy."""
+    """Send initialize once. If the remote server does not answer, the restart policy decides on the next try."""
     _require_alive(live)
     try:
         return live.client.connect(timeout, live.talk, version=version)
@@ -111,7 +111,7 @@ def _list_tools(live: LiveMember) -> ToolList:
 
 
 def _listening_addresses(live: LiveMember) -> set[str]:
-    """Where the member listens; empty where it cannot be told.
+    """The address where the member listens. Empty if it is not known.
 
     If it does not, a stranger took its port and answered. Then it will exit as soon as it has found out, and that
     may take as long as it computes.
@@ -129,7 +129,7 @@ def _listening_addresses(live: LiveMember) -> set[str]:
 
 
 def _exposure_warnings(addresses: set[str], port: int) -> list[str]:
-    """REQ-MCP-HTTP-30: a member that others on the network can reach is told on."""
+    """Report a member that others on the network can reach (REQ-MCP-HTTP-30)."""
     open_to = sorted(address for address in addresses if not ports.is_loopback(address))
     return (
         [f"listens on {', '.join(open_to)} port {port}; bind 127.0.0.1 so that nobody else can reach it"]

@@ -1,7 +1,7 @@
-"""When a member that failed is tried again.
+"""Decides when a member that failed is tried again.
 
-Rows tell moments by the wall clock, for people. That clock can be set, so whoever waits for a restart asks here, and
-gets moments of the monotonic clock.
+Moments in rows are of the wall clock, for people. That clock can be set. So code that waits for a restart uses this
+module, which converts them to moments of the monotonic clock.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ CLOCK_STEP = 1.0  # seconds that a row may be wrong by
 
 
 def restart_delay(failures: int) -> timedelta:
-    """How long to back off after the nth failure in a row: 1, 2, 4, 8, 16, at most 30 s; not at all after none."""
+    """The back-off after the nth failure in a row: 1, 2, 4, 8, 16, at most 30 s. Zero without a failure."""
     return timedelta(seconds=min(2.0 ** min(failures - 1, 10), LONGEST_DELAY) if failures else 0.0)
 
 
 def is_tried_slowly(member: GuildMember) -> bool:
-    """Whether it failed so often that it is tried every few minutes: each try costs a process, and seldom helps.
+    """Whether it failed so often that it is tried only every few minutes, because each try costs a process.
 
-    A remote server costs nothing to ask again.
+    A remote server is never tried slowly, because a try costs nothing.
     """
     return member.restarts > QUICK_TRIES and not member.manifest.get("url")
 
@@ -38,7 +38,7 @@ def next_try_after(member: GuildMember) -> float:
 
 
 class Restarts:
-    """The next tries of one runtime's members. Each time in a row is translated once, and stays if the clock is set.
+    """The next tries of one runtime's members. Each moment in a row is converted once, and stays if the clock is set.
 
     All moments that are floats are seconds of `time.monotonic()`.
     """
@@ -56,11 +56,11 @@ class Restarts:
         return moment is not None and moment <= time.monotonic()
 
     def failed_at(self, member: GuildMember) -> float:
-        """Of a member in ERROR."""
+        """When a member in ERROR failed."""
         return self._moment(member.pk, "status_changed_at", member.status_changed_at)
 
     def earliest(self, member: GuildMember) -> float:
-        """When a call may have a member in ERROR started: calls never defeat the back-off."""
+        """The first moment at which a call may start a member in ERROR. Calls never shorten the back-off."""
         return self.failed_at(member) + restart_delay(member.restarts).total_seconds()
 
     def plan(self, member_id: int, moment: float) -> datetime:

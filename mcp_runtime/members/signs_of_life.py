@@ -30,7 +30,7 @@ ENOUGH_TIMEOUTS = 3  # calls in a row, before a member is restarted
 
 
 class SignsOfLife:
-    """Looked after by the supervisor. `run_apart(work)` runs it in a thread, or raises RuntimeError."""
+    """The supervisor calls it each turn. `run_apart(work)` runs work in a thread, or raises RuntimeError."""
 
     def __init__(self, lifecycle: Lifecycle, run_apart: Callable[[Callable[[], None]], object]) -> None:
         self._lifecycle = lifecycle
@@ -40,7 +40,7 @@ class SignsOfLife:
         self._pings_under_way: set[int] = set()
 
     def turn(self) -> None:
-        """Ping members of which another call timed out, and take back what is shown of those that answer again."""
+        """Ping members with another call that timed out, and clear the rows of those that answer again."""
         last_pings, self._last_pings = self._last_pings, {}
         for live in self._lifecycle.live_members():
             silence = live.silence
@@ -74,7 +74,7 @@ class SignsOfLife:
             self._pings_under_way.discard(live.member_id)
 
     def ask(self, live: LiveMember) -> None:
-        """Ping the member, for at most PING_TIMEOUT seconds, and write down that there was no answer."""
+        """Ping the member, for at most PING_TIMEOUT seconds, and record it if there was no answer."""
         timeouts = live.silence.timeouts
         try:
             live.client.ping(PING_TIMEOUT)
@@ -100,7 +100,7 @@ class SignsOfLife:
             self._lifecycle.fail(live, "no answer", message)
 
     def note_answers(self) -> None:
-        """Of members that were shown and have answered since, onto their rows."""
+        """Clear the rows of members that have answered since."""
         rows = GuildMember.objects.filter(status=Status.CONNECTED, no_answer_since__isnull=False)
         silent = {live.member_id for live in self._lifecycle.live_members() if live.silence.timeouts}
         for member_id in rows.exclude(pk__in=silent).values_list("pk", flat=True):

@@ -1,4 +1,4 @@
-"""Has a member answered lately? Known from the calls that people make: nothing is asked while nobody calls."""
+"""Detects that a member does not answer, from the calls of clients. It sends no requests itself."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import time
 
 
 class Silence:
-    """Of one live member: calls that timed out in a row, with no answer since the first of them was sent.
+    """Counts calls of one live member that timed out in a row, without an answer since the first of them was sent.
 
-    Told by whoever calls it, in any thread; moments are those of `time.monotonic()`.
+    Callers report their results from any thread. Moments are those of `time.monotonic()`.
     """
 
     def __init__(self) -> None:
@@ -20,14 +20,14 @@ class Silence:
         self.began_at = 0.0  # when the first of them was sent
 
     def note_answer(self) -> None:
-        """Anything came: an error is an answer too."""
+        """Note an answer. An error is an answer too."""
         self._answered_at = time.monotonic()
         if self.timeouts:
             with self._lock:
                 self.timeouts = 0
 
     def note_timeout(self, seconds: float) -> None:
-        """A call that was sent so long ago. If another was answered meanwhile, it is that call alone that hangs."""
+        """Note the timeout of a call that was sent `seconds` ago. If another call was answered since, ignore it."""
         sent_at = time.monotonic() - seconds
         with self._lock:
             if self._answered_at > sent_at:

@@ -1,4 +1,4 @@
-"""How a member comes up: its port is claimed and its process spawned, or its server reached, until it is ready."""
+"""Starts a member: claims a port and spawns its process, or connects to its remote server, until it is ready."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LEASE_LOST = "the runtime lost its lease meanwhile"
 
 @dataclass(frozen=True)
 class StartOptions:
-    """What every start of one runtime needs to know of the hall. `private` files are never read for a header."""
+    """The settings of the hall for every start of one runtime. `private` files are never read for a header."""
 
     hall_id: uuid.UUID
     runtime: RuntimeId
@@ -94,7 +94,7 @@ class Starting:
         self._progress_noted_at = 0.0
 
     def bring_up(self, member: GuildMember, manifest: Manifest) -> None:
-        """Start the member until it is connected. Raises McpRuntimeError, and then leaves no process behind."""
+        """Start the member until it is connected. If it raises McpRuntimeError, no process remains."""
         if manifest.url:
             self._reach(member, manifest)
             return
@@ -120,11 +120,11 @@ class Starting:
                 return
 
     def tail(self, member_id: int) -> str:
-        """What the process of a start that failed wrote last."""
+        """The last output of the process of a failed start."""
         return self._tails.get(member_id, "")
 
     def forget_start(self, member_id: int) -> None:
-        """Once it is over and its end is in the row."""
+        """Forget a start after its end is in the row."""
         self._aborted_starts.discard(member_id)
         self._tails.pop(member_id, None)
 
@@ -138,7 +138,7 @@ class Starting:
             live.talk.abort()  # with a remote server, which does not end
 
     def note_progress(self) -> None:
-        """What members that take longer to start wrote last, onto their rows; the supervisor calls it each turn."""
+        """Write the last output of members with long starts onto their rows. The supervisor calls it each turn."""
         now = time.monotonic()
         if now < self._progress_noted_at + PROGRESS_INTERVAL:
             return
@@ -151,7 +151,7 @@ class Starting:
                     live.progress = line
 
     def kill_everything(self) -> None:
-        """Kill all that this runtime started, at once and for good, when the lease is lost or at the end of a stop.
+        """Kill all that this runtime started, and start nothing more. For a lost lease and the end of a stop.
 
         No member is spawned from then on, because a start under way would leave its process behind.
         """
@@ -205,7 +205,7 @@ class Starting:
                         update_fields=["port", "allocated_at"],
                     )
             except IntegrityError:
-                continue  # another member of this hall was quicker
+                continue  # another member of this hall has just claimed it
             return port
         raise NoFreePortError(first, last)
 

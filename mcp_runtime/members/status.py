@@ -36,7 +36,7 @@ SLOWLY = f"it failed {{}} times in a row, and is tried every {SLOW_DELAY / 60:g}
 
 
 def reset_rows() -> None:
-    """What the rows say of an earlier runtime's members: none is connected, no port is taken.
+    """Reset the rows of an earlier runtime's members. No member is connected, and no port is in use.
 
     For the transaction that takes the lease (`lease.take`): nobody sees those rows under a lease that is live.
     """
@@ -66,7 +66,7 @@ def reset_rows() -> None:
 
 
 class Statuses:
-    """The arrows, for the runtime that holds `lease_id`. Each returns whether the status changed."""
+    """The changes of status, for the runtime with `lease_id`. Each method returns whether the status changed."""
 
     def __init__(self, lease_id: uuid.UUID) -> None:
         self._lease_id = lease_id
@@ -74,7 +74,7 @@ class Statuses:
         self.ending: set[int] = set()  # members whose end is being written to the database
 
     def own_row(self, member_id: int) -> QuerySet[GuildMember]:
-        """The member's row, as long as the lease is ours: every write to it goes through here."""
+        """The member's row, as long as this runtime has the lease. Every write to it uses this."""
         return GuildMember.objects.filter(held_by(self._lease_id), pk=member_id)
 
     def to_starting(self, member: GuildMember, *, automatic: bool) -> bool:
@@ -85,7 +85,7 @@ class Statuses:
         return self._move(member.pk, [Status.DISCONNECTED, Status.ERROR], Status.STARTING, cause=cause, **facts)
 
     def to_connected(self, live: LiveMember, introduction: Introduction) -> bool:
-        """STARTING -> CONNECTED, with the tools that it has"""
+        """STARTING -> CONNECTED, with its tools"""
         return persistently(lambda: self._write_connected(live, introduction))
 
     def _write_connected(self, live: LiveMember, introduction: Introduction) -> bool:
@@ -123,7 +123,7 @@ class Statuses:
         may_retry: bool = True,
     ) -> bool:
         """STARTING | CONNECTED, as far as they are in `sources`, -> ERROR. It also plans the next try."""
-        message = storable(message)  # a member's own words may be in it
+        message = storable(message)  # it may quote the member
 
         def write() -> bool:
             with transaction.atomic():
@@ -162,7 +162,7 @@ class Statuses:
         return self._move(member_id, [Status.STARTING, Status.CONNECTED], Status.STOPPING, cause=cause)
 
     def to_disconnected(self, member_id: int, cause: str, live: LiveMember | None) -> bool:
-        """Any but DISCONNECTED -> DISCONNECTED, once `live` is over."""
+        """Any status except DISCONNECTED -> DISCONNECTED, after `live` has ended."""
         facts: dict[str, Any] = {"pid": None, "next_restart_at": None, "restarts": 0, "warnings": []}
         facts |= {"exit_code": live.process.exit_code} if live else {}
         sources = [Status.STOPPING, Status.ERROR, Status.CONNECTED, Status.STARTING]
@@ -189,7 +189,7 @@ class Statuses:
         log_tail: str = "",
         **facts: Any,
     ) -> bool:
-        """Change a member's status, and write a StatusChange. No other place does: compare-and-set under the lease."""
+        """Change a member's status, and write a StatusChange, by compare-and-set under the lease. Only this does so."""
         now = timezone.now()
         if exit_code is not None:
             facts["exit_code"] = exit_code

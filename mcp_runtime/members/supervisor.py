@@ -31,9 +31,9 @@ logger = logging.getLogger("guildhall.runtime")
 Status = GuildMember.Status
 
 TICK_SECONDS = 1.0
-# Requests often come in handfuls; a loop that is woken for each of them would do nothing else.
+# Requests often come in groups. A loop that wakes for each of them would do nothing else.
 SHORTEST_PAUSE = 0.02
-# A start that hangs must not keep others out: it holds its slot this long.
+# How long a start may use its slot, because a start that hangs must not delay others.
 START_SLOT_SECONDS = 5.0
 # One whose process sleeps, or waits for a download, needs no CPU: others start meanwhile.
 IDLE_START_SLOT_SECONDS = 1.0
@@ -54,7 +54,7 @@ LARGE = ("manifest", "server_info", "capabilities", "instructions", "last_error"
 
 
 def unfulfilled(retry_ids: Collection[int] = ()) -> QuerySet[GuildMember]:
-    """Members that are not as they should be, those in ERROR included whose ids are in `retry_ids`."""
+    """Members that are not in their desired state. Of those in ERROR only the members with `retry_ids`."""
     return GuildMember.objects.filter(
         Q(restart_requested_at__isnull=False)
         | Q(refresh_requested_at__isnull=False)
@@ -68,12 +68,12 @@ class Threads:
     """One for each piece of work, which ends with it: verbs are rare, and come by the hundred."""
 
     def submit(self, work: Callable[..., None], *args: Any) -> None:
-        """Raises RuntimeError when the system gives no thread."""
+        """Raises RuntimeError if the system gives no thread."""
         threading.Thread(target=work, args=args, name="lifecycle", daemon=True).start()
 
 
 class Supervisor:
-    """Owns the turn-taking. `lifecycle` does the work."""
+    """Decides in each turn what to do. `lifecycle` does the work."""
 
     def __init__(
         self, *, lifecycle: Lifecycle, members_dir: Path, start_concurrency: int, threads: Threads | None = None
@@ -85,7 +85,7 @@ class Supervisor:
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._busy: dict[int, str] = {}  # member id -> the verb that is under way
+        self._busy: dict[int, str] = {}  # member id -> the verb that is in progress
         self._restart_moments: list[float] = []  # by the monotonic clock, all later than the last turn
         self._untracked_since: dict[int, float] = {}
         self._last_checks: dict[int, float] = {}  # member id -> when a remote server was last checked
@@ -101,11 +101,11 @@ class Supervisor:
         self._loop.start()
 
     def wake(self) -> None:
-        """Have a turn soon."""
+        """Begin a turn soon."""
         self._wake.set()
 
     def stop(self) -> None:
-        """No more turns; verbs under way go on."""
+        """Begin no more turns. Verbs in progress continue."""
         self._stopping.set()
         self._wake.set()
         if self._loop.is_alive():
@@ -127,7 +127,7 @@ class Supervisor:
             self._stopping.wait(SHORTEST_PAUSE)
 
     def _pause(self) -> float:
-        """Seconds to the next turn: one, or less when a restart is due or a start gives its slot back sooner."""
+        """Seconds to the next turn: one, or less if a restart is due before that, or a start gives its slot back."""
         with self._lock:
             slot_ends = [began + START_SLOT_SECONDS for began in self._slots.values()]
         now = time.monotonic()
@@ -139,7 +139,7 @@ class Supervisor:
     # One turn -----------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """One whole turn: the folder, every member that is not as it should be, and what nobody announces."""
+        """Do one whole turn: the folder, all members that are not in their desired state, and regular checks."""
         self.sync_if_changed()
         self._lifecycle.request_refreshes()
         self.serve()
@@ -149,14 +149,14 @@ class Supervisor:
         self.check_remotes()
 
     def serve(self) -> None:
-        """What a turn is woken for: every member that is not as it should be."""
+        """Do the main part of a turn, for all members that are not in their desired state."""
         self._free_slots()
         members, awaited = unfulfilled(self._due_restarts()).defer(*LARGE), self._lifecycle.awaited
         for member in sorted(members, key=lambda member: member.pk not in awaited):
             self._serve(member)
 
     def _due_restarts(self) -> set[int]:
-        """Members in ERROR that are to be tried now."""
+        """Members in ERROR whose next try is due."""
         now, member_ids, self._restart_moments = time.monotonic(), set(), []
         waiting = GuildMember.objects.filter(MAY_START, status=Status.ERROR, next_restart_at__isnull=False)
         for member in waiting.only("next_restart_at"):
@@ -175,7 +175,7 @@ class Supervisor:
             rows.update(next_restart_at=at)
 
     def find_untracked(self) -> None:
-        """Find rows that claim a process of ours that is not there. A write that failed for good left them."""
+        """Find rows with a process of this runtime that does not exist. A write that failed for good left them."""
         rows = list(GuildMember.objects.filter(status__in=(*ALIVE, Status.STOPPING)).only("name"))
         # The handler of an exit may still wait for its turn, or for the database, and then writes what happened.
         tracked = {
@@ -191,7 +191,7 @@ class Supervisor:
                 self._submit(row, "look", partial(self._lifecycle.handle_lost_process, row.pk))
 
     def check_remotes(self) -> None:
-        """List the tools of connected remote servers again, this often. A failure puts them in ERROR."""
+        """List the tools of connected remote servers again from time to time. A failure puts them in ERROR."""
         now = time.monotonic()
         last_checks, self._last_checks = self._last_checks, {}
         for live in self._lifecycle.live_members():
@@ -258,14 +258,14 @@ class Supervisor:
             try:
                 self._lifecycle.refresh(member.pk)
             finally:
-                row.update(refresh_requested_at=None)  # only now: whoever waits for it wants the new tools
+                row.update(refresh_requested_at=None)  # only now, because whatever waits needs the new tools
 
         self._submit(member, "refresh", refresh)
 
     # Threads and slots --------------------------------------------------------------------------------------------
 
     def _submit(self, member: GuildMember, verb: str, work: Callable[[], None]) -> bool:
-        """Run `work` in a thread. While a verb is under way for this member, or too many are, the next turn tries."""
+        """Run `work` in a thread. If a verb of this member, or too many verbs, are in progress, the next turn tries."""
         return self._run_apart(member.pk, member.name, verb, work)
 
     def _run_apart(self, member_id: int, name: str, verb: str, work: Callable[[], None]) -> bool:
@@ -275,7 +275,7 @@ class Supervisor:
             self._busy[member_id] = verb
         try:
             self._threads.submit(self._run_verb, member_id, name, verb, work)
-        except RuntimeError:  # the system gives no more
+        except RuntimeError:  # the system gives no more threads
             self._end_verb(member_id)
             raise
         return True
@@ -304,7 +304,7 @@ class Supervisor:
             self._slots.pop(member_id, None)
 
     def _free_slots(self) -> None:
-        """Free the slots of starts that have held them for long, and do not compute."""
+        """Free the slots of starts that have used them for long, and do not compute."""
         now = time.monotonic()
         with self._lock:
             durations = {member_id: now - began_at for member_id, began_at in self._slots.items()}
@@ -327,7 +327,7 @@ class Supervisor:
 
 
 def _should_free_slot(seconds: float, live: LiveMember | None) -> bool:
-    """Whether a start gives its slot back after so many seconds. `live` is None without process or connection."""
+    """Whether a start gives its slot back after this many seconds. `live` is None without process or connection."""
     if live is None or seconds > LONGEST_START_SLOT_SECONDS:
         return seconds > START_SLOT_SECONDS
     return seconds > min(IDLE_START_SLOT_SECONDS, START_SLOT_SECONDS) and not live.is_computing

@@ -1,4 +1,4 @@
-"""A member's tools as rows: what its last tools/list told, and whether their input schemas can be used."""
+"""A member's tools as rows, from its last tools/list, with the faults of their input schemas."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from mcp_runtime.client import quick_json
 from mcp_runtime.schemas import schema_work
 from roster.models import Tool
 
-# Of one list, in seconds; a schema that is begun is checked to its end. What it does not reach is checked when the tool
-# is first called.
+# Seconds for the schemas of one list. A check that has begun is completed. The schemas after it are checked at the
+# first calls of their tools.
 MAX_CHECK_SECONDS = 2.0
 MAX_KNOWN_FAULTS = 4096
 
 
 def rows_of(member_id: int, definitions: list[dict[str, Any]]) -> list[Tool]:
-    """The rows of these tools, in this order, not yet written. May take MAX_CHECK_SECONDS: not for a transaction."""
+    """Create the rows of these tools, in this order, without writing them. Takes too long for a transaction."""
     deadline = time.monotonic() + MAX_CHECK_SECONDS
     with schema_work.paced(("member", member_id)):
         return [
@@ -36,7 +36,7 @@ def rows_of(member_id: int, definitions: list[dict[str, Any]]) -> list[Tool]:
 
 
 def write(member_id: int, rows: list[Tool]) -> None:
-    """Make the member's tools these. Those that left stay as rows that are not listed."""
+    """Make these rows the member's tools. The rows of its other tools remain, but are not listed."""
     with transaction.atomic():
         Tool.objects.bulk_create(
             rows,
@@ -49,16 +49,16 @@ def write(member_id: int, rows: list[Tool]) -> None:
         Tool.objects.filter(member_id=member_id, listed=True).exclude(name__in=names).update(listed=False)
 
 
-# By the schema's digest: thousands of schemas would fill the memory.
+# By the schema's digest, because thousands of schemas would fill the memory.
 _faults_by_digest: dict[bytes, str] = {}
 
 
 def _fault(schema: Any) -> str:
-    """Why the schema cannot be used; empty when it can. Members start again and again with the same ones."""
+    """Why the schema cannot be used. Empty if it can. Cached, because members often start with the same schemas."""
     digest = hashlib.sha256(quick_json.encode(schema)).digest()
     if (fault := _faults_by_digest.get(digest)) is not None:
         return fault
-    # 0.1 s of CPU to import, which the first members have while they start.
+    # Imported here, because it takes 0.1 s of CPU, which the first members need for their start.
     from mcp_runtime.schemas import validation
 
     fault = validation.check_schema(schema)
