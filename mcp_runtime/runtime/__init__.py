@@ -1,12 +1,13 @@
-"""The processes of the runtime. Whoever is imported here has everything below it.
+"""The processes of the runtime. This package may import all packages below it.
 
-guard           the parent: whatever ends the worker, nothing that it started outlives it; standard library only
+guard           the parent: nothing that the worker started outlives it, however it ends; standard library only
 pid_namespace   a command as process 1 of a pid namespace; standard library only
-processes       what `manage.py up` becomes: keeps guard and web up, and ends both; standard library only
-warm            how `manage.py up` forks them, so that all of the hall is imported once; standard library only
-worker          the one child: takes the hall, and runs the runtime to its end
+processes       the program that `manage.py up` becomes: runs guard and web, and ends both; standard library only
+warm            forks them from `manage.py up`, so that the hall is imported only once; standard library only
+worker          the only child of the guard: takes the hall, and runs the runtime to its end
 runtime         its parts (supervisor, dispatcher, gateway, agents), heartbeat, housekeeping and stopping
-bootstep, tasks hang the runtime on a Celery worker; the tasks notify, and carry nothing
+bootstep, tasks connect the runtime with a Celery worker; the tasks are notifications without data
 
-Programs of their own: no room imports this one. Interfaces ask guard, pid_namespace and processes how they are started.
+These are separate programs, so no package imports this one. Interfaces get the commands that start them from guard,
+pid_namespace and processes.
 """

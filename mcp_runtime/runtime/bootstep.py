@@ -1,4 +1,4 @@
-"""The Celery worker that the runtime hangs on: its thread pool runs calls, its consumer hears notifications."""
+"""The Celery worker of the runtime. Its thread pool runs calls, and its consumer receives notifications."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 class RuntimeStep(bootsteps.StartStopStep):
-    """Hangs the runtime on the worker, after its pool and before its consumer."""
+    """Starts the runtime in the worker, after its pool and before its consumer."""
 
     requires = ("celery.worker.components:Pool",)
     runtime: Runtime
 
     def start(self, worker: Any) -> None:
-        # In place of Celery's handler, which prints: same effect, and our own stop begins at once, not 3 s later.
+        # This replaces Celery's handler, which prints. With this one the stop begins at once, and not 3 s later.
         signal.signal(signal.SIGTERM, self._on_sigterm)
         try:
             self.runtime.start(worker.pool.apply_async)
         except Exception as error:  # noqa: BLE001 - raised again by `end`
-            # Celery stops no step of a worker that has not fully started: what there is of ours ends here.
+            # Celery stops no steps of a worker that has not fully started, so end the parts of the runtime here.
             self.runtime.end(error)
         gc.freeze()
 
@@ -46,18 +46,19 @@ class RuntimeStep(bootsteps.StartStopStep):
 
 
 def serve(runtime: Runtime) -> int:
-    """Build the worker and run it to its end; Celery's exit code."""
+    """Build the worker and run it to its end. Returns Celery's exit code."""
     RuntimeStep.runtime = runtime
-    # The garbage collector would hold the interpreter for 40 ms each time it walked through all that is there now, and
-    # once more when the runtime is built. Enabled before what may wait for a database for hours, while members serve.
+    # Freeze the existing objects. Without that the garbage collector would block the interpreter for 40 ms each time it
+    # goes through them, and again when the runtime is built. Enable it before steps that may wait for a database for
+    # hours, while members serve.
     gc.freeze()
     gc.enable()
-    patiently(queue_name, runtime.is_stopping)  # which is remembered: no need of the database from here on
+    patiently(queue_name, runtime.is_stopping)  # it is cached, so the following steps do not need the database
     app: Celery[Any] = celery_app()
     app.steps["worker"].add(RuntimeStep)
-    # Django has set logging up; with a listener here Celery leaves it alone.
+    # Django has set up logging. With a listener here Celery does not change it.
     signals.setup_logging.connect(lambda **_: None, weak=False)
-    # Root is for the operator to avoid; messages here carry nothing that could be abused.
+    # Running as root is the operator's decision. These messages contain nothing that could be abused.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     worker = app.Worker(
         pool="threads",

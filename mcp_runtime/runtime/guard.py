@@ -1,11 +1,11 @@
-"""The runtime's parent: whatever ends the worker, SIGKILL included, nothing that it started outlives it.
+"""The runtime's parent. Nothing that the worker started outlives it, even if the worker is killed with SIGKILL.
 
-Small and standard library only, for it must not fail. As subreaper (Linux) it becomes the parent of every process
-whose own parent died, members' grandchildren in sessions of their own included; when the worker is gone, all that is
-left is ours to kill and reap. `manage.py up` is a subreaper as well, for the case that guard and worker die together.
-macOS has no subreaper: there only the worker's own sweep by environment tag remains.
+The guard is small and uses only the standard library, because it must not fail. It is a subreaper (Linux), so it
+becomes the parent of every process whose own parent died. That includes members' grandchildren in other sessions. After
+the end of the worker it kills and reaps all remaining processes. `manage.py up` is a subreaper too, in case guard and
+worker die together. macOS has no subreaper. There only the worker's own sweep by environment tag remains.
 
-Memory counts, for it is there as long as the hall: what it needs now and then alone is imported then.
+Memory counts, because the guard runs as long as the hall. It imports modules that it needs rarely only on use.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from types import FrameType
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Isolated, for it imports nothing but Python's own; and not by -m, which takes a megabyte.
+# Isolated, because it imports only the standard library. Not by -m, which takes a megabyte.
 COMMAND = [sys.executable, "-I", "-S", os.path.abspath(__file__)]
 WORKER = [sys.executable, "-m", "mcp_runtime.runtime.worker"]
 SWEEP_INTERVAL = 0.005
-SWEEP_SECONDS = 5.0  # at most; a process in the kernel's hands may not end even then
-# From the death of `manage.py up` to the worker's, which is asked to end meanwhile: nobody else is left to see to it.
+SWEEP_SECONDS = 5.0  # at most; a process that hangs in the kernel may not end even then
+# After the death of `manage.py up` the worker gets SIGTERM, and this much later SIGKILL.
 ORPHANED_SECONDS = 1.0
 
 
@@ -37,9 +37,9 @@ def become_subreaper() -> None:
 
 
 def end_with_parent() -> int:
-    """`manage.py up` asks for this, with its pid: SIGTERM to us when it dies. It may have died before we asked.
+    """Get SIGTERM when `manage.py up` dies, if it has set the variable with its pid. Exit if it has died before.
 
-    Returns the pid, or 0 when nobody asked or the system has no such signal.
+    Returns the pid. Returns 0 without the variable, or if the system has no such signal.
     """
     parent = int(os.environ.pop("GUILD_HALL_END_WITH_PARENT", "") or 0)
     if not parent or sys.platform != "linux":
@@ -52,19 +52,19 @@ def end_with_parent() -> int:
 
 
 def forked_worker_pid() -> int:
-    """The pid of a worker that became our child before we were this program (see `warm`), else 0."""
+    """The pid of a worker that was forked before this process became the guard (see `warm`), or 0."""
     return int(os.environ.pop("GUILD_HALL_WORKER_PID", "0"))
 
 
 def inherited_sockets() -> list[int]:
-    """The gateway's sockets, which `manage.py up` keeps over our end; see mcp_runtime/http1/listeners.py."""
+    """The gateway's sockets. In `manage.py up` they stay open when the guard ends (mcp_runtime/http1/listeners.py)."""
     return [int(number) for number in os.environ.get("GUILD_HALL_GATEWAY_SOCKETS", "").split(",") if number]
 
 
 class Guard:
-    """Runs `argv` as its one child. `run()` returns the exit code when the child and all it left are gone.
+    """Runs `argv` as its only child. `run()` returns its exit code after the child and all its descendants have ended.
 
-    It does not outlive `parent`, a pid, by more than ORPHANED_SECONDS. `worker_pid` is of one that runs already.
+    It does not outlive `parent`, a pid, by more than ORPHANED_SECONDS. `worker_pid` is a worker that runs already.
     """
 
     def __init__(self, argv: list[str], parent: int = 0, worker_pid: int = 0) -> None:
@@ -75,12 +75,12 @@ class Guard:
 
     def run(self) -> int:
         become_subreaper()
-        # Children of the script that became us, perhaps a `tee` for its output.
+        # Children of the script that became this process, perhaps a `tee` for its output.
         strangers = set(children()) - {self._worker_pid}
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
-        signal.signal(signal.SIGALRM, lambda *_: self._tell_worker(signal.SIGKILL))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # blocked by who became us
+        signal.signal(signal.SIGALRM, lambda *_: self._signal_worker(signal.SIGKILL))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # `warm` has blocked them
         if not self._worker_pid:
             self._start_worker()
         status = self._reap_until_worker_ends(strangers)
@@ -88,50 +88,50 @@ class Guard:
         return status
 
     def _start_worker(self) -> None:
-        import subprocess  # not for a worker that runs already
+        import subprocess  # not needed for a worker that runs already
 
         environment = {**os.environ, "GUILD_HALL_GUARD_PID": str(os.getpid())}
-        # A session of its own: the terminal's Ctrl-C reaches us alone, and we pass on one SIGTERM.
+        # In a separate session, so that the terminal's Ctrl-C reaches only the guard, which passes on one SIGTERM.
         worker = subprocess.Popen(self._argv, env=environment, start_new_session=True, pass_fds=inherited_sockets())
         self._worker_pid = worker.pid
-        self._unreaped = worker  # one that is forgotten while it ends would be reaped then, and we never hear of it
+        self._unreaped = worker  # without a reference `subprocess` may reap it, and the guard would not see its end
         for descriptor in inherited_sockets():
-            os.close(descriptor)  # clients wait there as long as the worker accepts, or up will start another
-        if self._signal_count:  # one that came before there was anybody to tell
+            os.close(descriptor)  # the worker accepts there, and `up` has the sockets for its successor
+        if self._signal_count:  # a signal that came before the worker started
             self._pass_on()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP and self._signal_count:
-            return  # a terminal that closes sends it more than once: that is no second Ctrl-C
+            return  # a terminal that closes sends it more than once, which does not count as a second Ctrl-C
         self._signal_count += 1
         if self._worker_pid:
             self._pass_on()
 
     def _pass_on(self) -> None:
-        """The first signal asks, the second one kills."""
-        self._tell_worker(signal.SIGTERM if self._signal_count == 1 else signal.SIGKILL)
+        """Pass the first signal on as SIGTERM, and the second one as SIGKILL."""
+        self._signal_worker(signal.SIGTERM if self._signal_count == 1 else signal.SIGKILL)
         if self._parent and os.getppid() != self._parent:
             signal.setitimer(signal.ITIMER_REAL, ORPHANED_SECONDS)
 
-    def _tell_worker(self, number: signal.Signals) -> None:
-        """It is not reaped yet, so its pid is its own."""
+    def _signal_worker(self, number: signal.Signals) -> None:
+        """Send a signal to the worker. It is not reaped yet, so no other process can have its pid."""
         if self._worker_pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._worker_pid, number)
 
     def _reap_until_worker_ends(self, strangers: set[int]) -> int:
         while True:
-            pid, status = os.waitpid(-1, 0)  # adopted zombies come by here too
-            strangers.discard(pid)  # from now on the number may be another's
+            pid, status = os.waitpid(-1, 0)  # this reaps adopted zombies too
+            strangers.discard(pid)  # from now on another process may get this pid
             if pid == self._worker_pid:
                 self._worker_pid = 0
                 return os.waitstatus_to_exitcode(status)
 
 
 def end_descendants(spare: Collection[int] = ()) -> None:
-    """SIGKILL and reap our children until none is left but those to spare, or for SWEEP_SECONDS.
+    """Kill and reap all children except those in `spare`, for at most SWEEP_SECONDS.
 
-    The children of the killed become ours in turn.
+    The children of a killed process become children of this process, and are killed too.
     """
     deadline = time.monotonic() + SWEEP_SECONDS
     while end_children(spare) and time.monotonic() < deadline:
@@ -139,10 +139,10 @@ def end_descendants(spare: Collection[int] = ()) -> None:
 
 
 def end_children(spare: Collection[int] = (), is_target: Callable[[int], bool] = lambda pid: True) -> bool:
-    """SIGKILL our children that `is_target` selects, and reap all that ended, except those to spare.
+    """Kill the children that `is_target` selects, and reap all that ended, except those in `spare`.
 
-    Returns whether to look again, because the children of one that ended may be ours now. Those that took another
-    user (sudo) are not ours to kill.
+    Returns whether to look again, because the children of an ended child may be children of this process now. Children
+    that run as another user (sudo) cannot be killed.
     """
     look_again = False
     for pid in children():
@@ -158,13 +158,13 @@ def end_children(spare: Collection[int] = (), is_target: Callable[[int], bool] =
 
 
 def children() -> list[int]:
-    """Our children's pids. Only zombies and the living of our own: never a reused pid."""
+    """The pids of this process's children, including zombies. Never a reused pid."""
     if sys.platform != "linux":
         return []
     pids = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
-            # The name in parentheses may hold anything, parentheses too.
+            # The name in parentheses may contain any character, even parentheses.
             fields = file.read().rpartition(b")")[2].split()
             if int(fields[1]) == os.getpid():
                 pids.append(int(name))
@@ -173,7 +173,7 @@ def children() -> list[int]:
 
 def main() -> int:
     code = Guard(WORKER, end_with_parent(), forked_worker_pid()).run()
-    # 128 + n, as shells say it: a process cannot end with a negative code.
+    # 128 + n as in shells, because an exit code cannot be negative.
     return code if code >= 0 else 128 - code
 
 

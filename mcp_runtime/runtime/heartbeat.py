@@ -1,4 +1,4 @@
-"""The heartbeat of a runtime: each second, in its lease's row and in the data folder."""
+"""The heartbeat of a runtime. Each second it is written to the row of the lease and to the data folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEARTBEAT_SECONDS = 1.0
 
 
 class Heartbeat:
-    """Until `is_over`. `on_lost()` is called while the lease is somebody else's, until it returns True."""
+    """Writes the heartbeat until `is_over`. While another runtime has the lease, calls `on_lost()` until it is True."""
 
     def __init__(self, lease_id: uuid.UUID, is_over: threading.Event, on_lost: Callable[[], bool]) -> None:
         self._lease_id = lease_id
@@ -34,7 +34,7 @@ class Heartbeat:
         is_written = True
         while not self._is_over.wait(HEARTBEAT_SECONDS):
             try:
-                is_ours = lease.renew(self._lease_id)  # on a connection that nobody else can take meanwhile
+                is_ours = lease.renew(self._lease_id)  # on a connection that no other thread can take meanwhile
             except Error as error:
                 if is_written:
                     reason = damage(error) or str(error).strip()
@@ -50,7 +50,7 @@ class Heartbeat:
         connection.close()
 
     def _beat(self) -> None:
-        """In the data folder, in a thread that never waits for the database."""
+        """Write to the data folder, in a thread that never waits for the database."""
         while not self._is_over.is_set():
             with contextlib.suppress(OSError):
                 lease.beat(self._lease_id)

@@ -1,4 +1,4 @@
-"""What the runtime does now and then: roll up the calls that ended, and delete what is older than is kept."""
+"""Regular work of the runtime: roll up finished calls, and delete old rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def start(is_over: threading.Event) -> None:
 
 
 def _keep_house(is_over: threading.Event) -> None:
-    """Every quarter of a minute the calls that ended are summed; once an hour what is older than kept goes."""
+    """Roll up finished calls every quarter of a minute, and delete old rows once an hour."""
     next_prune = time.monotonic() + PRUNE_SECONDS
     while not is_over.wait(statistics.ROLLUP_SECONDS):
         try:
@@ -31,9 +31,9 @@ def _keep_house(is_over: threading.Event) -> None:
                 _prune()
                 next_prune = time.monotonic() + PRUNE_SECONDS
         except Error as error:
-            logger.warning("cannot keep house (%s); trying again", str(error).strip())
+            logger.warning("housekeeping failed (%s); trying again", str(error).strip())
         except Exception:
-            logger.exception("cannot keep house; trying again")
+            logger.exception("housekeeping failed; trying again")
         connection.close()
 
 

@@ -1,4 +1,4 @@
-"""The parts of a runtime: lifecycle and supervisor at once, the rest when Celery's pool is there."""
+"""The parts of a runtime: lifecycle and supervisor at once, the rest when Celery's pool exists."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Parts:
-    """The parts of the runtime that holds `lease_id`. They tell each other news. A part that is not built is None."""
+    """The parts of the runtime with `lease_id`. They notify each other of changes. A part is None until it is built."""
 
     def __init__(
         self, lease_id: uuid.UUID, gateway_sockets: list[socket.socket], stop_requested: threading.Event
@@ -81,7 +81,7 @@ class Parts:
                 self._build(run_in_pool)
 
     def wait_for_build(self) -> None:
-        """Wait until no part is added any more, once a stop was requested."""
+        """Wait until no more parts are added. Call it after a stop was requested."""
         with self._building:
             pass
 

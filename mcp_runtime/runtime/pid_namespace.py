@@ -1,10 +1,11 @@
-"""A program of its own: a command as process 1 of a pid namespace, so that with it the kernel ends all that it started.
+"""A separate program that runs a command as process 1 of a pid namespace. The kernel ends all other processes with it.
 
     python -m mcp_runtime.runtime.pid_namespace COMMAND [ARGUMENT...]
 
-For GUILD_HALL_PID_NAMESPACE=1. This process stays outside: it passes signals on, and ends with the command's exit
-code. When it is killed, process 1 is too. Inside, pids are others, and `/proc` shows those of the namespace alone.
-Linux only; who is not root gets the right to it from a user namespace (pid_namespaces(7), user_namespaces(7)).
+It is for GUILD_HALL_PID_NAMESPACE=1. This process stays outside, passes signals on, and ends with the command's exit
+code. If it is killed, the kernel kills process 1 too. Inside the namespace pids are different, and `/proc` shows only
+the processes of the namespace. Linux only. Users other than root need a user namespace for it (pid_namespaces(7),
+user_namespaces(7)).
 """
 
 from __future__ import annotations
@@ -25,38 +26,38 @@ EX_UNAVAILABLE = 69
 
 
 class NamespaceError(Exception):
-    """The system does not give us a pid namespace."""
+    """The system does not allow a pid namespace."""
 
 
 def command_line(argv: list[str]) -> list[str]:
-    """What to execute in the place of `argv`."""
+    """The command to execute in place of `argv`."""
     return [sys.executable, "-m", "mcp_runtime.runtime.pid_namespace", *argv]
 
 
 def run(argv: list[str]) -> int:
-    """The exit code of `argv`, 128 + n for signal n. Raises NamespaceError before it is started."""
-    _leave()
-    alive, ours = os.pipe()  # its other end closes when we end
-    # Process 1 loses a signal that it has no handler for: the hall's programs unblock this one when they have.
+    """Run `argv`. Returns its exit code, 128 + n for signal n. Raises NamespaceError before it is started."""
+    _enter_namespaces()
+    reader, writer = os.pipe()  # the writer closes when this process ends
+    # Process 1 loses a signal without a handler, so the signal is blocked until the hall's program has its handler.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     child = os.fork()
     if not child:
-        os.close(ours)
-        _become_process_one(alive, argv)
+        os.close(writer)
+        _become_process_one(reader, argv)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: _tell(child, number))
+        signal.signal(number, lambda number, _: _send_signal(child, number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return code if code >= 0 else 128 - code
 
 
-def _tell(child: int, number: int) -> None:
+def _send_signal(child: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, number)
 
 
-def _leave() -> None:
-    """What we fork from now on is in namespaces of its own, as the user that we are."""
+def _enter_namespaces() -> None:
+    """Create namespaces for the children that are forked from now on. They run as the same user."""
     if sys.platform != "linux":
         raise NamespaceError("there are none on this system")
     user, group = os.geteuid(), os.getegid()
@@ -74,18 +75,18 @@ def _leave() -> None:
         raise NamespaceError(str(error.strerror)) from error
 
 
-def _become_process_one(alive: int, argv: list[str]) -> None:
-    """Never returns."""
+def _become_process_one(reader: int, argv: list[str]) -> None:
+    """Execute `argv` as process 1. Never returns. `reader` is readable if the process outside has ended."""
     try:
-        os.setsid()  # the terminal's Ctrl-C reaches the process outside alone, which passes it on once
+        os.setsid()  # the terminal's Ctrl-C reaches only the process outside, which passes it on once
         _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if select.select([alive], [], [], 0)[0]:
-            os._exit(EX_UNAVAILABLE)  # it died before we asked
-        os.close(alive)
+        if select.select([reader], [], [], 0)[0]:
+            os._exit(EX_UNAVAILABLE)  # it died before `prctl`
+        os.close(reader)
         _call("mount", b"none", b"/", None, MS_REC | MS_SLAVE, None)
         _call("mount", b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
-        os.environ[SETTING] = "0"  # we are in it
-        os.execvp(argv[0], argv)  # noqa: S606 - a command without a shell is what is wanted
+        os.environ[SETTING] = "0"  # the command is in the namespace already
+        os.execvp(argv[0], argv)  # noqa: S606 - it must not use a shell
     except OSError as error:
         _complain(f"{error.strerror}, most likely in a container, which has a namespace of its own already")
     finally:
@@ -93,7 +94,7 @@ def _become_process_one(alive: int, argv: list[str]) -> None:
 
 
 def _call(name: str, *arguments: object) -> None:
-    """A function of the C library. Raises OSError."""
+    """Call a function of the C library. Raises OSError."""
     library = ctypes.CDLL(None, use_errno=True)
     values = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in arguments]
     if getattr(library, name)(*values) < 0:

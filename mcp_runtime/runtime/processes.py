@@ -1,8 +1,8 @@
-"""The hall's processes, guard and web: what `manage.py up` becomes once it has prepared all and started them.
+"""Runs the hall's processes, guard and web. `manage.py up` becomes this program after it has started them.
 
-A program of its own, with the standard library alone. It takes over what `manage.py up` has started (see `warm`), and
-starts again what ends. It only waits, and what waits should weigh little: what it needs when a part has ended, or when
-it says something, is imported then.
+It is a separate program with only the standard library. It takes over the processes that `manage.py up` has started
+(see `warm`), and restarts those that end. Most of the time it waits, so it should use little memory. It imports modules
+for the end of a part, or for its messages, only on use.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from types import FrameType
 from mcp_runtime.runtime import guard
 from mcp_runtime.system import birthmark
 
-TYPE_CHECKING = False  # that of `typing`, which is half a megabyte
+TYPE_CHECKING = False  # as in `typing`, whose import takes half a megabyte
 if TYPE_CHECKING:
     import subprocess
 
     from mcp_runtime.system import console
 
-# A part that ended by itself is started again: at once after a long life, for agents cannot connect meanwhile, else
-# after these pauses in seconds. One more quick death ends the hall.
+# A part that ended without a stop is restarted. If it ran for long, it is restarted at once, because agents cannot
+# connect meanwhile. Otherwise it is restarted after these pauses in seconds. One more quick death ends the hall.
 RESTART_DELAYS = (1.0, 2.0, 4.0)
 QUICK_DEATH_SECONDS = 10.0
 PATIENCE_SECONDS = 8.0
 LOOK_SECONDS = 0.2
-KILL_SECONDS = 1.0  # from a second SIGTERM to SIGKILL, for a part that is frozen; and for the end of what it leaves
-# In the environment of the hall's processes alone, for systems where they can have no birthmark.
+KILL_SECONDS = 1.0  # from a second SIGTERM to SIGKILL, for a part that hangs; also for the end of its orphans
+# Only the hall's processes have these variables. They identify them on systems without birthmarks.
 HALL_VARIABLES = (b"GUILD_HALL_MEMBER=", b"GUILD_HALL_GUARD_PID=", b"GUILD_HALL_END_WITH_PARENT=")
 PROGRAM = os.path.realpath(__file__)
 BASE_DIR = os.path.dirname(os.path.dirname(os.path.dirname(PROGRAM)))
 
-PIPE_BYTES = 16_384  # that the smallest pipe takes while nobody reads
+PIPE_BYTES = 16_384  # the capacity of the smallest pipe
 
 COMMANDS = {
     "runtime": guard.COMMAND,
@@ -47,21 +47,21 @@ COMMANDS = {
 
 
 class State:
-    """What `manage.py up` leaves to the program that it becomes. No dataclass: that takes a megabyte to import."""
+    """The state that `manage.py up` passes to this program. No dataclass, because its import takes a megabyte."""
 
     def __init__(
         self, pids: Mapping[str, int], sockets: Sequence[int], unwritten: Sequence[tuple[int, str]] = ()
     ) -> None:
         self.pids = pids  # of the parts that run already
         self.sockets = sockets  # the gateway's, as descriptors
-        self.unwritten = unwritten  # what no console took yet, by descriptor
+        self.unwritten = unwritten  # texts that no console has accepted yet, each with its descriptor
 
 
 def command_line(state: State) -> list[str]:
     """The command to execute in the place of `manage.py up`. It takes over `state`."""
     reader, writer = os.pipe()
     unwritten = list(state.unwritten)
-    # `up` itself has said a few lines. Lines that are too many were the last ones.
+    # `up` itself writes only a few lines. If there are too many, drop the last ones.
     while len(text := marshal.dumps([dict(state.pids), list(state.sockets), unwritten])) > PIPE_BYTES:
         unwritten.pop()
     os.write(writer, text)
@@ -69,7 +69,7 @@ def command_line(state: State) -> list[str]:
     for descriptor in (reader, *state.sockets):
         os.set_inheritable(descriptor, True)
     os.environ["GUILD_HALL_UP_STATE"] = str(reader)
-    # By its path: -m takes a megabyte. The words behind it are for `ps`.
+    # By its path, because -m takes a megabyte. The last two arguments are for `ps`.
     return [sys.executable, "-S", "-P", PROGRAM, "manage.py", "up"]
 
 
@@ -80,12 +80,12 @@ def read_state() -> State:
     with open(int(number), "rb") as file:
         state = State(*marshal.load(file))  # noqa: S302 - written by ourselves
     for descriptor in state.sockets:
-        os.set_inheritable(descriptor, False)  # each part is handed its own
+        os.set_inheritable(descriptor, False)  # each part gets only its own
     return state
 
 
 class Signals:
-    """Signals to wait for. No threading.Event: a handler that interrupts its `wait` would lock itself out."""
+    """Waits for signals. No threading.Event, because a handler that sets it during its `wait` would block for ever."""
 
     def __init__(self) -> None:
         self.stops = 0
@@ -96,21 +96,21 @@ class Signals:
         for number in guard.STOP_SIGNALS:
             signal.signal(number, self._on_stop)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, guard.STOP_SIGNALS)  # blocked by who became us
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, guard.STOP_SIGNALS)  # `warm` has blocked them
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
-        # A terminal that closes sends SIGHUP more than once: that is no second Ctrl-C.
+        # A terminal that closes sends SIGHUP more than once, which does not count as a second Ctrl-C.
         self.stops = max(self.stops, 1) if number == signal.SIGHUP else self.stops + 1
 
     def wait(self, seconds: float | None) -> None:
-        """Until a signal comes, that of an ended child included."""
+        """Wait for a signal, including SIGCHLD."""
         select.select([self._reader], [], [], seconds)
         with contextlib.suppress(BlockingIOError):
             os.read(self._reader, 4096)
 
 
 class ForkedProcess:
-    """A child that was forked before we became this program, as far as we need of subprocess.Popen."""
+    """A child that was forked before this program. It has the methods of subprocess.Popen that are needed here."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -128,9 +128,9 @@ class ForkedProcess:
 
 
 class Part:
-    """A child, in a session of its own: the terminal's Ctrl-C reaches us alone, and we end it.
+    """A child in a separate session, so that the terminal's Ctrl-C reaches only this program, which ends the child.
 
-    It inherits `sockets`, which are descriptors, and so does the next one. `pid`: it runs already.
+    The child and its successors inherit `sockets`, which are descriptors. With `pid` it runs already.
     """
 
     def __init__(self, name: str, argv: list[str], sockets: Sequence[int] = (), pid: int = 0) -> None:
@@ -159,11 +159,11 @@ class Part:
             )
 
     def exit_code(self) -> int | None:
-        """The exit code of a part that ended since the last look, else None."""
+        """The exit code of a part that ended since the last check, or None."""
         return self._process.poll() if self._process and self.start_at is None else None
 
     def restart_delay(self) -> float | None:
-        """How long to wait before the next try; None when it will not stay up."""
+        """Seconds until the next start. None if the part has ended too often."""
         is_quick = time.monotonic() - self._started_at < QUICK_DEATH_SECONDS
         self._quick_deaths = self._quick_deaths + 1 if is_quick else 0
         if self._quick_deaths > len(RESTART_DELAYS):
@@ -189,9 +189,9 @@ class Part:
 
 
 class Processes:
-    """Runtime and web: started, started again when they end, and stopped together.
+    """Starts runtime and web, restarts them when they end, and stops them together.
 
-    `sockets` are the runtime's, for agents, as descriptors. `pids` are those of parts that run already.
+    `sockets` are descriptors of the runtime's sockets for agents. `pids` are the parts that run already.
     """
 
     def __init__(self, say: Callable[[str], None], sockets: Sequence[int] = (), pids: Mapping[str, int] = {}) -> None:
@@ -203,7 +203,7 @@ class Processes:
         }
 
     def run(self) -> int:
-        """Run until a stop, or until a part will not stay up. Returns the exit code."""
+        """Run until a stop, or until a part has ended too often. Returns the exit code."""
         guard.become_subreaper()
         self._signals = Signals()
         code = 0
@@ -211,20 +211,20 @@ class Processes:
             look_again = self._end_orphans()
             code = self._keep_up()
             if not code:
-                self._signals.wait(LOOK_SECONDS if look_again else self._pause())  # the end of each wakes us
+                self._signals.wait(LOOK_SECONDS if look_again else self._pause())  # the end of a child ends the wait
         self._end()
         return code
 
     def _end_orphans(self) -> bool:
         """End processes of the hall that became our children because their part died.
 
-        Returns whether to look again. Other children are reaped: those of the script that became us, or
-        of a container's process 1.
+        Returns whether to look again. Other children are only reaped. They are from the script that became this
+        program, or from a container's process 1.
         """
         return guard.end_children(spare=[part.pid for part in self._parts.values()], is_target=is_of_the_hall)
 
     def _keep_up(self) -> int:
-        """One look: start what is due. The exit code of a part that will not stay up, else 0."""
+        """Start the parts that are due. Returns the exit code of a part that has ended too often, or 0."""
         for part in self._parts.values():
             code = part.exit_code()
             if code is not None:
@@ -246,9 +246,9 @@ class Processes:
         return max(min(moments) - time.monotonic(), 0) if moments else None
 
     def _end(self) -> None:
-        """Send SIGTERM to each part. After a second Ctrl-C, or after PATIENCE_SECONDS, kill those that are left."""
-        for one in self._sockets:
-            os.close(one)  # nobody waits for a runtime that does not come back
+        """Send SIGTERM to each part. After a second Ctrl-C, or after PATIENCE_SECONDS, kill the remaining parts."""
+        for descriptor in self._sockets:
+            os.close(descriptor)  # clients must not wait for a runtime that does not come back
         is_terminated, deadline = False, time.monotonic() + PATIENCE_SECONDS
         kill_at = deadline + KILL_SECONDS
         while alive := [part for part in self._parts.values() if part.is_alive]:
@@ -269,7 +269,7 @@ class Processes:
             time.sleep(guard.SWEEP_INTERVAL)
 
 
-class Words:
+class Messages:
     """The messages on the console, by its descriptor."""
 
     def __init__(self, unwritten: Sequence[tuple[int, str]]) -> None:
@@ -296,7 +296,7 @@ class Words:
 
 
 def is_of_the_hall(pid: int) -> bool:
-    """Whether a part of the hall started the process, or what it started, and so on (Linux)."""
+    """Whether the process is a descendant of a part of the hall (Linux)."""
     if birthmark.is_another(pid):
         return True
     try:
@@ -309,17 +309,17 @@ def is_of_the_hall(pid: int) -> bool:
 
 
 def part_environment() -> dict[str, str]:
-    """What the environment of a part has beside that of its parent, which is us."""
+    """The variables that a part gets in addition to the environment of this process."""
     return {
         "PYTHONPATH": python_path(),
         "PYTHONUNBUFFERED": "1",
-        # On Linux they end with us, however we end.
+        # On Linux the parts end with this process, however it ends.
         "GUILD_HALL_END_WITH_PARENT": str(os.getpid()),
     }
 
 
 def python_path() -> str:
-    """With the hall in front, wherever it is started from."""
+    """The PYTHONPATH with the hall's folder first, so that the current directory does not matter."""
     path = os.environ.get("PYTHONPATH", "")
     parts = [BASE_DIR, *(part for part in path.split(os.pathsep) if part and part != BASE_DIR)]
     return os.pathsep.join(parts)
@@ -327,9 +327,9 @@ def python_path() -> str:
 
 def main() -> int:
     state = read_state()
-    words = Words(state.unwritten)
-    code = Processes(words.say, state.sockets, state.pids).run()
-    words.flush()
+    messages = Messages(state.unwritten)
+    code = Processes(messages.say, state.sockets, state.pids).run()
+    messages.flush()
     return code
 
 

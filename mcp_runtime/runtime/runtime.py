@@ -1,4 +1,4 @@
-"""The runtime as one: its parts, its heartbeat, and its end."""
+"""The runtime as a whole: its parts, its heartbeat, and its end."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class Runtime:
         self.heartbeat = Heartbeat(lease_id, self.stopping.is_over, self._handle_lost_lease)
 
     def start_members(self) -> None:
-        """First of all: members take the longest, and the rest is imported and built meanwhile."""
-        self.stopping.start()  # before what may hang as well
+        """Start the members first, because they take the longest. The rest is imported and built meanwhile."""
+        self.stopping.start()  # first, because the other steps may hang
         self.heartbeat.start()
         self.parts.supervisor.start()
 
     def start(self, run_in_pool: Callable[..., Any]) -> None:
-        """Start the rest, unless a stop was requested. The bootstep calls it when Celery's pool is there."""
+        """Start the rest, unless a stop was requested. The bootstep calls it when Celery's pool exists."""
         self.parts.build(run_in_pool)
 
     def _handle_lost_lease(self) -> bool:
-        """End this runtime, unless it is stopping. Returns whether it ends for that."""
+        """End this runtime, unless it is stopping. Returns whether it ends because of the lost lease."""
         if self._stop_requested.is_set():
             return False
         logger.error("another runtime took this hall; ending the members and exiting")
@@ -54,16 +54,16 @@ class Runtime:
         return True
 
     def ask_to_stop(self) -> None:
-        """Called from a signal handler: sets a flag and nothing else."""
+        """Set a flag, and nothing else, because a signal handler calls this."""
         self._stop_requested.set()
 
     def is_stopping(self) -> bool:
         return self._stop_requested.is_set()
 
     def end(self, error: BaseException | None = None) -> int:
-        """The only way out: end all parts, and return the exit code.
+        """End all parts, and return the exit code. The runtime never ends without this.
 
-        Raises `error` then, unless a stop was requested before, of which it may be a part.
+        Raises `error` after that, unless a stop was requested before, because the stop may have caused it.
         """
         is_fault = error is not None and not self._stop_requested.is_set()
         if is_fault:

@@ -1,11 +1,11 @@
-"""Web, guard and worker as forks of `manage.py up`, which has imported what they have in common by then (Linux).
+"""Forks web, guard and worker from `manage.py up`, after it has imported their common modules (Linux).
 
-They start at once, and share its memory. The web is forked first: it imports what it alone needs, and prepares database
-and files in a fork of its own, while `up` imports what the worker alone needs. So neither has what is the other's, and
-all of it takes the time of the longer half.
+The forks start at once, and share its memory. The web is forked first. It imports its own modules, and prepares
+database and files in another fork. Meanwhile `up` imports the worker's modules. So neither has the other's modules, and
+both together take only the time of the longer half.
 
-Elsewhere forks of a program with threads and system libraries are not safe: there, and when a part has died, it is a
-program of its own that starts from nothing (see `processes`).
+On other systems, forks of a program with threads and system libraries are not safe. There, and after the death of a
+part, the part starts as a new program (see `processes`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from mcp_runtime.system.title import set_title
 M_ARENA_MAX = -8  # malloc.h
 PREPARED = "\n"  # an empty line
 WORKER, WEB = "mcp_runtime.runtime.worker", "guildhall.web"
-# What both import sooner or later, with all that it stands on; and the worker alone.
-OF_BOTH = ("mcp_runtime.control.calls", "mcp_runtime.http1.server", "requests", "uvloop", "yaml")
-OF_THE_WORKER = (WORKER, "mcp_runtime.runtime.runtime", "mcp_runtime.runtime.bootstep")
+# Modules that both import sooner or later, with all their imports, and modules of the worker only.
+COMMON_MODULES = ("mcp_runtime.control.calls", "mcp_runtime.http1.server", "requests", "uvloop", "yaml")
+WORKER_MODULES = (WORKER, "mcp_runtime.runtime.runtime", "mcp_runtime.runtime.bootstep")
 
 
 class Web:
@@ -45,33 +45,33 @@ class Web:
         self._go = go
 
     def wait_until_prepared(self, say: Callable[[str], None]) -> None:
-        """Until database and files are ready; what is said meanwhile is said by `say`. When that fails, so do we."""
+        """Wait until database and files are ready. `say` gets the lines about that. If it fails, this process exits."""
         for line in self._lines:
             if line == PREPARED:
                 return
             say(line.removesuffix("\n"))
-        _exit_as(self.pid)  # which has said what went wrong
+        _exit_as(self.pid)  # the fork has reported the error
 
     def serve(self) -> None:
-        """From now on; nothing of it is handed on to the next fork.
+        """Let the web serve from now on. The next fork inherits nothing of it.
 
-        Signals that ask `up` to stop wait from now on, for the program that it becomes.
+        Stop signals to `up` wait from now on, for the program that it becomes.
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, guard.STOP_SIGNALS)
         self._lines.close()
-        with contextlib.suppress(BrokenPipeError):  # it died: the program that we become starts another
+        with contextlib.suppress(BrokenPipeError):  # the web died, and the program that `up` becomes starts another
             os.write(self._go, b"go")
         os.close(self._go)
 
 
 def fork_web(load: Callable[[], object], prepare: Callable[[Callable[[str], None]], object]) -> Web:
-    """It calls `load`, and in a fork of its own `prepare`.
+    """Fork the web. The fork calls `load`, and in another fork `prepare`.
 
-    That is given what to say lines with: they may have to wait for the console longer than a fork lives.
+    `prepare` gets a function for its lines, because they may have to wait for the console longer than that fork lives.
     """
-    _import(OF_BOTH)
+    _import(COMMON_MODULES)
     gc.collect()
-    gc.freeze()  # what the collector does not touch is not copied
+    gc.freeze()  # memory that the collector does not touch is not copied
     gc.disable()
     _give_memory_back()
     environment = processes.part_environment()
@@ -88,7 +88,7 @@ def fork_web(load: Callable[[], object], prepare: Callable[[Callable[[str], None
     _obey_sigterm()
     load()
     _in_a_fork(lambda: prepare(partial(_write_line, say)))
-    web = import_module(WEB)  # which looks at the static files that are there
+    web = import_module(WEB)  # it reads the static files
     gc.freeze()
     _write_line(say, PREPARED.removesuffix("\n"))
     os.close(say)
@@ -102,7 +102,7 @@ def fork_web(load: Callable[[], object], prepare: Callable[[Callable[[str], None
 
 def load_worker() -> None:
     """What it needs before its members are ready."""
-    _import(OF_THE_WORKER)
+    _import(WORKER_MODULES)
 
 
 def _import(modules: Sequence[str]) -> None:
@@ -111,7 +111,7 @@ def _import(modules: Sequence[str]) -> None:
 
 
 def _in_a_fork(work: Callable[[], object]) -> None:
-    """The memory that `work` takes ends with it. When it fails, so do we."""
+    """Do `work` in a fork, so that its memory is freed at its end. If it fails, this process exits."""
     if not (pid := os.fork()):
         signal_when_parent_dies(signal.SIGTERM)
         work()
@@ -120,7 +120,7 @@ def _in_a_fork(work: Callable[[], object]) -> None:
 
 
 def _exit_as(pid: int, *, only_failures: bool = False) -> None:
-    """Wait for a fork that says itself what went wrong, and end with its exit code."""
+    """Wait for a fork, and exit with its exit code. The fork itself has reported its error."""
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code or not only_failures:
         sys.exit(code if code >= 0 else 128 - code)
@@ -131,8 +131,8 @@ def _write_line(descriptor: int, text: str) -> None:
 
 
 def fork_guard(sockets: Sequence[socket.socket]) -> int:
-    """Its pid, in `up`; 0 in the worker, which is to run then. `sockets` are the worker's."""
-    guard.become_subreaper()  # `processes` is one as well; what is left until then becomes ours too
+    """Fork guard and worker. Returns the guard's pid in `up`, and 0 in the worker. `sockets` are the worker's."""
+    guard.become_subreaper()  # `processes` is one too, but orphans may come before it runs
     environment = processes.part_environment()
     if pid := os.fork():
         return pid
@@ -142,7 +142,7 @@ def fork_guard(sockets: Sequence[socket.socket]) -> int:
 
 
 def _give_memory_back() -> None:
-    """What is free, and from now on two arenas for all threads, not one for each few (glibc)."""
+    """Give free memory back, and limit malloc to two arenas for all threads (glibc)."""
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(0)
@@ -150,7 +150,7 @@ def _give_memory_back() -> None:
 
 
 def _become_part(environment: dict[str, str]) -> None:
-    """What `processes` gives a part that it starts."""
+    """Set up this fork as `processes` sets up a part that it starts."""
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -160,25 +160,25 @@ def _become_part(environment: dict[str, str]) -> None:
 
 
 def _become_guard(sockets: Sequence[socket.socket]) -> None:
-    """Returns in the worker, which is a fork of ours."""
-    signal_when_parent_dies(signal.SIGTERM)  # which waits, as all signals do, for the guard
+    """Become the guard. Returns only in the worker, which is a fork of this process."""
+    signal_when_parent_dies(signal.SIGTERM)  # all signals wait for the guard
     guard.become_subreaper()
     pid = os.getpid()
     if worker := os.fork():
         os.environ["GUILD_HALL_WORKER_PID"] = str(worker)
-        os.execv(sys.executable, processes.COMMANDS["runtime"])  # noqa: S606 - no shell is wanted
+        os.execv(sys.executable, processes.COMMANDS["runtime"])  # noqa: S606 - it must not use a shell
     os.setsid()
     del os.environ["GUILD_HALL_END_WITH_PARENT"]
     os.environ["GUILD_HALL_GUARD_PID"] = str(pid)
-    os.environ.update(listeners.inheritance([one.fileno() for one in sockets]))
-    for one in sockets:
-        one.detach()  # the worker makes its own of the descriptors
+    os.environ.update(listeners.inheritance([each.fileno() for each in sockets]))
+    for each in sockets:
+        each.detach()  # the worker creates its own sockets from the descriptors
     set_title(WORKER)
     _obey_sigterm()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, guard.STOP_SIGNALS)
 
 
 def _obey_sigterm() -> None:
-    """As the interpreter would from its beginning: process 1 has a handler for itself."""
+    """Let SIGTERM end this process, as in a new interpreter. As process 1, `up` has a handler that forks inherit."""
     if callable(signal.getsignal(signal.SIGTERM)):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,7 +1,6 @@
-"""The runtime's worker: one Celery worker with a thread pool; supervisor, dispatcher and agents' sessions hang
-on it as a bootstep (bootstep.py).
+"""The runtime's worker: one Celery worker with a thread pool. A bootstep starts the parts of the runtime.
 
-Started by the guard (`manage.py runtime`), never by hand. Exit code 75: another runtime owns the hall.
+The guard (`manage.py runtime`) starts it. Never start it by hand. Exit code 75: another runtime owns the hall.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ logger = logging.getLogger("guildhall.runtime")
 T = TypeVar("T")
 
 EX_UNAVAILABLE = 69  # sysexits.h
-# Threads change hands this often (default 5 ms): a relay must not wait for somebody's computing.
+# How often threads switch (default 5 ms), because a relay must not wait for a thread that computes.
 SWITCH_INTERVAL = 0.0001
 
 
 def end_with_parent() -> None:
-    """SIGTERM to us when the guard dies (Linux). A parent that died before the call left us to init already."""
+    """Get SIGTERM when the guard dies (Linux). If it has died before, exit at once."""
     signal_when_parent_dies(signal.SIGTERM)
     if guard_is_gone():
         sys.exit(EX_SOFTWARE)
 
 
 def run() -> int:
-    """Take the hall, build the worker, run it to its end; the exit code."""
+    """Take the hall, build the worker, and run it to its end. Returns the exit code."""
     from django.db import OperationalError
 
     from mcp_runtime.protocol.errors import AddressTakenError, LeaseError
@@ -71,7 +70,7 @@ def run() -> int:
 
 
 def take_the_hall(stop_requested: threading.Event) -> tuple[uuid.UUID, list[socket.socket]]:
-    """The lease, and the gateway's sockets, bound. Waits for a database that cannot be used, until `stop_requested`.
+    """Take the lease and bind the gateway's sockets. Waits until the database can be used, or for `stop_requested`.
 
     Raises LeaseError, AddressTakenError, and OperationalError.
     """
@@ -85,27 +84,27 @@ def take_the_hall(stop_requested: threading.Event) -> tuple[uuid.UUID, list[sock
     def patient(work: Callable[[], T]) -> T:
         return patiently(work, stop_requested.is_set)
 
-    # Both before the worker is built: a bootstep that fails leaves those before it running. And the port first:
-    # who cannot listen must not take the hall from a holder that may only be slow.
+    # Both come before the worker is built, because a bootstep that fails leaves earlier ones running. The port comes
+    # first, because a runtime that cannot listen must not take the hall from a holder that may only be slow.
     patient(lambda: lease.await_heartbeat(logger.warning))
     hall = patient(lease.require_free)
     sockets = listeners.take_inherited() or listeners.bind(settings.GUILD_HALL_HOST, settings.GUILD_HALL_GATEWAY_PORT)
-    # As long as the row names the last holder: killed in between, we leave it to the next start.
+    # Do this while the row names the last holder. If this process is killed meanwhile, the next start repeats it.
     process.kill_left_behind(hall.hall_id, hall.lease_runtime)
-    # Who is stopped with the lease in hand gives it back. Until now the signal ends us at once.
+    # From now on a stop must give the lease back. Until now the signal has ended the process at once.
     signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())
     lease_id = uuid.uuid4()  # one for all tries: the answer to a commit may be lost
     return patient(lambda: lease.take(status.reset_rows, hall, lease_id)), sockets
 
 
 def set_up_django() -> None:
-    """Without what only the web needs: the imports take a third less CPU, and agents wait for them."""
+    """Set up Django without apps of the web only. The imports then take a third less CPU, and agents wait for them."""
     from django.apps import apps
     from django.conf import settings
 
-    # `manage.py` ran the checks; here they would import every view.
+    # `manage.py` has run the checks. Here they would import every view.
     os.environ["CELERY_SKIP_CHECKS"] = "1"
-    if apps.ready:  # in `manage.py up`, whose fork we are
+    if apps.ready:  # this is a fork of `manage.py up`
         return
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app not in settings.APPS_OF_THE_WEB]
     django.setup()
@@ -116,7 +115,7 @@ def main() -> int:
     replace_standard_streams()
     sys.setswitchinterval(SWITCH_INTERVAL)
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "guildhall.settings")
-    gc.disable()  # until all is imported, of which nothing is garbage
+    gc.disable()  # until all is imported, because that creates no garbage
     set_up_django()
     from django.db import DatabaseError
 
@@ -130,11 +129,11 @@ def main() -> int:
         logger.error("%s", message)
         return EX_SOFTWARE
     finally:
-        gc.freeze()  # as in manage.py: its end is quicker
+        gc.freeze()  # as in manage.py, for a faster exit
 
 
 if __name__ == "__main__":
-    # Under its own name: bootsteps and tasks import this module again, and there must be one of it.
+    # Import it by its name, because bootsteps and tasks import it too, and there must be only one.
     from mcp_runtime.runtime import worker
 
     sys.exit(worker.main())
