@@ -94,7 +94,7 @@ _ADVICE = [
     (r"no free port", "Stop some members, or widen GUILD_HALL_PORT_RANGE and start the runtime again."),
     (
         r"nothing listened on its port",
-        "It must listen on 127.0.0.1 at the port that ${{PORT}} in args or env of {file} tells it. "
+        "It must listen on 127.0.0.1 at the port that ${{PORT}} in args or env of {file} gives it. "
         "If it only needs longer, set start_timeout there.",
     ),
     (

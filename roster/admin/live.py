@@ -14,7 +14,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpRespons
 from django.template.loader import render_to_string
 from django.utils.http import parse_etags
 
-# The CSRF token is masked anew on each page. That is not a change.
+# The CSRF token has a new mask on each page. That is not a change.
 _CSRF_FIELD = re.compile(r'(name="csrfmiddlewaretoken" value=")[^"]*')
 
 

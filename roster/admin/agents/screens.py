@@ -63,14 +63,14 @@ class SessionForm(forms.Form):
 
 @admin.register(AgentSession)
 class AgentSessionAdmin(RuntimeRowAdmin):
-    list_display = ["name", "status_word", "of_members", "message_count", "creator", "made"]
+    list_display = ["name", "status_word", "of_members", "message_count", "creator", "created"]
     list_filter = ["created_at"]
     search_fields = ["name", "creator"]
     fields = ["name"]  # its page has its own template for the rest
     change_form_template = "admin/roster/agentsession/change_form.html"
     change_list_template = "admin/roster/agentsession/change_list.html"
 
-    made = present.moment_column("created_at")
+    created = present.moment_column("created_at")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[AgentSession]:
         """The user's own sessions. With the permission also those of others, except of reserved members."""
@@ -87,7 +87,7 @@ class AgentSessionAdmin(RuntimeRowAdmin):
         return rows.annotate(message_total=Count("messages", distinct=True))
 
     def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        """The creator of a session may see it. Whoever may create one sees the list."""
+        """The creator of a session may see it. Users who may create one see the list."""
         if isinstance(obj, AgentSession) and obj.created_by_id and obj.created_by_id == request.user.pk:
             return True
         return super().has_view_permission(request, obj) or (obj is None and self.has_invoke_permission(request))

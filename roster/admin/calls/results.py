@@ -217,7 +217,7 @@ def _url_of(media_type: str, content: bytes) -> tuple[str, str]:
 
 
 def _note(media_type: str, why: str) -> Item:
-    return Item(media_type or "data", format_html('<p class="result-told">{}</p>', f"{media_type or 'data'}: {why}."))
+    return Item(media_type or "data", format_html('<p class="result-message">{}</p>', f"{media_type or 'data'}: {why}."))
 
 
 def _media_type(part: dict[str, Any]) -> str:

@@ -84,7 +84,7 @@ class ApiTokenAdmin(SafeFilterAdmin):
     """Superusers see all tokens. Other users see, create and revoke their own."""
 
     form = TokenForm
-    list_display = ["beginning", "status", "user", "name", "opens", "made", "expires", "used", "last_client"]
+    list_display = ["beginning", "status", "user", "name", "opens", "created", "expires", "last_used", "last_client"]
     list_select_related = ["user"]
     list_filter = ["scope", "created_at", "expires_at"]
     search_fields = ["name", "hint", "user__username"]
@@ -93,9 +93,9 @@ class ApiTokenAdmin(SafeFilterAdmin):
     actions = ["revoke"]
     change_form_template = "admin/roster/apitoken/change_form.html"
 
-    made = present.moment_column("created_at")
+    created = present.moment_column("created_at")
     expires = present.moment_column("expires_at")
-    used = present.moment_column("last_used_at")
+    last_used = present.moment_column("last_used_at")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ApiToken]:
         tokens: QuerySet[ApiToken] = super().get_queryset(request).prefetch_related("members", "tools__member")
@@ -264,7 +264,7 @@ FACTS: list[tuple[str, Callable[[ApiTokenAdmin, ApiToken], Any]]] = [
     ("User", lambda _, token: token.user.get_username()),
     ("Opens", ApiTokenAdmin.opens),
     ("Limits", ApiTokenAdmin.limits),
-    ("Made", ApiTokenAdmin.made),
+    ("Made", ApiTokenAdmin.created),
     ("Made with", lambda _, token: present.link(token.made_with) if token.made_with else "no other token"),
     ("Ends", lambda _, token: present.when(token.expires_at) if token.expires_at else "never"),
     ("Last used", lambda _, token: present.when(token.last_used_at) if token.last_used_at else "never"),

@@ -154,10 +154,10 @@
 
   function fill(value, note) {
     text.value = JSON.stringify(value, null, 2);
-    const told = document.createElement("p");
-    told.className = "runner-note";
-    told.textContent = note;
-    document.getElementById("notes").replaceChildren(told);
+    const paragraph = document.createElement("p");
+    paragraph.className = "runner-note";
+    paragraph.textContent = note;
+    document.getElementById("notes").replaceChildren(paragraph);
   }
 
   /* In the fragment, not in the query. Browsers do not send fragments, so the arguments get into no server's log. */
