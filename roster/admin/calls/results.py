@@ -217,7 +217,8 @@ def _url_of(media_type: str, content: bytes) -> tuple[str, str]:
 
 
 def _note(media_type: str, why: str) -> Item:
-    return Item(media_type or "data", format_html('<p class="result-message">{}</p>', f"{media_type or 'data'}: {why}."))
+    kind = media_type or "data"
+    return Item(kind, format_html('<p class="result-message">{}</p>', f"{kind}: {why}."))
 
 
 def _media_type(part: dict[str, Any]) -> str:
