@@ -36,7 +36,7 @@ _NOT_ASCII_TEXT = re.compile(rf"[^ -~\t{UNSEEN}]+")
 
 
 def path_of(data_dir: Path, name: str) -> Path:
-    """Where the member of that name has its log."""
+    """The path of the log of the member with that name."""
     return data_dir / "logs" / f"{name}.log"
 
 
@@ -165,7 +165,7 @@ class _Follower:
         return _read_end(self._file, MAX_BYTES) if self._file else _End()
 
     def read(self) -> bytes:
-        """What was written since the last read; empty when nothing was."""
+        """The bytes that were written since the last read. Empty if there are none."""
         self._file = self._file or _open(self._path)
         if self._file is None:
             return b""
@@ -185,7 +185,7 @@ class _Follower:
             return False
 
 
-# In parts, for who asks again and again --------------------------------------------------------------------------
+# In parts, for readers that poll ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def part_after(path: Path, cursor: str = "", *, lines: int) -> Part:
 
 
 def whole(path: Path) -> Iterator[bytes]:
-    """All that is kept of the log, oldest first, as it is now: what is written meanwhile is left out."""
+    """The whole stored log, oldest first, as it is now. Lines that are written meanwhile are left out."""
     with ExitStack() as stack:
         files = [stack.enter_context(closing(file)) for file in _generations(path)]
         for file in reversed(files):

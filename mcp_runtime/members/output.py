@@ -1,4 +1,4 @@
-"""What members write: read by one thread for all of them, slowed at its source, kept in bounded files. No Django."""
+"""Members' output. One thread reads it for all, slows down writers, and stores it in bounded files. No Django."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DRAIN_AFTER_EXIT = 2.0
 
 
 class MemberLog:
-    """What a member writes: to the console with its name, to a bounded rotating file, and the last lines kept."""
+    """A member's output. It goes to the console with its name, and to a bounded rotating file."""
 
     def __init__(self, name: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ class MemberLog:
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
-    """A disk that is full costs lines of the log and says so now and then, no more."""
+    """Handles a full disk. Lines of the log are lost, and a message says so from time to time."""
 
     def __init__(self, name: str, path: Path) -> None:
         super().__init__(

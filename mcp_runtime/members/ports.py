@@ -1,6 +1,7 @@
-"""Choosing a port: which ones to try, and whether the system would give one. No Django.
+"""Chooses a port: which ports to try, and whether a port is free. No Django.
 
-"Free a moment ago" is no claim: the row with the unique port is the claim (`lifecycle`), the server's bind the proof.
+A port that was free a moment ago is not claimed yet. The row with the unique port claims it (`starting`), and the
+server's bind proves that it was free.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _NOT_THERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 def candidates(first: int, last: int, last_port: int | None = None) -> Iterator[int]:
-    """`last_port` when it lies in the range, then every port of it in sequence (REQ-MCP-HTTP-6)."""
+    """`last_port` if it is in the range, then all ports of the range in sequence (REQ-MCP-HTTP-6)."""
     if last_port is not None and first <= last_port <= last:
         yield last_port
     yield from (port for port in range(first, last + 1) if port != last_port)
@@ -62,7 +63,7 @@ def answers(port: int) -> bool:
 
 
 def listening_addresses(pid: int, port: int) -> set[str]:
-    """Where process `pid` or a descendant of it listens on `port`; empty when none does, or it cannot be told."""
+    """The addresses where process `pid` or a descendant listens on `port`. Empty if there are none or it is unknown."""
     listeners = _listeners_on(port)
     try:
         process = psutil.Process(pid)
@@ -85,10 +86,10 @@ def _listens(process: psutil.Process, port: int, listeners: dict[str, str] | Non
 
 
 def _listeners_on(port: int) -> dict[str, str] | None:
-    """Of each socket that listens there, as a link to it reads, the address; None where the system does not tell.
+    """The address of each socket that listens on `port`, by the text of a link to it. None if the system has no answer.
 
-    Asked of the kernel for that port alone (Linux, sock_diag(7)): the tables in /proc/net tell all connections of the
-    machine, which takes a hundred times as long.
+    It queries the kernel for this port only (Linux, sock_diag(7)). The tables in /proc/net contain all connections of
+    the machine, which takes a hundred times as long.
     """
     if sys.platform != "linux":
         return None

@@ -1,7 +1,7 @@
-"""One member's process: spawn it, notice its end, stop its whole group. The OS and nothing else.
+"""One member's process: spawn it, notice its end, stop its whole group. Uses only the operating system.
 
-Every process of a member carries TAG_VARIABLE, its environment tag, and a birthmark in case it drops that variable.
-They find what left the process group. A pid is never trusted alone.
+Every process of a member has TAG_VARIABLE, its environment tag, and a birthmark in case it drops that variable. With
+them the hall finds processes that left the process group. A pid alone is never trusted.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def user_umask() -> int:
 
 
 class MemberProcess:
-    """A running server process, leader of a session and process group of its own."""
+    """A running server process, the leader of its own session and process group."""
 
     def __init__(self, popen: subprocess.Popen[bytes], log: MemberLog, tag: str) -> None:
         self._popen = popen
@@ -121,18 +121,18 @@ class MemberProcess:
         return process
 
     def tail(self) -> str:
-        """The last lines it wrote. Waits for them if it has just ended."""
+        """The last lines of its output. Waits for them if it has just ended."""
         if self.exited.is_set():
             self._output.wait_until_read(LATE_WORDS_TIMEOUT)
         return self._log.tail()
 
     def last_line(self) -> str:
-        """The last line it wrote that is not blank."""
+        """The last line of its output that is not blank."""
         return self._log.last_line()
 
     @property
     def is_over(self) -> bool:
-        """Whether it ended, as the OS knows: sooner than `exited`, which waits for its last words."""
+        """Whether it has ended, according to the OS. `exited` is set later, because it waits for the last output."""
         if self._reaped or self.exited.is_set():
             return True
         if not hasattr(os, "waitid"):
@@ -152,7 +152,7 @@ class MemberProcess:
             return self._reaped
 
     def _handle_end(self, on_exit: Callable[[MemberProcess], None]) -> None:
-        """On the loop of all members' exits: nothing here may wait for the disk, the console or the database."""
+        """Handle the exit, on the event loop of all exits. So it must not wait for disk, console or database."""
         with self._signal_lock:
             if not self._reaped:
                 # The zombie keeps pid and group from being reused until the rest of the group is killed.
@@ -174,7 +174,7 @@ class MemberProcess:
     # Ending -------------------------------------------------------------------------------------------------------
 
     def stop(self, timeout: float = STOP_TIMEOUT) -> None:
-        """SIGTERM to the group, at most `timeout` seconds of patience, SIGKILL; then whatever left the group."""
+        """Send SIGTERM to the group, and SIGKILL after at most `timeout` seconds. Then kill what left the group."""
         self.terminate()
         self.wait_or_kill(timeout)
         kill_tagged(self.tag)
@@ -202,7 +202,7 @@ class MemberProcess:
 
 
 class NoProcess:
-    """In the place of a MemberProcess where the server is remote: nothing to stop here, and no end to notice."""
+    """Takes the place of a MemberProcess for a remote server, which has no process to stop or to watch."""
 
     pid = None
     exit_code = None

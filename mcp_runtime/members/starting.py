@@ -153,7 +153,7 @@ class Starting:
     def kill_everything(self) -> None:
         """Kill all that this runtime started, and start nothing more. For a lost lease and the end of a stop.
 
-        No member is spawned from then on, because a start under way would leave its process behind.
+        No member is spawned from then on, because a start in progress would leave its process behind.
         """
         with self._spawning:
             self._is_closed = True
@@ -243,7 +243,7 @@ class Starting:
 
     @contextlib.contextmanager
     def _spawn_under_way(self, name: str) -> Iterator[None]:
-        """Around every spawn: `kill_everything` waits for those under way. Raises StoppedWhileStartingError after."""
+        """Enter this around every spawn. `kill_everything` waits for it, and after that it raises an error."""
         with self._spawning:
             if self._is_closed:
                 raise StoppedWhileStartingError(name)

@@ -1,8 +1,9 @@
 """The loop that keeps members in their desired state: read the folder, compare it with the status, call the lifecycle.
 
-`tick()` is one turn and can be called alone. Between two of them, a second apart, there are short ones for whoever
-wakes the loop, be it each of a hundred members that start. A turn never blocks on a member: each verb runs in a thread
-of its own, one at a time for a member, and at most so many starts at a time that slow servers do not starve each other.
+`tick()` is one turn and can be called alone. There is one each second. Between them there are short turns when the loop
+is woken, for example by each of a hundred members that start. A turn never blocks on a member, because each verb runs
+in a separate thread, one at a time for a member. The number of concurrent starts is limited, so that slow servers do
+not starve each other.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ TICK_SECONDS = 1.0
 SHORTEST_PAUSE = 0.02
 # How long a start may use its slot, because a start that hangs must not delay others.
 START_SLOT_SECONDS = 5.0
-# One whose process sleeps, or waits for a download, needs no CPU: others start meanwhile.
+# A start whose process sleeps, or waits for a download, needs no CPU, so others start meanwhile.
 IDLE_START_SLOT_SECONDS = 1.0
-# One that computes would only make others slower by leaving it: so many are under way as there is CPU for.
+# A start that computes keeps its slot, because more of them than CPUs would only make each other slower.
 LONGEST_START_SLOT_SECONDS = 30.0
-# Verbs under way, each in a thread that ends with it; the others wait for the next turn. Starts may take minutes, and
-# leave some threads to stops.
+# Verbs in progress, each in a thread that ends with it. The others wait for the next turn. Starts may take minutes, so
+# there are fewer of them, and some threads remain for stops.
 MAX_VERBS = 64
 MAX_STARTS = 48
 UNTRACKED_SECONDS = 5.0
-# A remote server leaves without a word: its tools are listed again this often, to see that it is there.
+# A remote server disappears without a signal. So its tools are listed again this often, to check that it is there.
 REMOTE_CHECK_SECONDS = 30.0
 
 SHOULD_RUN = Q(enabled=True, desired_state=GuildMember.DesiredState.RUNNING, removed_at=None)
@@ -129,7 +130,7 @@ class Supervisor:
     def _pause(self) -> float:
         """Seconds to the next turn: one, or less if a restart is due before that, or a start gives its slot back."""
         with self._lock:
-            slot_ends = [began + START_SLOT_SECONDS for began in self._slots.values()]
+            slot_ends = [began_at + START_SLOT_SECONDS for began_at in self._slots.values()]
         now = time.monotonic()
         moments = [moment for moment in slot_ends if moment > now]  # the others are free already
         return min(

@@ -126,10 +126,10 @@ def read_folders(
 
 
 def _originals(folders: list[tuple[Path, str]]) -> dict[Path, str]:
-    """Of each folder that is found under several names: what the original is called. The original is not in it."""
+    """The original's name for each folder that is another name of it. Originals are not in the result."""
     by_target: dict[Path, tuple[Path, str]] = {}
-    # The folder itself before links to it.
-    for folder, directory in sorted(folders, key=lambda one: one[0].is_symlink()):
+    # A folder comes before the links to it.
+    for folder, directory in sorted(folders, key=lambda pair: pair[0].is_symlink()):
         by_target.setdefault(folder.resolve(), (folder, directory))
     originals = {folder for folder, _ in by_target.values()}
     return {folder: by_target[folder.resolve()][1] for folder, _ in folders if folder not in originals}
@@ -159,7 +159,7 @@ def read_file(folder: Path, directory: str, root: Path | None = None) -> Manifes
         _require_storable(directory)
         values = _load(folder / FILE_NAME, root or folder)
         name_hint = "" if name_error(values.get("name")) else values["name"]
-        key_warnings = unknown_keys(values)  # told with a fault as well: what is missing may be there, misspelt
+        key_warnings = unknown_keys(values)  # with a fault too: a missing key may be misspelt
         manifest, warnings = parse(values)
     except ManifestError as error:
         return _faulty(directory, error, tuple(key_warnings), name_hint)

@@ -203,7 +203,7 @@ def _plain(kind: inspect.Type, value: Any) -> Any:
 
 
 def _exclusions(document: _Input) -> Iterator[ManifestError]:
-    """A server is either started by the hall or remote; each has keys of its own."""
+    """A server is either started by the hall or remote. Some keys are only for one of them."""
     keys = document.values.keys()
     if "url" not in keys:
         if "command" not in keys:
