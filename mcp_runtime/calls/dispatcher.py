@@ -216,7 +216,7 @@ class Dispatcher:
         try:
             outcome = self._outcome(invocation, live, exchange)
         except Exception as error:
-            logger.exception("internal error during invocation %d", invocation.pk)
+            logger.exception("internal error during call %d", invocation.pk)
             reason = explain(invocation, f"an internal error of the hall ended the call: {error!r}")
             outcome = Outcome.failed(ErrorKind.TRANSPORT, reason)
         if outcome.size > BIG_OUTCOME:

@@ -159,7 +159,7 @@ def _require_same_call(first: Invocation, member_name: str, tool_name: str, argu
     first_call = (first.member.name, first.tool_name, secrets.mask(first.arguments, first.secret_paths))
     if first_call != (member_name, tool_name, masked_arguments):
         raise IdempotencyConflictError(
-            f"Idempotency-Key {first.idempotency_key!r} was used for another call (invocation {first.pk}, "
+            f"Idempotency-Key {first.idempotency_key!r} was used for a different request (call {first.pk}, "
             f"{first.member.name} {first.tool_name}). Use a new key for a new call"
         )
 
@@ -347,7 +347,7 @@ def cancel(invocation: Invocation) -> Invocation:
         rows = Invocation.objects.filter(pk=invocation.pk, status=Status.RUNNING)
         if not rows.filter(cancel_requested_at=None).update(cancel_requested_at=now) and not rows.exists():
             invocation.refresh_from_db()
-            raise NotCancellableError(f"invocation {invocation.pk} has ended: {invocation.get_status_display()}")
+            raise NotCancellableError(f"call {invocation.pk} has ended: {invocation.get_status_display()}")
     invocation.refresh_from_db()
     return invocation
 

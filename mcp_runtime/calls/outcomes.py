@@ -106,7 +106,7 @@ class OutcomeWriter:
         except (OperationalError, InterfaceError):
             raise
         except Exception as error:
-            logger.exception("the result of invocation %d cannot be stored", invocation.pk)
+            logger.exception("the result of call %d cannot be stored", invocation.pk)
             reason = explain(invocation, f"its result cannot be stored: {error}"[:500])
             self._write(invocation, Outcome.failed(ErrorKind.PROTOCOL, reason))
 
@@ -114,7 +114,7 @@ class OutcomeWriter:
         if invocation.pk in self._abandoned_ids and outcome.status != Invocation.Status.SUCCEEDED:
             outcome = Outcome.failed(ErrorKind.LOST, explain(invocation, "the runtime was stopped during the call"))
         if not invocations.finish(invocation, outcome, self._lease_id):
-            logger.warning("invocation %d has already ended; its outcome is not written", invocation.pk)
+            logger.warning("call %d has already ended; its outcome is not written", invocation.pk)
 
 
 def explain(invocation: Invocation, reason: str) -> str:

@@ -69,7 +69,7 @@ def calls_version() -> tuple[Any, ...]:
     return newest, list(active[:MAX_COMPARED])
 
 
-def prune_invocations(*, days: int, keep: int) -> int:
+def prune_calls(*, days: int, keep: int) -> int:
     """Delete finished calls older than `days`, and all but the newest `keep`. Returns how many it deleted."""
     return invocations.prune(days=days, keep=keep)
 

@@ -38,10 +38,10 @@ def _keep_house(is_over: threading.Event) -> None:
 
 
 def _prune() -> None:
-    days, keep = settings.GUILD_HALL_KEEP_INVOCATIONS_DAYS, settings.GUILD_HALL_KEEP_INVOCATIONS
+    days, keep = settings.GUILD_HALL_KEEP_CALLS_DAYS, settings.GUILD_HALL_KEEP_CALLS
     count = invocations.prune(days=days, keep=keep)
     invocations.prune_status_changes(days=days)
     sessions.prune(days=days)
     statistics.delete_expired()
     if count:
-        logger.info("pruned %d finished invocations", count)
+        logger.info("pruned %d finished calls", count)

@@ -102,7 +102,7 @@ class InvocationSummarySerializer(serializers.Serializer[Invocation]):
 @lru_cache(maxsize=8)
 def _url_of_calls(script_prefix: str) -> str:
     """Return the URL of a call without its id. `reverse` takes a thirtieth of the time of a request."""
-    return reverse("invocation", args=[0]).removesuffix("0/")
+    return reverse("call", args=[0]).removesuffix("0/")
 
 
 class InvocationSerializer(InvocationSummarySerializer):
@@ -177,7 +177,7 @@ def _get_invocation(request: Request, pk: int) -> Invocation:
     """Return the call. Raises NotFound if it does not exist or this principal may not read it."""
     invocation = readable_call(request, pk)
     if invocation is None:
-        raise NotFound(f"There is no invocation {pk}.")
+        raise NotFound(f"There is no call {pk}.")
     return invocation
 
 

@@ -40,9 +40,9 @@ urlpatterns = [
         for verb in ("enable", "disable")
     ),
     path("members/<str:name>/tools/<tool_name:tool>/", tools.ToolView.as_view(), name="tool"),
-    path("invocations/", invocations.InvocationsView.as_view(), name="invocations"),
-    path("invocations/<int:pk>/", invocations.InvocationView.as_view(), name="invocation"),
-    path("invocations/<int:pk>/cancel/", invocations.InvocationCancelView.as_view(), name="invocation-cancel"),
+    path("calls/", invocations.InvocationsView.as_view(), name="calls"),
+    path("calls/<int:pk>/", invocations.InvocationView.as_view(), name="call"),
+    path("calls/<int:pk>/cancel/", invocations.InvocationCancelView.as_view(), name="call-cancel"),
     path("tokens/", tokens.TokensView.as_view(), name="tokens"),
     path("tokens/<int:pk>/", tokens.TokenView.as_view(), name="token"),
     path("tokens/<int:pk>/revoke/", tokens.TokenRevokeView.as_view(), name="token-revoke"),

@@ -314,6 +314,6 @@ def _hang(hall: Hall, stack: contextlib.ExitStack, source: str) -> None:
 
 def _cancel_all(hall: Hall) -> None:
     with hall.web("attacker") as web:
-        page = json.loads(web.rest("GET", "/api/invocations/?status=queued,running&page_size=100").body)
+        page = json.loads(web.rest("GET", "/api/calls/?status=queued,running&page_size=100").body)
         for row in page.get("results", []):
-            web.rest("POST", f"/api/invocations/{row['id']}/cancel/")
+            web.rest("POST", f"/api/calls/{row['id']}/cancel/")

@@ -47,11 +47,11 @@ def _stolen_call(hall: Hall, tally: Tally, secret: str, number: int) -> None:
     with hall.web("victim") as victim, hall.web("attacker") as attacker:
         made = victim.rest("POST", path, {"arguments": {"text": secret}}, Prefer="wait=9", Idempotency_Key=key)
         pk = json.loads(made.body)["id"]
-        for verb, address in (("GET", f"/api/invocations/{pk}/"), ("POST", f"/api/invocations/{pk}/cancel/")):
+        for verb, address in (("GET", f"/api/calls/{pk}/"), ("POST", f"/api/calls/{pk}/cancel/")):
             reply = attacker.rest(verb, address)
             tally.expect(reply.status == 404, f"{verb} of another's call answers {reply.status}")
             tally.expect(secret.encode() not in reply.body, "another's call is told")
-        tally.expect(secret.encode() not in attacker.rest("GET", "/api/invocations/").body, "another's call is listed")
+        tally.expect(secret.encode() not in attacker.rest("GET", "/api/calls/").body, "another's call is listed")
         repeated = attacker.rest("POST", path, {"arguments": {"text": "mine"}}, Prefer="wait=9", Idempotency_Key=key)
         tally.expect(secret.encode() not in repeated.body, "an idempotency key gives another user's result")
 

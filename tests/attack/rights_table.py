@@ -155,9 +155,9 @@ GET   /api/members/<str:name>/tools/<tool_name:tool>/invoke/ none               
 POST  /api/members/<str:name>/tools/<tool_name:tool>/invoke/ invoke_tool                     202 403  202 202 403
 POST  /api/members/<str:name>/tools/<tool_name:tool>/enable/ control_member                  200 403  200 403 404
 POST  /api/members/<str:name>/tools/<tool_name:tool>/disable/ control_member                 200 403  200 403 404
-GET   /api/invocations/                           known                                      200 -    200 200 200
-GET   /api/invocations/<int:pk>/                  view_invocation                            200 404  404 404 404
-POST  /api/invocations/<int:pk>/cancel/           view_invocation&control_member             409 403/404 404 404 404
+GET   /api/calls/                           known                                      200 -    200 200 200
+GET   /api/calls/<int:pk>/                  view_invocation                            200 404  404 404 404
+POST  /api/calls/<int:pk>/cancel/           view_invocation&control_member             409 403/404 404 404 404
 GET   /api/tokens/                                known                                      200 -    200 200 200
 POST  /api/tokens/                                add_apitoken                               201 403  201 201 201
 GET   /api/tokens/<int:pk>/                       none                                       -   404  404 404 404

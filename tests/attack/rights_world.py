@@ -139,7 +139,12 @@ def _belongings(member: GuildMember, tool_name: str, owner: User) -> dict[str, A
     return {
         **{"member_id": member.pk, "tool_id": tool.pk, "invocation_id": call.pk, "session_id": session.pk},
         **{"token_id": token.pk, "preset_id": kept.pk, "name": member.name, "tool": tool_name},
-        **{"invocation": call.pk, "session": session.pk, "token": token.pk},  # `pk` in routes of the API
+        **{
+            "call": call.pk,
+            "invocation": call.pk,
+            "session": session.pk,
+            "token": token.pk,
+        },  # `pk` in routes of the API
         **{"statuschange": change.pk, "portallocation": port.pk, "guildmember": member.pk},
         **{"agentsession": session.pk, "apitoken": token.pk, "user": owner.pk, "group": owner.groups.get().pk},
     }

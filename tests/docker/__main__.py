@@ -122,7 +122,7 @@ def update(hall: Stack, report: Report, revision: str) -> None:
     report.check(
         "the log of `prepare` shows the first password", "with the password" in hall.compose("logs", "prepare")
     )
-    before = hall.asked("/api/invocations/?page_size=200")["results"]
+    before = hall.asked("/api/calls/?page_size=200")["results"]
     applied = migrations(hall)
 
     hall.check_out()
@@ -135,7 +135,7 @@ def update(hall: Stack, report: Report, revision: str) -> None:
     report.check(
         "this version is up and answers the old token", True, f"{seconds:.0f} s until every service is healthy"
     )
-    kept = {row["url"]: row for row in hall.asked("/api/invocations/?page_size=200")["results"]}
+    kept = {row["url"]: row for row in hall.asked("/api/calls/?page_size=200")["results"]}
     changed = [row["url"] for row in before if kept.get(row["url"], {}).get("status") != row["status"]]
     report.check("calls of before are as they were", bool(before) and not changed, f"{len(before)}, {len(changed)} not")
     came = sorted(migrations(hall) - applied)
@@ -193,7 +193,7 @@ def storm(hall: Stack, report: Report) -> None:
         report.none(f"calls {what.replace('_', ' ')}", getattr(found, what))
     in_peace = sum(not any(strike.covers(one) for strike in strikes) for one in told)
     report.check("calls that no fault excuses", in_peace >= IN_PEACE, f"{in_peace}, at least {IN_PEACE}")
-    unfinished = [hall.asked(f"/api/invocations/?status={status}")["results"] for status in ("queued", "running")]
+    unfinished = [hall.asked(f"/api/calls/?status={status}")["results"] for status in ("queued", "running")]
     report.none("calls that wait or run for ever", [row["url"] for rows in unfinished for row in rows])
     print("         " + ", ".join(f"{end} {count}" for end, count in found.ends.most_common()))
 

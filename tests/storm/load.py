@@ -217,7 +217,7 @@ def settle(hall: StormHall, told: list[Told], seconds: float) -> list[Told]:
 def rest_calls(hall: StormHall) -> dict[str, dict[str, Any]]:
     """By url. Empty while the web does not answer."""
     rows: dict[str, dict[str, Any]] = {}
-    path = "/api/invocations/?source=rest&page_size=200"
+    path = "/api/calls/?source=rest&page_size=200"
     while path:
         page = hall.asked(path, 10.0)
         if page is None:

@@ -47,7 +47,7 @@ class Client:
         return self._ask("POST", f"members/anna/tools/{tool}/invoke", {"arguments": arguments})
 
     def status(self, pk: int) -> str:
-        return str(self._ask("GET", f"invocations/{pk}").json()["status"])
+        return str(self._ask("GET", f"calls/{pk}").json()["status"])
 
     def call_until_refused(self) -> list[int]:
         """The calls that were accepted before."""

@@ -323,7 +323,7 @@ def test_sqlite_is_never_locked_while_web_and_command_line_call_at_once(on_sqlit
     hall = on_sqlite.hall
     load = Load(on_sqlite, clients=2)
     words = [["invoke", "one", "echo", json.dumps({"text": f"from the command line {number}"})] for number in range(3)]
-    others = [["sync_roster"], ["member", "refresh", "one"], ["prune_invocations"]]
+    others = [["sync_roster"], ["member", "refresh", "one"], ["prune_calls"]]
     try:
         with ThreadPoolExecutor(3) as threads:
             ran = list(threads.map(lambda argv: hall.manage(*argv), [*words, *others]))

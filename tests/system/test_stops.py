@@ -52,7 +52,7 @@ def test_clients_who_wait_for_calls_are_told_where_to_look_when_the_hall_is_stop
 
     assert [answer.status_code for answer in answers] == [202] * 8
     assert {answer.headers["Location"] for answer in answers} == {
-        f"/api/invocations/{pk}/" for pk in Invocation.objects.values_list("pk", flat=True)
+        f"/api/calls/{pk}/" for pk in Invocation.objects.values_list("pk", flat=True)
     }
     assert "Traceback" not in hall.output()
 

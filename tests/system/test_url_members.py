@@ -137,7 +137,7 @@ def test_secrets_are_nowhere_but_in_what_is_sent(hall: Hall, server: RemoteServe
 
 def said_over_rest(hall: Hall) -> str:
     headers = {"Authorization": f"Bearer {token_of(hall)}"}
-    paths = ("roster/", "members/", "members/far/", "members/far/logs/", "members/far/status-changes/", "invocations/")
+    paths = ("roster/", "members/", "members/far/", "members/far/logs/", "members/far/status-changes/", "calls/")
     answers = [requests.get(f"{hall.url}/api/{path}", headers=headers, timeout=10) for path in paths]
     assert [answer.status_code for answer in answers] == [200] * len(paths)
     return "\n".join(answer.text for answer in answers)

@@ -31,7 +31,7 @@ class Command(HallCommand):
         parser.add_argument("tool")
         parser.add_argument("arguments", nargs="?", default="{}", help="a JSON object, or - to read it from stdin")
         parser.add_argument("--user", help="the user who calls. Without it the operator calls")
-        parser.add_argument("--json", action="store_true", help="print the whole invocation as JSON")
+        parser.add_argument("--json", action="store_true", help="print the whole call as JSON")
         parser.add_argument("--no-wait", action="store_true", help="queue the call, print its id and exit")
         parser.add_argument("--timeout", type=seconds, help="the longest wait, in seconds. The call continues after it")
 

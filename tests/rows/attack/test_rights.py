@@ -125,7 +125,7 @@ def address_of(route: str, ids: dict[str, Any]) -> str:
     plain = route.replace("^(?P<app_label>roster|auth)/$", "roster/").replace("(?P<url>.*)$", "nowhere/")
     found = re.sub(r"<([^>]+)>", value, plain).replace("(nowhere)", "nowhere/")
     if route.endswith("/compare/"):
-        return f"{found}?left={ids['invocation']}&right={ids['invocation']}"
+        return f"{found}?left={ids['call']}&right={ids['call']}"
     return found + ("?for=cursor" if route == "/api/agent-config/" else "")
 
 

@@ -456,7 +456,7 @@ def test_calls_of_the_gateway_are_told_to_who_made_them(place: Place, victim: Ag
     for kind in KNOWN + UNKNOWN:
         token = place.tokens[kind]
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        for method, address in product(("get", "post"), (f"/api/invocations/{pk}/", f"/api/invocations/{pk}/cancel/")):
+        for method, address in product(("get", "post"), (f"/api/calls/{pk}/", f"/api/calls/{pk}/cancel/")):
             reply = getattr(client, method)(address, headers=headers)
             assert reply.status_code in ({401} if kind in UNKNOWN else {404, 405}), (kind, method, address)
             assert SECRET not in reply.content.decode()

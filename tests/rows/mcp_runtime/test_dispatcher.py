@@ -653,7 +653,7 @@ def test_an_outcome_of_a_call_that_has_already_ended_is_one_line_in_the_log(
     Hall.objects.update(lease_id=uuid.uuid4())
     hall.run_once()
     assert row(invocation).status == "running"
-    assert f"invocation {invocation.pk} has already ended" in caplog.text
+    assert f"call {invocation.pk} has already ended" in caplog.text
     assert hall.dispatcher.is_idle
 
 

@@ -321,7 +321,7 @@ def test_the_same_key_for_another_call_is_a_conflict_that_names_the_first(echo: 
     Tool.objects.create(member=echo.member, name="other", definition={"inputSchema": {"type": "object"}})
     first, _ = ask(caller=Caller(REST, bob), key="k")
     for changed in ({"arguments": {"text": "another"}}, {"tool": "other"}):
-        with pytest.raises(IdempotencyConflictError, match=f"invocation {first.pk}, anna echo"):
+        with pytest.raises(IdempotencyConflictError, match=f"call {first.pk}, anna echo"):
             ask(caller=Caller(REST, bob), key="k", **changed)
     assert Invocation.objects.count() == 1
 
@@ -343,7 +343,7 @@ def test_a_key_is_its_tokens_own_whatever_the_scopes(echo: Tool, bob: User) -> N
     made = [ask(caller=caller, key="k") for caller in callers]
     assert [created for _, created in made] == [True] * 4
     assert [ask(caller=caller, key="k") for caller in callers] == [(call, False) for call, _ in made]
-    with pytest.raises(IdempotencyConflictError, match=f"invocation {made[1][0].pk}, anna echo"):
+    with pytest.raises(IdempotencyConflictError, match=f"call {made[1][0].pk}, anna echo"):
         ask({"text": "another"}, caller=narrow, key="k")
 
 
@@ -632,7 +632,7 @@ def test_a_running_call_is_asked_to_end_once(echo: Tool, lease_id: uuid.UUID) ->
 @pytest.mark.parametrize("status", Invocation.FINISHED)
 def test_what_is_over_cannot_be_cancelled(echo: Tool, status: Status) -> None:
     invocation = queued(status=status, finished_at=timezone.now())
-    with pytest.raises(NotCancellableError, match=f"invocation {invocation.pk} has ended"):
+    with pytest.raises(NotCancellableError, match=f"call {invocation.pk} has ended"):
         invocations.cancel(invocation)
     assert row(invocation).status == status
 

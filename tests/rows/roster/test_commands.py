@@ -758,7 +758,7 @@ def test_a_token_that_opens_nothing_is_made_anew(local_token: Path, spoil: Calla
     assert principals.principal_of_token(local_token.read_text().strip()).name == "admin"
 
 
-def test_prune_invocations_keeps_the_young_the_newest_and_the_unfinished(example: GuildMember) -> None:
+def test_prune_calls_keeps_the_young_the_newest_and_the_unfinished(example: GuildMember) -> None:
     def call(status: str, *, days_old: int = 0) -> Invocation:
         ended = timezone.now() - timedelta(days=days_old)
         return Invocation.objects.create(
@@ -769,15 +769,15 @@ def test_prune_invocations_keeps_the_young_the_newest_and_the_unfinished(example
     call("succeeded")
     kept = [call("queued", days_old=40), call("failed"), call("succeeded")]
 
-    assert run("prune_invocations", "--keep", "2").out == "Pruned 2 finished calls.\n"
+    assert run("prune_calls", "--keep", "2").out == "Pruned 2 finished calls.\n"
     assert sorted(Invocation.objects.values_list("pk", flat=True)) == [row.pk for row in kept]
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ["prune_invocations", "--days", "-1"],
-        ["prune_invocations", "--keep", "many"],
+        ["prune_calls", "--days", "-1"],
+        ["prune_calls", "--keep", "many"],
         ["invoke", "example", "echo", "--timeout", "soon"],
         ["member", "explode", "example"],
         ["member", "stop"],

@@ -20,7 +20,7 @@ from tests.storm.reckoning import (
     reckon,
 )
 
-FINE = Told("k", "http-0", "rest", asked_at=10.0, told_at=11.0, end="succeeded", text="k", url="/api/invocations/1/")
+FINE = Told("k", "http-0", "rest", asked_at=10.0, told_at=11.0, end="succeeded", text="k", url="/api/calls/1/")
 FAILED = replace(FINE, end="failed", kind="transport", text="")
 RAN = {"k": [Effect("k", 10.5, 77)]}
 KILLED = Strike("member killed", "http-0", fired_at=10.2, over_at=10.2, answered_at=12.0, well_at=11.5)

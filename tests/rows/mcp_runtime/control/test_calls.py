@@ -9,7 +9,7 @@ from mcp_runtime.control.calls import (
     call_counts,
     cancel_call,
     masked_arguments,
-    prune_invocations,
+    prune_calls,
     queue_call,
     queue_depth,
 )
@@ -71,5 +71,5 @@ def test_figures_and_pruning_are_those_of_the_calls(echo: Tool) -> None:
     invocation, _ = queue_call("anna", "echo", {}, caller=COMMAND)
     cancel_call(invocation)
     assert call_counts() == {("anna", "cancelled"): 1}
-    assert prune_invocations(days=30, keep=0) == 1
+    assert prune_calls(days=30, keep=0) == 1
     assert call_counts() == {("anna", "cancelled"): 1}

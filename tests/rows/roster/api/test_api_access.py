@@ -101,7 +101,7 @@ def test_a_reserved_member_is_not_there_for_others(
     assert roster_of(as_bob) == {"example": ["echo"]}
     assert as_bob.get("/api/members/notes/").status_code == 404
     assert post(as_bob, "/api/members/notes/stop/").status_code == 404
-    assert as_bob.get("/api/invocations/").json()["results"] == []
+    assert as_bob.get("/api/calls/").json()["results"] == []
     refusal = invoke(as_bob, "notes", "add")
     assert refusal.status_code == 403
     assert "reserved for groups" in refusal.json()["error"]
@@ -151,7 +151,7 @@ def test_a_narrowed_token_sees_the_calls_that_were_made_with_it(bob: User, examp
     add_call(example, requested_by=bob)
     client = client_of(bob, scope=Scope.MEMBERS, members=[example])
     own = invoke(client, "example", "echo").json()["id"]
-    assert [row["id"] for row in client.get("/api/invocations/").json()["results"]] == [own]
+    assert [row["id"] for row in client.get("/api/calls/").json()["results"]] == [own]
 
 
 # The token itself -------------------------------------------------------------------------------------------------

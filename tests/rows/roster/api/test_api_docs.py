@@ -30,7 +30,7 @@ def test_the_document_is_valid_openapi_and_nothing_had_to_be_guessed(document: d
 
 def test_every_address_is_documented_with_its_verbs(document: dict[str, Any]) -> None:
     paths = {address: set(verbs) for address, verbs in document["paths"].items()}
-    member, call, session = "/api/members/{name}/", "/api/invocations/{id}/", "/api/sessions/{id}/"
+    member, call, session = "/api/members/{name}/", "/api/calls/{id}/", "/api/sessions/{id}/"
     assert paths == {
         "/api/roster/": {"get"},
         "/api/members/": {"get"},
@@ -44,7 +44,7 @@ def test_every_address_is_documented_with_its_verbs(document: dict[str, Any]) ->
         f"{member}tools/{{tool}}/invoke/": {"post"},
         f"{member}tools/{{tool}}/enable/": {"post"},
         f"{member}tools/{{tool}}/disable/": {"post"},
-        "/api/invocations/": {"get"},
+        "/api/calls/": {"get"},
         call: {"get"},
         f"{call}cancel/": {"post"},
         "/api/tokens/": {"get", "post"},
@@ -97,6 +97,6 @@ def test_the_docs_find_their_document(bob: User) -> None:
 
 def test_the_index_leads_everywhere(as_bob: Client) -> None:
     index = as_bob.get("/api/").json()
-    assert set(index) == {"roster", "members", "invocations", "tokens", "sessions", "docs", "schema"}
+    assert set(index) == {"roster", "members", "calls", "tokens", "sessions", "docs", "schema"}
     for address in index.values():
         assert as_bob.get(address).status_code == 200

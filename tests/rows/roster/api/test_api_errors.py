@@ -69,10 +69,10 @@ def test_every_error_has_the_same_body(as_bob: Client) -> None:
     for response, http_status, code in [
         (Client().get("/api/roster/"), 401, "not_authenticated"),
         (as_bob.get("/api/members/nobody/"), 404, "unknown_member"),
-        (as_bob.get("/api/invocations/7/"), 404, "not_found"),
+        (as_bob.get("/api/calls/7/"), 404, "not_found"),
         (as_bob.get("/api/nowhere/"), 404, "not_found"),
         (as_bob.delete("/api/roster/"), 405, "method_not_allowed"),
-        (as_bob.get("/api/invocations/?status=odd"), 400, "invalid"),
+        (as_bob.get("/api/calls/?status=odd"), 400, "invalid"),
     ]:
         assert response.status_code == http_status
         assert response["Content-Type"] == "application/json"
@@ -93,7 +93,7 @@ def test_a_browser_with_a_bad_token_is_refused_in_the_docs_too() -> None:
 
 
 def test_refused_fields_are_named(as_bob: Client) -> None:
-    body = as_bob.get("/api/invocations/?status=odd").json()
+    body = as_bob.get("/api/calls/?status=odd").json()
     assert list(body["faults"]) == ["status"]
     assert body["error"].startswith("status: ")
 
@@ -114,9 +114,9 @@ def test_a_forgotten_slash_is_named(as_bob: Client, method: str) -> None:
 
 
 def test_a_forgotten_slash_of_a_read_is_mended(as_bob: Client) -> None:
-    response = as_bob.get("/api/invocations?status=queued")
+    response = as_bob.get("/api/calls?status=queued")
     assert response.status_code == 302
-    assert response["Location"] == "/api/invocations/?status=queued"
+    assert response["Location"] == "/api/calls/?status=queued"
 
 
 @pytest.mark.parametrize("accept", ["text/html", "application/xml", "nonsense", "*/*"])

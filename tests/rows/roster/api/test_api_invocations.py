@@ -19,7 +19,7 @@ from roster.api.invocations import InvocationSerializer
 from roster.models import GuildMember, Invocation
 from tests.support.api import add_call, add_member
 
-CALLS = "/api/invocations/"
+CALLS = "/api/calls/"
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 
 

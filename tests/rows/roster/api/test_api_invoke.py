@@ -48,7 +48,7 @@ def test_a_call_is_accepted_and_says_where_to_look(as_bob: Client, bob: User, ex
     response = invoke(as_bob)
     call = Invocation.objects.get()
     assert response.status_code == 202
-    assert response["Location"] == f"/api/invocations/{call.pk}/"
+    assert response["Location"] == f"/api/calls/{call.pk}/"
     assert (call.status, call.source, call.requested_by, call.requester) == ("queued", "rest", bob, "bob")
     shown = response.json()
     assert as_bob.get(response["Location"]).json() == shown
@@ -68,7 +68,7 @@ def test_a_call_is_accepted_and_says_where_to_look(as_bob: Client, bob: User, ex
         "timeout": 12.0,
         "progress": None,
         "error": None,
-        "url": f"/api/invocations/{call.pk}/",
+        "url": f"/api/calls/{call.pk}/",
         "arguments": {"text": "hi"},
         "result": None,
     }
@@ -179,7 +179,7 @@ def test_secrets_are_masked_at_once(as_bob: Client, example: GuildMember) -> Non
     response = invoke(as_bob, {"arguments": arguments})
     assert response.json()["arguments"] == {"text": "hi", "login": {"password": MASK}}
     assert Invocation.objects.get().arguments == arguments
-    for address in (response["Location"], "/api/invocations/"):
+    for address in (response["Location"], "/api/calls/"):
         assert "sesame" not in as_bob.get(address).content.decode()
 
 
@@ -225,7 +225,7 @@ def test_a_narrowed_token_is_not_given_the_result_of_a_wider_one_by_its_key(
     assert own.json()["id"] != first["id"]
     conflict = invoke(narrow, {"arguments": {"text": "other"}}, Idempotency_Key="k1")
     assert conflict.status_code == 422
-    assert f"invocation {own.json()['id']}," in conflict.json()["error"]
+    assert f"call {own.json()['id']}," in conflict.json()["error"]
 
 
 @pytest.mark.parametrize("key", ["", "k" * 256])

@@ -53,8 +53,8 @@ def test_calls_of_others_are_hidden_from_a_user_who_may_only_call(
     charlie.user_permissions.add(Permission.objects.get(codename="invoke_tool"))
     theirs, _ = queue_call("example", "echo", {}, caller=Caller(Invocation.Source.REST, bob))
     own = as_charlie.post("/api/members/example/tools/echo/invoke/", {}, content_type="application/json").json()["id"]
-    assert [row["id"] for row in as_charlie.get("/api/invocations/").json()["results"]] == [own]
-    assert as_charlie.get(f"/api/invocations/{theirs.pk}/").status_code == 404
-    assert as_charlie.post(f"/api/invocations/{theirs.pk}/cancel/").status_code == 404
-    assert as_charlie.post(f"/api/invocations/{own}/cancel/").status_code == 200
-    assert {row["id"] for row in as_bob.get("/api/invocations/").json()["results"]} == {theirs.pk, own}
+    assert [row["id"] for row in as_charlie.get("/api/calls/").json()["results"]] == [own]
+    assert as_charlie.get(f"/api/calls/{theirs.pk}/").status_code == 404
+    assert as_charlie.post(f"/api/calls/{theirs.pk}/cancel/").status_code == 404
+    assert as_charlie.post(f"/api/calls/{own}/cancel/").status_code == 200
+    assert {row["id"] for row in as_bob.get("/api/calls/").json()["results"]} == {theirs.pk, own}

@@ -68,7 +68,7 @@ def test_cancel_ends_the_queued_asks_the_running_and_leaves_the_finished(page: C
     assert messages_of(response) == [
         f"Cancelled (1): {queued.pk} echo.",
         f"Running, asked to cancel (1): {running.pk} echo.",
-        f"Left alone (1): invocation {done.pk} has ended: Succeeded.",
+        f"Left alone (1): call {done.pk} has ended: Succeeded.",
     ]
     queued.refresh_from_db()
     running.refresh_from_db()

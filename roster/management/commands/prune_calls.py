@@ -5,7 +5,7 @@ from typing import Any
 
 from django.conf import settings
 
-from mcp_runtime.control.calls import prune_invocations
+from mcp_runtime.control.calls import prune_calls
 from roster.management.hall_command import HallCommand
 from roster.management.terminal import count
 
@@ -15,11 +15,11 @@ class Command(HallCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         for name, default, description in [
-            ("days", settings.GUILD_HALL_KEEP_INVOCATIONS_DAYS, "keep calls that ended in the last DAYS days"),
-            ("keep", settings.GUILD_HALL_KEEP_INVOCATIONS, "keep at most the newest KEEP calls"),
+            ("days", settings.GUILD_HALL_KEEP_CALLS_DAYS, "keep calls that ended in the last DAYS days"),
+            ("keep", settings.GUILD_HALL_KEEP_CALLS, "keep at most the newest KEEP calls"),
         ]:
             parser.add_argument(f"--{name}", type=count, default=default, help=f"{description} (default: %(default)s)")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        pruned = prune_invocations(days=options["days"], keep=options["keep"])
+        pruned = prune_calls(days=options["days"], keep=options["keep"])
         self.stdout.write(f"Pruned {pruned} finished calls.")
