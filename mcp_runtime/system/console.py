@@ -170,12 +170,13 @@ class Writer:
 
 
 class NonBlockingStream(TextIOBase):
-    """A text stream whose `write` never waits for `stream`. It writes whole lines, through a Writer."""
+    """A text stream whose `write` never waits for `stream`. It writes whole lines of each thread, through a Writer."""
 
     def __init__(self, stream: IO[str] | TextIOBase) -> None:
         self._stream = stream
         self._writer = Writer(stream)
-        self._line = ""  # the incomplete last line
+        # The incomplete line of each thread. A lock could be held by another thread at a fork.
+        self._lines = threading.local()
 
     def fileno(self) -> int:
         return self._stream.fileno()
@@ -187,14 +188,14 @@ class NonBlockingStream(TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        lines, newline, self._line = (self._line + text).rpartition("\n")
+        lines, newline, self._lines.last = (getattr(self._lines, "last", "") + text).rpartition("\n")
         if newline:
             self._writer.write(lines)
         return len(text)
 
     def flush(self) -> None:
         """End the line, and give the console FLUSH_SECONDS to take it. The interpreter calls this before it ends."""
-        if self._line:
+        if getattr(self._lines, "last", ""):
             self.write("\n")
         self._writer.flush()
 

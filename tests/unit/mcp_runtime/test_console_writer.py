@@ -143,6 +143,24 @@ def test_prints_warnings_and_a_traceback_reach_the_console_in_whole_lines(tmp_pa
     assert done.stderr.endswith("ZeroDivisionError: division by zero\n")
 
 
+def test_lines_that_threads_print_in_parts_at_the_same_time_are_whole(pipe: Pipe) -> None:
+    stream = console.NonBlockingStream(pipe.stream)
+    barrier = threading.Barrier(2)
+
+    def speak(word: str) -> None:
+        for part in (word, word, "\n"):
+            barrier.wait(10)
+            stream.write(part)
+
+    threads = [threading.Thread(target=speak, args=(word,)) for word in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    stream.flush()
+    assert sorted(pipe.read().split()) == ["aa", "bb"]
+
+
 def test_a_process_whose_warnings_and_traceback_nobody_reads_ends_with_its_exit_code(pipe: Pipe) -> None:
     os.set_blocking(pipe.stream.fileno(), False)
     with contextlib.suppress(BlockingIOError):
