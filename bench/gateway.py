@@ -209,7 +209,7 @@ def _cpu(rounds: list[Round]) -> float:
 QUEUE = f"""
 from django.contrib.auth import get_user_model
 from django.db import transaction
-from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.control.calls import queue_call
 from mcp_runtime.security import access
 caller = Caller(access.OPERATOR)
@@ -247,7 +247,7 @@ def _while_busy() -> list[Figure]:
 
 def _queued(hall: BenchHall) -> int:
     with contextlib.closing(hall.sqlite()) as database:
-        return int(database.execute("SELECT count(*) FROM roster_invocation WHERE status = 'queued'").fetchone()[0])
+        return int(database.execute("SELECT count(*) FROM roster_call WHERE status = 'queued'").fetchone()[0])
 
 
 # A hung neighbour -------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ moment = "strftime('%%Y-%%m-%%d %%H:%%M:%%f', %s, {{}} || ' seconds')"
 with connection.cursor() as cursor:
     cursor.execute(f'''
         WITH RECURSIVE counted(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM counted WHERE n < %s - 1)
-        INSERT INTO roster_invocation (member_id, tool_name, arguments, timeout, source, requester, secret_paths,
+        INSERT INTO roster_call (member_id, tool_name, arguments, timeout, source, requester, secret_paths,
             status, queued_at, started_at, finished_at, result, error_kind, error_message)
         SELECT %s + abs(random()) %% {MEMBERS}, 'tool' || abs(random()) %% {TOOLS}, '{{{{"text": "hello"}}}}', 30,
             'gateway', 'bench', '[]', status, began, began, ended,
@@ -125,9 +125,9 @@ def _reads(hall: BenchHall, web: psutil.Process, number: int) -> tuple[Reads, ..
         return f"{base}/api/members/{members[turn % MEMBERS]}/statistics/?span={SPANS[turn % 3]}"
 
     def part(turn: int) -> str:
-        return f"{base}/admin/roster/invocation/statistics/?span={SPANS[turn % 3]}"
+        return f"{base}/admin/roster/call/statistics/?span={SPANS[turn % 3]}"
 
-    calls = f"{base}/admin/roster/invocation/"
+    calls = f"{base}/admin/roster/call/"
     return (
         _timed(web, program, api, number),
         _timed(web, person, part, number),

@@ -1,1 +1,1 @@
-"""What the hall does: supervising members, speaking MCP, running invocations. No request, response or HTML in here."""
+"""What the hall does: supervising members, speaking MCP, running calls. No request, response or HTML in here."""

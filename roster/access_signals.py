@@ -11,7 +11,7 @@ from django.contrib.auth.models import Group, User
 from django.db.models.signals import m2m_changed, post_delete, post_save, pre_delete
 from django.dispatch import receiver
 
-from roster.models import ApiToken, GuildMember, Hall, Invocation, MemberGroup
+from roster.models import ApiToken, Call, GuildMember, Hall, MemberGroup
 
 # Every login saves the user, but only `last_login`.
 USER_FIELDS = {"is_active", "is_superuser", "username"}
@@ -37,7 +37,7 @@ def _note_row_change(**_: Any) -> None:
 @receiver(pre_delete, sender=ApiToken)
 def _keys_end_with_their_token(instance: ApiToken, **_: Any) -> None:
     # Its calls stay, without the token. Their idempotency keys would then belong to the user, and could collide.
-    Invocation.objects.filter(token=instance, idempotency_key__isnull=False).update(idempotency_key=None)
+    Call.objects.filter(token=instance, idempotency_key__isnull=False).update(idempotency_key=None)
 
 
 @receiver(post_save, sender=User)

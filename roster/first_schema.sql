@@ -26,6 +26,7 @@
 -- has: roster 0009_remote_servers
 -- has: roster 0010_presets
 -- has: roster 0011_token_words
+-- has: roster 0012_calls
 -- has: sessions 0001_initial
 CREATE TABLE "django_migrations" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "app" varchar(255) NOT NULL, "name" varchar(255) NOT NULL, "applied" datetime NOT NULL);
 CREATE TABLE "auth_group_permissions" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "group_id" integer NOT NULL REFERENCES "auth_group" ("id") DEFERRABLE INITIALLY DEFERRED, "permission_id" integer NOT NULL REFERENCES "auth_permission" ("id") DEFERRABLE INITIALLY DEFERRED);
@@ -54,7 +55,7 @@ CREATE TABLE "roster_agentsession" ("id" integer NOT NULL PRIMARY KEY AUTOINCREM
 CREATE TABLE "roster_agentsession_members" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "agentsession_id" bigint NOT NULL REFERENCES "roster_agentsession" ("id") DEFERRABLE INITIALLY DEFERRED, "guildmember_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED);
 CREATE TABLE "roster_apitoken_members" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "apitoken_id" bigint NOT NULL REFERENCES "roster_apitoken" ("id") DEFERRABLE INITIALLY DEFERRED, "guildmember_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED);
 CREATE TABLE "roster_agentmessage" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "prompt" text NOT NULL, "timeout" real NOT NULL, "source" varchar(10) NOT NULL, "requester" varchar(200) NOT NULL, "status" varchar(20) NOT NULL, "queued_at" datetime NOT NULL, "started_at" datetime NULL, "finished_at" datetime NULL, "cancel_requested_at" datetime NULL, "lease_id" char(32) NULL, "result" text NOT NULL, "usage" text NOT NULL CHECK ((JSON_VALID("usage") OR "usage" IS NULL)), "error_kind" varchar(20) NOT NULL, "error_message" text NOT NULL, "requested_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "session_id" bigint NOT NULL REFERENCES "roster_agentsession" ("id") DEFERRABLE INITIALLY DEFERRED, "asked_with_id" bigint NULL, "token_id" bigint NULL REFERENCES "roster_apitoken" ("id") DEFERRABLE INITIALLY DEFERRED);
-CREATE TABLE "roster_invocation" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "tool_name" varchar(255) NOT NULL, "arguments" text NOT NULL CHECK ((JSON_VALID("arguments") OR "arguments" IS NULL)), "timeout" real NOT NULL, "source" varchar(10) NOT NULL, "requester" varchar(400) NOT NULL, "idempotency_key" varchar(255) NULL, "secret_paths" text NOT NULL CHECK ((JSON_VALID("secret_paths") OR "secret_paths" IS NULL)), "status" varchar(20) NOT NULL, "queued_at" datetime NOT NULL, "started_at" datetime NULL, "finished_at" datetime NULL, "cancel_requested_at" datetime NULL, "lease_id" char(32) NULL, "progress" text NULL CHECK ((JSON_VALID("progress") OR "progress" IS NULL)), "result" text NULL CHECK ((JSON_VALID("result") OR "result" IS NULL)), "error_kind" varchar(20) NOT NULL, "error_message" text NOT NULL, "error_code" integer NULL, "error_data" text NULL CHECK ((JSON_VALID("error_data") OR "error_data" IS NULL)), "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, "requested_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "token_id" bigint NULL REFERENCES "roster_apitoken" ("id") DEFERRABLE INITIALLY DEFERRED);
+CREATE TABLE "roster_call" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "tool_name" varchar(255) NOT NULL, "arguments" text NOT NULL CHECK ((JSON_VALID("arguments") OR "arguments" IS NULL)), "timeout" real NOT NULL, "source" varchar(10) NOT NULL, "requester" varchar(400) NOT NULL, "idempotency_key" varchar(255) NULL, "secret_paths" text NOT NULL CHECK ((JSON_VALID("secret_paths") OR "secret_paths" IS NULL)), "status" varchar(20) NOT NULL, "queued_at" datetime NOT NULL, "started_at" datetime NULL, "finished_at" datetime NULL, "cancel_requested_at" datetime NULL, "lease_id" char(32) NULL, "progress" text NULL CHECK ((JSON_VALID("progress") OR "progress" IS NULL)), "result" text NULL CHECK ((JSON_VALID("result") OR "result" IS NULL)), "error_kind" varchar(20) NOT NULL, "error_message" text NOT NULL, "error_code" integer NULL, "error_data" text NULL CHECK ((JSON_VALID("error_data") OR "error_data" IS NULL)), "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, "requested_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "token_id" bigint NULL REFERENCES "roster_apitoken" ("id") DEFERRABLE INITIALLY DEFERRED);
 CREATE INDEX "roster_agentsession_created_by_id_3c7dfef2" ON "roster_agentsession" ("created_by_id");
 CREATE UNIQUE INDEX "roster_agentsession_members_agentsession_id_guildmember_id_c07b7b42_uniq" ON "roster_agentsession_members" ("agentsession_id", "guildmember_id");
 CREATE INDEX "roster_agentsession_members_agentsession_id_2a1d201e" ON "roster_agentsession_members" ("agentsession_id");
@@ -66,8 +67,8 @@ CREATE INDEX "roster_agentmessage_requested_by_id_077fc5b2" ON "roster_agentmess
 CREATE INDEX "roster_agentmessage_session_id_8c65623f" ON "roster_agentmessage" ("session_id");
 CREATE INDEX "roster_agentmessage_asked_with_id_05511e2d" ON "roster_agentmessage" ("asked_with_id");
 CREATE INDEX "roster_agentmessage_token_id_3f142215" ON "roster_agentmessage" ("token_id");
-CREATE INDEX "roster_invocation_member_id_bc831274" ON "roster_invocation" ("member_id");
-CREATE INDEX "roster_invocation_requested_by_id_671a69f1" ON "roster_invocation" ("requested_by_id");
+CREATE INDEX "roster_invocation_member_id_bc831274" ON "roster_call" ("member_id");
+CREATE INDEX "roster_invocation_requested_by_id_671a69f1" ON "roster_call" ("requested_by_id");
 CREATE TABLE "roster_statuschange" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "old" varchar(20) NOT NULL, "new" varchar(20) NOT NULL, "cause" varchar(40) NOT NULL, "message" text NOT NULL, "exit_code" integer NULL, "log_tail" text NOT NULL, "created_at" datetime NOT NULL, "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED);
 CREATE TABLE "roster_apitoken_tools" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "apitoken_id" bigint NOT NULL REFERENCES "roster_apitoken" ("id") DEFERRABLE INITIALLY DEFERRED, "tool_id" bigint NOT NULL REFERENCES "roster_tool" ("id") DEFERRABLE INITIALLY DEFERRED);
 CREATE TABLE "roster_agentevent" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "kind" varchar(20) NOT NULL, "data" text NOT NULL CHECK ((JSON_VALID("data") OR "data" IS NULL)), "created_at" datetime NOT NULL, "message_id" bigint NOT NULL REFERENCES "roster_agentmessage" ("id") DEFERRABLE INITIALLY DEFERRED);
@@ -81,10 +82,6 @@ CREATE INDEX "roster_apitoken_tools_tool_id_e0c0b94f" ON "roster_apitoken_tools"
 CREATE INDEX "roster_agentevent_message_id_bc6e98e6" ON "roster_agentevent" ("message_id");
 CREATE INDEX "agent_event_by_message" ON "roster_agentevent" ("message_id", "id");
 CREATE INDEX "roster_calltotal_member_id_c8b60afd" ON "roster_calltotal" ("member_id");
-CREATE INDEX "invocation_active" ON "roster_invocation" ("status", "id") WHERE "status" IN ('queued', 'running');
-CREATE INDEX "invocation_by_member" ON "roster_invocation" ("member_id", "id" DESC);
-CREATE INDEX "invocation_by_end" ON "roster_invocation" ("finished_at");
-CREATE INDEX "invocation_by_token" ON "roster_invocation" ("token_id", "id" DESC) WHERE "token_id" IS NOT NULL;
 CREATE TABLE "roster_membergroup" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "group_id" integer NOT NULL REFERENCES "auth_group" ("id") DEFERRABLE INITIALLY DEFERRED, "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "group_is_unique_in_its_member" UNIQUE ("member_id", "group_id"));
 CREATE INDEX "roster_membergroup_group_id_c61f8fa1" ON "roster_membergroup" ("group_id");
 CREATE INDEX "roster_membergroup_member_id_52edb673" ON "roster_membergroup" ("member_id");
@@ -98,13 +95,17 @@ CREATE INDEX "roster_tool_member_id_1900ab9c" ON "roster_tool" ("member_id");
 CREATE TABLE "roster_apitoken" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL, "digest" varchar(64) NOT NULL UNIQUE, "hint" varchar(12) NOT NULL, "created_at" datetime NOT NULL, "expires_at" datetime NULL, "revoked_at" datetime NULL, "last_used_at" datetime NULL, "scope" varchar(10) NOT NULL, "calls_per_minute" integer unsigned NULL CHECK ("calls_per_minute" >= 0), "max_in_flight" integer unsigned NULL CHECK ("max_in_flight" >= 0), "user_id" integer NOT NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "made_with_id" bigint NULL REFERENCES "roster_apitoken" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "token_scope_is_known" CHECK ("scope" IN ('all', 'members', 'tools')));
 CREATE INDEX "roster_apitoken_user_id_75285d04" ON "roster_apitoken" ("user_id");
 CREATE INDEX "roster_apitoken_made_with_id_543d0ce7" ON "roster_apitoken" ("made_with_id");
-CREATE UNIQUE INDEX "idempotency_key_is_unique_per_token" ON "roster_invocation" ("token_id", "idempotency_key") WHERE ("idempotency_key" IS NOT NULL AND "token_id" IS NOT NULL);
-CREATE UNIQUE INDEX "idempotency_key_is_unique_without_token" ON "roster_invocation" ("requested_by_id", "idempotency_key") WHERE ("idempotency_key" IS NOT NULL AND "token_id" IS NULL);
+CREATE UNIQUE INDEX "idempotency_key_is_unique_per_token" ON "roster_call" ("token_id", "idempotency_key") WHERE ("idempotency_key" IS NOT NULL AND "token_id" IS NOT NULL);
+CREATE UNIQUE INDEX "idempotency_key_is_unique_without_token" ON "roster_call" ("requested_by_id", "idempotency_key") WHERE ("idempotency_key" IS NOT NULL AND "token_id" IS NULL);
 CREATE INDEX "roster_agentsession_made_with_id_ccb8a14a" ON "roster_agentsession" ("made_with_id");
 CREATE TABLE "roster_hall" ("id" smallint unsigned NOT NULL PRIMARY KEY CHECK ("id" >= 0), "hall_id" char(32) NOT NULL, "lease_id" char(32) NULL, "lease_host" varchar(255) NOT NULL, "lease_pid" integer unsigned NULL CHECK ("lease_pid" >= 0), "lease_taken_at" datetime NULL, "heartbeat_at" datetime NULL, "access_version" bigint NOT NULL, "agent_problem" text NOT NULL, "rolled_up_until" datetime NULL, "lease_runtime" varchar(100) NOT NULL, CONSTRAINT "one_hall_per_database" CHECK ("id" = 1));
 CREATE TABLE "roster_callrollup" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "tool_name" varchar(255) NOT NULL, "seconds" integer unsigned NOT NULL CHECK ("seconds" >= 0), "begins" bigint unsigned NOT NULL CHECK ("begins" >= 0), "calls" bigint unsigned NOT NULL CHECK ("calls" >= 0), "failed" bigint unsigned NOT NULL CHECK ("failed" >= 0), "took" real NOT NULL, "slots" text NOT NULL CHECK ((JSON_VALID("slots") OR "slots" IS NULL)), "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "one_rollup_per_time_and_tool" UNIQUE ("seconds", "begins", "tool_name", "member_id"));
 CREATE TABLE "roster_preset" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL, "arguments" text NOT NULL CHECK ((JSON_VALID("arguments") OR "arguments" IS NULL)), "left_out" text NOT NULL CHECK ((JSON_VALID("left_out") OR "left_out" IS NULL)), "updated_at" datetime NOT NULL, "user_id" integer NOT NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "tool_id" bigint NOT NULL REFERENCES "roster_tool" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "preset_name_is_unique_for_user_and_tool" UNIQUE ("tool_id", "user_id", "name"));
 CREATE INDEX "roster_preset_user_id_cb88dbde" ON "roster_preset" ("user_id");
+CREATE INDEX "call_active" ON "roster_call" ("status", "id") WHERE "status" IN ('queued', 'running');
+CREATE INDEX "call_by_member" ON "roster_call" ("member_id", "id" DESC);
+CREATE INDEX "call_by_end" ON "roster_call" ("finished_at");
+CREATE INDEX "call_by_token" ON "roster_call" ("token_id", "id" DESC) WHERE "token_id" IS NOT NULL;
 CREATE TABLE "django_session" ("session_key" varchar(40) NOT NULL PRIMARY KEY, "session_data" text NOT NULL, "expire_date" datetime NOT NULL);
 CREATE INDEX "django_session_expire_date_a5c62663" ON "django_session" ("expire_date");
 INSERT INTO django_migrations (app, name, applied) VALUES ('admin', '0001_initial', datetime('now'));
@@ -135,4 +136,5 @@ INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0008_desir
 INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0009_remote_servers', datetime('now'));
 INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0010_presets', datetime('now'));
 INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0011_token_words', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0012_calls', datetime('now'));
 INSERT INTO django_migrations (app, name, applied) VALUES ('sessions', '0001_initial', datetime('now'));

@@ -21,7 +21,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Exists, OuterRef, QuerySet
 from django.utils import timezone
 
-from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.protocol import jsonrpc
 from mcp_runtime.protocol.errors import (
     AccessError,
@@ -35,7 +35,7 @@ from mcp_runtime.protocol.errors import (
 from mcp_runtime.rows.lease import held_by
 from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import OPERATOR, Principal
-from roster.models import AgentEvent, AgentMessage, AgentSession, ApiToken, GuildMember, Hall, Invocation
+from roster.models import AgentEvent, AgentMessage, AgentSession, ApiToken, Call, GuildMember, Hall
 
 logger = logging.getLogger("guildhall.runtime")
 
@@ -184,7 +184,7 @@ def make_token(message: AgentMessage) -> str:
     """
     session = message.session
     user = session.created_by
-    if user is None and message.source == Invocation.Source.COMMAND:  # the operator, who may do everything
+    if user is None and message.source == Call.Source.COMMAND:  # the operator, who may do everything
         user = User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
     if user is None or not user.is_active:
         raise RequestRefusedError("there is no active user whose rights the agent could have at the gateway")
@@ -220,7 +220,7 @@ def _asker(message: AgentMessage) -> Principal:
         return with_token
     if message.requested_by is not None:
         return principals.principal_of_user(message.requested_by)
-    if message.source == Invocation.Source.COMMAND:
+    if message.source == Call.Source.COMMAND:
         return OPERATOR
     raise AccessError("The user who asked is gone.")
 

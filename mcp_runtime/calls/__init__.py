@@ -1,6 +1,6 @@
 """Tool calls as rows: create, claim, run and end them.
 
-invocations          queue, finish and cancel calls; with `statements` the only writer of a call's status
+transitions          queue, finish and cancel calls; with `statements` the only writer of a call's status
 statements           the SQL that every call needs
 dispatcher           the runtime's thread that claims queued calls and calls the members; its parts are
                      queue_watch (when to look at the queue), slots, waiting_for_members, running and outcomes

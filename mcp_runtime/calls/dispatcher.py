@@ -18,13 +18,13 @@ from typing import Any
 
 from django.db import Error, connection
 
-from mcp_runtime.calls import invocations, statements
-from mcp_runtime.calls.invocations import ErrorKind, Outcome
+from mcp_runtime.calls import statements, transitions
 from mcp_runtime.calls.outcomes import BIG_OUTCOME, OutcomeWriter, explain
 from mcp_runtime.calls.queue_watch import QueueWatch, cancellations
 from mcp_runtime.calls.running import RunningCalls
 from mcp_runtime.calls.slots import CallSlots, requester_of
 from mcp_runtime.calls.statements import active_calls
+from mcp_runtime.calls.transitions import ErrorKind, Outcome
 from mcp_runtime.calls.waiting_for_members import WaitingCalls
 from mcp_runtime.client.transport import Exchange
 from mcp_runtime.members.availability import Availability
@@ -33,11 +33,11 @@ from mcp_runtime.members.live import EXIT_GRACE, LiveMember
 from mcp_runtime.protocol.errors import ClientError, ConnectError, RequestCancelledError, RequestTimeoutError
 from mcp_runtime.rows.database import unit_of_work
 from mcp_runtime.security.limits import in_turn
-from roster.models import Invocation
+from roster.models import Call
 
 logger = logging.getLogger("guildhall.runtime")
 
-Status = Invocation.Status
+Status = Call.Status
 
 CLAIM_BATCH = 32  # rows claimed by one statement
 RETRY_SECONDS = 1.0  # after an iteration that failed
@@ -162,9 +162,9 @@ class Dispatcher:
             rows = statements.find_queued(self._slots.exclusions(self._waiting_calls.members), size)
             candidates = self._select_candidates(rows)
             calls = self._claim(candidates)
-            for invocation, live in in_turn(calls, lambda call: requester_of(call[0])):
-                exchange = self._running.add(invocation, live)
-                self._run_in_pool(self._call, (invocation, live, exchange))
+            for call, live in in_turn(calls, lambda pair: requester_of(pair[0])):
+                exchange = self._running.add(call, live)
+                self._run_in_pool(self._call, (call, live, exchange))
             if len(rows) < size and len(candidates) == len(rows):
                 return  # there are no more rows, and each of these had free slots
             if not calls and candidates:
@@ -177,12 +177,12 @@ class Dispatcher:
         """The number of groups of calls and of members that the next query excludes."""
         return self._slots.waiting_group_count + len(self._waiting_calls.members)
 
-    def _select_candidates(self, rows: list[Invocation]) -> list[tuple[Invocation, LiveMember]]:
+    def _select_candidates(self, rows: list[Call]) -> list[tuple[Call, LiveMember]]:
         """Return the rows that can run now, with their members, and reserve their slots.
 
         The next query excludes the others.
         """
-        candidates: list[tuple[Invocation, LiveMember]] = []
+        candidates: list[tuple[Call, LiveMember]] = []
         for row in rows:
             live = self._lifecycle.connected_member(row.member_id)
             if live is None:
@@ -191,7 +191,7 @@ class Dispatcher:
                 candidates.append((row, live))
         return candidates
 
-    def _claim(self, candidates: list[tuple[Invocation, LiveMember]]) -> list[tuple[Invocation, LiveMember]]:
+    def _claim(self, candidates: list[tuple[Call, LiveMember]]) -> list[tuple[Call, LiveMember]]:
         """Claim the candidates, and return those whose claim succeeded. Release the slots of the others."""
         claimed_ids: set[int] = set()
         try:
@@ -206,47 +206,45 @@ class Dispatcher:
         """Claim these rows, and return the ids of those whose claim succeeded."""
         if not ids or statements.claim(ids, self._lease_id) == len(ids):
             return set(ids)
-        own_rows = Invocation.objects.filter(pk__in=ids, status=Status.RUNNING, lease_id=self._lease_id)
+        own_rows = Call.objects.filter(pk__in=ids, status=Status.RUNNING, lease_id=self._lease_id)
         return set(own_rows.values_list("pk", flat=True))
 
     # Calling ------------------------------------------------------------------------------------------------------
 
-    def _call(self, invocation: Invocation, live: LiveMember, exchange: Exchange) -> None:
+    def _call(self, call: Call, live: LiveMember, exchange: Exchange) -> None:
         """Call the member and hand over the outcome. Runs in a thread of the pool."""
         try:
-            outcome = self._outcome(invocation, live, exchange)
+            outcome = self._outcome(call, live, exchange)
         except Exception as error:
-            logger.exception("internal error during call %d", invocation.pk)
-            reason = explain(invocation, f"an internal error of the hall ended the call: {error!r}")
+            logger.exception("internal error during call %d", call.pk)
+            reason = explain(call, f"an internal error of the hall ended the call: {error!r}")
             outcome = Outcome.failed(ErrorKind.TRANSPORT, reason)
         if outcome.size > BIG_OUTCOME:
-            self._outcomes.write_big(invocation, outcome, live.big_outcome_lock)
+            self._outcomes.write_big(call, outcome, live.big_outcome_lock)
         else:
-            self._outcomes.add(invocation, outcome)
+            self._outcomes.add(call, outcome)
         self._watch.notify()
         if outcome.error_kind == ErrorKind.TIMEOUT:
             live.client.cancel(exchange, "the deadline passed")  # last, because the outcome must not wait for it
 
-    def _outcome(self, invocation: Invocation, live: LiveMember, exchange: Exchange) -> Outcome:
+    def _outcome(self, call: Call, live: LiveMember, exchange: Exchange) -> Outcome:
         try:
-            result = live.client.invoke_tool(
-                invocation.tool_name, invocation.arguments, invocation.timeout, exchange=exchange
-            )
+            result = live.client.invoke_tool(call.tool_name, call.arguments, call.timeout, exchange=exchange)
         except ConnectError as error:
             if live.process.exited.wait(EXIT_GRACE):
                 reason = live.describe_end("during the call" if error.was_sent else "before it accepted the call")
                 exit_error = ConnectError(reason, is_refusal=not error.was_sent)
-                return Outcome.of_error(exit_error, member=live.name, tool=invocation.tool_name)
+                return Outcome.of_error(exit_error, member=live.name, tool=call.tool_name)
             # A server may accept only one connection at a time. While other calls run in it, it is probably well.
             if error.is_refusal or self.calls_in(live.member_id) + live.relayed_calls < 2:
                 unit_of_work(partial(self._lifecycle.handle_connection_failure, live, error))
-            return Outcome.of_error(error, member=live.name, tool=invocation.tool_name)
+            return Outcome.of_error(error, member=live.name, tool=call.tool_name)
         except ClientError as error:
             if isinstance(error, RequestTimeoutError):
-                live.silence.note_timeout(invocation.timeout)
+                live.silence.note_timeout(call.timeout)
             elif not isinstance(error, RequestCancelledError):
                 live.silence.note_answer()
-            outcome = Outcome.of_error(error, member=live.name, tool=invocation.tool_name)
+            outcome = Outcome.of_error(error, member=live.name, tool=call.tool_name)
             if outcome.error_kind == ErrorKind.PROTOCOL:
                 logger.warning("%s", outcome.error_message)  # REQ-MCP-HTTP-42
             return outcome
@@ -259,10 +257,10 @@ class Dispatcher:
         if self._outcomes:
             self._watch.notify()
 
-    def _remove_call(self, invocation: Invocation) -> None:
+    def _remove_call(self, call: Call) -> None:
         """Remove a call whose outcome is written, and release its slots. Any thread may call this."""
-        running_count = self._running.remove(invocation)
-        self._slots.release(invocation)
+        running_count = self._running.remove(call)
+        self._slots.release(call)
         # A queued call may wait for a slot of this member, or for one of the hall, which had no free slot.
         if self._slots.waiting_group_count or running_count == self._concurrency - 1:
             self._watch.note_queue_change()
@@ -291,13 +289,13 @@ class Dispatcher:
 
     def end_lost_and_strays(self) -> None:
         """End running calls that no thread runs: those of other leases as `lost`, strays as `unavailable`."""
-        invocations.end_lost(self._lease_id, invocations.RUNTIME_ENDED)
-        own_rows = Invocation.objects.filter(status=Status.RUNNING, lease_id=self._lease_id).select_related("member")
-        strays = {invocation.pk: invocation for invocation in own_rows if invocation.pk not in self._running}
+        transitions.end_lost(self._lease_id, transitions.RUNTIME_ENDED)
+        own_rows = Call.objects.filter(status=Status.RUNNING, lease_id=self._lease_id).select_related("member")
+        strays = {call.pk: call for call in own_rows if call.pk not in self._running}
         for pk in self._strays & set(strays):  # strays in this search and in the last one
             reason = "the call was claimed, but the response of the database was lost; the call was not sent"
             outcome = Outcome.failed(ErrorKind.UNAVAILABLE, explain(strays[pk], reason))
-            invocations.finish(strays[pk], outcome, self._lease_id)
+            transitions.finish(strays[pk], outcome, self._lease_id)
         self._strays = set(strays)
 
     # Stopping -----------------------------------------------------------------------------------------------------

@@ -10,28 +10,28 @@ from collections.abc import Callable, Collection
 
 from django.db import Error, InterfaceError, OperationalError, connection, transaction
 
-from mcp_runtime.calls import invocations
-from mcp_runtime.calls.invocations import ErrorKind, Outcome
+from mcp_runtime.calls import transitions
 from mcp_runtime.calls.slots import requester_of
+from mcp_runtime.calls.transitions import ErrorKind, Outcome
 from mcp_runtime.rows.database import persistently, unit_of_work
 from mcp_runtime.security.limits import in_turn
-from roster.models import Invocation
+from roster.models import Call
 
 logger = logging.getLogger("guildhall.runtime")
 
 MAX_BATCH = 16  # outcomes written before the next look at the queue; each takes about a millisecond
 BIG_OUTCOME = 100_000  # characters
 
-CallOutcome = tuple[Invocation, Outcome]
+CallOutcome = tuple[Call, Outcome]
 
 
 class OutcomeWriter:
     """Write the outcomes of calls. Any thread adds outcomes; only the dispatcher's thread calls `write`.
 
-    `after_write(invocation)` is called once after each.
+    `after_write(call)` is called once after each.
     """
 
-    def __init__(self, lease_id: uuid.UUID, after_write: Callable[[Invocation], None]) -> None:
+    def __init__(self, lease_id: uuid.UUID, after_write: Callable[[Call], None]) -> None:
         self._lease_id = lease_id
         self._after_write = after_write
         # Other threads append to the deque, so it cannot be sorted. `write` moves its items into the list.
@@ -43,8 +43,8 @@ class OutcomeWriter:
         """Return whether any outcome is still to be written."""
         return bool(self._queue or self._pending)
 
-    def add(self, invocation: Invocation, outcome: Outcome) -> None:
-        self._queue.append((invocation, outcome))
+    def add(self, call: Call, outcome: Outcome) -> None:
+        self._queue.append((call, outcome))
 
     def abandon(self, pks: Collection[int]) -> None:
         """Let these calls end as lost, unless they succeed. The runtime is stopping."""
@@ -60,30 +60,30 @@ class OutcomeWriter:
         for items in [batch] if connection.vendor == "postgresql" else [[item] for item in batch]:
             self._write_first(items)
 
-    def write_big(self, invocation: Invocation, outcome: Outcome, lock: threading.Lock) -> None:
+    def write_big(self, call: Call, outcome: Outcome, lock: threading.Lock) -> None:
         """Write one outcome now, in a thread of the pool, because megabytes take long.
 
         `lock` belongs to the member, so that only one of its outcomes is written at a time.
         """
         try:
             with lock:
-                unit_of_work(lambda: self._write_batch([(invocation, outcome)]))
+                unit_of_work(lambda: self._write_batch([(call, outcome)]))
         except Error:
-            self.add(invocation, outcome)  # the database is away; `write` tries again
+            self.add(call, outcome)  # the database is away; `write` tries again
         else:
-            self._complete(invocation)
+            self._complete(call)
 
     def _write_first(self, items: list[CallOutcome]) -> None:
         """Write `items`, which are the first of the pending outcomes."""
         if items:
             persistently(lambda: self._write_batch(items))
         del self._pending[: len(items)]
-        for invocation, _ in items:
-            self._complete(invocation)
+        for call, _ in items:
+            self._complete(call)
 
-    def _complete(self, invocation: Invocation) -> None:
-        self._after_write(invocation)
-        self._abandoned_ids.discard(invocation.pk)
+    def _complete(self, call: Call) -> None:
+        self._after_write(call)
+        self._abandoned_ids.discard(call.pk)
 
     def _write_batch(self, items: list[CallOutcome]) -> None:
         try:
@@ -91,32 +91,32 @@ class OutcomeWriter:
                 self._write(*items[0])
                 return
             with transaction.atomic():
-                for invocation, outcome in items:
-                    self._write(invocation, outcome)
+                for call, outcome in items:
+                    self._write(call, outcome)
         except (OperationalError, InterfaceError):
             raise  # the database is away; the whole batch is written again
         except Exception:  # noqa: BLE001 - logged below, for the call that causes it
-            for invocation, outcome in items:
-                self._write_or_replace(invocation, outcome)
+            for call, outcome in items:
+                self._write_or_replace(call, outcome)
 
-    def _write_or_replace(self, invocation: Invocation, outcome: Outcome) -> None:
+    def _write_or_replace(self, call: Call, outcome: Outcome) -> None:
         """Write the outcome. If the database refuses it, write an error instead, so that this and other calls end."""
         try:
-            self._write(invocation, outcome)
+            self._write(call, outcome)
         except (OperationalError, InterfaceError):
             raise
         except Exception as error:
-            logger.exception("the result of call %d cannot be stored", invocation.pk)
-            reason = explain(invocation, f"its result cannot be stored: {error}"[:500])
-            self._write(invocation, Outcome.failed(ErrorKind.PROTOCOL, reason))
+            logger.exception("the result of call %d cannot be stored", call.pk)
+            reason = explain(call, f"its result cannot be stored: {error}"[:500])
+            self._write(call, Outcome.failed(ErrorKind.PROTOCOL, reason))
 
-    def _write(self, invocation: Invocation, outcome: Outcome) -> None:
-        if invocation.pk in self._abandoned_ids and outcome.status != Invocation.Status.SUCCEEDED:
-            outcome = Outcome.failed(ErrorKind.LOST, explain(invocation, "the runtime was stopped during the call"))
-        if not invocations.finish(invocation, outcome, self._lease_id):
-            logger.warning("call %d has already ended; its outcome is not written", invocation.pk)
+    def _write(self, call: Call, outcome: Outcome) -> None:
+        if call.pk in self._abandoned_ids and outcome.status != Call.Status.SUCCEEDED:
+            outcome = Outcome.failed(ErrorKind.LOST, explain(call, "the runtime was stopped during the call"))
+        if not transitions.finish(call, outcome, self._lease_id):
+            logger.warning("call %d has already ended; its outcome is not written", call.pk)
 
 
-def explain(invocation: Invocation, reason: str) -> str:
+def explain(call: Call, reason: str) -> str:
     """Return `reason` with the names of the tool and the member."""
-    return f"tool {invocation.tool_name!r} of member {invocation.member.name!r}: {reason}"
+    return f"tool {call.tool_name!r} of member {call.member.name!r}: {reason}"

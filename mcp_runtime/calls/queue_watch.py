@@ -14,7 +14,7 @@ from django.db.models import QuerySet
 from mcp_runtime.calls.statements import active_calls
 from mcp_runtime.members.supervisor import unfulfilled
 from mcp_runtime.rows.changes import SqliteChanges
-from roster.models import Invocation
+from roster.models import Call
 
 SWEEP_SECONDS = 1.0
 # Seconds between two looks at SQLite's change counter, by the seconds since the last work. A wake-up costs more than
@@ -23,10 +23,10 @@ SQLITE_INTERVALS = ((1.0, 0.0015), (5.0, 0.02), (math.inf, 0.05))
 # With PostgreSQL and no broker, the dispatcher must query the queue. PostgreSQL has no change counter.
 QUERY_INTERVAL = 0.05
 
-Status = Invocation.Status
+Status = Call.Status
 
 
-def cancellations(lease_id: uuid.UUID) -> QuerySet[Invocation]:
+def cancellations(lease_id: uuid.UUID) -> QuerySet[Call]:
     """Return the running calls of this runtime whose cancellation was requested."""
     return active_calls(Status.RUNNING).filter(lease_id=lease_id, cancel_requested_at__isnull=False)
 
@@ -90,7 +90,7 @@ class QueueWatch:
     def may_have_queued_calls(self) -> bool:
         return self.may_exist(self._queued_calls)
 
-    def may_exist(self, rows: QuerySet[Invocation]) -> bool:
+    def may_exist(self, rows: QuerySet[Call]) -> bool:
         """Return False only if a cheap check finds no such rows. An idle hall calls this once a second."""
         return self._changes is None or self._changes.exists(rows)
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from django.db import transaction
 
-from mcp_runtime.calls import invocations
+from mcp_runtime.calls import transitions
 from mcp_runtime.client.transport import Exchange
 from mcp_runtime.members.live import LiveMember
 from mcp_runtime.protocol import mcp
-from roster.models import Invocation
+from roster.models import Call
 
 
 class RunningCalls:
@@ -22,7 +22,7 @@ class RunningCalls:
     def __init__(self, lease_id: uuid.UUID) -> None:
         self._lease_id = lease_id
         self._lock = threading.Lock()
-        self._calls: dict[int, tuple[Invocation, LiveMember, Exchange]] = {}
+        self._calls: dict[int, tuple[Call, LiveMember, Exchange]] = {}
         self._progress: dict[int, dict[str, Any]] = {}  # by call id; the last progress, not written yet
 
     def __len__(self) -> int:
@@ -31,24 +31,24 @@ class RunningCalls:
     def __contains__(self, pk: int) -> bool:
         return pk in self._calls
 
-    def add(self, invocation: Invocation, live: LiveMember) -> Exchange:
+    def add(self, call: Call, live: LiveMember) -> Exchange:
         """Add a call, and return the exchange to call the member with."""
-        exchange = Exchange(partial(self._note_progress, invocation.pk))
+        exchange = Exchange(partial(self._note_progress, call.pk))
         with self._lock:
-            self._calls[invocation.pk] = (invocation, live, exchange)
+            self._calls[call.pk] = (call, live, exchange)
             live.calls += 1
         return exchange
 
-    def remove(self, invocation: Invocation) -> int:
+    def remove(self, call: Call) -> int:
         """Remove a call whose outcome is written. Return the number of running calls."""
         with self._lock:
-            self._calls.pop(invocation.pk)[1].calls -= 1
+            self._calls.pop(call.pk)[1].calls -= 1
             return len(self._calls)
 
     def in_member(self, member_id: int) -> list[int]:
         """Return the ids of the calls that run in this member."""
         with self._lock:
-            return [pk for pk, (invocation, _, _) in self._calls.items() if invocation.member_id == member_id]
+            return [pk for pk, (call, _, _) in self._calls.items() if call.member_id == member_id]
 
     def cancel(self, pk: int, reason: str) -> None:
         """Send the member one notification that the call is cancelled. Do nothing if the call is not running."""
@@ -61,9 +61,9 @@ class RunningCalls:
             # In a thread, because sending to a member that hangs takes until the timeout.
             threading.Thread(target=live.client.cancel, args=(exchange, reason), daemon=True).start()
 
-    def _note_progress(self, invocation_id: int, params: dict[str, Any]) -> None:
+    def _note_progress(self, call_id: int, params: dict[str, Any]) -> None:
         if progress := mcp.progress_of(params):
-            self._progress[invocation_id] = progress
+            self._progress[call_id] = progress
 
     def write_progress(self) -> None:
         """Write the last progress of each call. Called once a second, however often members report progress."""
@@ -71,5 +71,5 @@ class RunningCalls:
         if not latest:
             return
         with transaction.atomic():
-            for invocation_id, progress in latest.items():
-                invocations.note_progress(invocation_id, progress, self._lease_id)
+            for call_id, progress in latest.items():
+                transitions.note_progress(call_id, progress, self._lease_id)

@@ -10,15 +10,15 @@ from collections.abc import Iterable
 
 from mcp_runtime.calls.statements import Exclusions
 from mcp_runtime.security.limits import Owner, Slots
-from roster.models import Invocation
+from roster.models import Call
 
 # A group of queued calls that waits for a slot: the calls of a member (member, None), of a requester (None, requester),
 # or of a requester in a member (member, requester).
 _Group = tuple[int | None, Owner | None]
 
 
-def requester_of(invocation: Invocation) -> Owner:
-    return invocation.requested_by_id, invocation.token_id
+def requester_of(call: Call) -> Owner:
+    return call.requested_by_id, call.token_id
 
 
 class CallSlots:
@@ -41,7 +41,7 @@ class CallSlots:
     def waiting_group_count(self) -> int:
         return len(self._waiting_groups)
 
-    def try_reserve(self, row: Invocation) -> bool:
+    def try_reserve(self, row: Call) -> bool:
         """Reserve the slots of a call. Return False if it must wait; its group is then excluded until `recheck`."""
         request = row.member_id, int(row.member.manifest.get("max_concurrency", 16)), requester_of(row)
         if group := self._blocking_group(*request):
@@ -52,10 +52,10 @@ class CallSlots:
             self._members[row.member_id].take(requester_of(row))
         return True
 
-    def release(self, invocation: Invocation) -> None:
+    def release(self, call: Call) -> None:
         with self._lock:
-            self._hall.give_back(requester_of(invocation))
-            self._members[invocation.member_id].give_back(requester_of(invocation))
+            self._hall.give_back(requester_of(call))
+            self._members[call.member_id].give_back(requester_of(call))
 
     def recheck(self) -> None:
         """Stop excluding the groups that can have a slot now."""

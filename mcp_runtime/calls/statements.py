@@ -20,14 +20,14 @@ from django.utils import timezone
 from mcp_runtime.rows import plain_sql
 from mcp_runtime.rows.kept_queries import KeptQuery
 from mcp_runtime.security.limits import Owner
-from roster.models import Hall, Invocation
+from roster.models import Call, Hall
 
-Status = Invocation.Status
+Status = Call.Status
 
 MAX_REQUESTERS = 250  # excluded by one query; SQLite limits the length of a condition
 MAX_CACHED_STATEMENTS = 64
-_TABLE = Invocation._meta.db_table
-_FIELDS = {field.attname: field for field in Invocation._meta.concrete_fields}
+_TABLE = Call._meta.db_table
+_FIELDS = {field.attname: field for field in Call._meta.concrete_fields}
 _JSON_COLUMNS = {name for name, field in _FIELDS.items() if isinstance(field, JSONField)}
 _COLUMNS = tuple(name for name, field in _FIELDS.items() if not field.primary_key)
 # The statuses are no parameters, because SQLite uses a partial index only if its condition is in the query.
@@ -40,12 +40,12 @@ RUNNING_UNDER_LEASE = "status = 'running' AND lease_id = %s"
 RUNNING_UNDER_OTHER_LEASE = "status = 'running' AND (lease_id IS NULL OR lease_id <> %s)"
 
 
-def active_calls(*statuses: Invocation.Status) -> QuerySet[Invocation]:
+def active_calls(*statuses: Call.Status) -> QuerySet[Call]:
     """Return the queued and running calls, or those of these statuses. The cost does not grow with finished calls."""
-    return Invocation.objects.filter(_IS_ACTIVE, status__in=statuses or Invocation.ACTIVE)
+    return Call.objects.filter(_IS_ACTIVE, status__in=statuses or Call.ACTIVE)
 
 
-def insert(call: Invocation) -> None:
+def insert(call: Call) -> None:
     """Insert the row of a new call. Raises IntegrityError if the idempotency key is in use."""
     values = [convert(getattr(call, name)) for name, convert in _converters(connection.vendor).items()]
     call.pk = plain_sql.insert(_TABLE, _COLUMNS, values)
@@ -80,13 +80,13 @@ class Exclusions:
     requesters: frozenset[tuple[Owner, frozenset[int] | None]] = frozenset()
 
 
-def find_queued(exclusions: Exclusions, limit: int) -> list[Invocation]:
+def find_queued(exclusions: Exclusions, limit: int) -> list[Call]:
     """Return the oldest queued calls, at most `limit`, with the columns that the dispatcher reads."""
     return _queue_query(exclusions).read(limit=limit)
 
 
 @lru_cache(MAX_CACHED_STATEMENTS)
-def _queue_query(exclusions: Exclusions) -> KeptQuery[Invocation]:
+def _queue_query(exclusions: Exclusions) -> KeptQuery[Call]:
     rows = active_calls(Status.QUEUED).exclude(member_id__in=exclusions.members)
     for (user_id, token_id), members in list(exclusions.requesters)[:MAX_REQUESTERS]:
         condition = {} if members is None else {"member_id__in": members}

@@ -25,7 +25,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from mcp_runtime.rows import lease
-from roster.models import CallRollup, GuildMember, Hall, Invocation
+from roster.models import Call, CallRollup, GuildMember, Hall
 
 logger = logging.getLogger("guildhall.runtime")
 
@@ -49,7 +49,7 @@ SPARK_POINTS, SPARK_SECONDS = 12, 300
 
 Key: TypeAlias = "tuple[int, int, str, int]"  # seconds, begins, tool, member
 
-_CALLS, _ROLLUPS, _HALL, _MEMBERS = (model._meta.db_table for model in (Invocation, CallRollup, Hall, GuildMember))
+_CALLS, _ROLLUPS, _HALL, _MEMBERS = (model._meta.db_table for model in (Call, CallRollup, Hall, GuildMember))
 
 
 @dataclass(frozen=True)
@@ -105,16 +105,16 @@ def roll_up(until: datetime | None = None, *, keep_going: Callable[[], bool] = l
             Hall.objects.filter(pk=1, rolled_up_until=rolled_up_until).update(rolled_up_until=target)
         if since >= target:
             break
-        calls = Invocation.objects.filter(finished_at__gte=since, finished_at__lt=target).order_by("finished_at")
+        calls = Call.objects.filter(finished_at__gte=since, finished_at__lt=target).order_by("finished_at")
         first = calls.values_list("finished_at", flat=True).first()
         end = target if first is None else min(target, first + MAX_STEP)
         count += _add(rolled_up_until, since, end)
     return count
 
 
-def add_calls(invocation_ids: Iterable[int]) -> None:
+def add_calls(call_ids: Iterable[int]) -> None:
     """Add these calls to the rollups, unless they are included. Called before the calls are deleted."""
-    calls = Invocation.objects.filter(pk__in=invocation_ids).order_by("-finished_at")
+    calls = Call.objects.filter(pk__in=call_ids).order_by("-finished_at")
     last = calls.values_list("finished_at", flat=True).first()
     rolled_up_until = lease.hall().rolled_up_until
     if last is not None and (rolled_up_until is None or last >= rolled_up_until):
@@ -344,7 +344,7 @@ def _ended_calls(where: str) -> str:
     `where` must not name a member, and the query is materialized. Otherwise SQLite would read all calls of the member.
     """
     times = _POSTGRESQL if connection.vendor == "postgresql" else _SQLITE
-    failed = f"CASE WHEN status = '{Invocation.Status.FAILED.value}' THEN 1 ELSE 0 END AS failed"
+    failed = f"CASE WHEN status = '{Call.Status.FAILED.value}' THEN 1 ELSE 0 END AS failed"
     return f"SELECT member_id, tool_name, {failed}, {times} FROM {_CALLS} WHERE {where}"  # noqa: S608
 
 

@@ -9,7 +9,7 @@ import time
 
 from django.db import Error, connection
 
-from mcp_runtime.calls.invocations import ids_of_finished
+from mcp_runtime.calls.transitions import ids_of_finished
 from mcp_runtime.rows.changes import CALL_ENDED, PostgresNotices, SqliteChanges
 from mcp_runtime.rows.database import give_connection_back
 
@@ -33,14 +33,14 @@ class CallWatch:
         self._events: dict[int, list[threading.Event]] = {}
         self._thread: threading.Thread | None = None
 
-    def wait(self, invocation_id: int, timeout: float) -> bool:
+    def wait(self, call_id: int, timeout: float) -> bool:
         """Return whether the call ended within `timeout` seconds. Returns False at once when this process must end."""
         give_connection_back()
         event = threading.Event()
         with self._condition:
             if self.is_over.is_set():
                 return False
-            self._events.setdefault(invocation_id, []).append(event)
+            self._events.setdefault(call_id, []).append(event)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._watch, name="call-watch", daemon=True)
                 self._thread.start()
@@ -49,7 +49,7 @@ class CallWatch:
             return event.wait(timeout) and not self.is_over.is_set()
         finally:
             with self._condition:
-                self._remove(invocation_id, event)
+                self._remove(call_id, event)
 
     def end(self) -> None:
         """End all waits, and refuse new ones, because this process must end."""
@@ -59,12 +59,12 @@ class CallWatch:
                 for event in events:
                     event.set()
 
-    def _remove(self, invocation_id: int, event: threading.Event) -> None:
-        events = self._events.get(invocation_id, [])
+    def _remove(self, call_id: int, event: threading.Event) -> None:
+        events = self._events.get(call_id, [])
         if event in events:
             events.remove(event)
         if not events:
-            self._events.pop(invocation_id, None)
+            self._events.pop(call_id, None)
 
     def _watch(self) -> None:
         while True:
@@ -101,10 +101,10 @@ class CallWatch:
             self._condition.wait_for(lambda: self._events, LINGER_SECONDS)
             return set(self._events)
 
-    def _notify(self, invocation_ids: set[int]) -> None:
+    def _notify(self, call_ids: set[int]) -> None:
         with self._condition:
-            for invocation_id in invocation_ids:
-                for event in self._events.get(invocation_id, []):
+            for call_id in call_ids:
+                for event in self._events.get(call_id, []):
                     event.set()
 
 

@@ -9,16 +9,16 @@ from collections.abc import Callable
 from django.db import transaction
 from django.utils import timezone
 
-from mcp_runtime.calls import invocations
-from mcp_runtime.calls.invocations import ErrorKind, Outcome
+from mcp_runtime.calls import transitions
 from mcp_runtime.calls.statements import active_calls
+from mcp_runtime.calls.transitions import ErrorKind, Outcome
 from mcp_runtime.members.availability import Availability
 from mcp_runtime.members.lifecycle import Lifecycle
-from roster.models import GuildMember, Invocation
+from roster.models import Call, GuildMember
 
 MAX_CHECKED_CALLS = 500  # of one member, at each check
 
-Status = Invocation.Status
+Status = Call.Status
 
 
 class WaitingCalls:
@@ -83,15 +83,15 @@ class WaitingCalls:
         wait_start = self._wait_starts.setdefault(member.pk, time.monotonic())
         rows = list(queued_calls[:MAX_CHECKED_CALLS])
         refusals = []
-        for invocation in rows:
-            queued_at = queue_times.get(invocation.pk)
+        for call in rows:
+            queued_at = queue_times.get(call.pk)
             if queued_at is None:  # read the wall clock only once, because it may be changed while the call waits
-                queued_at = time.monotonic() - max((timezone.now() - invocation.queued_at).total_seconds(), 0.0)
-            self._queue_times[invocation.pk] = queued_at
+                queued_at = time.monotonic() - max((timezone.now() - call.queued_at).total_seconds(), 0.0)
+            self._queue_times[call.pk] = queued_at
             since = max(queued_at, wait_start)
-            if reason := self._availability.no_use_waiting(member, since, since + invocation.timeout):
-                refusals.append((invocation, f"member {member.name!r} is unavailable: {reason}"))
+            if reason := self._availability.no_use_waiting(member, since, since + call.timeout):
+                refusals.append((call, f"member {member.name!r} is unavailable: {reason}"))
         with transaction.atomic():
-            for invocation, text in refusals:
-                invocations.refuse(invocation, Outcome.failed(ErrorKind.UNAVAILABLE, text), self._lease_id)
+            for call, text in refusals:
+                transitions.refuse(call, Outcome.failed(ErrorKind.UNAVAILABLE, text), self._lease_id)
         return bool(rows)

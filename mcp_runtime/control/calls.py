@@ -8,15 +8,15 @@ from typing import Any
 from django.conf import settings
 from django.db.models import Count, Subquery
 
-from mcp_runtime.calls import invocations, statistics, waiting
-from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.calls import statistics, transitions, waiting
 from mcp_runtime.calls.statements import active_calls
+from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.control.members import set_desired_state
 from mcp_runtime.control.notify import notify_runtime
 from mcp_runtime.protocol import mcp
 from mcp_runtime.schemas import secrets, validation
 from mcp_runtime.security import access
-from roster.models import GuildMember, Invocation, Tool
+from roster.models import Call, GuildMember, Tool
 
 # Calls in progress that `calls_version` compares.
 MAX_COMPARED = 1000
@@ -24,9 +24,9 @@ MAX_COMPARED = 1000
 
 def queue_call(
     member_name: str, tool_name: str, arguments: Any, *, caller: Caller, idempotency_key: str | None = None
-) -> tuple[Invocation, bool]:
-    """Queue one call (see `invocations.queue`). It is accepted even if no runtime is alive, and waits for one."""
-    invocation, created = invocations.queue(
+) -> tuple[Call, bool]:
+    """Queue one call (see `transitions.queue`). It is accepted even if no runtime is alive, and waits for one."""
+    call, created = transitions.queue(
         member_name=member_name,
         tool_name=tool_name,
         arguments=arguments,
@@ -34,21 +34,21 @@ def queue_call(
         idempotency_key=idempotency_key,
     )
     if created:
-        if invocation.member.desired_state != GuildMember.DesiredState.RUNNING:
-            set_desired_state(invocation.member, desired_state=GuildMember.DesiredState.RUNNING)
+        if call.member.desired_state != GuildMember.DesiredState.RUNNING:
+            set_desired_state(call.member, desired_state=GuildMember.DesiredState.RUNNING)
         notify_runtime()
-    return invocation, created
+    return call, created
 
 
-def cancel_call(invocation: Invocation) -> Invocation:
-    call = invocations.cancel(invocation)
+def cancel_call(call: Call) -> Call:
+    cancelled = transitions.cancel(call)
     notify_runtime(members=True)
-    return call
+    return cancelled
 
 
-def wait_for_call(invocation_id: int, timeout: float) -> bool:
+def wait_for_call(call_id: int, timeout: float) -> bool:
     """Wait for the end of the call, at most `timeout` seconds, and not after `end_waiting`. Returns if it has ended."""
-    return waiting.calls.wait(invocation_id, timeout)
+    return waiting.calls.wait(call_id, timeout)
 
 
 def wait_between_looks(seconds: float) -> bool:
@@ -63,39 +63,39 @@ def end_waiting() -> None:
 
 def calls_version() -> tuple[Any, ...]:
     """A value that changes when a call is queued, started, cancelled or ends. Costs the same for a million calls."""
-    ended = Invocation.objects.filter(finished_at__isnull=False).order_by("-finished_at").values("finished_at")[:1]
-    newest = Invocation.objects.order_by("-id").annotate(last_end=Subquery(ended)).values_list("id", "last_end").first()
+    ended = Call.objects.filter(finished_at__isnull=False).order_by("-finished_at").values("finished_at")[:1]
+    newest = Call.objects.order_by("-id").annotate(last_end=Subquery(ended)).values_list("id", "last_end").first()
     active = active_calls().order_by("status", "id").values_list("id", "status", "cancel_requested_at")
     return newest, list(active[:MAX_COMPARED])
 
 
 def prune_calls(*, days: int, keep: int) -> int:
     """Delete finished calls older than `days`, and all but the newest `keep`. Returns how many it deleted."""
-    return invocations.prune(days=days, keep=keep)
+    return transitions.prune(days=days, keep=keep)
 
 
 # Arguments and results without secrets ----------------------------------------------------------------------------
 
 
-def why_not_again(invocation: Invocation) -> str:
+def why_not_again(call: Call) -> str:
     """Why a call cannot be repeated, because its arguments are unknown. Empty if it can."""
-    if invocation.secret_paths:
+    if call.secret_paths:
         return "its arguments held secrets, which are masked"
-    return why_arguments_unknown(invocation)
+    return why_arguments_unknown(call)
 
 
-def why_arguments_unknown(invocation: Invocation) -> str:
+def why_arguments_unknown(call: Call) -> str:
     """Why the arguments of a call are unknown. Empty if they are known, except for secrets."""
-    if mcp.CUT in invocation.arguments:
+    if mcp.CUT in call.arguments:
         return "its arguments were too long to be kept whole"
-    if invocation.source == Invocation.Source.GATEWAY and not settings.GUILD_HALL_RECORD_BYTES:
+    if call.source == Call.Source.GATEWAY and not settings.GUILD_HALL_RECORD_BYTES:
         return "arguments of calls through the gateway are not kept here"
     return ""
 
 
-def masked_arguments(invocation: Invocation) -> dict[str, Any]:
+def masked_arguments(call: Call) -> dict[str, Any]:
     """The arguments with their secrets masked. The call may be in progress."""
-    return secrets.mask(invocation.arguments, invocation.secret_paths)
+    return secrets.mask(call.arguments, call.secret_paths)
 
 
 def without_secrets(tool: Tool, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -109,10 +109,10 @@ def masked_secrets(tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
     return secrets.mask(arguments, secrets.secret_paths(tool.input_schema, arguments))
 
 
-def unmasked_arguments(invocation: Invocation) -> tuple[dict[str, Any], list[str]]:
+def unmasked_arguments(call: Call) -> tuple[dict[str, Any], list[str]]:
     """The arguments of an earlier call without its secrets, and the places of the secrets."""
-    paths = invocation.secret_paths
-    return secrets.without(invocation.arguments, paths), _places(paths)
+    paths = call.secret_paths
+    return secrets.without(call.arguments, paths), _places(paths)
 
 
 def _places(paths: list[list[str | int]]) -> list[str]:
@@ -139,7 +139,7 @@ SPARK_POINTS = statistics.SPARK_POINTS
 
 def call_counts() -> dict[tuple[str, str], int]:
     """Finished calls since the hall exists, by member name and outcome (succeeded, cancelled, or the error kind)."""
-    return invocations.call_counts()
+    return transitions.call_counts()
 
 
 def call_series(
@@ -164,4 +164,4 @@ def queue_depth(principal: access.Principal) -> dict[str, int]:
     if principal.members is not None:
         active = active.filter(member__name__in=principal.members)
     counts = dict(active.values_list("status").annotate(count=Count("id")))
-    return {status.value: counts.get(status.value, 0) for status in Invocation.ACTIVE}
+    return {status.value: counts.get(status.value, 0) for status in Call.ACTIVE}

@@ -11,7 +11,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from mcp_runtime.agents import sessions, setup
-from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.control.members import (
     find_member,
     live_runtime,

@@ -14,7 +14,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from mcp_runtime.agents import sessions
-from mcp_runtime.calls import invocations
+from mcp_runtime.calls import transitions
 from mcp_runtime.control.members import find_member, find_tool
 from mcp_runtime.control.notify import notify_runtime
 from mcp_runtime.protocol.errors import NotAllowedError, RequestRefusedError, UnknownMemberError
@@ -121,7 +121,7 @@ def revoke_token(row: ApiToken) -> None:
     """Revoke the token and all tokens created with it. Cancels their queued calls, and stops their agents."""
     with transaction.atomic():
         token_ids = row.revoke()
-        invocations.cancel_calls_of_tokens(token_ids)
+        transitions.cancel_calls_of_tokens(token_ids)
         messages = sessions.stop_messages_of_tokens(token_ids)
     if messages:
         notify_runtime(members=True)

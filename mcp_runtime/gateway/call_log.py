@@ -1,4 +1,4 @@
-"""Write calls through the gateway to the database, as invocations.
+"""Write the calls that agents made through the gateway to the database.
 
 A background thread writes them in batches, so no call waits for the database. The gateway records a call after it
 ended, so calls that end shortly before a SIGKILL are lost. When the database fails, the thread keeps the calls and
@@ -22,7 +22,7 @@ import msgspec
 from django.db import Error, connection
 from msgspec import Raw
 
-from mcp_runtime.calls.invocations import Outcome
+from mcp_runtime.calls.transitions import Outcome
 from mcp_runtime.gateway import call_rows, envelope
 from mcp_runtime.gateway.call_rows import Row
 from mcp_runtime.gateway.envelope import Message
@@ -41,13 +41,13 @@ from mcp_runtime.schemas import schema_work, secrets
 from mcp_runtime.security import principals
 from mcp_runtime.security.access import Principal
 from mcp_runtime.security.limits import Owner
-from roster.models import Invocation, Tool
+from roster.models import Call, Tool
 
 logger = logging.getLogger("guildhall.gateway")
 
-Status = Invocation.Status
+Status = Call.Status
 
-SOURCE = Invocation.Source.GATEWAY.value
+SOURCE = Call.Source.GATEWAY.value
 WRITE_SECONDS = 0.25  # to collect calls for one batch
 IDLE_WRITE_SECONDS = 2.0  # without calls: client programs are written from time to time, not with each call
 RETRY_SECONDS = 0.2  # between two attempts to write the same calls
@@ -65,7 +65,7 @@ SECRETS_SECONDS = 0.1
 
 
 @dataclass(eq=False, slots=True)
-class Call:
+class FinishedCall:
     """One call in progress. Only its first end counts; later ones are ignored."""
 
     recorder: Recorder
@@ -128,7 +128,7 @@ _RESULT = msgspec.json.Decoder(_Result)
 class _TokenQueue:
     """Calls of one token, oldest first."""
 
-    calls: collections.deque[Call] = field(default_factory=collections.deque)
+    calls: collections.deque[FinishedCall] = field(default_factory=collections.deque)
     bytes: int = 0
 
 
@@ -136,14 +136,14 @@ class _CallQueue:
     """Calls in the order of their ends. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._calls: collections.OrderedDict[Call, None] = collections.OrderedDict()
+        self._calls: collections.OrderedDict[FinishedCall, None] = collections.OrderedDict()
         self._token_queues: dict[Owner, _TokenQueue] = {}
         self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._calls)
 
-    def put(self, call: Call) -> int:
+    def put(self, call: FinishedCall) -> int:
         """Add a call, and return how many calls were dropped to make room."""
         owner, size = call.principal.owner, call.size_in_bytes
         token_queue = self._token_queues.get(owner)
@@ -162,7 +162,7 @@ class _CallQueue:
             lost_count += 1
         return lost_count
 
-    def take(self) -> Call:
+    def take(self) -> FinishedCall:
         """Remove and return the call that has waited longest."""
         call = next(iter(self._calls))
         self._drop_first_of(call.principal.owner)
@@ -220,7 +220,7 @@ class Recorder:
         if unwritten_count := len(self._queue) + self._batch_size + self._lost_count:
             logger.error("%d calls of the gateway were not written: the runtime is stopping", unwritten_count)
 
-    def put(self, call: Call) -> None:
+    def put(self, call: FinishedCall) -> None:
         """Add a call that ended. Any thread may call this. If too many wait, some are dropped and logged."""
         with self._lock:
             self._lost_count += self._queue.put(call)
@@ -253,7 +253,7 @@ class Recorder:
             return
         self.programs.write(at_once=at_once)
 
-    def _next_batch(self) -> list[Call]:
+    def _next_batch(self) -> list[FinishedCall]:
         with self._lock:
             calls = [self._queue.take() for _ in range(min(BATCH, len(self._queue)))]
             self._batch_size = len(calls)
@@ -265,7 +265,7 @@ class Recorder:
         if lost_count:
             logger.error("%d calls of the gateway were not written: the database is too slow", lost_count)
 
-    def _write_batch(self, calls: list[Call], rows: list[Row]) -> None:
+    def _write_batch(self, calls: list[FinishedCall], rows: list[Row]) -> None:
         """Insert the rows. Try again until the database takes them, or GIVE_UP_SECONDS pass, or the stop ends it.
 
         After GIVE_UP_SECONDS the rows themselves may be at fault.
@@ -293,7 +293,7 @@ class Recorder:
             time.sleep(RETRY_SECONDS)
         self._batch_size = 0
 
-    def _row_or_none(self, call: Call) -> Row | None:
+    def _row_or_none(self, call: FinishedCall) -> Row | None:
         """Return the row of a call, or None after an error. One bad call must not stop the others or this thread."""
         try:
             return self._row(call)
@@ -301,7 +301,7 @@ class Recorder:
             logger.exception("a call of tool %r of member %r cannot be written", call.tool, call.member)
             return None
 
-    def _row(self, call: Call) -> Row:
+    def _row(self, call: FinishedCall) -> Row:
         outcome, result, error_data = call.outcome, None, None
         if outcome is None:
             outcome, result, error_data = self._outcome(call)
@@ -329,7 +329,7 @@ class Recorder:
             "error_data": error_data,
         }
 
-    def _outcome(self, call: Call) -> tuple[Outcome, str | None, str | None]:
+    def _outcome(self, call: FinishedCall) -> tuple[Outcome, str | None, str | None]:
         """Return the outcome in the response, and the stored parts of its result and error data as JSON."""
         try:
             answer = envelope.read_opened(call.body)
@@ -357,7 +357,7 @@ class Recorder:
         return result, encoded
 
     def _outcome_of_result(
-        self, call: Call, result: dict[str, Any], encoded: str, *, is_error: bool
+        self, call: FinishedCall, result: dict[str, Any], encoded: str, *, is_error: bool
     ) -> tuple[Outcome, str | None, None]:
         result_json = encoded if self._max_bytes else None
         if not is_error:
@@ -373,7 +373,7 @@ class Recorder:
         )
         return jsonrpc.encode(truncated_result).decode()
 
-    def _current_schema(self, call: Call) -> str | None:
+    def _current_schema(self, call: FinishedCall) -> str | None:
         """Return the schema, as JSON, of a tool that was not in the catalog when the call started.
 
         Return None if the database does not answer or has no such tool. Then any argument may be a secret.
@@ -388,7 +388,7 @@ class Recorder:
             return None
         return None if tool is None else json.dumps(tool.input_schema)
 
-    def _arguments(self, call: Call) -> tuple[str, list[list[str | int]]]:
+    def _arguments(self, call: FinishedCall) -> tuple[str, list[list[str | int]]]:
         """Return the stored part of a call's arguments as JSON without secrets, and the paths of the secrets."""
         arguments = call.arguments if isinstance(call.arguments, dict) else {}
         is_large = call.size > LARGE

@@ -8,7 +8,7 @@ from typing import Any
 from django.db import IntegrityError, InterfaceError, OperationalError, connection, transaction
 
 from mcp_runtime.rows import plain_sql
-from roster.models import Invocation
+from roster.models import Call
 
 logger = logging.getLogger("guildhall.gateway")
 
@@ -18,7 +18,7 @@ Row = dict[str, Any]
 # per statement, the rows and the calls that arrive at the same time would take twice as long. More rows would exceed
 # the number of parameters that an old SQLite allows.
 ROWS_AT_ONCE = 50
-_TABLE = Invocation._meta.db_table
+_TABLE = Call._meta.db_table
 _KEY = ("finished_at", "started_at", "member_id", "tool_name")
 
 
@@ -28,9 +28,7 @@ def missing_rows(rows: list[Row]) -> list[Row]:
     That attempt may have failed after its commit, or between two single rows. The rows have no id yet, so they are
     compared by tool and times. No two calls of a tool start and end in the same microseconds.
     """
-    ends = Invocation.objects.filter(
-        finished_at__in=[row["finished_at"] for row in rows], source=Invocation.Source.GATEWAY
-    )
+    ends = Call.objects.filter(finished_at__in=[row["finished_at"] for row in rows], source=Call.Source.GATEWAY)
     existing_keys = set(ends.values_list(*_KEY))
     return [row for row in rows if tuple(row[column] for column in _KEY) not in existing_keys]
 

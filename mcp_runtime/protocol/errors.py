@@ -419,7 +419,7 @@ class IdempotencyConflictError(RequestRefusedError):
 
 
 class NotCancellableError(RequestRefusedError):
-    """The invocation has ended, or no message of the session is in progress."""
+    """The call has ended, or no message of the session is in progress."""
 
 
 class MemberInUseError(RequestRefusedError):

@@ -10,7 +10,7 @@ from django.conf import settings
 from django.db import Error, connection
 
 from mcp_runtime.agents import sessions
-from mcp_runtime.calls import invocations, statistics
+from mcp_runtime.calls import statistics, transitions
 
 logger = logging.getLogger("guildhall.runtime")
 
@@ -39,8 +39,8 @@ def _keep_house(is_over: threading.Event) -> None:
 
 def _prune() -> None:
     days, keep = settings.GUILD_HALL_KEEP_CALLS_DAYS, settings.GUILD_HALL_KEEP_CALLS
-    count = invocations.prune(days=days, keep=keep)
-    invocations.prune_status_changes(days=days)
+    count = transitions.prune(days=days, keep=keep)
+    transitions.prune_status_changes(days=days)
     sessions.prune(days=days)
     statistics.delete_expired()
     if count:

@@ -88,7 +88,7 @@ class Parts:
     def _build(self, run_in_pool: Callable[..., Any]) -> None:
         from mcp_runtime.agents import sessions
         from mcp_runtime.agents.runner import SessionRunner
-        from mcp_runtime.calls import invocations
+        from mcp_runtime.calls import transitions
         from mcp_runtime.calls.dispatcher import Dispatcher
         from mcp_runtime.calls.queue_watch import QueueWatch
         from mcp_runtime.http1 import listeners
@@ -116,7 +116,7 @@ class Parts:
             has_broker=bool(settings.REDIS_URL),
         )
         text = "the runtime ended while the agent worked; the message is not sent to it again automatically"
-        patiently(lambda: invocations.end_lost(self.lease_id, invocations.RUNTIME_ENDED), self._stop_requested.is_set)
+        patiently(lambda: transitions.end_lost(self.lease_id, transitions.RUNTIME_ENDED), self._stop_requested.is_set)
         patiently(lambda: sessions.end_lost(self.lease_id, text), self._stop_requested.is_set)
         tasks.answer_with(self.dispatcher)
         self.dispatcher.start()

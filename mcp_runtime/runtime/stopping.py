@@ -59,7 +59,7 @@ class Stopping:
 
         self._stop_requested.wait()
         from mcp_runtime.agents import sessions
-        from mcp_runtime.calls import invocations
+        from mcp_runtime.calls import transitions
         from mcp_runtime.rows import lease
         from mcp_runtime.runtime import tasks
 
@@ -80,7 +80,7 @@ class Stopping:
                 parts.gateway.stop()
             if parts.dispatcher is not None:
                 parts.dispatcher.stop()
-            invocations.end_own(parts.lease_id, "the runtime was stopped during the call")
+            transitions.end_own(parts.lease_id, "the runtime was stopped during the call")
             sessions.end_own(parts.lease_id, "the runtime was stopped while the agent worked")
             parts.lifecycle.kill_everything()
             lease.release(parts.lease_id)

@@ -24,7 +24,7 @@ from roster.models import GuildMember, Tool
 
 CONTROL = "roster.control_member"
 INVOKE = "roster.invoke_tool"
-VIEW_CALLS = "roster.view_invocation"
+VIEW_CALLS = "roster.view_call"
 VIEW_MEMBERS = "roster.view_guildmember"
 VIEW_TOOLS = "roster.view_tool"
 VIEW_SESSIONS = "roster.view_agentsession"

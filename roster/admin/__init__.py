@@ -12,7 +12,7 @@ plots, statistics               figures of calls as plots
 from __future__ import annotations
 
 from roster.admin.agents.screens import AgentSessionAdmin
-from roster.admin.calls.screens import InvocationAdmin
+from roster.admin.calls.screens import CallAdmin
 from roster.admin.members.history import PortAllocationAdmin, StatusChangeAdmin
 from roster.admin.members.screens import MemberAdmin
 from roster.admin.tokens.screens import ApiTokenAdmin
@@ -21,7 +21,7 @@ from roster.admin.tools.screens import ToolAdmin
 __all__ = [
     "AgentSessionAdmin",
     "ApiTokenAdmin",
-    "InvocationAdmin",
+    "CallAdmin",
     "MemberAdmin",
     "PortAllocationAdmin",
     "StatusChangeAdmin",

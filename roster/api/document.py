@@ -11,7 +11,7 @@ from rest_framework.exceptions import NotAuthenticated
 from rest_framework.permissions import IsAuthenticated
 
 from roster.api import described
-from roster.models import Invocation
+from roster.models import Call
 
 
 class ApiTokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
@@ -30,10 +30,10 @@ class SchemaView(SpectacularAPIView):
     custom_settings = {
         "ENUM_NAME_OVERRIDES": {
             "MemberStatus": "roster.models.GuildMember.Status",
-            "InvocationStatus": "roster.models.Invocation.Status",
+            "CallStatus": "roster.models.Call.Status",
             "TokenScope": "roster.models.ApiToken.Scope",
             "SessionStatus": "roster.models.AgentSession.Status",
-            "ErrorKind": Invocation.ErrorKind.choices,
+            "ErrorKind": Call.ErrorKind.choices,
             "SessionErrorKind": "roster.models.AgentMessage.ErrorKind",
             "EventKind": "roster.models.AgentEvent.Kind",
         }

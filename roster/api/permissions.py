@@ -15,7 +15,7 @@ from mcp_runtime.protocol.errors import UnknownMemberError, UnknownToolError
 from mcp_runtime.rows.kept_queries import KeptQuery, Slot
 from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import CONTROL, Principal
-from roster.models import GuildMember, Invocation, Tool
+from roster.models import Call, GuildMember, Tool
 
 _PRINCIPAL = "_guild_hall_principal"
 
@@ -104,7 +104,7 @@ def _readable_by(is_narrowed: bool, views_calls: bool, closed_members: frozenset
     return own_calls | ~Q(member__name__in=closed_members) if views_calls else own_calls
 
 
-def readable_call(request: Request, pk: int) -> Invocation | None:
+def readable_call(request: Request, pk: int) -> Call | None:
     """The call with this id and its member's name, if the principal may see it."""
     if pk > BigIntegerField.MAX_BIGINT:
         return None
@@ -114,9 +114,9 @@ def readable_call(request: Request, pk: int) -> Invocation | None:
 
 
 @lru_cache(64)
-def _one_readable(*rights: Any) -> KeptQuery[Invocation]:
+def _one_readable(*rights: Any) -> KeptQuery[Call]:
     readable = _readable_by(*rights, user=Slot("user"), token=Slot("token"))
-    calls = Invocation.objects.filter(readable, pk=Slot("pk")).order_by()
+    calls = Call.objects.filter(readable, pk=Slot("pk")).order_by()
     return KeptQuery(lambda: calls, related={"member": ["name"]})
 
 

@@ -20,7 +20,7 @@ from mcp_runtime.rows.database import give_connection_back
 from mcp_runtime.security.limits import Owner, SharedSlots
 from roster.api.errors import LengthRequired
 from roster.api.permissions import principal_of
-from roster.models import Invocation
+from roster.models import Call
 
 MAX_WAIT = 60
 # Bytes of a body that msgspec refuses and `json` decodes. That is slower, but its errors are precise, and it accepts
@@ -152,10 +152,10 @@ class SeatedStream:
         self._seat.close()
 
 
-def wait_for_end(request: Request, invocation: Invocation, seconds: int) -> bool:
+def wait_for_end(request: Request, call: Call, seconds: int) -> bool:
     """Wait until the call ends. Return whether there was a free seat, not whether the call ended."""
     with seat(principal_of(request).owner, request.META) as has_seat:
         if has_seat:
             give_connection_back()  # other requests may need the connection
-            wait_for_call(invocation.pk, seconds)
+            wait_for_call(call.pk, seconds)
     return has_seat

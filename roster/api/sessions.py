@@ -24,7 +24,7 @@ from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.control.calls import wait_between_looks
 from mcp_runtime.control.sessions import create_session, is_under_way, queue_message, stop_session, transcript
 from mcp_runtime.rows.database import give_connection_back
@@ -32,7 +32,7 @@ from roster.api import requests
 from roster.api.base import REFUSED, HallView, NewestFirst, Strict, body_of
 from roster.api.described import extend_schema
 from roster.api.permissions import MayInvoke, principal_of, readable_sessions
-from roster.models import AgentEvent, AgentMessage, AgentSession, Invocation
+from roster.models import AgentEvent, AgentMessage, AgentSession, Call
 
 MAX_EVENTS = 500
 MAX_TIMEOUT = 86_400
@@ -78,7 +78,7 @@ class MessageSerializer(serializers.Serializer[AgentMessage]):
     id = serializers.IntegerField(source="pk")
     prompt = serializers.CharField()
     status = serializers.ChoiceField(choices=AgentMessage.Status.choices)
-    source = serializers.ChoiceField(choices=Invocation.Source.choices)  # type: ignore[assignment]
+    source = serializers.ChoiceField(choices=Call.Source.choices)  # type: ignore[assignment]
     requester = serializers.CharField(help_text="Who asked, in words, as of then.")
     queued_at = serializers.DateTimeField()
     started_at = serializers.DateTimeField(allow_null=True)
@@ -160,7 +160,7 @@ def _own_session(request: Request, pk: int) -> AgentSession:
 
 
 def _caller(request: Request) -> Caller:
-    return Caller(Invocation.Source.REST, cast(User, request.user), principal_of(request))
+    return Caller(Call.Source.REST, cast(User, request.user), principal_of(request))
 
 
 def _wants_stream(request: Request) -> bool:

@@ -1,4 +1,4 @@
-"""Tools over REST: a member's list, one tool with its definition, and its switch. `invocations` has the calls."""
+"""Tools over REST: a member's list, one tool with its definition, and its switch. Calls of tools are in `calls`."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from django.urls import path, re_path, register_converter
 from django.urls.converters import StringConverter
 
 from mcp_runtime.control.members import MEMBER_VERBS
-from roster.api import agent_config, invocations, members, meta, sessions, statistics, tokens, tools
+from roster.api import agent_config, calls, members, meta, sessions, statistics, tokens, tools
 
 
 class ToolNameConverter(StringConverter):
@@ -30,7 +30,7 @@ urlpatterns = [
     path("members/<str:name>/status-changes/", members.MemberStatusChangesView.as_view(), name="member-status-changes"),
     path("members/<str:name>/statistics/", statistics.MemberStatisticsView.as_view(), name="member-statistics"),
     path("members/<str:name>/tools/", tools.ToolsView.as_view(), name="member-tools"),
-    path("members/<str:name>/tools/<tool_name:tool>/invoke/", invocations.InvokeView.as_view(), name="tool-invoke"),
+    path("members/<str:name>/tools/<tool_name:tool>/invoke/", calls.InvokeView.as_view(), name="tool-invoke"),
     *(
         path(
             f"members/<str:name>/tools/<tool_name:tool>/{verb}/",
@@ -40,9 +40,9 @@ urlpatterns = [
         for verb in ("enable", "disable")
     ),
     path("members/<str:name>/tools/<tool_name:tool>/", tools.ToolView.as_view(), name="tool"),
-    path("calls/", invocations.InvocationsView.as_view(), name="calls"),
-    path("calls/<int:pk>/", invocations.InvocationView.as_view(), name="call"),
-    path("calls/<int:pk>/cancel/", invocations.InvocationCancelView.as_view(), name="call-cancel"),
+    path("calls/", calls.CallsView.as_view(), name="calls"),
+    path("calls/<int:pk>/", calls.CallView.as_view(), name="call"),
+    path("calls/<int:pk>/cancel/", calls.CallCancelView.as_view(), name="call-cancel"),
     path("tokens/", tokens.TokensView.as_view(), name="tokens"),
     path("tokens/<int:pk>/", tokens.TokenView.as_view(), name="token"),
     path("tokens/<int:pk>/revoke/", tokens.TokenRevokeView.as_view(), name="token-revoke"),

@@ -11,11 +11,11 @@ from typing import Any
 
 from django.core.serializers.json import DjangoJSONEncoder
 
-from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.system import console
 from roster import tokens
 from roster.management.users import find_user
-from roster.models import Invocation
+from roster.models import Call
 
 NO_RUNTIME = "No runtime is alive; start one with: manage.py up (or runtime)."
 
@@ -46,7 +46,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 # Who --------------------------------------------------------------------------------------------------------------
 
 
-def caller(source: Invocation.Source, user: str | None) -> Caller:
+def caller(source: Call.Source, user: str | None) -> Caller:
     """The caller for this user. Without a user, the operator, who may do everything. Raises CommandError."""
     return Caller(source, None if user is None else find_user(user))
 

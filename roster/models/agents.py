@@ -8,7 +8,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from roster.json_field import JsonField
-from roster.models.calls import Invocation, QueuedWork
+from roster.models.calls import Call, QueuedWork
 from roster.models.members import GuildMember
 
 
@@ -70,7 +70,7 @@ class AgentMessage(QueuedWork):
     session = models.ForeignKey(AgentSession, on_delete=models.CASCADE, related_name="messages")
     prompt = models.TextField()
     timeout = models.FloatField(help_text="Seconds the run may take in total.")
-    source = models.CharField(max_length=10, choices=Invocation.Source.choices)
+    source = models.CharField(max_length=10, choices=Call.Source.choices)
     requested_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True)
     requester = models.CharField(max_length=200, blank=True, help_text="Who asked, in words, as of then.")
     # The id stays when the token is deleted, so that the run never gets more rights than the token had.

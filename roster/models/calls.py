@@ -52,7 +52,7 @@ class QueuedWork(models.Model):
         return self.finished_at - self.started_at if self.finished_at and self.started_at else None
 
 
-class Invocation(QueuedWork):
+class Call(QueuedWork):
     """One tool call."""
 
     ErrorKind: TypeAlias = errors.ErrorKind
@@ -63,18 +63,18 @@ class Invocation(QueuedWork):
         COMMAND = "command", "Command line"
         GATEWAY = "gateway", "Gateway"
 
-    member = models.ForeignKey(GuildMember, on_delete=models.CASCADE, related_name="invocations")
+    member = models.ForeignKey(GuildMember, on_delete=models.CASCADE, related_name="calls")
     tool_name = models.CharField(max_length=255)
     arguments = JsonField(default=dict)
     timeout = models.FloatField(help_text="Seconds the call may take in total.")
 
     source = models.CharField(max_length=10, choices=Source.choices)
     requested_by = models.ForeignKey(
-        settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True, related_name="invocations"
+        settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True, related_name="calls"
     )
     # SET_NULL: `requester` keeps the token's name in words.
     token = models.ForeignKey(
-        "ApiToken", on_delete=models.SET_NULL, null=True, blank=True, related_name="invocations", db_index=False
+        "ApiToken", on_delete=models.SET_NULL, null=True, blank=True, related_name="calls", db_index=False
     )
     requester = models.CharField(max_length=400, blank=True, help_text="Who asked, in words, as of then.")
     idempotency_key = models.CharField(max_length=255, null=True, blank=True)
@@ -102,12 +102,10 @@ class Invocation(QueuedWork):
             ),
         ]
         indexes = [
-            models.Index(
-                fields=["status", "id"], name="invocation_active", condition=Q(status__in=["queued", "running"])
-            ),
-            models.Index(fields=["member", "-id"], name="invocation_by_member"),
-            models.Index(fields=["finished_at"], name="invocation_by_end"),
-            models.Index(fields=["token", "-id"], name="invocation_by_token", condition=Q(token__isnull=False)),
+            models.Index(fields=["status", "id"], name="call_active", condition=Q(status__in=["queued", "running"])),
+            models.Index(fields=["member", "-id"], name="call_by_member"),
+            models.Index(fields=["finished_at"], name="call_by_end"),
+            models.Index(fields=["token", "-id"], name="call_by_token", condition=Q(token__isnull=False)),
         ]
 
     def __str__(self) -> str:

@@ -17,7 +17,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from roster.admin import present
-from roster.models import AgentSession, ApiToken, GuildMember, Invocation, PortAllocation, StatusChange, Tool
+from roster.models import AgentSession, ApiToken, Call, GuildMember, PortAllocation, StatusChange, Tool
 
 register = template.Library()
 
@@ -39,7 +39,7 @@ class Place:
 _PLACES: list[tuple[str, str, type[Model] | None, tuple[str, ...]]] = [
     ("Roster", "admin:index", None, ("roster/guildmember/", "roster/statuschange/")),
     ("Tools", "admin:roster_tool_changelist", Tool, ()),
-    ("Calls", "admin:roster_invocation_changelist", Invocation, ()),
+    ("Calls", "admin:roster_call_changelist", Call, ()),
     ("Agents", "admin:roster_agentsession_changelist", AgentSession, ()),
     ("Tokens", "admin:roster_apitoken_changelist", ApiToken, ()),
 ]

@@ -43,20 +43,20 @@ GET   /admin/roster/portallocation/<path:object_id>/change/  view_portallocation
 POST  /admin/roster/portallocation/<path:object_id>/change/  none                                 -    403
 GET   /admin/roster/portallocation/<path:object_id>/    known                                     302  -
 
-GET   /admin/roster/invocation/statistics/              view_guildmember|view_tool|view_invocation 200 403
-GET   /admin/roster/invocation/export/<slug:form>/      view_invocation|change_invocation         200  403
-GET   /admin/roster/invocation/compare/                 view_invocation|change_invocation         200  403
-GET   /admin/roster/invocation/<int:invocation_id>/part/ view_invocation|change_invocation        200  403
-POST  /admin/roster/invocation/<int:invocation_id>/cancel/ VIEW_CALL&control_member 302 403
-POST  /admin/roster/invocation/<int:invocation_id>/replay/ VIEW_CALL&invoke_tool 302 403
-GET   /admin/roster/invocation/<int:invocation_id>/previous/ view_invocation|change_invocation    302  403
-GET   /admin/roster/invocation/                         view_invocation|change_invocation         200  403
-GET   /admin/roster/invocation/add/                     none                                      -    403
-GET   /admin/roster/invocation/<path:object_id>/history/ view_invocation|change_invocation        200  403
-GET   /admin/roster/invocation/<path:object_id>/delete/ none                                      -    403
-GET   /admin/roster/invocation/<path:object_id>/change/ view_invocation|change_invocation         200  403
-POST  /admin/roster/invocation/<path:object_id>/change/ none                                      -    403
-GET   /admin/roster/invocation/<path:object_id>/        known                                     302  -
+GET   /admin/roster/call/statistics/                    view_guildmember|view_tool|view_call      200  403
+GET   /admin/roster/call/export/<slug:form>/            view_call|change_call                     200  403
+GET   /admin/roster/call/compare/                       view_call|change_call                     200  403
+GET   /admin/roster/call/<int:call_id>/part/            view_call|change_call                     200  403
+POST  /admin/roster/call/<int:call_id>/cancel/          VIEW_CALL&control_member                  302  403
+POST  /admin/roster/call/<int:call_id>/replay/          VIEW_CALL&invoke_tool                     302  403
+GET   /admin/roster/call/<int:call_id>/previous/        view_call|change_call                     302  403
+GET   /admin/roster/call/                               view_call|change_call                     200  403
+GET   /admin/roster/call/add/                           none                                      -    403
+GET   /admin/roster/call/<path:object_id>/history/      view_call|change_call                     200  403
+GET   /admin/roster/call/<path:object_id>/delete/       none                                      -    403
+GET   /admin/roster/call/<path:object_id>/change/       view_call|change_call                     200  403
+POST  /admin/roster/call/<path:object_id>/change/       none                                      -    403
+GET   /admin/roster/call/<path:object_id>/              known                                     302  -
 
 GET   /admin/roster/guildmember/runtime/                known                                     200  -
 POST  /admin/roster/guildmember/sync/                   control_member                            302  403
@@ -103,7 +103,7 @@ GET   /admin/roster/apitoken/<path:object_id>/          known                   
 POST  /admin/roster/tool/<int:tool_id>/switch/<slug:position>/ control_member                     302  403
 GET   /admin/roster/tool/<int:tool_id>/call/            invoke_tool                               200  403
 POST  /admin/roster/tool/<int:tool_id>/call/            invoke_tool                               200/302 403
-GET   /admin/roster/tool/<int:tool_id>/call/<int:invocation_id>/ VIEW_CALL&invoke_tool 200 403/404
+GET   /admin/roster/tool/<int:tool_id>/call/<int:call_id>/ VIEW_CALL&invoke_tool                     200  403/404
 POST  /admin/roster/tool/<int:tool_id>/snippets/        invoke_tool                               200  403
 GET   /admin/roster/tool/<int:tool_id>/presets/         invoke_tool                               200  403
 POST  /admin/roster/tool/<int:tool_id>/presets/         invoke_tool                               302  403
@@ -135,7 +135,7 @@ API = """
 GET   /                                           public                                     302 -
 GET   /healthz                                    public                                     200 -
 GET   /readyz                                     public                                     503 -
-GET   /metrics                                    view_guildmember|view_tool|view_invocation 200 403  200 403 200
+GET   /metrics                                          view_guildmember|view_tool|view_call      200  403 200 403 200
 GET   /api/                                       known                                      200 -    200 200 200
 GET   /api/roster/                                known                                      200 -    200 200 200
 GET   /api/members/                               known                                      200 -    200 200 200
@@ -148,7 +148,7 @@ POST  /api/members/<str:name>/enable/             control_member                
 POST  /api/members/<str:name>/disable/            control_member                             202 403  202 403 404
 GET   /api/members/<str:name>/logs/               view_guildmember                           200 403  200 403 404
 GET   /api/members/<str:name>/status-changes/     view_guildmember                           200 403  200 403 404
-GET   /api/members/<str:name>/statistics/         view_guildmember|view_tool|view_invocation 200 403  200 403 404
+GET   /api/members/<str:name>/statistics/               view_guildmember|view_tool|view_call      200  403 200 403 404
 GET   /api/members/<str:name>/tools/              known                                      200 -    200 200 404
 GET   /api/members/<str:name>/tools/<tool_name:tool>/ invoke_tool|control_member             200 404  200 200 404
 GET   /api/members/<str:name>/tools/<tool_name:tool>/invoke/ none                            -   404  404 404 404
@@ -156,8 +156,8 @@ POST  /api/members/<str:name>/tools/<tool_name:tool>/invoke/ invoke_tool        
 POST  /api/members/<str:name>/tools/<tool_name:tool>/enable/ control_member                  200 403  200 403 404
 POST  /api/members/<str:name>/tools/<tool_name:tool>/disable/ control_member                 200 403  200 403 404
 GET   /api/calls/                           known                                      200 -    200 200 200
-GET   /api/calls/<int:pk>/                  view_invocation                            200 404  404 404 404
-POST  /api/calls/<int:pk>/cancel/           view_invocation&control_member             409 403/404 404 404 404
+GET   /api/calls/<int:pk>/                              view_call                                 200  404 404 404 404
+POST  /api/calls/<int:pk>/cancel/                       view_call&control_member                  409  403/404 404 404 404
 GET   /api/tokens/                                known                                      200 -    200 200 200
 POST  /api/tokens/                                add_apitoken                               201 403  201 201 201
 GET   /api/tokens/<int:pk>/                       none                                       -   404  404 404 404

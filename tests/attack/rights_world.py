@@ -21,8 +21,8 @@ from roster.models import (
     AgentMessage,
     AgentSession,
     ApiToken,
+    Call,
     GuildMember,
-    Invocation,
     PortAllocation,
     Preset,
     StatusChange,
@@ -33,9 +33,9 @@ from roster.models import (
 # A word for each kind of what somebody else has, and which permissions show it. Superusers may see all.
 NOBODY: frozenset[str] = frozenset()
 WORDS: dict[str, Set[str]] = {
-    "word-of-arguments": {"view_invocation", "change_invocation"},
-    "word-of-result": {"view_invocation", "change_invocation"},
-    "word-of-failure": {"view_invocation", "change_invocation"},
+    "word-of-arguments": {"view_call", "change_call"},
+    "word-of-result": {"view_call", "change_call"},
+    "word-of-failure": {"view_call", "change_call"},
     "word-of-prompt": {"view_agentsession", "change_agentsession"},
     "word-of-transcript": {"view_agentsession", "change_agentsession"},
     "word-of-session": {"view_agentsession", "change_agentsession"},
@@ -43,13 +43,13 @@ WORDS: dict[str, Set[str]] = {
     "word-of-manifest": {"view_guildmember", "change_guildmember"},
     "word-of-error-lines": {"view_guildmember", "change_guildmember"},
     "word-of-change": {"view_guildmember", "change_guildmember", "view_statuschange", "change_statuschange"},
-    "word-of-token": {"view_invocation", "change_invocation"},  # calls name the token that they were made with
+    "word-of-token": {"view_call", "change_call"},  # calls name the token that they were made with
     "word-of-client": NOBODY,
     "word-of-set": NOBODY,
     "word-of-hidden-member": NOBODY,  # a member that is reserved for a group
     "word-of-hidden-tool": NOBODY,
 }
-MODELS = ("guildmember", "tool", "invocation", "statuschange", "portallocation", "agentsession", "apitoken")
+MODELS = ("guildmember", "tool", "call", "statuschange", "portallocation", "agentsession", "apitoken")
 VERBS = ("view", "change", "add", "delete")
 PERMISSIONS = ("invoke_tool", "control_member", *(f"{verb}_{model}" for model in MODELS for verb in VERBS))
 
@@ -116,7 +116,7 @@ def _belongings(member: GuildMember, tool_name: str, owner: User) -> dict[str, A
     token = ApiToken.make(user=owner, name="word-of-token", scope=ApiToken.Scope.MEMBERS, members=[member])[0]
     now = timezone.now()
     TokenClient.objects.create(token=token, name="word-of-client", first_seen_at=now, last_seen_at=now)
-    call = Invocation.objects.create(
+    call = Call.objects.create(
         **{"member": member, "tool_name": tool_name, "timeout": 5, "source": "rest", "status": "failed"},
         **{"requested_by": owner, "token": token, "arguments": {"text": "word-of-arguments"}, "error_kind": "tool"},
         **{"error_message": "word-of-failure", "started_at": now - timedelta(seconds=1), "finished_at": now},
@@ -137,14 +137,9 @@ def _belongings(member: GuildMember, tool_name: str, owner: User) -> dict[str, A
     content = ContentType.objects.get_for_model(GuildMember)
     LogEntry.objects.create(user=owner, content_type=content, object_id=member.pk, action_flag=CHANGE)
     return {
-        **{"member_id": member.pk, "tool_id": tool.pk, "invocation_id": call.pk, "session_id": session.pk},
+        **{"member_id": member.pk, "tool_id": tool.pk, "call_id": call.pk, "session_id": session.pk},
         **{"token_id": token.pk, "preset_id": kept.pk, "name": member.name, "tool": tool_name},
-        **{
-            "call": call.pk,
-            "invocation": call.pk,
-            "session": session.pk,
-            "token": token.pk,
-        },  # `pk` in routes of the API
+        **{"call": call.pk, "session": session.pk, "token": token.pk},  # `pk` in routes of the API
         **{"statuschange": change.pk, "portallocation": port.pk, "guildmember": member.pk},
         **{"agentsession": session.pk, "apitoken": token.pk, "user": owner.pk, "group": owner.groups.get().pk},
     }

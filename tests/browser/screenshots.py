@@ -63,7 +63,7 @@ import random
 from datetime import timedelta
 from django.utils import timezone
 from mcp_runtime.calls import statistics
-from roster.models import CallRollup, GuildMember, Hall, Invocation, Tool
+from roster.models import CallRollup, GuildMember, Hall, Call, Tool
 random.seed(7)
 now = timezone.now()
 busy = {"example": 140, "notes": 60, "weather": 90}
@@ -74,12 +74,12 @@ for member in GuildMember.objects.filter(name__in=busy):
         began = now - timedelta(minutes=60 * random.random() ** 0.7 + 1)
         ended = began + timedelta(seconds=random.lognormvariate(-3, 1))
         failed = random.random() < 0.06
-        rows.append(Invocation(
+        rows.append(Call(
             member=member, tool_name=random.choice(tools), timeout=30, source=random.choice(["rest", "gateway"]),
             requester=random.choice(["ada", "grace", "admin"]), queued_at=began, started_at=began, finished_at=ended,
             status="failed" if failed else "succeeded", error_kind="tool" if failed else "",
             error_message="the tool failed" if failed else "", result=None if failed else {"content": []}))
-Invocation.objects.bulk_create(sorted(rows, key=lambda row: row.queued_at))
+Call.objects.bulk_create(sorted(rows, key=lambda row: row.queued_at))
 CallRollup.objects.all().delete()
 Hall.objects.update(rolled_up_until=None)
 statistics.roll_up()
@@ -116,7 +116,7 @@ def show_runner(page: Page) -> None:
 
 
 def show_calls(page: Page) -> None:
-    page.goto("/admin/roster/invocation/")
+    page.goto("/admin/roster/call/")
     page.get_by_role("link", name="Plots").click()
     expect(page.locator("svg.plot")).to_be_visible()
 
@@ -154,7 +154,7 @@ def show_first_call(page: Page) -> None:
 
 
 def show_first_calls(page: Page) -> None:
-    page.goto("/admin/roster/invocation/")
+    page.goto("/admin/roster/call/")
     expect(page.get_by_role("cell", name="hello greeter")).to_be_visible()
 
 

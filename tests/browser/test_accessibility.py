@@ -74,7 +74,7 @@ def test_on_a_phone_the_way_to_call_a_tool_is_in_the_window(hall: BrowserHall, v
 @pytest.mark.parametrize(
     ("model", "tells"),
     [
-        ("invocation", [".calls-number", ".status", ".calls-tool", ".calls-who", ".calls-age", ".calls-took"]),
+        ("call", [".calls-number", ".status", ".calls-tool", ".calls-who", ".calls-age", ".calls-took"]),
         ("apitoken", [".field-beginning", ".status", ".field-name", ".field-user", ".field-opens", ".field-last_used"]),
     ],
 )

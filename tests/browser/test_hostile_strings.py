@@ -152,8 +152,8 @@ def rows_pages(hall: BrowserHall) -> list[str]:
     script = """
 import json
 from django.urls import reverse
-from roster.models import GuildMember, Invocation, StatusChange, Tool
-pages = [("guildmember", GuildMember), ("tool", Tool), ("invocation", Invocation), ("statuschange", StatusChange)]
+from roster.models import GuildMember, Call, StatusChange, Tool
+pages = [("guildmember", GuildMember), ("tool", Tool), ("call", Call), ("statuschange", StatusChange)]
 found = [reverse(f"admin:roster_{name}_change", args=[row.pk]) for name, model in pages for row in model.objects.all()]
 print(json.dumps(found + [reverse("admin:roster_tool_call", args=[tool.pk]) for tool in Tool.objects.all()]))
 """

@@ -96,11 +96,11 @@ def test_tab_reaches_everything_and_one_sees_where_one_is(hall: BrowserHall, pag
 def address_of(hall: BrowserHall, screen: str) -> str:
     script = """
 from django.urls import reverse
-from roster.models import Invocation, Tool
+from roster.models import Call, Tool
 tool = Tool.objects.select_related("member").get(name="repeat")
 print(reverse("admin:index"), reverse("admin:roster_guildmember_change", args=[tool.member.pk]),
-      reverse("admin:roster_tool_call", args=[tool.pk]), reverse("admin:roster_invocation_changelist"),
-      reverse("admin:roster_invocation_change", args=[Invocation.objects.first().pk]))
+      reverse("admin:roster_tool_call", args=[tool.pk]), reverse("admin:roster_call_changelist"),
+      reverse("admin:roster_call_change", args=[Call.objects.first().pk]))
 """
     addresses = dict(zip(["roster", "member", "runner", "calls", "call"], hall.run(script).split(), strict=True))
     return addresses[screen]

@@ -26,7 +26,7 @@ from datetime import timedelta
 from django.utils import timezone
 from mcp_runtime.rows import lease
 from mcp_runtime.calls import statistics
-from roster.models import GuildMember, Hall, Invocation, Tool
+from roster.models import GuildMember, Hall, Call, Tool
 lease_id = uuid.uuid4()
 Hall.objects.update_or_create(pk=1, defaults=dict(lease_id=lease_id, lease_host="far-away.invalid", lease_pid=1,
                                                   heartbeat_at=timezone.now()))
@@ -48,8 +48,8 @@ Tool.objects.bulk_create(
     for member in members for number in range({TOOLS})
 )
 ended = [timezone.now() - timedelta(minutes=5 * ago, seconds=30) for ago in range(12)]
-Invocation.objects.bulk_create(
-    Invocation(member=member, tool_name="tool-1", timeout=30, source="rest", status=status, queued_at=moment,
+Call.objects.bulk_create(
+    Call(member=member, tool_name="tool-1", timeout=30, source="rest", status=status, queued_at=moment,
                started_at=moment, finished_at=moment)
     for moment in reversed(ended) for member in members for status in ("succeeded", "failed")
 )

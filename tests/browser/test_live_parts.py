@@ -123,7 +123,7 @@ def test_a_button_keeps_the_place_on_the_page_and_says_what_it_did(hall: Browser
 def test_a_button_that_has_the_focus_never_does_what_another_says(hall: BrowserHall, page: Page) -> None:
     values = {"arguments": {"seconds": 3}}
     call = hall.api("members/good/tools/sleep/invoke/", method="POST", json=values)["id"]
-    page.goto(f"/admin/roster/invocation/{call}/change/")
+    page.goto(f"/admin/roster/call/{call}/change/")
     page.get_by_role("button", name="Cancel this call").focus()
     expect(page.get_by_role("status").get_by_text("succeeded", exact=True)).to_be_visible()
     expect(page.get_by_role("button", name="Call again")).to_be_visible()

@@ -76,7 +76,7 @@ def test_a_call_is_seen_in_its_list(hall: BrowserHall, page: Page) -> None:
     row = page.locator(f"#call-{ended['id']}")
     expect(row).to_contain_text("succeeded")
     row.get_by_role("link").first.click()
-    expect(page).to_have_url(f"{hall.url}/admin/roster/invocation/{ended['id']}/change/")
+    expect(page).to_have_url(f"{hall.url}/admin/roster/call/{ended['id']}/change/")
 
 
 def test_tools_are_searched_and_switched_without_leaving(hall: BrowserHall, page: Page) -> None:

@@ -545,14 +545,14 @@ def test_without_scripts_it_is_json_and_a_button(visitor: Visitor, numbers: dict
     expect(page.get_by_text("place: 'place' is a required property")).to_be_visible()
     runner.json.fill('{"title": "T", "place": {"city": "C"}}')
     runner.press()
-    expect(page).to_have_url(re.compile(r"/invocation/\d+/change/"))
+    expect(page).to_have_url(re.compile(r"/call/\d+/change/"))
     runner.open("destroy")
     runner.press()
     expect(page.get_by_text("Confirm the call")).to_be_visible()
     page.get_by_label("I mean it").check()
     runner.json.fill('{"what": "x"}')
     runner.press()
-    expect(page).to_have_url(re.compile(r"/invocation/\d+/change/"))
+    expect(page).to_have_url(re.compile(r"/call/\d+/change/"))
 
 
 def test_hostile_words_stay_words(runner: Runner, numbers: dict[str, int]) -> None:

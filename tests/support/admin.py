@@ -8,11 +8,11 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
 
-from roster.models import GuildMember, Invocation, Tool
+from roster.models import Call, GuildMember, Tool
 
 EVIL = "<script>alert('x')</script>"
 ESCAPED = "&lt;script&gt;"
-LISTS = ["guildmember", "tool", "invocation", "statuschange", "portallocation", "apitoken"]
+LISTS = ["guildmember", "tool", "call", "statuschange", "portallocation", "apitoken"]
 ADD_TOKEN = "admin:roster_apitoken_add"
 
 ECHO_SCHEMA = {
@@ -41,9 +41,9 @@ def make_tool(member: GuildMember, name: str = "echo", **columns: Any) -> Tool:
     return Tool.objects.create(**{"member": member, "name": name, "definition": definition, **columns})
 
 
-def make_call(member: GuildMember, **columns: Any) -> Invocation:
+def make_call(member: GuildMember, **columns: Any) -> Call:
     values = {"tool_name": "echo", "timeout": 30, "source": "rest", "requester": "alice", **columns}
-    return Invocation.objects.create(member=member, **values)
+    return Call.objects.create(member=member, **values)
 
 
 def list_of(model: str) -> str:

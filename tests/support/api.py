@@ -11,7 +11,7 @@ from django.urls import URLPattern, URLResolver, get_resolver, reverse
 
 from mcp_runtime.rows import lease
 from mcp_runtime.security import principals
-from roster.models import ApiToken, GuildMember, Invocation, Tool
+from roster.models import ApiToken, Call, GuildMember, Tool
 
 METHODS = ("get", "head", "post", "put", "patch", "delete", "options")
 
@@ -74,9 +74,9 @@ def add_tool(member: GuildMember, name: str, schema: dict[str, Any] | None = Non
     )
 
 
-def add_call(member: GuildMember, tool: str = "echo", **values: Any) -> Invocation:
-    defaults = {"timeout": 30.0, "source": Invocation.Source.REST, "requester": "alice"}
-    return Invocation.objects.create(member=member, tool_name=tool, **{**defaults, **values})
+def add_call(member: GuildMember, tool: str = "echo", **values: Any) -> Call:
+    defaults = {"timeout": 30.0, "source": Call.Source.REST, "requester": "alice"}
+    return Call.objects.create(member=member, tool_name=tool, **{**defaults, **values})
 
 
 EXAMPLES: dict[str, Any] = {"name": "example", "tool": "echo", "pk": 1}

@@ -8,21 +8,19 @@ from typing import Any
 from django.test import Client
 from django.urls import reverse
 
-from roster.models import GuildMember, Invocation
+from roster.models import Call, GuildMember
 
-LIST = "/admin/roster/invocation/"
+LIST = "/admin/roster/call/"
 
 
-def add(member: GuildMember, **columns: Any) -> Invocation:
+def add(member: GuildMember, **columns: Any) -> Call:
     defaults = {"tool_name": "echo", "timeout": 30, "source": "rest", "requester": "carol", "status": "succeeded"}
-    return Invocation.objects.create(member=member, **{**defaults, **columns})
+    return Call.objects.create(member=member, **{**defaults, **columns})
 
 
 def numbered(member: GuildMember, number: int, **columns: Any) -> list[int]:
     defaults = {"tool_name": "echo", "timeout": 1, "source": "rest", "status": "succeeded", **columns}
-    return [
-        call.pk for call in Invocation.objects.bulk_create(Invocation(member=member, **defaults) for _ in range(number))
-    ]
+    return [call.pk for call in Call.objects.bulk_create(Call(member=member, **defaults) for _ in range(number))]
 
 
 def html(response: Any) -> str:
@@ -41,8 +39,8 @@ def ids(page: Client, **query: Any) -> list[int]:
     return [row.call.pk for row in response.context["rows"]]
 
 
-def at(call: Invocation, action: str) -> str:
-    return reverse(f"admin:roster_invocation_{action}", args=[call.pk])
+def at(call: Call, action: str) -> str:
+    return reverse(f"admin:roster_call_{action}", args=[call.pk])
 
 
 def messages_of(response: Any) -> list[str]:

@@ -20,7 +20,7 @@ from mcp_runtime.members.process import NoProcess
 from mcp_runtime.members.restarts import Restarts
 from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import ConnectError
-from roster.models import GuildMember, Invocation, Tool
+from roster.models import Call, GuildMember, Tool
 from tests.conftest import eventually
 from tests.support.agents import Agent, make_token
 from tests.support.scripted_server import Behaviour, Server, initialize_result
@@ -197,10 +197,10 @@ class World:
         self.close_gateway()
         self._gateway = None
 
-    def calls(self, count: int = 1) -> list[Invocation]:
+    def calls(self, count: int = 1) -> list[Call]:
         """The stored calls, oldest first, once there are so many."""
-        eventually(lambda: Invocation.objects.count() >= count)
-        return list(Invocation.objects.order_by("id"))
+        eventually(lambda: Call.objects.count() >= count)
+        return list(Call.objects.order_by("id"))
 
     def close(self) -> None:
         for resource in reversed(self._resources):

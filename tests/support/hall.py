@@ -20,12 +20,12 @@ import requests
 from django.conf import settings
 from django.db import connection
 
-from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.control.calls import queue_call, wait_for_call
 from mcp_runtime.control.notify import celery_app, queue_name
 from mcp_runtime.members import ports
 from mcp_runtime.rows import lease
-from roster.models import GuildMember, Invocation
+from roster.models import Call, GuildMember
 from roster.models import Hall as HallRow
 from tests.conftest import ROOT, eventually
 from tests.support.ports import free_range
@@ -227,16 +227,16 @@ def wait_for_status(hall: Hall, name: str, *statuses: str, within: float = 15.0)
     return member(name)
 
 
-def call(name: str, tool: str, arguments: dict[str, Any] | None = None, *, within: float = 20.0) -> Invocation:
+def call(name: str, tool: str, arguments: dict[str, Any] | None = None, *, within: float = 20.0) -> Call:
     """Queue a call and wait for its end."""
-    invocation = queue(name, tool, arguments)
-    wait_for_call(invocation.pk, within)
-    invocation.refresh_from_db()
-    return invocation
+    row = queue(name, tool, arguments)
+    wait_for_call(row.pk, within)
+    row.refresh_from_db()
+    return row
 
 
-def queue(name: str, tool: str, arguments: dict[str, Any] | None = None) -> Invocation:
-    return queue_call(name, tool, arguments or {}, caller=Caller(Invocation.Source.COMMAND))[0]
+def queue(name: str, tool: str, arguments: dict[str, Any] | None = None) -> Call:
+    return queue_call(name, tool, arguments or {}, caller=Caller(Call.Source.COMMAND))[0]
 
 
 def web_answers(hall: Hall) -> bool:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from django.db import connection, connections
 
-from roster.models import GuildMember, Invocation
+from roster.models import Call, GuildMember
 from roster.models import Hall as HallRow
 from tests.conftest import eventually
 from tests.support.hall import Hall, call, member, queue, wait_for_status
@@ -79,9 +79,9 @@ def test_one_that_answers_many_calls_with_megabytes_at_once(good: Hall) -> None:
     wait_for_status(good, "bad", "connected")
     with nobody_waits_long():
         calls = [queue("bad", "large") for _ in range(32)]
-        unfinished = Invocation.objects.filter(pk__in=[each.pk for each in calls], status__in=Invocation.ACTIVE)
+        unfinished = Call.objects.filter(pk__in=[each.pk for each in calls], status__in=Call.ACTIVE)
         eventually(lambda: not unfinished.exists(), within=60)
-    done = Invocation.objects.filter(tool_name="large").defer("result")
+    done = Call.objects.filter(tool_name="large").defer("result")
     assert {(each.status, each.error_message) for each in done} == {("succeeded", "")}
 
 
@@ -94,7 +94,7 @@ def test_those_whose_calls_hang_leave_places_for_others(good: Hall) -> None:
             queue(name, "sleep")
     with nobody_waits_long() as took:
         eventually(lambda: len(took) > 10, within=20)
-    assert Invocation.objects.filter(status="running", tool_name="sleep").count() >= 48
+    assert Call.objects.filter(status="running", tool_name="sleep").count() >= 48
 
 
 def test_many_that_never_finish_their_handshake(good: Hall) -> None:
@@ -138,9 +138,9 @@ def test_one_that_serves_one_at_a_time_is_not_ended_by_many_calls(good: Hall) ->
     good.add("single", "single", timeout=20)
     pid = wait_for_status(good, "single", "connected").pid
     calls = [queue("single", "sleep", {"seconds": 0.4}) for _ in range(30)]
-    active = Invocation.objects.filter(pk__in=[each.pk for each in calls], status__in=Invocation.ACTIVE)
+    active = Call.objects.filter(pk__in=[each.pk for each in calls], status__in=Call.ACTIVE)
     eventually(lambda: not active.exists(), within=60)
     assert (member("single").status, member("single").pid) == ("connected", pid)
-    ends = Invocation.objects.filter(tool_name="sleep").values_list("status", flat=True)
+    ends = Call.objects.filter(tool_name="sleep").values_list("status", flat=True)
     assert list(ends).count("succeeded") >= 10
     connection.close()

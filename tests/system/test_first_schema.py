@@ -65,7 +65,7 @@ def test_a_database_that_has_some_of_its_migrations_gets_the_others(tmp_path: Pa
 def test_rows_are_kept_where_tables_and_columns_change_their_names(tmp_path: Path) -> None:
     database = database_after(["migrate", "roster", "0005", "-v0"], tmp_path)
     member = insert(database, "roster_guildmember", name="notes", wanted="stopped", status="disconnected")
-    insert(database, "roster_invocation", member_id=member, tool_name="echo", door="gateway", status="queued")
+    insert(database, "roster_call", member_id=member, tool_name="echo", door="gateway", status="queued")
     insert(database, "roster_callsum", member_id=member, tool_name="echo", seconds=60, begins=120, calls=7)
     tool = insert(database, "roster_tool", member_id=member, name="echo")
     user = insert(database, "auth_user", username="ada")
@@ -75,7 +75,7 @@ def test_rows_are_kept_where_tables_and_columns_change_their_names(tmp_path: Pat
     database.close()
     database = database_after(["prepare"], tmp_path)
     assert rows(database, "SELECT name, desired_state FROM roster_guildmember") == [("notes", "stopped")]
-    assert rows(database, "SELECT member_id, tool_name, source FROM roster_invocation") == [(member, "echo", "gateway")]
+    assert rows(database, "SELECT member_id, tool_name, source FROM roster_call") == [(member, "echo", "gateway")]
     assert rows(database, "SELECT member_id, begins, calls FROM roster_callrollup") == [(member, 120, 7)]
     assert rows(database, "SELECT tool_id, user_id, name, arguments FROM roster_preset") == [
         (tool, user, "mine", '{"text": "hi"}')

@@ -11,7 +11,7 @@ from django.contrib.auth.models import Group, Permission, User
 from django.utils import timezone
 
 from mcp_runtime.control.members import disable_member, enable_member, reserve_member, switch_tool
-from roster.models import ApiToken, Invocation, Tool
+from roster.models import ApiToken, Call, Tool
 from roster.models import Hall as HallRow
 from tests.conftest import eventually
 from tests.support.agents import Agent, kill, make_token, on_the_roster
@@ -29,9 +29,9 @@ def one(hall: Hall) -> Hall:
     return hall
 
 
-def recorded(**told: Any) -> Invocation:
+def recorded(**told: Any) -> Call:
     """The newest call that was written down with these values; it is, within a second."""
-    return eventually(lambda: Invocation.objects.filter(**told).first(), within=1.5, what=str(told))  # type: ignore[return-value]
+    return eventually(lambda: Call.objects.filter(**told).first(), within=1.5, what=str(told))  # type: ignore[return-value]
 
 
 # Members that are not as they should be ---------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_who_cancels_or_goes_away_cancels_at_the_member(one: Hall) -> None:
             assert watch.seconds < 2
             assert error["data"] == {"member": "one", "kind": "cancelled"}
     assert ({one["requestId"] for one in told}, told[0]["reason"]) == (ids, "enough")
-    eventually(lambda: Invocation.objects.filter(tool_name="dribble", status="cancelled").count() == 2, within=1.5)
+    eventually(lambda: Call.objects.filter(tool_name="dribble", status="cancelled").count() == 2, within=1.5)
 
     modern, headers = first.modern_message("tools/call", name="one__dribble", arguments={})
     (one.members_dir / "one" / "requests.jsonl").unlink()
@@ -158,7 +158,7 @@ def test_who_cancels_or_goes_away_cancels_at_the_member(one: Hall) -> None:
         gone.close()
         assert cancelled(one, "one")["requestId"] == received(one, "one", "dribble")[-1]["body"]["id"]
         (one.members_dir / "one" / "requests.jsonl").unlink()
-    eventually(lambda: Invocation.objects.filter(tool_name="dribble", status="cancelled").count() == 4, within=1.5)
+    eventually(lambda: Call.objects.filter(tool_name="dribble", status="cancelled").count() == 4, within=1.5)
 
 
 def test_a_member_with_all_its_places_taken_delays_nobody_else(hall: Hall) -> None:
@@ -181,11 +181,11 @@ def test_a_member_with_all_its_places_taken_delays_nobody_else(hall: Hall) -> No
     with ThreadPoolExecutor(50) as threads:
         list(threads.map(work, agents))
     assert sorted(took)[len(took) // 2] < 1, sorted(took)
-    eventually(lambda: Invocation.objects.filter(tool_name="echo", status="succeeded").count() == 200, within=1.5)
+    eventually(lambda: Call.objects.filter(tool_name="echo", status="succeeded").count() == 200, within=1.5)
     for connection in hanging:
         connection.close()
     # Those who waited for a place leave the line, and those who had one give it back.
-    eventually(lambda: Invocation.objects.filter(tool_name="sleep").count() == 50, within=3)
+    eventually(lambda: Call.objects.filter(tool_name="sleep").count() == 50, within=3)
     assert agents[0].text("bad__echo", text="free") == "free"
 
 
@@ -358,5 +358,5 @@ def test_a_stop_with_streams_and_calls_under_way_is_over_in_five_seconds(one: Ha
     one.start()  # its own port is free as well
     wait_for_status(one, "one", "connected")
     assert agents[0].text("one__echo", text="same session") == "same session"
-    rows = Invocation.objects.filter(tool_name="dribble")
-    assert [row.status in Invocation.FINISHED for row in rows] == [True] * 10
+    rows = Call.objects.filter(tool_name="dribble")
+    assert [row.status in Call.FINISHED for row in rows] == [True] * 10

@@ -14,7 +14,7 @@ import pytest
 import requests
 
 from mcp_runtime.schemas import secrets
-from roster.models import ApiToken, GuildMember, Invocation, Tool
+from roster.models import ApiToken, Call, GuildMember, Tool
 from tests.conftest import ROOT, eventually
 from tests.support.agents import Agent, make_token
 from tests.support.hall import PATIENCE, Hall, bring_up, member, wait_for_status, wait_for_web
@@ -45,9 +45,9 @@ def invoke(hall: Hall, token: str, member: str, tool: str, arguments: dict[str, 
     )
 
 
-def recorded(name: str) -> Invocation:
+def recorded(name: str) -> Call:
     """The one call of the member through the gateway."""
-    calls = Invocation.objects.filter(source="gateway", member__name=name)
+    calls = Call.objects.filter(source="gateway", member__name=name)
     eventually(calls.exists, within=PATIENCE)
     return calls.get()
 

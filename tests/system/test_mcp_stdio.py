@@ -20,7 +20,7 @@ from django.contrib.auth.models import Permission, User
 from django.utils import timezone
 from mcp import types
 
-from roster.models import ApiToken, Invocation, Tool
+from roster.models import ApiToken, Call, Tool
 from tests.conftest import ROOT, eventually
 from tests.support.agents import META, MODERN, on_the_roster
 from tests.support.hall import PATIENCE, Hall, member, wait_for_status
@@ -195,7 +195,7 @@ def test_the_official_client_uses_all_that_a_member_offers(hall: Hall, mode: str
 
     asyncio.run(asyncio.wait_for(talk(), 60))
     assert asked == ["Which color?"] * (mode == "legacy")
-    eventually(lambda: Invocation.objects.filter(tool_name="echo", status="succeeded", source="gateway").count() == 8)
+    eventually(lambda: Call.objects.filter(tool_name="echo", status="succeeded", source="gateway").count() == 8)
     eventually(lambda: not tokens())
 
 
@@ -284,7 +284,7 @@ def test_a_user_has_what_the_user_may_and_one_member_its_own_names(peer: Peer, h
     wait_for_status(hall, "one", "disconnected")
     assert peers[-1].text("echo", text="wake up") == "wake up"
     assert member("one").status == "connected"
-    eventually(lambda: Invocation.objects.filter(requested_by=bob, status="succeeded").exists())
+    eventually(lambda: Call.objects.filter(requested_by=bob, status="succeeded").exists())
     assert hall.manage("mcp_stdio", "--user", "nobody").stderr == (
         "CommandError: no user 'nobody'; make one with: manage.py createsuperuser\n"
     )
@@ -312,7 +312,7 @@ def test_it_ends_within_two_seconds_cancels_its_calls_and_leaves_no_token(peer: 
     assert time.monotonic() - began < 2.0
     assert not tokens()
     eventually(lambda: is_cancelled_at(hall, "one"))
-    eventually(lambda: Invocation.objects.exclude(status__in=Invocation.ACTIVE).count() == 3)
+    eventually(lambda: Call.objects.exclude(status__in=Call.ACTIVE).count() == 3)
 
 
 def test_a_token_that_was_revoked_is_told_and_one_of_a_killed_command_ends_soon(peer: Peer) -> None:

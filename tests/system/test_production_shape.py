@@ -24,7 +24,7 @@ import requests
 from django.contrib.auth.models import User
 from django.db import connection
 
-from roster.models import ApiToken, Invocation
+from roster.models import ApiToken, Call
 from tests.conftest import eventually, needs_service
 from tests.support.hall import PATIENCE, Hall, member, wait_for_status
 from tests.support.member_process import free_port
@@ -229,9 +229,9 @@ def survive(production: Production, disturb: Callable[[], None]) -> Load:
         load.wait_for_more(40)
     finally:
         load.stop()
-    unfinished = Invocation.objects.filter(pk__in=load.accepted, status__in=Invocation.ACTIVE)
+    unfinished = Call.objects.filter(pk__in=load.accepted, status__in=Call.ACTIVE)
     eventually(lambda: not unfinished.exists(), within=40, what=f"all over\n{production.hall.output()}")
-    rows = Invocation.objects.in_bulk(load.accepted)
+    rows = Call.objects.in_bulk(load.accepted)
     assert rows.keys() == load.accepted.keys()
     ends = collections.Counter((row.status, row.error_kind) for row in rows.values())
     # What was running while the runtime died; a call whose member went down with it says so.
@@ -264,7 +264,7 @@ def test_many_clients_through_both_web_workers_each_get_their_own_answer(product
         list(threads.map(client, range(clients)))
     assert len(held) == 2, held
     assert all(held), f"one web worker served nobody: {held}"
-    assert Invocation.objects.filter(status="succeeded").count() == clients * calls
+    assert Call.objects.filter(status="succeeded").count() == clients * calls
     assert set(production.texts_seen_by_the_member().values()) == {1}
 
 
@@ -298,7 +298,7 @@ def test_no_accepted_call_is_lost_with_the_broker_which_is_heard_again(productio
     assert broker
     load = survive(production, getattr(production, what))
     assert load.turned_away == 0
-    assert all(row.status == "succeeded" for row in Invocation.objects.all())
+    assert all(row.status == "succeeded" for row in Call.objects.all())
     eventually(
         lambda: any(client["cmd"] == "brpop" for client in broker.client.client_list()),
         within=20,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from roster.models import Invocation
+from roster.models import Call
 from tests.conftest import eventually
 from tests.support.hall import Hall, call, member, wait_for_status
 from tests.support.real_servers.__init__ import NODE, SERVERS, SUITE, python
@@ -55,5 +55,5 @@ def test_it_starts_lists_calls_is_killed_and_comes_back(hall: Hall, name: str) -
     hall.manage("member", "stop", name)
     wait_for_status(hall, name, "disconnected", within=3)
     eventually(lambda: not hall.tagged_processes())
-    assert not Invocation.objects.exclude(status__in=Invocation.FINISHED).exists()
+    assert not Call.objects.exclude(status__in=Call.FINISHED).exists()
     assert member(name).exit_code is not None

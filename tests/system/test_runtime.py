@@ -19,7 +19,7 @@ from django.db import transaction
 from mcp_runtime.control.calls import wait_for_call
 from mcp_runtime.control.members import live_runtime, true_status
 from mcp_runtime.rows import lease
-from roster.models import GuildMember, Invocation, PortAllocation
+from roster.models import Call, GuildMember, PortAllocation
 from tests.conftest import eventually
 from tests.support.hall import PATIENCE, Hall, call, lives, member, queue, wait_for_status
 from tests.support.machine import Stopwatch, take_alone
@@ -47,7 +47,7 @@ def test_sigkill_leaves_no_process_and_no_port_within_two_seconds(hall: Hall, vi
     wait_for_status(hall, "deaf", "connected")
     eventually(lambda: len(hall.tagged_processes()) >= 4)
     hung = queue("deaf", "sleep")
-    eventually(lambda: Invocation.objects.get(pk=hung.pk).status == "running")
+    eventually(lambda: Call.objects.get(pk=hung.pk).status == "running")
     marked = hall.tagged_processes()
     take_alone()
     if victim in ("worker", "both"):
@@ -80,18 +80,18 @@ def test_killed_under_load_no_call_is_lost_or_run_twice(hall: Hall) -> None:
     for number in range(100):
         queue("one", "sleep", {"seconds": 0.05})
         queue("one", "echo", {"text": str(number)})
-    eventually(lambda: Invocation.objects.filter(status="succeeded").count() > 20)
+    eventually(lambda: Call.objects.filter(status="succeeded").count() > 20)
     os.kill(hall.worker_pid, signal.SIGKILL)
     guard.wait(PATIENCE)
     hall.start()
-    eventually(lambda: not Invocation.objects.filter(status__in=Invocation.ACTIVE).exists(), within=40)
-    ends = collections.Counter(Invocation.objects.values_list("status", "error_kind"))
+    eventually(lambda: not Call.objects.filter(status__in=Call.ACTIVE).exists(), within=40)
+    ends = collections.Counter(Call.objects.values_list("status", "error_kind"))
     assert set(ends) <= {("succeeded", ""), ("failed", "lost")}
     assert sum(ends.values()) == 200
     calls = [json.loads(line) for line in (folder / "calls-one.log").read_text().splitlines()]
     echoes = collections.Counter(arguments["text"] for name, arguments in calls if name == "echo")
     assert max(echoes.values()) == 1
-    lost = Invocation.objects.filter(error_kind="lost").first()
+    lost = Call.objects.filter(error_kind="lost").first()
     if lost is not None:
         assert "member 'one'" in lost.error_message
 
@@ -121,7 +121,7 @@ def test_a_hung_member_with_a_hung_call_is_stopped_within_five_seconds_and_the_c
     wait_for_status(hall, "hung", "connected")
     wait_for_status(hall, "deaf", "connected")
     running = queue("hung", "sleep")
-    eventually(lambda: Invocation.objects.get(pk=running.pk).status == "running")
+    eventually(lambda: Call.objects.get(pk=running.pk).status == "running")
     take_alone()
     watch = Stopwatch()
     guard.send_signal(signal.SIGTERM)
@@ -160,7 +160,7 @@ def test_a_call_that_ends_soon_is_waited_for_at_the_stop(hall: Hall) -> None:
     guard = hall.start()
     wait_for_status(hall, "one", "connected")
     running = queue("one", "sleep", {"seconds": 1.5})
-    eventually(lambda: Invocation.objects.get(pk=running.pk).status == "running")
+    eventually(lambda: Call.objects.get(pk=running.pk).status == "running")
     guard.send_signal(signal.SIGTERM)
     assert guard.wait(PATIENCE) == 0
     running.refresh_from_db()

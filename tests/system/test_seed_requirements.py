@@ -15,13 +15,13 @@ from django.db import IntegrityError, transaction
 from django.db.models import Count
 from django.test import Client
 
-from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.control.calls import queue_call
 from mcp_runtime.control.members import MEMBER_VERBS, find_member, refresh_member, stop_member
 from mcp_runtime.members.ports import candidates
 from mcp_runtime.protocol.errors import RequestRefusedError
 from mcp_runtime.rows import lease
-from roster.models import ApiToken, GuildMember, Invocation, PortAllocation, Tool
+from roster.models import ApiToken, Call, GuildMember, PortAllocation, Tool
 from tests.conftest import eventually
 from tests.support.hall import Hall, call, member, wait_for_status
 from tests.support.machine import take_alone
@@ -100,7 +100,7 @@ def test_looking_at_the_roster_starts_nothing(echo: Tool) -> None:
     for address in ("/api/roster/", "/api/members/example/", "/api/members/example/tools/"):
         assert program.get(address).status_code == 200
     assert GuildMember.objects.values().get() == before
-    assert not Invocation.objects.exists()
+    assert not Call.objects.exists()
 
 
 def test_tools_are_there_in_the_moment_a_member_is_connected(hall: Hall) -> None:
@@ -237,7 +237,7 @@ def test_every_refusal_of_a_call_names_the_member(
 ) -> None:
     prepare(echo)
     with pytest.raises(RequestRefusedError, match="'example'"):
-        queue_call("example", tool, arguments, caller=Caller(Invocation.Source.COMMAND))
+        queue_call("example", tool, arguments, caller=Caller(Call.Source.COMMAND))
 
 
 @pytest.mark.parametrize("verb", ["start", "restart", "refresh"])

@@ -18,11 +18,11 @@ import pytest
 import requests
 from django.contrib.auth.models import User
 
-from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.control.members import FORCIBLE_VERBS, MEMBER_VERBS, start_member, stop_member
 from mcp_runtime.control.sessions import agent_problem, create_session, queue_message, stop_session
 from mcp_runtime.protocol.errors import AgentUnavailableError, MemberInUseError
-from roster.models import AgentMessage, AgentSession, ApiToken, Invocation, PortAllocation, Tool
+from roster.models import AgentMessage, AgentSession, ApiToken, Call, PortAllocation, Tool
 from tests.conftest import eventually
 from tests.support.agents import make_token
 from tests.support.hall import PATIENCE, Hall, bring_up, family, lives, member, wait_for_status
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(120)
 
 # Without the one whose schema is broken: the CLI would take none of them.
 TOOLS = "tools=echo,sleep,fail"
-COMMAND_LINE = Caller(Invocation.Source.COMMAND)
+COMMAND_LINE = Caller(Call.Source.COMMAND)
 
 
 def needs_agent_sdk() -> None:
@@ -386,7 +386,7 @@ def test_by_default_the_agent_is_given_the_gateway_and_a_token_that_dies_with_th
     running: Hall, model: Model
 ) -> None:
     user = User.objects.create_superuser("alice")
-    talk = create_session(["one"], caller=Caller(Invocation.Source.REST, user))
+    talk = create_session(["one"], caller=Caller(Call.Source.REST, user))
     message = runs_with_a_hung_model(running, talk, model)
     config = json.loads(next((running.data_dir / "agent").glob("mcp-*.json")).read_text())
     server = config["mcpServers"]["guild-hall"]
@@ -412,11 +412,11 @@ def test_a_server_that_the_agent_cannot_use_is_in_the_transcript_and_the_agent_w
 @needs_gateway
 def test_through_the_gateway_the_agent_is_offered_the_tools_of_its_members_alone(running: Hall, model: Model) -> None:
     user = User.objects.create_superuser("bob")
-    talk = create_session(["one"], caller=Caller(Invocation.Source.REST, user))
+    talk = create_session(["one"], caller=Caller(Call.Source.REST, user))
     done = ask(talk, 'call one__echo {"text": "grüß dich"}')
     assert done.result == "The tool said: grüß dich"
     assert model.tool_names() == {f"mcp__guild-hall__one__{tool}" for tool in ("echo", "sleep", "fail")}
-    calls = Invocation.objects.filter(requested_by=user)
+    calls = Call.objects.filter(requested_by=user)
     eventually(calls.exists)  # it is written down a moment later
     assert calls.get().source == "gateway"
     assert not user.api_tokens.exists()

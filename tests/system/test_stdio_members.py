@@ -48,9 +48,9 @@ def server() -> psutil.Process:
     return child
 
 
-def text_of(invocation: Any) -> str:
-    assert invocation.status == "succeeded", invocation.error_message
-    text: str = invocation.result["content"][0]["text"]
+def text_of(call: Any) -> str:
+    assert call.status == "succeeded", call.error_message
+    text: str = call.result["content"][0]["text"]
     return text
 
 

@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from mcp_runtime.rows import lease
-from roster.models import Invocation
+from roster.models import Call
 from tests.conftest import eventually
 from tests.support.agents import Agent, make_token, on_the_roster
 from tests.support.hall import PATIENCE, Hall, bring_up, command_of, family, member, queue
@@ -41,9 +41,9 @@ def test_clients_who_wait_for_calls_are_told_where_to_look_when_the_hall_is_stop
         answers.append(requests.post(url, json={"arguments": {"seconds": 60}}, headers=headers, timeout=40))
 
     clients = in_threads(*[call] * 8)
-    eventually(lambda: Invocation.objects.filter(status="running").exists())
-    eventually(lambda: Invocation.objects.count() == 8)
-    assert Invocation.objects.filter(status="queued").exists()
+    eventually(lambda: Call.objects.filter(status="running").exists())
+    eventually(lambda: Call.objects.count() == 8)
+    assert Call.objects.filter(status="queued").exists()
     time.sleep(0.2)  # until they wait: nobody can see that from outside
     up.send_signal(signal.SIGTERM)
     for client in clients:
@@ -52,7 +52,7 @@ def test_clients_who_wait_for_calls_are_told_where_to_look_when_the_hall_is_stop
 
     assert [answer.status_code for answer in answers] == [202] * 8
     assert {answer.headers["Location"] for answer in answers} == {
-        f"/api/calls/{pk}/" for pk in Invocation.objects.values_list("pk", flat=True)
+        f"/api/calls/{pk}/" for pk in Call.objects.values_list("pk", flat=True)
     }
     assert "Traceback" not in hall.output()
 
@@ -68,7 +68,7 @@ def test_a_call_that_ends_soon_is_answered_though_the_hall_is_being_stopped(hall
         answers.append(requests.post(url, json={"arguments": {"seconds": 0.4}}, headers=headers, timeout=40))
 
     (client,) = in_threads(call)
-    eventually(lambda: Invocation.objects.filter(status="running").exists())
+    eventually(lambda: Call.objects.filter(status="running").exists())
     up.send_signal(signal.SIGTERM)
     client.join(PATIENCE)
     assert up.wait(PATIENCE) == 0
@@ -135,7 +135,7 @@ def test_agents_are_refused_at_once_when_nobody_starts_the_runtime_again(hall: H
     up = bring_up(hall, "slow")
     agent = on_the_roster(hall, "slow")
     running = queue("slow", "sleep", {"seconds": 60})
-    eventually(lambda: Invocation.objects.get(pk=running.pk).status == "running")
+    eventually(lambda: Call.objects.get(pk=running.pk).status == "running")
     up.send_signal(signal.SIGTERM)  # the runtime lives on for 2.5 s, for the call that runs
     eventually(lambda: "stopping" in hall.output())
     time.sleep(0.5)

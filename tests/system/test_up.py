@@ -186,7 +186,7 @@ def test_a_terminal_that_closes_hangs_up_twice_and_calls_still_end_in_peace(hall
     eventually(lambda: "stopping" in hall.output())
     up.send_signal(signal.SIGHUP)
     assert up.wait(PATIENCE) == 0
-    done = hall.manage("shell", "-c", "from roster.models import Invocation as I; print(I.objects.get().status)")
+    done = hall.manage("shell", "-c", "from roster.models import Call as I; print(I.objects.get().status)")
     assert done.stdout.split()[-1] == "succeeded"
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from mcp_runtime.gateway import failures, tasks
-from mcp_runtime.gateway.call_log import Call, Recorder
+from mcp_runtime.gateway.call_log import FinishedCall, Recorder
 from mcp_runtime.gateway.catalog import OfferedMember, OfferedTool, Place
 from mcp_runtime.gateway.endpoints.answers import Rewriting
 from mcp_runtime.gateway.endpoints.params import PLAIN
@@ -45,7 +45,7 @@ class ToolCalls:
         request.deadline.set(
             member.timeout_of(own_name), f"tool {own_name[:100]!r} of member {member.name!r}", member.name
         )
-        call = Call(
+        call = FinishedCall(
             recorder=self._recorder,
             member_id=member.pk,
             member=member.name,
@@ -108,7 +108,7 @@ class ToolCalls:
             raise MethodError(INVALID_PARAMS, text)
         return member, tool
 
-    def _record_stream(self, stream: Stream, call: Call, request: Request, member: str) -> Stream:
+    def _record_stream(self, stream: Stream, call: FinishedCall, request: Request, member: str) -> Stream:
         async def events() -> AsyncGenerator[Event]:
             try:
                 async for event in stream.events:

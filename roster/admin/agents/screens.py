@@ -17,7 +17,7 @@ from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
-from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.control.members import members_of_roster
 from mcp_runtime.control.sessions import agent_problem, create_session, queue_message, stop_session
 from mcp_runtime.protocol.errors import AccessError, RequestRefusedError
@@ -25,7 +25,7 @@ from mcp_runtime.security import access
 from roster.admin import live, present
 from roster.admin.agents import transcripts
 from roster.admin.rows import RuntimeRowAdmin, principal_of
-from roster.models import AgentSession, GuildMember, Invocation
+from roster.models import AgentSession, Call, GuildMember
 
 
 class MemberChoice(forms.ModelMultipleChoiceField):  # type: ignore[type-arg]  # Django's class cannot be subscripted
@@ -179,7 +179,7 @@ class AgentSessionAdmin(RuntimeRowAdmin):
     def _make(self, request: HttpRequest, form: SessionForm) -> AgentSession | None:
         """The session, with its first message queued if there is one. None after a refusal, which the form shows."""
         data = form.cleaned_data
-        caller = Caller(Invocation.Source.ADMIN, cast(User, request.user))
+        caller = Caller(Call.Source.ADMIN, cast(User, request.user))
         names = [member.name for member in data["members"]]
         try:
             session = create_session(
@@ -195,7 +195,7 @@ class AgentSessionAdmin(RuntimeRowAdmin):
     @staticmethod
     def _send(request: HttpRequest, session: AgentSession, prompt: str) -> None:
         try:
-            queue_message(session, prompt, caller=Caller(Invocation.Source.ADMIN, cast(User, request.user)))
+            queue_message(session, prompt, caller=Caller(Call.Source.ADMIN, cast(User, request.user)))
         except (AccessError, RequestRefusedError) as refusal:
             messages.error(request, f"Not sent: {refusal}.")
 

@@ -12,7 +12,7 @@ from typing import Any
 from django.db.models import QuerySet
 
 from mcp_runtime.control.calls import masked_arguments
-from roster.models import Invocation
+from roster.models import Call
 
 # The limits of each side. At worst a comparison costs the product of both sides' lines, and members decide on results.
 MAX_CHARACTERS = 200_000
@@ -42,13 +42,13 @@ class Part:
     is_cut: bool
 
 
-def previous_of(calls: QuerySet[Invocation], call: Invocation) -> int | None:
+def previous_of(calls: QuerySet[Call], call: Call) -> int | None:
     """The id of the previous call of the same tool, among the SCANNED calls before this one."""
     earlier = calls.filter(member=call.member_id, tool_name=call.tool_name, pk__lt=call.pk, pk__gte=call.pk - SCANNED)
     return earlier.order_by("-id").values_list("pk", flat=True).first()
 
 
-def compare(left: Invocation, right: Invocation) -> list[Part]:
+def compare(left: Call, right: Call) -> list[Part]:
     """Arguments, and result or error."""
     return [
         part("Arguments", _json(masked_arguments(left)), _json(masked_arguments(right))),
@@ -94,7 +94,7 @@ def _equal(lines: list[str], *, is_first: bool, is_last: bool) -> Iterator[Line]
     yield from (Line("", line, line) for line in lines[len(lines) - after :])
 
 
-def _outcome(call: Invocation) -> str:
+def _outcome(call: Call) -> str:
     if not call.is_finished:
         return f"It is {call.status}."
     if call.result is None:

@@ -16,7 +16,7 @@ from mcp_runtime.control.calls import masked_arguments
 from mcp_runtime.rows.database import give_connection_back
 from mcp_runtime.security.limits import Owner, SharedSlots
 from roster.api.requests import SeatedStream
-from roster.models import Invocation
+from roster.models import Call
 
 MAX_EXPORTED = 100_000
 BATCH = 1000  # ids in one query
@@ -43,7 +43,7 @@ class _Echo:
         return text
 
 
-def exported(calls: QuerySet[Invocation], form: str, owner: Owner) -> StreamingHttpResponse | None:
+def exported(calls: QuerySet[Call], form: str, owner: Owner) -> StreamingHttpResponse | None:
     """The calls, newest first, as an attachment in one of FORMATS. None if `owner` reads too many files already."""
     seat = ExitStack()
     if not seat.enter_context(exports.seat(owner)):
@@ -54,7 +54,7 @@ def exported(calls: QuerySet[Invocation], form: str, owner: Owner) -> StreamingH
     return response
 
 
-def _csv(calls: QuerySet[Invocation]) -> Iterator[str]:
+def _csv(calls: QuerySet[Call]) -> Iterator[str]:
     writer = csv.writer(_Echo())
     yield writer.writerow(COLUMNS)
     for call in _newest(calls.defer(*UNREAD, "arguments")):
@@ -62,20 +62,20 @@ def _csv(calls: QuerySet[Invocation]) -> Iterator[str]:
         yield writer.writerow([_defused(facts[column]) for column in COLUMNS])
 
 
-def _json_lines(calls: QuerySet[Invocation]) -> Iterator[str]:
+def _json_lines(calls: QuerySet[Call]) -> Iterator[str]:
     """The call with its arguments, and masked secrets. Results are only in the API, because one may have megabytes."""
     for call in _newest(calls.defer(*UNREAD), with_arguments=True):
         facts = {**_facts(call), "arguments": masked_arguments(call)}
         yield json.dumps(facts, ensure_ascii=False) + "\n"
 
 
-def _newest(calls: QuerySet[Invocation], *, with_arguments: bool = False) -> Iterator[Invocation]:
+def _newest(calls: QuerySet[Call], *, with_arguments: bool = False) -> Iterator[Call]:
     """The rows, by ranges of ids. So a slow client keeps no cursor open, and no search takes long.
 
     No connection of the pool is held while a client reads.
     """
     rows = calls.order_by("-id")
-    ids = Invocation.objects.values_list("id", flat=True)
+    ids = Call.objects.values_list("id", flat=True)
     newest, oldest = ids.order_by("-id").first() or 0, ids.order_by("id").first() or 1
     remaining = MAX_EXPORTED
     size = Length(Cast("arguments", TextField())) if with_arguments else Value(0)
@@ -105,7 +105,7 @@ def _parts(ids_and_sizes: list[tuple[int, int]], most_ids: int) -> Iterator[list
         yield part
 
 
-def _facts(call: Invocation) -> dict[str, Any]:
+def _facts(call: Call) -> dict[str, Any]:
     duration = call.duration
     moments = {name: getattr(call, name) for name in ("queued_at", "started_at", "finished_at")}
     return {

@@ -21,7 +21,7 @@ from django.utils.dateparse import parse_datetime
 
 from mcp_runtime.control.members import members_of_roster
 from roster.admin.rows import principal_of
-from roster.models import ApiToken, GuildMember, Invocation
+from roster.models import ApiToken, Call, GuildMember
 
 PER_PAGE = 50
 # The calls on these pages. The last page links to older ones.
@@ -118,11 +118,11 @@ def _since(rows: QuerySet[Any], moment: datetime) -> QuerySet[Any]:
 
 def first_id_at(moment: datetime) -> int:
     """The approximate first id at that time, by binary search, because `queued_at` has no index. Ids ascend with it."""
-    ids = Invocation.objects.order_by("id").values_list("id", flat=True)
+    ids = Call.objects.order_by("id").values_list("id", flat=True)
     low, high = ids.first() or 0, (ids.last() or 0) + 1
     while low < high:
         middle = (low + high) // 2
-        first = Invocation.objects.filter(pk__gte=middle).order_by("id").values_list("id", "queued_at").first()
+        first = Call.objects.filter(pk__gte=middle).order_by("id").values_list("id", "queued_at").first()
         if first is None or first[1] >= moment:
             high = middle
         else:
@@ -236,7 +236,7 @@ class CallList(ChangeList):
         """The query of the same search among older calls. Empty at the end."""
         if not self.oldest_id or self.older:
             return ""
-        if not Invocation.objects.filter(pk__lte=self.oldest_id).exists():
+        if not Call.objects.filter(pk__lte=self.oldest_id).exists():
             return ""  # they were pruned
         return self.get_query_string({"before": self.oldest_id + 1}, ["p"])
 
@@ -267,10 +267,10 @@ def form_of(request: HttpRequest, calls: CallList) -> dict[str, Any]:
     if not getattr(request.user, "is_superuser", False):  # others see only their own tokens
         tokens = tokens.filter(user=request.user.pk)
     choices = [
-        _select("status__exact", "Status", Invocation.Status.choices, calls),
-        _select("error_kind__exact", "Error", Invocation.ErrorKind.choices, calls),
+        _select("status__exact", "Status", Call.Status.choices, calls),
+        _select("error_kind__exact", "Error", Call.ErrorKind.choices, calls),
         _select("member__id__exact", "Member", [(str(pk), name) for pk, name in members], calls),
-        _select("source__exact", "Source", Invocation.Source.choices, calls),
+        _select("source__exact", "Source", Call.Source.choices, calls),
         _select("token", "Token", [(str(token.pk), _token_label(token)) for token in tokens[:MAX_TOKENS]], calls),
         _select("within", "When", list(WITHIN.items()), calls),
     ]

@@ -4,7 +4,7 @@ The content comes from a member, so it is not trusted. Text is escaped. Markdown
 text) and then cleaned. Links may only be http or https. Only a few types of images and audio are shown. Every size is
 bounded.
 
-    view = results.result_view(invocation, output_schema)      in a view
+    view = results.result_view(call, output_schema)      in a view
     {% include "admin/roster/result.html" %}                   in its template, with `view` and roster/result.css
 """
 
@@ -23,7 +23,7 @@ from django.utils.safestring import SafeString, mark_safe
 
 from mcp_runtime.control.calls import output_validation_error
 from roster.admin import present
-from roster.models import Invocation
+from roster.models import Call
 
 # The limits of one result on a page. The API has the whole result.
 MAX_ITEMS = 50
@@ -50,7 +50,7 @@ AUDIO_TYPES = frozenset(
 )
 
 
-HINTS: Mapping[str, str] = {str(kind): kind.hint for kind in Invocation.ErrorKind}
+HINTS: Mapping[str, str] = {str(kind): kind.hint for kind in Call.ErrorKind}
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,11 @@ class ResultView:
     whole: SafeString | str
 
 
-def result_view(invocation: Invocation, output_schema: dict[str, Any] | None = None) -> ResultView | None:
+def result_view(call: Call, output_schema: dict[str, Any] | None = None) -> ResultView | None:
     """The result of the call for the template. None before its end."""
-    if not invocation.is_finished:
+    if not call.is_finished:
         return None
-    result = invocation.result if isinstance(invocation.result, dict) else {}
+    result = call.result if isinstance(call.result, dict) else {}
     content = _list(result.get("content"))
     structured = _structured(result, output_schema)
     structured_text = structured.source if structured else ""
@@ -107,25 +107,25 @@ def result_view(invocation: Invocation, output_schema: dict[str, Any] | None = N
     items = [drawing.item(part) for part in content[:MAX_ITEMS] if not _repeats(part, result, structured_text)]
     extras = {key: value for key, value in result.items() if key not in ("content", "structuredContent", "isError")}
     return ResultView(
-        failure=_failure(invocation),
+        failure=_failure(call),
         items=items,
         left_out=max(0, len(content) - MAX_ITEMS),
         structured=structured,
         extras=json_tree(extras) if extras else None,
-        is_empty=invocation.status == Invocation.Status.SUCCEEDED and not (content or structured),
-        whole=present.json_block(invocation.result),
+        is_empty=call.status == Call.Status.SUCCEEDED and not (content or structured),
+        whole=present.json_block(call.result),
     )
 
 
-def _failure(invocation: Invocation) -> Failure | None:
-    if not invocation.error_kind:
+def _failure(call: Call) -> Failure | None:
+    if not call.error_kind:
         return None
     return Failure(
-        kind=invocation.error_kind,
-        message=_bounded(invocation.error_message, MAX_TEXT),
-        hint=HINTS.get(invocation.error_kind, ""),
-        code=invocation.error_code,
-        data=None if invocation.error_data is None else json_tree(invocation.error_data),
+        kind=call.error_kind,
+        message=_bounded(call.error_message, MAX_TEXT),
+        hint=HINTS.get(call.error_kind, ""),
+        code=call.error_code,
+        data=None if call.error_data is None else json_tree(call.error_data),
     )
 
 

@@ -22,7 +22,7 @@ from django.utils.decorators import method_decorator
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
-from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.control.calls import SPANS, calls_version, cancel_call, masked_arguments, queue_call, why_not_again
 from mcp_runtime.protocol.errors import AccessError, NotCancellableError, RequestRefusedError
 from roster.admin import live, present, statistics
@@ -30,10 +30,10 @@ from roster.admin.calls import comparison, export, listing, results
 from roster.admin.calls.listing import CallList, CallPaginator
 from roster.admin.rows import ReachableMembersFilter, RuntimeRowAdmin, principal_of
 from roster.admin.tools import runner
-from roster.models import Invocation, Tool
+from roster.models import Call, Tool
 
-LIST_PART = "admin/roster/invocation/list_part.html"
-PART = "admin/roster/invocation/part.html"
+LIST_PART = "admin/roster/call/list_part.html"
+PART = "admin/roster/call/part.html"
 AGING_SECONDS = 10
 EXPORTS_FULL = "Too many files of calls are being read. Try again when one of them is complete.\n"
 SENT_BEFORE = "This button was pressed before, and this is its call."
@@ -43,7 +43,7 @@ SENT_BEFORE = "This button was pressed before, and this is its call."
 class Row:
     """A line of the list."""
 
-    call: Invocation
+    call: Call
     badge: SafeString
     error: str
     requester: str
@@ -51,8 +51,8 @@ class Row:
     is_running: bool
 
 
-@admin.register(Invocation)
-class InvocationAdmin(RuntimeRowAdmin):
+@admin.register(Call)
+class CallAdmin(RuntimeRowAdmin):
     list_display = ["number"]
     list_filter = [
         *("status", "error_kind", "source", ("member", ReachableMembersFilter)),
@@ -63,13 +63,13 @@ class InvocationAdmin(RuntimeRowAdmin):
     list_per_page = list_max_show_all = listing.PER_PAGE
     paginator = CallPaginator
     actions = ["cancel", "compare"]
-    change_list_template = "admin/roster/invocation/change_list.html"
-    change_form_template = "admin/roster/invocation/change_form.html"
+    change_list_template = "admin/roster/call/change_list.html"
+    change_form_template = "admin/roster/call/change_form.html"
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return CallList
 
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Invocation]:
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Call]:
         """Users may see their own calls, even if the member has been reserved for others since."""
         closed_members = principal_of(request).closed_members
         rows = admin.ModelAdmin.get_queryset(self, request).select_related("member", "token")
@@ -84,7 +84,7 @@ class InvocationAdmin(RuntimeRowAdmin):
 
     def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
         """Users may see their own calls."""
-        if isinstance(obj, Invocation) and obj.requested_by_id and obj.requested_by_id == request.user.pk:
+        if isinstance(obj, Call) and obj.requested_by_id and obj.requested_by_id == request.user.pk:
             return True
         return super().has_view_permission(request, obj)
 
@@ -95,21 +95,21 @@ class InvocationAdmin(RuntimeRowAdmin):
         view = self.admin_site.admin_view
         return [
             path("statistics/", view(statistics.fragment), name="roster_statistics"),
-            path("export/<slug:form>/", view(self.export_view), name="roster_invocation_export"),
-            path("compare/", view(self.compare_view), name="roster_invocation_compare"),
-            path("<int:invocation_id>/part/", view(self.part_view), name="roster_invocation_part"),
-            path("<int:invocation_id>/cancel/", view(self.cancel_view), name="roster_invocation_cancel"),
-            path("<int:invocation_id>/replay/", view(self.replay_view), name="roster_invocation_replay"),
-            path("<int:invocation_id>/previous/", view(self.previous_view), name="roster_invocation_previous"),
+            path("export/<slug:form>/", view(self.export_view), name="roster_call_export"),
+            path("compare/", view(self.compare_view), name="roster_call_compare"),
+            path("<int:call_id>/part/", view(self.part_view), name="roster_call_part"),
+            path("<int:call_id>/cancel/", view(self.cancel_view), name="roster_call_cancel"),
+            path("<int:call_id>/replay/", view(self.replay_view), name="roster_call_replay"),
+            path("<int:call_id>/previous/", view(self.previous_view), name="roster_call_previous"),
             *super().get_urls(),
         ]
 
-    def _visible(self, request: HttpRequest, invocation_id: object) -> Invocation:
+    def _visible(self, request: HttpRequest, call_id: object) -> Call:
         """Raises Http404, PermissionDenied."""
-        invocation = cast(Invocation, self.existing(request, str(invocation_id)))
-        if not self.has_view_permission(request, invocation):
+        call = cast(Call, self.existing(request, str(call_id)))
+        if not self.has_view_permission(request, call):
             raise PermissionDenied
-        return invocation
+        return call
 
     # The list
 
@@ -150,7 +150,7 @@ class InvocationAdmin(RuntimeRowAdmin):
     def _list_context(calls: CallList) -> dict[str, Any]:
         return {
             "cl": calls,
-            "rows": [_row(invocation) for invocation in calls.result_list],
+            "rows": [_row(call) for call in calls.result_list],
             "scanned": f"{listing.SCANNED:,}",
         }
 
@@ -185,63 +185,62 @@ class InvocationAdmin(RuntimeRowAdmin):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> Any:
-        invocation = self.get_object(request, object_id)
+        call = self.get_object(request, object_id)
         context: dict[str, Any] = {}
-        if isinstance(invocation, Invocation) and self.has_view_permission(request, invocation):
-            title = {"title": f"Call {invocation.pk}", "etag": self._etag(invocation)}
-            context = {**self._page_context(request, invocation), **title}
+        if isinstance(call, Call) and self.has_view_permission(request, call):
+            title = {"title": f"Call {call.pk}", "etag": self._etag(call)}
+            context = {**self._page_context(request, call), **title}
         return super().change_view(request, object_id, form_url, {**(extra_context or {}), **context})
 
-    def part_view(self, request: HttpRequest, invocation_id: int) -> HttpResponse:
+    def part_view(self, request: HttpRequest, call_id: int) -> HttpResponse:
         """The live part of a call in progress."""
-        invocation = self._visible(request, invocation_id)
+        call = self._visible(request, call_id)
         return live.part(
             request,
             PART,
-            lambda: self._page_context(request, invocation),
-            tag=self._etag(invocation),
-            is_final=invocation.is_finished,
+            lambda: self._page_context(request, call),
+            tag=self._etag(call),
+            is_final=call.is_finished,
         )
 
     @staticmethod
-    def _etag(invocation: Invocation) -> str:
-        call = invocation
+    def _etag(call: Call) -> str:
         return live.etag("call", call.pk, call.status, call.progress, call.cancel_requested_at, call.finished_at)
 
-    def _page_context(self, request: HttpRequest, invocation: Invocation) -> dict[str, Any]:
-        member = invocation.member
-        tool = Tool.objects.filter(member=member, name=invocation.tool_name).first()
+    def _page_context(self, request: HttpRequest, call: Call) -> dict[str, Any]:
+        member = call.member
+        tool = Tool.objects.filter(member=member, name=call.tool_name).first()
         may_invoke = self.has_invoke_permission(request)
         is_there = member.enabled and not member.removed_at and principal_of(request).reaches(member.name)
         is_callable = tool is not None and tool.listed and tool.enabled and may_invoke and is_there
         return {
-            "call": invocation,
-            "is_active": not invocation.is_finished,
+            "call": call,
+            "is_active": not call.is_finished,
             "may_invoke": may_invoke,
-            "may_cancel": self._may_cancel(request, invocation),
+            "may_cancel": self._may_cancel(request, call),
             "tool": tool if is_callable else None,
-            "fault": why_not_again(invocation),
+            "fault": why_not_again(call),
             "call_key": uuid.uuid4(),
-            "progress": runner.progress_of(invocation),
-            "view": results.result_view(invocation, tool.output_schema if tool else None),
-            "arguments": present.json_block(masked_arguments(invocation)),
-            "took": present.seconds(invocation.duration),
-            "token": _token(invocation),
+            "progress": runner.progress_of(call),
+            "view": results.result_view(call, tool.output_schema if tool else None),
+            "arguments": present.json_block(masked_arguments(call)),
+            "took": present.seconds(call.duration),
+            "token": _token(call),
         }
 
     # Cancel
 
     @admin.action(description="Cancel selected calls", permissions=["cancel"])
-    def cancel(self, request: HttpRequest, queryset: QuerySet[Invocation]) -> None:
+    def cancel(self, request: HttpRequest, queryset: QuerySet[Call]) -> None:
         self._cancel(request, list(queryset))
 
     @method_decorator(require_POST)
-    def cancel_view(self, request: HttpRequest, invocation_id: int) -> HttpResponseBase:
-        invocation = self.existing(request, str(invocation_id))
-        if not self.has_view_permission(request, invocation) or not self._may_cancel(request, invocation):
+    def cancel_view(self, request: HttpRequest, call_id: int) -> HttpResponseBase:
+        call = self.existing(request, str(call_id))
+        if not self.has_view_permission(request, call) or not self._may_cancel(request, call):
             raise PermissionDenied
-        self._cancel(request, [invocation])
-        return live.form_response(request, self.page_of(invocation))
+        self._cancel(request, [call])
+        return live.form_response(request, self.page_of(call))
 
     def has_cancel_permission(self, request: HttpRequest) -> bool:
         """Whether the action is offered. `_may_cancel` decides for each call."""
@@ -249,49 +248,49 @@ class InvocationAdmin(RuntimeRowAdmin):
         return principal.invokes or principal.controls
 
     @staticmethod
-    def _may_cancel(request: HttpRequest, invocation: Invocation) -> bool:
-        return principal_of(request).may_cancel(invocation.member.name, invocation.requested_by_id)
+    def _may_cancel(request: HttpRequest, call: Call) -> bool:
+        return principal_of(request).may_cancel(call.member.name, call.requested_by_id)
 
-    def _cancel(self, request: HttpRequest, invocations: list[Invocation]) -> None:
+    def _cancel(self, request: HttpRequest, calls: list[Call]) -> None:
         cancelled: list[str] = []
         pending: list[str] = []
         refusals: list[str] = []
-        for invocation in invocations:
-            if not self._may_cancel(request, invocation):
-                refusals.append(f"{invocation} belongs to another user, and you may not stop {invocation.member.name}")
+        for call in calls:
+            if not self._may_cancel(request, call):
+                refusals.append(f"{call} belongs to another user, and you may not stop {call.member.name}")
                 continue
             try:
-                is_over = cancel_call(invocation).is_finished
+                is_over = cancel_call(call).is_finished
             except NotCancellableError as refusal:
                 refusals.append(str(refusal))
             else:
-                (cancelled if is_over else pending).append(str(invocation))
-                self.log_change(request, invocation, "Cancelled." if is_over else "Asked to cancel.")
+                (cancelled if is_over else pending).append(str(call))
+                self.log_change(request, call, "Cancelled." if is_over else "Asked to cancel.")
         present.report(request, "Cancelled", cancelled, [])
         present.report(request, "Running, asked to cancel", pending, refusals)
 
     # Again
 
     @method_decorator(require_POST)
-    def replay_view(self, request: HttpRequest, invocation_id: int) -> HttpResponse:
+    def replay_view(self, request: HttpRequest, call_id: int) -> HttpResponse:
         """Make the same call again. With the page's key, a second press leads to the call of the first."""
-        invocation = self._visible(request, invocation_id)
+        call = self._visible(request, call_id)
         if not self.has_invoke_permission(request):
             raise PermissionDenied
-        if fault := why_not_again(invocation):
+        if fault := why_not_again(call):
             messages.warning(request, f"Not called: {fault}.")
-            return self.page_of(invocation)
+            return self.page_of(call)
         try:
             new_call, is_new = queue_call(
-                invocation.member.name,
-                invocation.tool_name,
-                invocation.arguments,
-                caller=Caller(Invocation.Source.ADMIN, cast(User, request.user)),
+                call.member.name,
+                call.tool_name,
+                call.arguments,
+                caller=Caller(Call.Source.ADMIN, cast(User, request.user)),
                 idempotency_key=request.POST.get("call_key", "")[:255] or None,
             )
         except (AccessError, RequestRefusedError) as refusal:
             messages.warning(request, f"Not called: {refusal}")
-            return self.page_of(invocation)
+            return self.page_of(call)
         if not is_new:
             messages.info(request, SENT_BEFORE)
         return self.page_of(new_call)
@@ -299,24 +298,24 @@ class InvocationAdmin(RuntimeRowAdmin):
     # Side by side
 
     @admin.action(description="Compare two calls")
-    def compare(self, request: HttpRequest, queryset: QuerySet[Invocation]) -> HttpResponse | None:
+    def compare(self, request: HttpRequest, queryset: QuerySet[Call]) -> HttpResponse | None:
         ids = sorted(queryset.values_list("pk", flat=True)[:3])
         if len(ids) != 2:
             messages.warning(request, "Choose two calls to compare.")
             return None
         return redirect(_comparison(*ids))
 
-    def previous_view(self, request: HttpRequest, invocation_id: int) -> HttpResponse:
+    def previous_view(self, request: HttpRequest, call_id: int) -> HttpResponse:
         """Redirect to the comparison with the previous call of the same tool."""
-        invocation = self._visible(request, invocation_id)
+        call = self._visible(request, call_id)
         rows = self.get_queryset(request)
         if not self.has_view_permission(request):
             rows = rows.filter(requested_by=request.user.pk)
-        earlier = comparison.previous_of(rows, invocation)
+        earlier = comparison.previous_of(rows, call)
         if earlier is None:
             messages.info(request, "There is no earlier call of this tool to compare with.")
-            return self.page_of(invocation)
-        return redirect(_comparison(earlier, invocation.pk))
+            return self.page_of(call)
+        return redirect(_comparison(earlier, call.pk))
 
     def compare_view(self, request: HttpRequest) -> HttpResponse:
         left, right = (self._visible(request, request.GET.get(name, "")[:18]) for name in ("left", "right"))
@@ -330,11 +329,11 @@ class InvocationAdmin(RuntimeRowAdmin):
             "max_lines": f"{comparison.MAX_LINES:,}",
             "max_characters": f"{comparison.MAX_CHARACTERS:,}",
         }
-        return TemplateResponse(request, "admin/roster/invocation/compare.html", context)
+        return TemplateResponse(request, "admin/roster/call/compare.html", context)
 
     @admin.display(description="call")
-    def number(self, invocation: Invocation) -> int:
-        return invocation.pk
+    def number(self, call: Call) -> int:
+        return call.pk
 
 
 # What pages say of a call -----------------------------------------------------------------------------------------
@@ -342,31 +341,31 @@ class InvocationAdmin(RuntimeRowAdmin):
 _FACTS = ("Member", "Tool", "Status", "Took", "Asked by", "Through", "Queued (UTC)")
 
 
-def _facts(call: Invocation) -> tuple[str, ...]:
+def _facts(call: Call) -> tuple[str, ...]:
     status = f"{call.status} ({call.error_kind})" if call.error_kind else call.status
     took, requester = present.seconds(call.duration), call.requester or present.NOTHING
-    source = Invocation.Source(call.source).label
+    source = Call.Source(call.source).label
     return call.member.name, call.tool_name, status, took, requester, str(source), present.when(call.queued_at)
 
 
-def _row(call: Invocation) -> Row:
+def _row(call: Call) -> Row:
     return Row(
         call=call,
         badge=present.badge(call.status),
         error=present.one_line(call.error_message, 160),
         requester=present.one_line(call.requester, 60) or present.NOTHING,
         took=present.seconds(call.duration),
-        is_running=call.status == Invocation.Status.RUNNING and call.started_at is not None,
+        is_running=call.status == Call.Status.RUNNING and call.started_at is not None,
     )
 
 
-def _token(call: Invocation) -> str:
+def _token(call: Call) -> str:
     token = call.token
     return f"{token.hint}…" + (f" ({token.name})" if token.name else "") if token else present.NOTHING
 
 
 def _comparison(left: int, right: int) -> str:
-    return f"{reverse('admin:roster_invocation_compare')}?{urlencode({'left': left, 'right': right})}"
+    return f"{reverse('admin:roster_call_compare')}?{urlencode({'left': left, 'right': right})}"
 
 
 def _without_empty(params: QueryDict) -> str:

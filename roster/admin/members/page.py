@@ -19,7 +19,7 @@ from mcp_runtime.schemas.secrets import mask
 from roster.admin import live, present
 from roster.admin.members.verbs import diagnosis_of, visible_row, visible_since
 from roster.admin.rows import principal_of
-from roster.models import GuildMember, Invocation, StatusChange, Tool
+from roster.models import Call, GuildMember, StatusChange, Tool
 
 SHOWN_CHANGES = 20
 SHOWN_CALLS = 20
@@ -116,8 +116,8 @@ def tools_tag(request: HttpRequest, member: Any) -> str:
 
 def activity(request: HttpRequest, member: Any) -> dict[str, Any]:
     """The last calls and the last changes of status."""
-    views_calls = request.user.has_perm("roster.view_invocation")
-    calls = Invocation.objects.filter(member=member).defer("arguments", "result", "error_data")
+    views_calls = request.user.has_perm("roster.view_call")
+    calls = Call.objects.filter(member=member).defer("arguments", "result", "error_data")
     if not views_calls:
         calls = calls.filter(requested_by=request.user.pk)
     rows = calls.annotate(short_text=Left("error_message", SHOWN_MESSAGE)).defer("error_message")

@@ -212,7 +212,7 @@ class MemberAdmin(RosterScreen):
             return {}
         return {
             "may_reserve": self.has_reserve_permission(request),
-            "may_list_calls": request.user.has_perm("roster.view_invocation"),
+            "may_list_calls": request.user.has_perm("roster.view_call"),
             **self._head(request, member),
             **page.tools(request, member),
             **page.activity(request, member),

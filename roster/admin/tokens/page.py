@@ -13,7 +13,7 @@ from mcp_runtime.security import principals
 from mcp_runtime.security.access import Principal
 from roster import agent_config
 from roster.agent_config import FORMATS, PLACEHOLDER, Cost, Entry
-from roster.models import ApiToken, GuildMember, Invocation
+from roster.models import ApiToken, Call, GuildMember
 
 COUNTED_CALLS = 1_000
 SHOWN_TOOLS = 50
@@ -84,14 +84,12 @@ def _costs(principal: Principal, members: list[GuildMember], *, direct: bool) ->
 
 def use(request: HttpRequest, token: ApiToken) -> dict[str, Any]:
     """The programs that used the token, and the tools of its last calls. A count of all calls may take long."""
-    last_calls = Invocation.objects.filter(token=token).order_by("-id").values("pk")[:COUNTED_CALLS]
+    last_calls = Call.objects.filter(token=token).order_by("-id").values("pk")[:COUNTED_CALLS]
     tools = (
-        Invocation.objects.filter(pk__in=last_calls)
+        Call.objects.filter(pk__in=last_calls)
         .order_by()
         .values("member_id", "member__name", "tool_name")
-        .annotate(
-            calls=Count("pk"), failed=Count("pk", filter=Q(status=Invocation.Status.FAILED)), last_at=Max("queued_at")
-        )
+        .annotate(calls=Count("pk"), failed=Count("pk", filter=Q(status=Call.Status.FAILED)), last_at=Max("queued_at"))
         .order_by("-last_at", "tool_name")
     )
     return {
@@ -99,5 +97,5 @@ def use(request: HttpRequest, token: ApiToken) -> dict[str, Any]:
         "token_clients": list(token.clients.all()),
         "called_tools": list(tools[:SHOWN_TOOLS]),
         "counted_calls": COUNTED_CALLS,
-        "may_list_calls": request.user.has_perm("roster.view_invocation"),
+        "may_list_calls": request.user.has_perm("roster.view_call"),
     }

@@ -24,7 +24,7 @@ from django.utils import timezone
 from django.utils.decorators import method_decorator
 from django.views.decorators.http import require_POST
 
-from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.control.calls import (
     masked_secrets,
     queue_call,
@@ -44,7 +44,7 @@ from roster.admin import live, present
 from roster.admin.calls import results
 from roster.admin.rows import RuntimeRowAdmin
 from roster.api import requests
-from roster.models import Invocation, Preset, Tool
+from roster.models import Call, Preset, Tool
 
 SENT_BEFORE = "This form was sent before, and this is its call. Open the form again for another call."
 # The answer to the first one was lost, and then the arguments were changed.
@@ -131,7 +131,7 @@ class ToolRunner(RuntimeRowAdmin):
         view = self.admin_site.admin_view
         return [
             path("<int:tool_id>/call/", view(self.call_view), name="roster_tool_call"),
-            path("<int:tool_id>/call/<int:invocation_id>/", view(self.outcome_view), name="roster_tool_outcome"),
+            path("<int:tool_id>/call/<int:call_id>/", view(self.outcome_view), name="roster_tool_outcome"),
             path("<int:tool_id>/snippets/", view(self.snippets_view), name="roster_tool_snippets"),
             path("<int:tool_id>/presets/", view(self.presets_view), name="roster_tool_presets"),
             path(
@@ -196,24 +196,24 @@ class ToolRunner(RuntimeRowAdmin):
         beginning.note_missing_secrets(list(dict.fromkeys([*row.left_out, *left_out])))
         return beginning
 
-    def _of_call(self, request: HttpRequest, tool: Tool, invocation_id: int) -> Beginning:
-        invocation = self._viewable_call(request, tool, invocation_id)
-        if invocation is None:
-            note = f"There is no call {invocation_id} of this tool that you may see."
+    def _of_call(self, request: HttpRequest, tool: Tool, call_id: int) -> Beginning:
+        call = self._viewable_call(request, tool, call_id)
+        if call is None:
+            note = f"There is no call {call_id} of this tool that you may see."
             return Beginning(calls.skeleton_of(tool.input_schema), [note])
-        if reason := why_arguments_unknown(invocation):
-            note = f"These are not the arguments of call {invocation.pk}: {reason}."
+        if reason := why_arguments_unknown(call):
+            note = f"These are not the arguments of call {call.pk}: {reason}."
             return Beginning(calls.skeleton_of(tool.input_schema), [note])
-        arguments, left_out = unmasked_arguments(invocation)
-        beginning = Beginning(arguments, [f"These are the arguments of call {invocation.pk}."])
+        arguments, left_out = unmasked_arguments(call)
+        beginning = Beginning(arguments, [f"These are the arguments of call {call.pk}."])
         beginning.note_missing_secrets(left_out)
         return beginning
 
-    def _viewable_call(self, request: HttpRequest, tool: Tool, invocation_id: int) -> Invocation | None:
+    def _viewable_call(self, request: HttpRequest, tool: Tool, call_id: int) -> Call | None:
         """The call of this tool, if the user may see it."""
-        screen: Any = self.admin_site.get_model_admin(Invocation)
-        row: Model | None = screen.get_object(request, str(invocation_id))
-        if not isinstance(row, Invocation) or not screen.has_view_permission(request, row):
+        screen: Any = self.admin_site.get_model_admin(Call)
+        row: Model | None = screen.get_object(request, str(call_id))
+        if not isinstance(row, Call) or not screen.has_view_permission(request, row):
             return None
         return row if (row.member_id, row.tool_name) == (tool.member_id, tool.name) else None
 
@@ -226,16 +226,16 @@ class ToolRunner(RuntimeRowAdmin):
         if result is None:
             # As for an invalid form that is shown again, the status is 200.
             return self._refusal(form) if stays else self._form_again(request, tool, form)
-        invocation, is_new = result
+        call, is_new = result
         if not stays:
             if not is_new:
                 messages.info(request, SENT_BEFORE)
-            return redirect("admin:roster_invocation_change", invocation.pk)
+            return redirect("admin:roster_call_change", call.pk)
         with requests.seat((request.user.pk, None), request.META) as has_seat:
             if has_seat:
-                wait_for_call(invocation.pk, PATIENCE_SECONDS)
-        outcome = reverse("admin:roster_tool_outcome", args=[tool.pk, invocation.pk])
-        return JsonResponse({"call": invocation.pk, "outcome": outcome, "call_key": str(uuid.uuid4())})
+                wait_for_call(call.pk, PATIENCE_SECONDS)
+        outcome = reverse("admin:roster_tool_outcome", args=[tool.pk, call.pk])
+        return JsonResponse({"call": call.pk, "outcome": outcome, "call_key": str(uuid.uuid4())})
 
     @staticmethod
     def _refusal(form: CallForm) -> JsonResponse:
@@ -248,14 +248,14 @@ class ToolRunner(RuntimeRowAdmin):
         return self._page(request, tool, form, Beginning(beginning))
 
     @staticmethod
-    def _queue(request: HttpRequest, tool: Tool, form: CallForm) -> tuple[Invocation, bool] | None:
+    def _queue(request: HttpRequest, tool: Tool, form: CallForm) -> tuple[Call, bool] | None:
         """The call's row, and whether it is new. None if it was refused. The form then has the reason."""
         try:
             return queue_call(
                 tool.member.name,
                 tool.name,
                 form.cleaned_data["arguments"],
-                caller=Caller(Invocation.Source.ADMIN, cast(User, request.user)),
+                caller=Caller(Call.Source.ADMIN, cast(User, request.user)),
                 idempotency_key=str(form.cleaned_data["call_key"] or "") or None,
             )
         except InvalidArgumentsError as refusal:
@@ -266,29 +266,29 @@ class ToolRunner(RuntimeRowAdmin):
             form.add_error(None, str(refusal))
         return None
 
-    def outcome_view(self, request: HttpRequest, tool_id: int, invocation_id: int) -> HttpResponse:
+    def outcome_view(self, request: HttpRequest, tool_id: int, call_id: int) -> HttpResponse:
         """The progress of the call, as a live part. Call 0 is for a page without a call."""
         tool = self._tool(request, tool_id)
-        if not invocation_id:
+        if not call_id:
             return live.part(request, OUTCOME, dict, is_final=True)
-        invocation = self._viewable_call(request, tool, invocation_id)
-        if invocation is None:
-            raise Http404(f"no call {invocation_id} of this tool")
+        call = self._viewable_call(request, tool, call_id)
+        if call is None:
+            raise Http404(f"no call {call_id} of this tool")
         context = {
             "tool": tool,
-            "call": invocation,
-            "elapsed_ms": _elapsed_ms(invocation),
-            "elapsed": present.seconds(timedelta(milliseconds=_elapsed_ms(invocation))),
-            "progress": progress_of(invocation),
+            "call": call,
+            "elapsed_ms": _elapsed_ms(call),
+            "elapsed": present.seconds(timedelta(milliseconds=_elapsed_ms(call))),
+            "progress": progress_of(call),
         }
         # A finished call does not change, and its result may be large, so it is rendered once.
-        tag = live.etag("outcome", invocation.pk) if invocation.is_finished else ""
+        tag = live.etag("outcome", call.pk) if call.is_finished else ""
         return live.part(
             request,
             OUTCOME,
-            lambda: {**context, "view": results.result_view(invocation, tool.output_schema)},
+            lambda: {**context, "view": results.result_view(call, tool.output_schema)},
             tag=tag,
-            is_final=invocation.is_finished,
+            is_final=call.is_finished,
         )
 
     # Texts to copy
@@ -404,20 +404,20 @@ class Progress:
     text: str
 
 
-def progress_of(invocation: Invocation) -> Progress | None:
-    progress = invocation.progress
-    if invocation.is_finished or not progress:
+def progress_of(call: Call) -> Progress | None:
+    progress = call.progress
+    if call.is_finished or not progress:
         return None
     total = progress.get("total")
     share = 100 * progress["progress"] / total if total else None
     return Progress(None if share is None else max(0.0, min(100.0, share)), calls.progress_text(progress)[:500])
 
 
-def _elapsed_ms(invocation: Invocation) -> int:
+def _elapsed_ms(call: Call) -> int:
     """The time since it was accepted. For a finished call, the time in the tool."""
-    if invocation.is_finished:
-        return int(invocation.duration.total_seconds() * 1000) if invocation.duration else 0
-    return int((timezone.now() - invocation.queued_at).total_seconds() * 1000)
+    if call.is_finished:
+        return int(call.duration.total_seconds() * 1000) if call.duration else 0
+    return int((timezone.now() - call.queued_at).total_seconds() * 1000)
 
 
 def _as_text(arguments: dict[str, Any]) -> str:

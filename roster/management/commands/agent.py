@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from django.core.management.base import CommandError
 from django.db import transaction
 
-from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.control.members import live_runtime
 from mcp_runtime.control.sessions import (
     agent_problem,
@@ -25,7 +25,7 @@ from mcp_runtime.protocol.errors import RequestRefusedError, UnknownSessionError
 from roster.calls import texts_of
 from roster.management.hall_command import HallCommand
 from roster.management.terminal import NO_RUNTIME, harmless, one_line, seconds
-from roster.models import AgentEvent, AgentMessage, AgentSession, Invocation
+from roster.models import AgentEvent, AgentMessage, AgentSession, Call
 
 LOOK_SECONDS = 0.1
 # After Ctrl-C: the runtime gives the agent a few seconds to end.
@@ -54,9 +54,7 @@ class Command(HallCommand):
         try:
             with transaction.atomic():  # a prompt that is refused leaves no session behind
                 session = self.session(options)
-                message = queue_message(
-                    session, prompt, caller=Caller(Invocation.Source.COMMAND), timeout=options["timeout"]
-                )
+                message = queue_message(session, prompt, caller=Caller(Call.Source.COMMAND), timeout=options["timeout"])
         except RequestRefusedError as refusal:
             raise CommandError(harmless(str(refusal))) from refusal
         if session.name != options["session"]:
@@ -84,7 +82,7 @@ class Command(HallCommand):
             raise CommandError("give the members whose tools the agent may use: --members NAME,NAME")
         return create_session(
             names,
-            caller=Caller(Invocation.Source.COMMAND),
+            caller=Caller(Call.Source.COMMAND),
             name=options["session"],
             direct=options["direct"],
             model=options["model"],

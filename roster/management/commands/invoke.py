@@ -7,14 +7,14 @@ from typing import Any, NoReturn
 
 from django.core.management.base import CommandError
 
-from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.control.calls import cancel_call, masked_arguments, queue_call, wait_for_call
 from mcp_runtime.control.members import live_runtime
 from mcp_runtime.protocol.errors import AccessError, NotCancellableError, RequestRefusedError
 from roster.calls import parse_arguments, progress_text, texts_of
 from roster.management.hall_command import HallCommand
 from roster.management.terminal import NO_RUNTIME, as_json, caller, harmless, seconds
-from roster.models import Invocation
+from roster.models import Call
 
 # How often the command reports that it still waits.
 SLICE_SECONDS = 0.5
@@ -36,105 +36,103 @@ class Command(HallCommand):
         parser.add_argument("--timeout", type=seconds, help="the longest wait, in seconds. The call continues after it")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        requester = caller(Invocation.Source.COMMAND, options["user"])
-        invocation = self.queue(options["member"], options["tool"], options["arguments"], requester)
+        requester = caller(Call.Source.COMMAND, options["user"])
+        call = self.queue(options["member"], options["tool"], options["arguments"], requester)
         if options["no_wait"]:
-            self.stdout.write(as_json(_facts(invocation)) if options["json"] else str(invocation.pk))
+            self.stdout.write(as_json(_facts(call)) if options["json"] else str(call.pk))
             return
-        patience = invocation.timeout + PATIENCE_SECONDS
-        self.wait(invocation, patience if options["timeout"] is None else options["timeout"])
+        patience = call.timeout + PATIENCE_SECONDS
+        self.wait(call, patience if options["timeout"] is None else options["timeout"])
         if options["json"]:
-            self.stdout.write(as_json(_facts(invocation)))
-        elif invocation.status == Invocation.Status.SUCCEEDED:
-            answer = _answer(invocation)
+            self.stdout.write(as_json(_facts(call)))
+        elif call.status == Call.Status.SUCCEEDED:
+            answer = _answer(call)
             # A program gets the text unchanged. A terminal would obey its control characters.
             self.stdout.write(harmless(answer) if self.stdout.isatty() else answer)
-        _require_success(invocation)
+        _require_success(call)
 
-    def queue(self, member: str, tool: str, text: str, requester: Caller) -> Invocation:
+    def queue(self, member: str, tool: str, text: str, requester: Caller) -> Call:
         try:
             arguments = parse_arguments(sys.stdin.read() if text == "-" else text)
-            invocation, _ = queue_call(member, tool, arguments, caller=requester)
+            call, _ = queue_call(member, tool, arguments, caller=requester)
         except (ValueError, AccessError, RequestRefusedError) as error:
             raise CommandError(harmless(str(error))) from error
         if live_runtime() is None:
-            self.stderr.write(f"{NO_RUNTIME} Call {invocation.pk} waits in the queue.")
-        return invocation
+            self.stderr.write(f"{NO_RUNTIME} Call {call.pk} waits in the queue.")
+        return call
 
-    def wait(self, invocation: Invocation, timeout: float) -> None:
+    def wait(self, call: Call, timeout: float) -> None:
         """Wait until the call is over. Ctrl-C cancels it. Raises CommandError after `timeout` seconds."""
         began_at = time.monotonic()
         try:
-            while not wait_for_call(invocation.pk, min(SLICE_SECONDS, began_at + timeout - time.monotonic())):
-                invocation.refresh_from_db(fields=["status", "progress"])
+            while not wait_for_call(call.pk, min(SLICE_SECONDS, began_at + timeout - time.monotonic())):
+                call.refresh_from_db(fields=["status", "progress"])
                 elapsed = time.monotonic() - began_at
-                progress = harmless(progress_text(invocation.progress))
-                self._progress(
-                    f"call {invocation.pk} is {invocation.status}, {elapsed:.0f} s{progress and f': {progress}'}"
-                )
+                progress = harmless(progress_text(call.progress))
+                self._progress(f"call {call.pk} is {call.status}, {elapsed:.0f} s{progress and f': {progress}'}")
                 if elapsed >= timeout:
                     raise CommandError(
-                        f"call {invocation.pk} is still {invocation.status} after {timeout:g} s. It goes on; "
+                        f"call {call.pk} is still {call.status} after {timeout:g} s. It goes on; "
                         "the admin and the API show what comes of it"
                     )
         except KeyboardInterrupt:
-            self._cancel(invocation)
+            self._cancel(call)
         finally:
             self._progress("")
-        invocation.refresh_from_db()
+        call.refresh_from_db()
 
     def _progress(self, text: str) -> None:
         if self.stderr.isatty():
             self.stderr.write(f"\r\x1b[K{text}", style_func=str, ending="")
             self.stderr.flush()
 
-    def _cancel(self, invocation: Invocation) -> NoReturn:
+    def _cancel(self, call: Call) -> NoReturn:
         try:
-            is_over = cancel_call(invocation).is_finished
+            is_over = cancel_call(call).is_finished
         except NotCancellableError as error:
             raise CommandError(f"too late to cancel: {error}", returncode=INTERRUPTED) from error
         state = "was cancelled" if is_over else "is running; it was asked to cancel"
-        raise CommandError(f"call {invocation.pk} {state}", returncode=INTERRUPTED)
+        raise CommandError(f"call {call.pk} {state}", returncode=INTERRUPTED)
 
 
-def _require_success(invocation: Invocation) -> None:
-    if invocation.status == Invocation.Status.FAILED:
-        message = harmless(invocation.error_message)
-        raise CommandError(f"call {invocation.pk} failed ({invocation.error_kind}): {message}")
-    if invocation.status == Invocation.Status.CANCELLED:
-        raise CommandError(f"call {invocation.pk} was cancelled")
+def _require_success(call: Call) -> None:
+    if call.status == Call.Status.FAILED:
+        message = harmless(call.error_message)
+        raise CommandError(f"call {call.pk} failed ({call.error_kind}): {message}")
+    if call.status == Call.Status.CANCELLED:
+        raise CommandError(f"call {call.pk} was cancelled")
 
 
-def _answer(invocation: Invocation) -> str:
+def _answer(call: Call) -> str:
     """The result's text. If it has anything else, the result as JSON."""
-    texts = texts_of(invocation.result)
-    content = (invocation.result or {}).get("content")
-    return "\n".join(texts) if texts and len(texts) == len(content or []) else as_json(invocation.result)
+    texts = texts_of(call.result)
+    content = (call.result or {}).get("content")
+    return "\n".join(texts) if texts and len(texts) == len(content or []) else as_json(call.result)
 
 
-def _facts(invocation: Invocation) -> dict[str, Any]:
-    """The invocation as in REST."""
+def _facts(call: Call) -> dict[str, Any]:
+    """The call as in REST."""
     error = {
-        "kind": invocation.error_kind,
-        "message": invocation.error_message,
-        "code": invocation.error_code,
-        "data": invocation.error_data,
+        "kind": call.error_kind,
+        "message": call.error_message,
+        "code": call.error_code,
+        "data": call.error_data,
     }
     return {
-        "id": invocation.pk,
-        "member": invocation.member.name,
-        "tool": invocation.tool_name,
-        "status": invocation.status,
-        "source": invocation.source,
-        "requester": invocation.requester,
-        "token": invocation.token_id,
-        "queued_at": invocation.queued_at,
-        "started_at": invocation.started_at,
-        "finished_at": invocation.finished_at,
-        "duration": invocation.duration.total_seconds() if invocation.duration is not None else None,
-        "timeout": invocation.timeout,
-        "progress": invocation.progress,
-        "arguments": masked_arguments(invocation),
-        "result": invocation.result,
-        "error": error if invocation.error_kind else None,
+        "id": call.pk,
+        "member": call.member.name,
+        "tool": call.tool_name,
+        "status": call.status,
+        "source": call.source,
+        "requester": call.requester,
+        "token": call.token_id,
+        "queued_at": call.queued_at,
+        "started_at": call.started_at,
+        "finished_at": call.finished_at,
+        "duration": call.duration.total_seconds() if call.duration is not None else None,
+        "timeout": call.timeout,
+        "progress": call.progress,
+        "arguments": masked_arguments(call),
+        "result": call.result,
+        "error": error if call.error_kind else None,
     }

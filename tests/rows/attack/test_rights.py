@@ -18,7 +18,7 @@ from django.test import Client
 from django.urls import URLResolver, get_resolver
 
 from mcp_runtime.security import principals
-from roster.models import Invocation
+from roster.models import Call
 from tests.attack import rights_table, rights_world
 from tests.attack.rights_world import PERMISSIONS, WORDS, Who, World
 
@@ -64,7 +64,7 @@ class Row:
             return []
         spelt_out = self.opened_by
         if "VIEW_CALL" in spelt_out:
-            spelt_out = "|".join(spelt_out.replace("VIEW_CALL", f"{verb}_invocation") for verb in ("view", "change"))
+            spelt_out = "|".join(spelt_out.replace("VIEW_CALL", f"{verb}_call") for verb in ("view", "change"))
         return [set(alternative.split("&")) for alternative in spelt_out.split("|")]
 
     def opens_for(self, who: Who) -> bool:
@@ -256,14 +256,14 @@ def test_a_browser_without_the_csrf_token_changes_nothing(world: World) -> None:
     assert root.session is not None
     browser = Client(enforce_csrf_checks=True, raise_request_exception=False)
     browser.cookies = root.session.cookies
-    count = Invocation.objects.count()
+    count = Call.objects.count()
     for row in ROWS:
         if row.method != "GET" and row.opened_by != "public":
             reply = ask(browser, row.method, row.route, world.ids)
             if reply.status != 403:
                 broken.append(f"{row.method} {row.route}: {reply.status}")
     assert not broken, "\n".join(broken)
-    assert Invocation.objects.count() == count
+    assert Call.objects.count() == count
 
 
 def test_so_many_requests_were_made() -> None:

@@ -21,7 +21,7 @@ from django.utils import timezone
 from mcp_runtime.control.members import switch_tool
 from mcp_runtime.gateway import app, eras
 from mcp_runtime.gateway.endpoints.routing import Endpoints
-from roster.models import AgentSession, ApiToken, Hall, Invocation, Tool
+from roster.models import AgentSession, ApiToken, Call, Hall, Tool
 from tests.attack import rights_table
 from tests.conftest import eventually
 from tests.rows.mcp_runtime.gateway import conftest
@@ -451,8 +451,8 @@ def test_a_subscription_of_somebody_else_is_not_heard(place: Place, victim: Agen
 
 def test_calls_of_the_gateway_are_told_to_who_made_them(place: Place, victim: Agent, client: Any) -> None:
     """Their ids, over REST, with every kind of token: as if there were none."""
-    eventually(lambda: Invocation.objects.exists())
-    pk = Invocation.objects.get().pk
+    eventually(lambda: Call.objects.exists())
+    pk = Call.objects.get().pk
     for kind in KNOWN + UNKNOWN:
         token = place.tokens[kind]
         headers = {"Authorization": f"Bearer {token}"} if token else {}

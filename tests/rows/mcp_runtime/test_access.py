@@ -322,7 +322,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a user is switched off": lambda it: it["bob"].save(update_fields=["is_active"]),
     "a user is saved": lambda it: it["bob"].save(),
     "a user is deleted": lambda it: it["bob"].delete(),
-    "a user gets a permission": lambda it: it["bob"].user_permissions.add(permission("view_invocation")),
+    "a user gets a permission": lambda it: it["bob"].user_permissions.add(permission("view_call")),
     "a user loses their permissions": lambda it: it["bob"].user_permissions.clear(),
     "a user joins a group": lambda it: it["bob"].groups.add(it["writers"]),
     "a group takes users in": lambda it: it["writers"].user_set.add(it["bob"]),
@@ -379,7 +379,7 @@ def test_whatever_decides_outdates_the_snapshots_that_it_changes(
     """Also where no signal told of it. The version is the same, so only the rows can tell."""
     bob.user_permissions.clear()
     bob.user_permissions.add(permission("invoke_tool"))
-    writers.permissions.add(permission("view_invocation"))
+    writers.permissions.add(permission("view_call"))
     bob.groups.add(writers)
     add_member("reserved").groups.add(writers)
     row, token = ApiToken.make(user=bob)

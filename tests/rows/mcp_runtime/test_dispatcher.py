@@ -20,10 +20,10 @@ from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from mcp_runtime.calls import dispatcher, invocations, outcomes, queue_watch, statements, waiting_for_members
+from mcp_runtime.calls import dispatcher, outcomes, queue_watch, statements, transitions, waiting_for_members
 from mcp_runtime.calls.dispatcher import Dispatcher
-from mcp_runtime.calls.invocations import Outcome
 from mcp_runtime.calls.queue_watch import QueueWatch
+from mcp_runtime.calls.transitions import Outcome
 from mcp_runtime.client.client import JsonRpcClient
 from mcp_runtime.client.transport import Exchange
 from mcp_runtime.members.lifecycle import Lifecycle
@@ -41,7 +41,7 @@ from mcp_runtime.protocol.errors import (
 )
 from mcp_runtime.rows import lease
 from mcp_runtime.runtime import tasks
-from roster.models import ApiToken, GuildMember, Hall, Invocation
+from roster.models import ApiToken, Call, GuildMember, Hall
 from tests.conftest import eventually
 from tests.support.machine import Stopwatch
 
@@ -233,9 +233,9 @@ def is_looping() -> bool:
     return any(thread.name == "dispatcher" for thread in threading.enumerate())
 
 
-def call(member: GuildMember, tool: str = "echo", **columns: Any) -> Invocation:
+def queued(member: GuildMember, tool: str = "echo", **columns: Any) -> Call:
     values = {"arguments": {"tool": tool}, "timeout": 30, "source": "rest", **columns}
-    return Invocation.objects.create(member=member, tool_name=tool, **values)
+    return Call.objects.create(member=member, tool_name=tool, **values)
 
 
 def somebody(name: str = "") -> User:
@@ -243,11 +243,11 @@ def somebody(name: str = "") -> User:
     return User.objects.get_or_create(username=name or f"user-{User.objects.count()}")[0]
 
 
-def row(invocation: Invocation) -> Invocation:
-    return Invocation.objects.get(pk=invocation.pk)
+def row(call: Call) -> Call:
+    return Call.objects.get(pk=call.pk)
 
 
-def statuses(*calls: Invocation) -> list[str]:
+def statuses(*calls: Call) -> list[str]:
     return [row(each).status for each in calls]
 
 
@@ -263,13 +263,13 @@ def failing(error: Exception) -> Callable[..., Any]:
 
 def test_a_queued_call_is_claimed_and_run_and_its_outcome_is_written(hall: Hall_) -> None:
     anna = hall.add()
-    invocation = call(anna, "echo", arguments={"text": "a"}, timeout=7)
+    call = queued(anna, "echo", arguments={"text": "a"}, timeout=7)
     hall.run_once()
-    assert row(invocation).status == "running"
-    assert row(invocation).lease_id == hall.lease_id
+    assert row(call).status == "running"
+    assert row(call).lease_id == hall.lease_id
     assert not hall.dispatcher.is_idle  # until its end is written down
     hall.run_once()
-    found = row(invocation)
+    found = row(call)
     assert (found.status, found.result) == ("succeeded", RESULT)
     assert hall.client(anna).calls == [("echo", {"text": "a"}, 7)]
     assert hall.dispatcher.is_idle
@@ -281,7 +281,7 @@ def test_the_oldest_come_first_whoever_they_are_for(hall: Hall_) -> None:
     for member in (anna, bob):
         hall.client(member).answer = lambda tool: order.append(tool) or RESULT  # type: ignore[func-returns-value]
     for number in range(100):
-        call((anna, bob)[number % 2], str(number))
+        queued((anna, bob)[number % 2], str(number))
     GuildMember.objects.update(manifest={"max_concurrency": 100})
     hall.run_once()
     assert order == [str(number) for number in range(100)]
@@ -289,7 +289,7 @@ def test_the_oldest_come_first_whoever_they_are_for(hall: Hall_) -> None:
 
 def test_the_outcome_of_a_call_is_written_before_the_next_look_at_the_queue(hall: Hall_) -> None:
     anna = hall.add(manifest={"max_concurrency": 1})
-    one, two = call(anna), call(anna)
+    one, two = queued(anna), queued(anna)
     hall.run_once()
     assert statuses(one, two) == ["running", "queued"]
     hall.dispatcher.run_once()  # no notification, no sweep: the free slot is the reason
@@ -313,9 +313,9 @@ def test_a_call_that_fails_ends_with_the_kind_of_its_error_and_leaves_the_member
 ) -> None:
     anna = hall.add()
     hall.client(anna).answer = failing(error)
-    invocation = call(anna)
+    call = queued(anna)
     hall.run_all()
-    found = row(invocation)
+    found = row(call)
     assert (found.status, found.error_kind) == (status, kind)
     assert found.error_message.startswith("tool 'echo' of member 'anna': ")
     assert hall.failed == []
@@ -325,7 +325,7 @@ def test_a_call_that_fails_ends_with_the_kind_of_its_error_and_leaves_the_member
 def test_a_response_that_is_not_mcp_is_logged(hall: Hall_, caplog: pytest.LogCaptureFixture) -> None:
     anna = hall.add()
     hall.client(anna).answer = failing(ProtocolError("answered with html"))
-    call(anna)
+    queued(anna)
     hall.run_all()
     assert "tool 'echo' of member 'anna': answered with html" in caplog.text
 
@@ -333,7 +333,7 @@ def test_a_response_that_is_not_mcp_is_logged(hall: Hall_, caplog: pytest.LogCap
 def test_a_call_whose_deadline_passed_is_cancelled_at_the_member_too(hall: Hall_) -> None:
     anna = hall.add()
     hall.client(anna).answer = failing(RequestTimeoutError(7))
-    call(anna)
+    queued(anna)
     hall.run_all()
     assert hall.client(anna).cancelled == ["the deadline passed"]
 
@@ -344,10 +344,10 @@ def test_a_refused_connection_is_reported_to_the_lifecycle(hall: Hall_, monkeypa
     monkeypatch.setattr(dispatcher, "EXIT_GRACE", 0.01)
     anna = hall.add()
     hall.client(anna).answer = failing(ConnectError("connection refused"))
-    invocation = call(anna)
+    call = queued(anna)
     hall.run_all()
     assert hall.failed == [("anna", "connection refused")]
-    assert (row(invocation).error_kind, row(invocation).status) == ("transport", "failed")
+    assert (row(call).error_kind, row(call).status) == ("transport", "failed")
 
 
 @pytest.mark.django_db(transaction=True)
@@ -367,11 +367,11 @@ def test_a_member_that_cannot_take_one_more_connection_lives_as_long_as_calls_ru
     anna = hall.add()
     client = hall.client(anna)
     client.go_on.clear()
-    served = call(anna, "served")
+    served = queued(anna, "served")
     hall.run_once()
     eventually(lambda: client.running == 1)
     client.invoke_tool = lambda *_, **__: failing(error)()  # type: ignore[method-assign]
-    turned_away = call(anna, "turned away")
+    turned_away = queued(anna, "turned away")
     hall.run_once()
     eventually(lambda: (hall.run_once(), statuses(turned_away) == ["failed"])[1])
     assert bool(hall.failed) is told
@@ -386,9 +386,9 @@ def test_an_exit_during_the_call_explains_a_broken_connection(hall: Hall_) -> No
     process.exit_code = -9
     process.exited.set()
     hall.client(anna).answer = failing(ConnectError("reset"))
-    invocation = call(anna)
+    call = queued(anna)
     hall.run_all()
-    assert row(invocation).error_message.endswith("the member exited during the call, with signal SIGKILL")
+    assert row(call).error_message.endswith("the member exited during the call, with signal SIGKILL")
     assert hall.failed == []
 
 
@@ -398,9 +398,9 @@ def test_an_exit_before_the_call_was_sent_differs_from_an_exit_during_it(hall: H
     process.exit_code = 3
     process.exited.set()
     hall.client(anna).answer = failing(ConnectError("connection refused", is_refusal=True))
-    invocation = call(anna)
+    call = queued(anna)
     hall.run_all()
-    found = row(invocation)
+    found = row(call)
     assert found.error_kind == "unavailable"
     assert (
         "the member exited before it accepted the call, with exit code 3; the call was not sent" in found.error_message
@@ -415,9 +415,9 @@ def test_a_call_ends_even_if_the_failed_connection_could_not_be_written_down(
     anna = hall.add()
     monkeypatch.setattr(hall, "handle_connection_failure", failing(OperationalError("gone")))
     hall.client(anna).answer = failing(ConnectError("refused"))
-    invocation = call(anna)
+    call = queued(anna)
     hall.run_all()
-    assert (row(invocation).status, row(invocation).error_kind) == ("failed", "transport")
+    assert (row(call).status, row(call).error_kind) == ("failed", "transport")
 
 
 @pytest.mark.django_db(transaction=True)
@@ -434,7 +434,7 @@ def test_a_failed_connection_leaves_no_database_connection_in_the_pools_thread(
     monkeypatch.setattr(hall, "handle_connection_failure", look_at_rows)
     anna = hall.add()
     hall.client(anna).answer = failing(ConnectError("refused"))
-    call(anna)
+    queued(anna)
     hall.run_all()
     eventually(lambda: hall.ended == 1)
     assert hall.held_connection is (connection.vendor == "sqlite")
@@ -450,7 +450,7 @@ def test_no_more_calls_at_a_time_than_the_member_takes_and_the_rest_stays_queued
     anna = hall.add(manifest={"max_concurrency": 3})
     client = hall.client(anna)
     client.go_on.clear()
-    calls = [call(anna, requested_by=somebody()) for _ in range(10)]
+    calls = [queued(anna, requested_by=somebody()) for _ in range(10)]
     hall.run_once()
     eventually(lambda: client.running == 3)
     hall.run_once()
@@ -467,20 +467,20 @@ def test_sixteen_at_a_time_unless_the_manifest_says_otherwise(make_hall: Callabl
     anna = hall.add()
     hall.client(anna).go_on.clear()
     for _ in range(40):
-        call(anna, requested_by=somebody())
+        queued(anna, requested_by=somebody())
     hall.run_once()
-    assert Invocation.objects.filter(status="running").count() == 16
+    assert Call.objects.filter(status="running").count() == 16
 
 
 def test_a_member_full_of_hung_calls_delays_no_other_member(make_hall: Callable[..., Hall_]) -> None:
     hall = make_hall()
     hung, well = hall.add("hung", manifest={"max_concurrency": 2}), hall.add("well")
     hall.client(hung).go_on.clear()
-    stuck = [call(hung, requested_by=somebody("ab"[number % 2])) for number in range(100)]
-    other = call(well)
+    stuck = [queued(hung, requested_by=somebody("ab"[number % 2])) for number in range(100)]
+    other = queued(well)
     hall.run_once()
     eventually(lambda: (hall.run_once(), row(other).status == "succeeded")[1])
-    assert Invocation.objects.filter(member=hung, status="running").count() == 2
+    assert Call.objects.filter(member=hung, status="running").count() == 2
     assert statuses(stuck[-1]) == ["queued"]
 
 
@@ -490,7 +490,7 @@ def test_a_slot_that_becomes_free_is_used_at_once(
     hall = make_hall(has_broker=True)  # without one the database is looked at every few milliseconds
     anna = hall.add(manifest={"max_concurrency": 1})
     client = hall.client(anna)
-    calls = [call(anna) for _ in range(5)]
+    calls = [queued(anna) for _ in range(5)]
     monkeypatch.setattr(queue_watch, "SWEEP_SECONDS", 3600.0)
     hall.run_once()
     for done in range(1, 6):
@@ -505,7 +505,7 @@ def test_no_more_calls_at_a_time_than_the_hall_takes(make_hall: Callable[..., Ha
     members = [hall.add(name) for name in "abcdef"]
     for member in members:
         hall.client(member).go_on.clear()
-    calls = [call(members[number % 6], requested_by=somebody()) for number in range(12)]
+    calls = [queued(members[number % 6], requested_by=somebody()) for number in range(12)]
     hall.run_once()
     assert statuses(*calls) == ["running"] * 5 + ["queued"] * 7
     for member in members:
@@ -520,11 +520,11 @@ def test_members_whose_calls_hang_leave_slots_for_the_others(make_hall: Callable
     for member in greedy:
         hall.client(member).go_on.clear()
         for _ in range(50):
-            call(member, requested_by=somebody())
+            queued(member, requested_by=somebody())
     hall.run_once()
     assert [hall.dispatcher.calls_in(member.pk) for member in greedy] == [20, 15]
     quick = [hall.add(f"quick-{number}") for number in range(12)]
-    calls = [call(member) for member in quick for _ in range(3)]
+    calls = [queued(member) for member in quick for _ in range(3)]
     eventually(lambda: (hall.run_once(), set(statuses(*calls)) == {"succeeded"})[1])
     assert [hall.dispatcher.calls_in(member.pk) for member in greedy] == [20, 15]
     hall.client(greedy[0]).go_on.set()  # excluded calls run when slots are free again
@@ -533,14 +533,14 @@ def test_members_whose_calls_hang_leave_slots_for_the_others(make_hall: Callable
 
 def test_a_hall_for_one_call_at_a_time_takes_it(make_hall: Callable[..., Hall_]) -> None:
     hall = make_hall(concurrency=1)
-    calls = [call(hall.add(name)) for name in "ab"]
+    calls = [queued(hall.add(name)) for name in "ab"]
     eventually(lambda: (hall.run_once(), statuses(*calls) == ["succeeded"] * 2)[1])
 
 
 def test_a_full_hall_looks_at_the_queue_again_when_a_slot_is_free(make_hall: Callable[..., Hall_]) -> None:
     hall = make_hall(concurrency=2)
     anna, bob = hall.add("anna"), hall.add("bob")
-    calls = [call(anna, requested_by=somebody("a")), call(bob), call(anna, requested_by=somebody("a"))]
+    calls = [queued(anna, requested_by=somebody("a")), queued(bob), queued(anna, requested_by=somebody("a"))]
     hall.run_once()
     eventually(lambda: hall.ended == 2)
     hall.dispatcher.run_once()
@@ -554,8 +554,8 @@ def test_calls_of_one_token_that_hang_keep_no_other_token_waiting(make_hall: Cal
     ana, ben = somebody("ana"), somebody("ben")
     tokens = [ApiToken.objects.create(user=user, name=name, digest=name) for user, name in ((ana, "a"), (ana, "b"))]
     hall.client(anna).go_on.clear()
-    greedy = [call(anna, requested_by=ana, token=tokens[0]) for _ in range(64)]
-    others = [call(anna, requested_by=ana, token=tokens[1]), call(anna, requested_by=ben), call(anna)]
+    greedy = [queued(anna, requested_by=ana, token=tokens[0]) for _ in range(64)]
+    others = [queued(anna, requested_by=ana, token=tokens[1]), queued(anna, requested_by=ben), queued(anna)]
     hall.run_once()
     assert statuses(*others) == ["running"] * 3
     assert statuses(*greedy) == ["running"] * 12 + ["queued"] * 52
@@ -571,12 +571,12 @@ def test_calls_of_one_requester_that_hang_in_every_member_leave_slots_of_the_hal
     for member in members:
         hall.client(member).go_on.clear()
         for _ in range(10):
-            call(member, requested_by=somebody("greedy"))
-    others = [call(member, requested_by=somebody("other")) for member in members[:2]]
+            queued(member, requested_by=somebody("greedy"))
+    others = [queued(member, requested_by=somebody("other")) for member in members[:2]]
     hall.run_once()
-    assert Invocation.objects.filter(status="running", requested_by=somebody("greedy")).count() == 24 + 3
+    assert Call.objects.filter(status="running", requested_by=somebody("greedy")).count() == 24 + 3
     assert statuses(others[0]) == ["running"]
-    assert Invocation.objects.filter(status="running").count() < 32
+    assert Call.objects.filter(status="running").count() < 32
 
 
 def test_hung_members_leave_slots_to_well_ones_also_for_who_called_them(make_hall: Callable[..., Hall_]) -> None:
@@ -585,32 +585,32 @@ def test_hung_members_leave_slots_to_well_ones_also_for_who_called_them(make_hal
         hung = hall.add(name, manifest={"max_concurrency": 1000})
         hall.client(hung).go_on.clear()
         for _ in range(70):
-            call(hung)
+            queued(hung)
     well = hall.add("well")
-    calls = [call(well) for _ in range(5)]
+    calls = [queued(well) for _ in range(5)]
     eventually(lambda: (hall.run_once(), set(statuses(*calls)) == {"succeeded"})[1])
 
 
 def test_a_claim_that_fails_gives_its_slots_back(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
     anna = hall.add()
-    invocation = call(anna)
+    call = queued(anna)
     with monkeypatch.context() as patch:
         patch.setattr(statements, "claim", failing(OperationalError("away")))
         with pytest.raises(OperationalError):
             hall.dispatcher.run_queued_calls()
     assert hall.dispatcher.calls_in(anna.pk) == 0
     hall.run_all()
-    assert statuses(invocation) == ["succeeded"]
+    assert statuses(call) == ["succeeded"]
 
 
 def test_a_long_queue_is_claimed_in_batches_of_few_statements(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatcher, "CLAIM_BATCH", 10)
     anna = hall.add(manifest={"max_concurrency": 200})
     for _ in range(95):
-        call(anna)
+        queued(anna)
     with CaptureQueriesContext(connection) as queries:
         hall.dispatcher.run_queued_calls()
-    assert Invocation.objects.filter(status="running").count() == 95
+    assert Call.objects.filter(status="running").count() == 95
     assert len(queries) == 20  # ten times: look, claim
 
 
@@ -619,11 +619,11 @@ def test_a_long_queue_is_claimed_in_batches_of_few_statements(hall: Hall_, monke
 
 def test_a_call_that_was_cancelled_before_the_claim_is_never_made(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
     anna = hall.add()
-    one, two, three = call(anna, "1"), call(anna, "2"), call(anna, "3")
+    one, two, three = queued(anna, "1"), queued(anna, "2"), queued(anna, "3")
     real = statements.claim
 
     def claim(ids: list[int], lease_id: uuid.UUID) -> int:
-        invocations.cancel(row(two))  # somebody is quicker
+        transitions.cancel(row(two))  # somebody is quicker
         return real(ids, lease_id)
 
     with monkeypatch.context() as patch:
@@ -636,7 +636,7 @@ def test_a_call_that_was_cancelled_before_the_claim_is_never_made(hall: Hall_, m
 
 def test_without_the_lease_nothing_is_claimed_and_the_queue_is_not_asked_without_end(hall: Hall_) -> None:
     anna = hall.add(manifest={"max_concurrency": 100})
-    calls = [call(anna) for _ in range(70)]
+    calls = [queued(anna) for _ in range(70)]
     Hall.objects.update(lease_id=uuid.uuid4())
     hall.run_once()
     assert set(statuses(*calls)) == {"queued"}
@@ -648,18 +648,18 @@ def test_an_outcome_of_a_call_that_has_already_ended_is_one_line_in_the_log(
     hall: Hall_, caplog: pytest.LogCaptureFixture
 ) -> None:
     anna = hall.add()
-    invocation = call(anna)
+    call = queued(anna)
     hall.run_once()
     Hall.objects.update(lease_id=uuid.uuid4())
     hall.run_once()
-    assert row(invocation).status == "running"
-    assert f"call {invocation.pk} has already ended" in caplog.text
+    assert row(call).status == "running"
+    assert f"call {call.pk} has already ended" in caplog.text
     assert hall.dispatcher.is_idle
 
 
 def test_after_stop_claiming_no_call_is_claimed_but_outcomes_are_written(hall: Hall_) -> None:
     anna = hall.add(manifest={"max_concurrency": 1})
-    one, two = call(anna), call(anna)
+    one, two = queued(anna), queued(anna)
     hall.run_once()
     hall.dispatcher.stop_claiming()
     hall.run_once()
@@ -671,7 +671,7 @@ def test_after_stop_claiming_no_call_is_claimed_but_outcomes_are_written(hall: H
 
 def test_progress_is_written_once_in_a_sweep_however_often_a_member_reports_it(hall: Hall_) -> None:
     anna = hall.add()
-    one, two = call(anna, "one"), call(anna, "two")
+    one, two = queued(anna, "one"), queued(anna, "two")
     said = [{"progress": number, "total": "many", "message": "x" * 10_000} for number in range(1000)]
     hall.client(anna).progress = {"one": said, "two": [{"progress": "half"}]}
     hall.dispatcher.run_queued_calls()
@@ -685,12 +685,12 @@ def test_progress_is_written_once_in_a_sweep_however_often_a_member_reports_it(h
 
 def test_progress_of_a_call_that_is_over_changes_nothing(hall: Hall_) -> None:
     anna = hall.add()
-    invocation = call(anna)
+    call = queued(anna)
     hall.run_all()
     (exchange,) = hall.client(anna).exchanges
     exchange.on_progress({"progress": 1})
     hall.dispatcher.sweep()
-    assert row(invocation).progress is None
+    assert row(call).progress is None
 
 
 # Outcomes ---------------------------------------------------------------------------------------------------------
@@ -704,21 +704,21 @@ def test_the_outcome_of_a_call_does_not_wait_for_the_big_answer_of_another(
     anna, bob = hall.add("anna"), hall.add("bob")
     big = {"content": [{"type": "text", "text": "x" * outcomes.BIG_OUTCOME}]}
     hall.client(anna).answer = lambda tool: big
-    real, go_on, writing = invocations.finish, threading.Event(), []
+    real, go_on, writing = transitions.finish, threading.Event(), []
 
-    def finish(invocation: Invocation, outcome: Outcome, lease_id: uuid.UUID) -> bool:
+    def finish(call: Call, outcome: Outcome, lease_id: uuid.UUID) -> bool:
         if outcome.size > outcomes.BIG_OUTCOME:
-            writing.append(invocation)
+            writing.append(call)
             go_on.wait(10)
-            assert writing.pop() is invocation
+            assert writing.pop() is call
             assert writing == []  # one after the other
-        return real(invocation, outcome, lease_id)
+        return real(call, outcome, lease_id)
 
-    monkeypatch.setattr(invocations, "finish", finish)
-    many = [call(anna) for _ in range(3)]
+    monkeypatch.setattr(transitions, "finish", finish)
+    many = [queued(anna) for _ in range(3)]
     hall.run_once()
     eventually(lambda: writing)
-    small = call(bob)
+    small = queued(bob)
     eventually(lambda: (hall.run_once(), statuses(small) == ["succeeded"])[1])
     assert statuses(*many) == ["running"] * 3
     go_on.set()
@@ -731,36 +731,36 @@ def test_the_outcome_of_a_call_does_not_wait_for_the_big_answer_of_another(
 def test_a_big_answer_is_not_lost_when_the_database_is_away(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
     anna = hall.add()
     hall.client(anna).answer = lambda tool: {"content": [{"type": "text", "text": "x" * outcomes.BIG_OUTCOME}]}
-    invocation = call(anna)
+    call = queued(anna)
     with monkeypatch.context() as patch:
-        patch.setattr(invocations, "finish", failing(OperationalError("gone")))
+        patch.setattr(transitions, "finish", failing(OperationalError("gone")))
         hall.run_once()
-    assert statuses(invocation) == ["running"]
+    assert statuses(call) == ["running"]
     hall.run_once()
-    assert statuses(invocation) == ["succeeded"]
+    assert statuses(call) == ["succeeded"]
 
 
 def test_text_of_a_member_that_postgres_cannot_store_is_replaced(hall: Hall_) -> None:
     anna = hall.add()
     hall.client(anna).answer = failing(ProtocolError("answered with text/\x00html"))
-    invocation = call(anna)
+    call = queued(anna)
     hall.run_all()
-    assert row(invocation).error_message.endswith("answered with text/\N{REPLACEMENT CHARACTER}html")
+    assert row(call).error_message.endswith("answered with text/\N{REPLACEMENT CHARACTER}html")
 
 
 def test_a_result_that_the_database_refuses_fails_only_its_own_call(
     hall: Hall_, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     anna = hall.add()
-    calls = [call(anna, str(number)) for number in range(3)]
-    real = invocations.finish
+    calls = [queued(anna, str(number)) for number in range(3)]
+    real = transitions.finish
 
-    def finish(invocation: Invocation, outcome: Any, lease_id: uuid.UUID) -> bool:
-        if invocation.pk == calls[1].pk and outcome.result is not None:
+    def finish(call: Call, outcome: Any, lease_id: uuid.UUID) -> bool:
+        if call.pk == calls[1].pk and outcome.result is not None:
             raise DataError("too odd")
-        return real(invocation, outcome, lease_id)
+        return real(call, outcome, lease_id)
 
-    monkeypatch.setattr(invocations, "finish", finish)
+    monkeypatch.setattr(transitions, "finish", finish)
     hall.run_all()
     assert statuses(*calls) == ["succeeded", "failed", "succeeded"]
     assert row(calls[1]).error_kind == "protocol"
@@ -770,15 +770,15 @@ def test_a_result_that_the_database_refuses_fails_only_its_own_call(
 
 def test_a_result_that_cannot_be_encoded_fails_only_its_own_call(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
     anna = hall.add()
-    one, two = call(anna, "1"), call(anna, "2")
-    real = invocations.finish
+    one, two = queued(anna, "1"), queued(anna, "2")
+    real = transitions.finish
 
-    def finish(invocation: Invocation, outcome: Any, lease_id: uuid.UUID) -> bool:
-        if invocation.pk == one.pk and outcome.result is not None:
+    def finish(call: Call, outcome: Any, lease_id: uuid.UUID) -> bool:
+        if call.pk == one.pk and outcome.result is not None:
             raise UnicodeEncodeError("utf-8", "x", 0, 1, "odd")
-        return real(invocation, outcome, lease_id)
+        return real(call, outcome, lease_id)
 
-    monkeypatch.setattr(invocations, "finish", finish)
+    monkeypatch.setattr(transitions, "finish", finish)
     hall.run_all()
     assert statuses(one, two) == ["failed", "succeeded"]
 
@@ -786,9 +786,9 @@ def test_a_result_that_cannot_be_encoded_fails_only_its_own_call(hall: Hall_, mo
 @pytest.mark.django_db(transaction=True)
 def test_outcomes_are_written_when_the_database_is_back(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
     anna = hall.add()
-    calls = [call(anna) for _ in range(3)]
+    calls = [queued(anna) for _ in range(3)]
     hall.run_once()
-    real, away = invocations.finish, [OperationalError("gone")] * 3
+    real, away = transitions.finish, [OperationalError("gone")] * 3
 
     def finish(*args: Any) -> bool:
         if away:
@@ -796,7 +796,7 @@ def test_outcomes_are_written_when_the_database_is_back(hall: Hall_, monkeypatch
         return real(*args)
 
     monkeypatch.setattr("mcp_runtime.rows.database.RETRY_INTERVAL", 0.001)
-    monkeypatch.setattr(invocations, "finish", finish)
+    monkeypatch.setattr(transitions, "finish", finish)
     hall.run_once()
     assert statuses(*calls) == ["succeeded"] * 3
 
@@ -806,16 +806,16 @@ def test_the_next_iteration_writes_outcomes_after_a_write_that_failed(
     hall: Hall_, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     anna = hall.add()
-    invocation = call(anna)
+    call = queued(anna)
     hall.run_once()
     with monkeypatch.context() as patch:
         patch.setattr("mcp_runtime.rows.database.RETRY_SECONDS", 0.0)
-        patch.setattr(invocations, "finish", failing(OperationalError("gone")))
+        patch.setattr(transitions, "finish", failing(OperationalError("gone")))
         with pytest.raises(OperationalError):
             hall.run_once()
     assert not hall.dispatcher.is_idle
     hall.run_once()
-    assert statuses(invocation) == ["succeeded"]
+    assert statuses(call) == ["succeeded"]
 
 
 def test_outcomes_that_arrive_together_are_written_in_one_transaction_where_a_commit_waits_for_the_disk(
@@ -824,11 +824,11 @@ def test_outcomes_that_arrive_together_are_written_in_one_transaction_where_a_co
     """SQLite's does not, and its one lock is not held while the next statement is put together."""
     anna = hall.add()
     for _ in range(10):
-        call(anna)
+        queued(anna)
     hall.run_once()
     with CaptureQueriesContext(connection) as queries:
         hall.dispatcher.write_outcomes()
-    assert Invocation.objects.filter(status="succeeded").count() == 10
+    assert Call.objects.filter(status="succeeded").count() == 10
     assert len([q for q in queries if q["sql"].startswith("UPDATE")]) == 10
     transactions = len([q for q in queries if q["sql"].startswith(("SAVEPOINT", "BEGIN"))])
     assert transactions == (1 if connection.vendor == "postgresql" else 0)
@@ -836,8 +836,8 @@ def test_outcomes_that_arrive_together_are_written_in_one_transaction_where_a_co
 
 def test_the_outcome_of_one_users_call_is_written_before_the_many_of_another(hall: Hall_) -> None:
     anna = hall.add(manifest={"max_concurrency": 200})
-    many = [call(anna, requested_by=somebody("many")) for _ in range(3 * outcomes.MAX_BATCH)]
-    one = call(anna, requested_by=somebody("one"))
+    many = [queued(anna, requested_by=somebody("many")) for _ in range(3 * outcomes.MAX_BATCH)]
+    one = queued(anna, requested_by=somebody("one"))
     hall.dispatcher.run_queued_calls()
     hall.dispatcher.write_outcomes()
     assert statuses(one, many[0]) == ["succeeded", "succeeded"]
@@ -853,19 +853,19 @@ def test_an_outcome_that_is_added_during_a_write_is_written_too(monkeypatch: pyt
     anna = hall.add(manifest={"max_concurrency": 200})
     calls = []
     for user in (somebody("many"), somebody("one")):  # those of one after those of many
-        calls += [call(anna, requested_by=user) for _ in range(4)]
+        calls += [queued(anna, requested_by=user) for _ in range(4)]
         hall.dispatcher.run_queued_calls()
-    late, is_same = [work.pop()], Invocation.__eq__
+    late, is_same = [work.pop()], Call.__eq__
     for end in work:
         end()
 
-    def compare(one: Invocation, other: object) -> bool:
+    def compare(one: Call, other: object) -> bool:
         if late:
             late.pop()()
         return is_same(one, other)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Invocation, "__eq__", compare)
+        patch.setattr(Call, "__eq__", compare)
         hall.dispatcher.write_outcomes()
     for end in late:
         end()
@@ -878,11 +878,11 @@ def test_outcomes_of_several_users_are_written_once_after_a_write_that_failed(
     hall: Hall_, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     anna = hall.add(manifest={"max_concurrency": 200})
-    calls = [call(anna, requested_by=user) for user in [somebody("many")] * 4 + [somebody("one")] * 2]
+    calls = [queued(anna, requested_by=user) for user in [somebody("many")] * 4 + [somebody("one")] * 2]
     hall.dispatcher.run_queued_calls()
     with monkeypatch.context() as patch:
         patch.setattr("mcp_runtime.rows.database.RETRY_SECONDS", 0.0)
-        patch.setattr(invocations, "finish", failing(OperationalError("gone")))
+        patch.setattr(transitions, "finish", failing(OperationalError("gone")))
         with pytest.raises(OperationalError):
             hall.dispatcher.write_outcomes()
     hall.dispatcher.write_outcomes()
@@ -893,8 +893,8 @@ def test_outcomes_of_several_users_are_written_once_after_a_write_that_failed(
 def test_calls_that_are_claimed_together_are_made_in_turn_for_each_user(hall: Hall_) -> None:
     anna = hall.add(manifest={"max_concurrency": 200})
     for number in range(4):
-        call(anna, f"many-{number}", requested_by=somebody("many"))
-    call(anna, "one", requested_by=somebody("one"))
+        queued(anna, f"many-{number}", requested_by=somebody("many"))
+    queued(anna, "one", requested_by=somebody("one"))
     hall.dispatcher.run_queued_calls()
     assert [tool for tool, _, _ in hall.client(anna).calls][:2] == ["many-0", "one"]
 
@@ -905,7 +905,7 @@ def test_outcomes_that_are_left_for_the_next_iteration_notify_it(monkeypatch: py
     hall.run_once()
     anna = hall.add(manifest={"max_concurrency": 200})
     for _ in range(outcomes.MAX_BATCH + 1):
-        call(anna)
+        queued(anna)
     hall.dispatcher.run_queued_calls()
     assert hall.is_notified()  # by the calls themselves
     hall.dispatcher.write_outcomes()
@@ -925,10 +925,10 @@ def pass_time(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timezone, "now", lambda: now() + timedelta(seconds=seconds))
 
 
-def refused(hall: Hall_, invocation: Invocation) -> str:
+def refused(hall: Hall_, call: Call) -> str:
     """Why it ended as unavailable; empty while it waits."""
     hall.run_once()
-    found = row(invocation)
+    found = row(call)
     if found.status == "queued":
         return ""
     assert (found.status, found.error_kind) == ("failed", "unavailable")
@@ -952,24 +952,24 @@ def refused(hall: Hall_, invocation: Invocation) -> str:
 )
 def test_a_call_waits_for_a_member_that_may_come_up(hall: Hall_, columns: dict[str, Any]) -> None:
     anna = hall.add(connected=False, last_error="it fell over", **columns)
-    invocation = call(anna)
-    assert refused(hall, invocation) == ""
-    assert refused(hall, invocation) == ""
+    call = queued(anna)
+    assert refused(hall, call) == ""
+    assert refused(hall, call) == ""
     hall.live[anna.pk] = Live(anna)
     hall.dispatcher.member_changed(anna.pk)
     hall.dispatcher.run_once()  # the change is the reason; no sweep is due
     hall.dispatcher.run_once()
-    assert statuses(invocation) == ["succeeded"]
+    assert statuses(call) == ["succeeded"]
 
 
 def test_a_member_that_came_up_unannounced_gets_its_calls_at_the_next_sweep(hall: Hall_) -> None:
     anna = hall.add(connected=False)
-    invocation = call(anna)
+    call = queued(anna)
     hall.run_once()
     hall.live[anna.pk] = Live(anna)
     hall.run_once()
     hall.run_all()
-    assert statuses(invocation) == ["succeeded"]
+    assert statuses(call) == ["succeeded"]
 
 
 @pytest.mark.parametrize(
@@ -984,8 +984,8 @@ def test_a_member_that_came_up_unannounced_gets_its_calls_at_the_next_sweep(hall
 def test_a_call_to_a_member_that_cannot_come_up_in_time_is_refused_with_the_reason(
     hall: Hall_, columns: dict[str, Any], said: str
 ) -> None:
-    invocation = call(hall.add(connected=False, last_error="it fell over", **columns))
-    assert refused(hall, invocation) == said
+    call = queued(hall.add(connected=False, last_error="it fell over", **columns))
+    assert refused(hall, call) == said
 
 
 @pytest.mark.parametrize(
@@ -1000,25 +1000,25 @@ def test_a_call_to_a_member_that_cannot_come_up_in_time_is_refused_with_the_reas
 )
 def test_a_call_waits_no_longer_than_its_timeout(hall: Hall_, columns: dict[str, Any], said: str) -> None:
     anna = hall.add(connected=False, last_error="it fell over", **columns)
-    invocation = call(anna, timeout=0.3)
-    assert refused(hall, invocation) == ""
+    call = queued(anna, timeout=0.3)
+    assert refused(hall, call) == ""
     time.sleep(0.31)
-    assert refused(hall, invocation) == said
+    assert refused(hall, call) == said
 
 
 def test_waiting_counts_from_when_the_runtime_first_saw_it_not_from_when_it_was_queued(hall: Hall_) -> None:
     """It may have been queued while no runtime was alive."""
     anna = hall.add(connected=False)
-    invocation = call(anna, timeout=5, queued_at=timezone.now() - timedelta(hours=1))
-    assert refused(hall, invocation) == ""
+    call = queued(anna, timeout=5, queued_at=timezone.now() - timedelta(hours=1))
+    assert refused(hall, call) == ""
 
 
 def test_a_call_wakes_a_member_that_nothing_else_would_when_its_back_off_allows(hall: Hall_) -> None:
     """In error without a restart to come: given up, or `restart: never`."""
     changed_at = timezone.now() - timedelta(seconds=1)
     anna = hall.add(connected=False, status="error", status_changed_at=changed_at, restarts=3, last_error="it fell")
-    invocation = call(anna, timeout=30)
-    assert refused(hall, invocation) == ""
+    call = queued(anna, timeout=30)
+    assert refused(hall, call) == ""
     anna.refresh_from_db()
     assert abs(anna.next_restart_at - changed_at - restart_delay(3)) < timedelta(seconds=0.1)
     assert hall.woken == 1
@@ -1027,24 +1027,24 @@ def test_a_call_wakes_a_member_that_nothing_else_would_when_its_back_off_allows(
 def test_a_call_never_shortens_a_back_off(hall: Hall_) -> None:
     due = timezone.now() + timedelta(seconds=20)
     anna = hall.add(connected=False, status="error", restarts=5, next_restart_at=due, last_error="it fell")
-    assert refused(hall, call(anna, timeout=30)) == ""
+    assert refused(hall, queued(anna, timeout=30)) == ""
     anna.refresh_from_db()
     assert anna.next_restart_at == due
 
 
 def test_a_call_whose_deadline_is_before_the_end_of_the_back_off_is_refused_at_once(hall: Hall_) -> None:
     anna = hall.add(connected=False, status="error", restarts=6, last_error="it fell")
-    assert refused(hall, call(anna, timeout=2)) == "it fell"
+    assert refused(hall, queued(anna, timeout=2)) == "it fell"
     anna.refresh_from_db()
     assert anna.next_restart_at is None
 
 
 def test_a_member_that_was_tried_for_the_call_and_failed_ends_it(hall: Hall_) -> None:
     anna = hall.add(connected=False, status="error", restarts=0, last_error="it fell")
-    invocation = call(anna)
-    assert refused(hall, invocation) == ""
+    call = queued(anna)
+    assert refused(hall, call) == ""
     GuildMember.objects.update(status_changed_at=timezone.now(), next_restart_at=None, last_error="it fell again")
-    assert refused(hall, invocation) == "it fell again"
+    assert refused(hall, call) == "it fell again"
 
 
 def test_thousands_that_wait_for_one_member_delay_no_refusal_of_another(
@@ -1052,8 +1052,8 @@ def test_thousands_that_wait_for_one_member_delay_no_refusal_of_another(
 ) -> None:
     monkeypatch.setattr(waiting_for_members, "MAX_CHECKED_CALLS", 5)
     down, anna = hall.add("down", connected=False), hall.add("anna", connected=False, enabled=False)
-    waiting = [call(down) for _ in range(20)]
-    hopeless = call(anna)
+    waiting = [queued(down) for _ in range(20)]
+    hopeless = queued(anna)
     assert "it is disabled" in refused(hall, hopeless)
     assert set(statuses(*waiting)) == {"queued"}
 
@@ -1064,7 +1064,7 @@ def test_each_call_waits_for_its_member_from_the_time_it_was_queued(
     """Not from the first iteration that checks it. Calls behind many others would wait many times as long."""
     monkeypatch.setattr(waiting_for_members, "MAX_CHECKED_CALLS", 2)
     anna = hall.add(connected=False)
-    calls = [call(anna, timeout=20) for _ in range(6)]
+    calls = [queued(anna, timeout=20) for _ in range(6)]
     hall.run_once()
     pass_time(21, monkeypatch)
     for _ in range(3):
@@ -1076,30 +1076,30 @@ def test_calls_wait_from_the_start_again_after_their_member_was_connected(
     hall: Hall_, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     anna = hall.add(connected=False)
-    invocation = call(anna, timeout=20)
-    Invocation.objects.update(queued_at=timezone.now() - timedelta(seconds=60))
+    call = queued(anna, timeout=20)
+    Call.objects.update(queued_at=timezone.now() - timedelta(seconds=60))
     hall.run_once()
     pass_time(60, monkeypatch)
     hall.live[anna.pk] = Live(anna)
     hall.dispatcher.member_changed(anna.pk)
     del hall.live[anna.pk]
-    assert refused(hall, invocation) == ""
+    assert refused(hall, call) == ""
 
 
 def test_calls_that_wait_for_one_member_keep_no_others_waiting(hall: Hall_) -> None:
     down, up = hall.add("down", connected=False), hall.add("up")
-    waiting = [call(down) for _ in range(100)]
-    other = call(up)
+    waiting = [queued(down) for _ in range(100)]
+    other = queued(up)
     hall.run_all()
     assert statuses(other) == ["succeeded"]
     assert set(statuses(*waiting)) == {"queued"}
 
 
 def test_without_the_lease_nothing_is_refused(hall: Hall_) -> None:
-    invocation = call(hall.add(connected=False, enabled=False))
+    call = queued(hall.add(connected=False, enabled=False))
     Hall.objects.update(lease_id=uuid.uuid4())
     hall.run_once()
-    assert statuses(invocation) == ["queued"]
+    assert statuses(call) == ["queued"]
 
 
 # Cancelling -------------------------------------------------------------------------------------------------------
@@ -1112,10 +1112,10 @@ def test_the_cancellation_of_a_running_call_is_sent_to_its_member_and_the_call_e
     anna = hall.add()
     client = hall.client(anna)
     client.go_on.clear()
-    one, two = call(anna, "1"), call(anna, "2")
+    one, two = queued(anna, "1"), queued(anna, "2")
     hall.run_once()
     eventually(lambda: client.running == 2)
-    invocations.cancel(row(one))
+    transitions.cancel(row(one))
     hall.run_once()
     eventually(lambda: client.running == 1)
     hall.run_once()
@@ -1129,10 +1129,10 @@ def test_a_call_that_is_being_cancelled_is_not_cancelled_again(make_hall: Callab
     anna = hall.add()
     client = hall.client(anna)
     client.go_on.clear()
-    invocation = call(anna)
+    call = queued(anna)
     hall.run_once()
     eventually(lambda: client.running == 1)
-    invocations.cancel(row(invocation))
+    transitions.cancel(row(call))
     hall.dispatcher.send_cancellations()
     eventually(lambda: client.cancelled)
     eventually(lambda: client.running == 0)
@@ -1142,11 +1142,11 @@ def test_a_call_that_is_being_cancelled_is_not_cancelled_again(make_hall: Callab
 
 def test_a_call_that_succeeded_before_it_could_be_cancelled_has_succeeded(hall: Hall_) -> None:
     anna = hall.add()
-    invocation = call(anna)
+    call = queued(anna)
     hall.run_once()
-    invocations.cancel(row(invocation))
+    transitions.cancel(row(call))
     hall.run_once()
-    assert statuses(invocation) == ["succeeded"]
+    assert statuses(call) == ["succeeded"]
 
 
 # Strays -----------------------------------------------------------------------------------------------------------
@@ -1154,17 +1154,17 @@ def test_a_call_that_succeeded_before_it_could_be_cancelled_has_succeeded(hall: 
 
 def test_calls_that_another_runtime_left_running_end_as_lost_and_are_not_repeated(hall: Hall_) -> None:
     anna = hall.add()
-    invocation = call(anna, status="running", lease_id=uuid.uuid4(), started_at=timezone.now())
+    call = queued(anna, status="running", lease_id=uuid.uuid4(), started_at=timezone.now())
     hall.run_once()
-    assert (row(invocation).status, row(invocation).error_kind) == ("failed", "lost")
-    assert "the call is not repeated automatically" in row(invocation).error_message
+    assert (row(call).status, row(call).error_kind) == ("failed", "lost")
+    assert "the call is not repeated automatically" in row(call).error_message
     assert hall.client(anna).calls == []
 
 
 def test_a_stray_ends_as_not_sent_at_the_second_check(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
     """However the wall clock is set: the row may say that it was claimed in an hour."""
     anna = hall.add()
-    lost = call(anna, status="running", lease_id=hall.lease_id, started_at=timezone.now() + LATER)
+    lost = queued(anna, status="running", lease_id=hall.lease_id, started_at=timezone.now() + LATER)
     hall.run_once()
     hall.run_once()
     assert statuses(lost) == ["running"]  # the next look is not due
@@ -1178,12 +1178,12 @@ def test_a_call_that_runs_long_is_no_stray(make_hall: Callable[..., Hall_], monk
     hall = make_hall()
     anna = hall.add()
     hall.client(anna).go_on.clear()
-    invocation = call(anna)
+    call = queued(anna)
     hall.run_once()
     monkeypatch.setattr(dispatcher, "STRAY_SECONDS", 0.0)
     for _ in range(3):
         hall.run_once()
-    assert statuses(invocation) == ["running"]
+    assert statuses(call) == ["running"]
 
 
 # Stopping ---------------------------------------------------------------------------------------------------------
@@ -1194,7 +1194,7 @@ def test_abandoned_calls_end_as_lost_and_their_member_is_notified(make_hall: Cal
     anna, bob = hall.add("anna"), hall.add("bob")
     for member in (anna, bob):
         hall.client(member).go_on.clear()
-    ours, other = call(anna), call(bob)
+    ours, other = queued(anna), queued(bob)
     hall.run_once()
     eventually(lambda: hall.client(anna).running == hall.client(bob).running == 1)
     hall.dispatcher.abandon(anna.pk)
@@ -1208,11 +1208,11 @@ def test_abandoned_calls_end_as_lost_and_their_member_is_notified(make_hall: Cal
 
 def test_a_call_that_succeeded_just_before_it_was_abandoned_has_succeeded(hall: Hall_) -> None:
     anna = hall.add()
-    invocation = call(anna)
+    call = queued(anna)
     hall.run_once()
     hall.dispatcher.abandon(anna.pk)
     hall.run_once()
-    assert statuses(invocation) == ["succeeded"]
+    assert statuses(call) == ["succeeded"]
 
 
 def test_stopping_before_the_loop_began_is_fine(hall: Hall_) -> None:
@@ -1240,9 +1240,9 @@ def test_a_notification_is_heard_at_once(make_hall: Callable[..., Hall_], monkey
     for name in ("QUERY_INTERVAL", "SWEEP_SECONDS"):
         monkeypatch.setattr(queue_watch, name, 3600.0)
     start_and_sweep(hall, monkeypatch)
-    invocation = call(anna)
+    call = queued(anna)
     hall.dispatcher.notify()
-    eventually(lambda: row(invocation).status == "succeeded", within=5)
+    eventually(lambda: row(call).status == "succeeded", within=5)
 
 
 @in_a_loop
@@ -1253,8 +1253,8 @@ def test_without_a_notification_the_queue_is_looked_at_within_a_second_or_so(
     hall = make_hall(has_broker=has_broker)
     anna = hall.add()
     hall.dispatcher.start()
-    invocation = call(anna)
-    eventually(lambda: row(invocation).status == "succeeded", within=3)
+    call = queued(anna)
+    eventually(lambda: row(call).status == "succeeded", within=3)
 
 
 @in_a_loop
@@ -1267,10 +1267,10 @@ def test_a_commit_to_sqlite_notifies_of_calls_members_and_cancellations(
     anna = hall.add()
     hall.client(anna).go_on.clear()
     start_and_sweep(hall, monkeypatch)
-    invocation = call(anna)
+    call = queued(anna)
     eventually(lambda: hall.client(anna).running == 1, within=5)
-    invocations.cancel(row(invocation))
-    eventually(lambda: row(invocation).status == "cancelled", within=5)
+    transitions.cancel(row(call))
+    eventually(lambda: row(call).status == "cancelled", within=5)
     woken = hall.woken
     GuildMember.objects.update(restart_requested_at=timezone.now())
     eventually(lambda: hall.woken > woken, within=5)
@@ -1294,8 +1294,8 @@ def test_an_iteration_that_fails_is_logged_and_the_next_one_follows(
     monkeypatch.setattr(hall.dispatcher, "sweep", sweep)
     hall.dispatcher.start()
     eventually(lambda: not errors)
-    invocation = call(anna)
-    eventually(lambda: row(invocation).status == "succeeded")
+    call = queued(anna)
+    eventually(lambda: row(call).status == "succeeded")
     assert "the database cannot be reached (gone)" in caplog.text
     assert "an iteration of the dispatcher failed" in caplog.text
 
@@ -1307,13 +1307,13 @@ def test_the_loop_ends_when_the_last_outcome_is_written(make_hall: Callable[...,
     client = hall.client(anna)
     client.go_on.clear()
     hall.dispatcher.start()
-    invocation = call(anna)
+    call = queued(anna)
     hall.dispatcher.notify()
     eventually(lambda: client.running == 1)
     hall.dispatcher.stop_claiming()
     client.go_on.set()
     hall.dispatcher.stop()
-    assert statuses(invocation) == ["succeeded"]
+    assert statuses(call) == ["succeeded"]
     assert not is_looping()
 
 
@@ -1333,9 +1333,9 @@ def test_a_database_that_is_away_for_good_does_not_keep_the_loop_from_ending(
         tries.append(end)
         raise OperationalError("gone")
 
-    monkeypatch.setattr(invocations, "finish", finish)
+    monkeypatch.setattr(transitions, "finish", finish)
     hall.dispatcher.start()
-    call(anna)
+    queued(anna)
     hall.dispatcher.notify()
     eventually(lambda: tries)
     watch = Stopwatch()
@@ -1352,7 +1352,7 @@ def test_a_fault_of_the_hall_itself_does_not_keep_it_from_stopping(
     monkeypatch.setattr(dispatcher, "RETRY_SECONDS", 0.05)
     hall = make_hall()
     anna = hall.add()
-    call(anna)
+    queued(anna)
     hall.dispatcher.run_queued_calls()
     eventually(lambda: hall.ended == 1)
     monkeypatch.setattr(hall.dispatcher, "write_outcomes", failing(ZeroDivisionError("a bug")))
@@ -1369,7 +1369,7 @@ def test_many_calls_from_many_threads_each_run_once(make_hall: Callable[..., Hal
 
     def queue(number: int) -> None:
         for index in range(10):
-            call(members[(number + index) % 4], f"{number}-{index}")
+            queued(members[(number + index) % 4], f"{number}-{index}")
             hall.dispatcher.notify()
         connection.close()
 
@@ -1378,7 +1378,7 @@ def test_many_calls_from_many_threads_each_run_once(make_hall: Callable[..., Hal
         thread.start()
     for thread in threads:
         thread.join(30)
-    eventually(lambda: Invocation.objects.filter(status="succeeded").count() == 80, within=20)
+    eventually(lambda: Call.objects.filter(status="succeeded").count() == 80, within=20)
     called = [tool for member in members for tool, _, _ in hall.client(member).calls]
     assert sorted(called) == sorted(f"{number}-{index}" for number in range(8) for index in range(10))
     assert max(hall.client(member).most_at_once for member in members) <= 4

@@ -14,13 +14,13 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from mcp_runtime.rows.kept_queries import KeptQuery, Slot
-from roster.models import ApiToken, GuildMember, Invocation
+from roster.models import ApiToken, Call, GuildMember
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def calls() -> list[Invocation]:
+def calls() -> list[Call]:
     anna = GuildMember.objects.create(name="anna", directory="anna", manifest={"name": "anna"})
     token = ApiToken.objects.create(user=User.objects.create_user("bob"), name="his", hint="abcd", digest="d")
     common = {"member": anna, "tool_name": "echo", "source": "rest"}
@@ -35,12 +35,12 @@ def calls() -> list[Invocation]:
         "error_code": -5,
         "error_data": ["%s"],
     }
-    return [Invocation.objects.create(**{**common, **full}), Invocation.objects.create(**common, timeout=30)]
+    return [Call.objects.create(**{**common, **full}), Call.objects.create(**common, timeout=30)]
 
 
-def test_rows_are_read_as_django_reads_them(calls: list[Invocation]) -> None:
-    kept = KeptQuery(lambda: Invocation.objects.filter(tool_name=Slot("tool")).order_by("id"), related={"member": ()})
-    found, expected = kept.read(tool="echo"), list(Invocation.objects.select_related("member").order_by("id"))
+def test_rows_are_read_as_django_reads_them(calls: list[Call]) -> None:
+    kept = KeptQuery(lambda: Call.objects.filter(tool_name=Slot("tool")).order_by("id"), related={"member": ()})
+    found, expected = kept.read(tool="echo"), list(Call.objects.select_related("member").order_by("id"))
     assert found == calls
     for ours, djangos in zip(found, expected, strict=True):
         assert values(ours) == values(djangos)
@@ -52,8 +52,8 @@ def values(row: Any) -> dict[str, Any]:
     return {field.attname: row.__dict__[field.attname] for field in row._meta.concrete_fields}
 
 
-def test_columns_that_are_not_named_are_read_when_they_are_asked_for(calls: list[Invocation]) -> None:
-    kept = KeptQuery(lambda: Invocation.objects.order_by("id"), columns=["tool_name"], related={"member": ["manifest"]})
+def test_columns_that_are_not_named_are_read_when_they_are_asked_for(calls: list[Call]) -> None:
+    kept = KeptQuery(lambda: Call.objects.order_by("id"), columns=["tool_name"], related={"member": ["manifest"]})
     with CaptureQueriesContext(connection) as queries:
         first = kept.read()[0]
         assert (first.tool_name, first.member.manifest) == ("echo", {"name": "anna"})
@@ -64,10 +64,8 @@ def test_columns_that_are_not_named_are_read_when_they_are_asked_for(calls: list
     assert len(queries) == 2
 
 
-def test_each_execution_has_its_own_values_and_limit(calls: list[Invocation]) -> None:
-    kept = KeptQuery(
-        lambda: Invocation.objects.filter(timeout__gt=Slot("low"), timeout__lt=Slot("high")).order_by("id")
-    )
+def test_each_execution_has_its_own_values_and_limit(calls: list[Call]) -> None:
+    kept = KeptQuery(lambda: Call.objects.filter(timeout__gt=Slot("low"), timeout__lt=Slot("high")).order_by("id"))
     assert kept.read(low=0, high=100) == calls
     assert kept.read(low=0, high=100, limit=1) == calls[:1]
     assert kept.read(low=10, high=100) == calls[1:]
@@ -77,18 +75,18 @@ def test_each_execution_has_its_own_values_and_limit(calls: list[Invocation]) ->
         kept.read(low=1)
 
 
-def test_what_the_queryset_adds_comes_along(calls: list[Invocation]) -> None:
+def test_what_the_queryset_adds_comes_along(calls: list[Call]) -> None:
     kept: KeptQuery[Any] = KeptQuery(
-        lambda: Invocation.objects.annotate(word=Concat("tool_name", Value("!"))).order_by("id"),
+        lambda: Call.objects.annotate(word=Concat("tool_name", Value("!"))).order_by("id"),
         related={"member": ["name"]},
         annotations=["word"],
     )
     assert [(row.word, row.member.name) for row in kept.read()] == [("echo!", "anna")] * 2
 
 
-def test_the_sql_is_put_together_once(calls: list[Invocation], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sql_is_put_together_once(calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    kept = KeptQuery(lambda: asked.append(1) or Invocation.objects.filter(pk=Slot("pk")))  # type: ignore[func-returns-value]
+    kept = KeptQuery(lambda: asked.append(1) or Call.objects.filter(pk=Slot("pk")))  # type: ignore[func-returns-value]
     assert kept.first(pk=calls[0].pk) == calls[0]
 
     def put_together(*_: Any, **__: Any) -> Any:

@@ -13,11 +13,11 @@ from mcp_runtime.agents import sessions, setup
 from mcp_runtime.agents.process import AgentProcess
 from mcp_runtime.agents.runner import SessionRunner
 from mcp_runtime.agents.transcript import Transcript
-from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.control.sessions import create_session, queue_message
 from mcp_runtime.protocol import mcp
 from mcp_runtime.rows import lease
-from roster.models import AgentEvent, AgentMessage, GuildMember, Invocation, Tool
+from roster.models import AgentEvent, AgentMessage, Call, GuildMember, Tool
 from tests.conftest import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -32,7 +32,7 @@ def test_what_a_schema_marks_as_a_secret_is_not_in_the_transcript(direct: bool) 
     for name, schema in (("log in", SECRETIVE), ("echo", {"type": "object"})):
         Tool.objects.create(member=anna, name=name, definition={"name": name, "inputSchema": schema})
     server, tool = ("anna", "log_in") if direct else ("guild-hall", mcp.qualified_name("anna", "log in"))
-    caller = Caller(Invocation.Source.COMMAND)
+    caller = Caller(Call.Source.COMMAND)
     session = create_session(["anna"], caller=caller, direct=direct)
     transcript = Transcript(sessions.queue(session, "hello", timeout=30, caller=caller))
 
@@ -66,7 +66,7 @@ def test_no_agent_is_started_for_who_may_not_use_the_members_any_more(
     GuildMember.objects.create(name="anna", directory="anna", status="connected")
     bob = User.objects.create_user("bob")
     bob.user_permissions.add(Permission.objects.get(codename="invoke_tool"))
-    caller, lease_id = Caller(Invocation.Source.REST, bob), lease.take()
+    caller, lease_id = Caller(Call.Source.REST, bob), lease.take()
     session = create_session(["anna"], caller=caller, direct=direct)
     message = queue_message(session, "hello", caller=caller)
     bob.user_permissions.clear()
@@ -101,7 +101,7 @@ def test_agents_of_one_token_leave_a_slot_to_another_user(tmp_path: Path, monkey
 
     monkeypatch.setattr(setup, "problem", problem)
     for user in (*[bob] * 6, eve):
-        caller = Caller(Invocation.Source.REST, user)
+        caller = Caller(Call.Source.REST, user)
         sessions.queue(create_session(["anna"], caller=caller), "hello", timeout=30, caller=caller)
     runner = SessionRunner(
         lease_id=lease.take(),

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from mcp_runtime.agents import sessions
 from mcp_runtime.agents.sessions import Outcome
-from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.control.members import FORCIBLE_VERBS, MEMBER_VERBS, reserve_member, stop_member
 from mcp_runtime.control.sessions import (
     create_session,
@@ -35,11 +35,11 @@ from mcp_runtime.protocol.errors import (
 )
 from mcp_runtime.rows import lease
 from mcp_runtime.security import principals
-from roster.models import AgentEvent, AgentMessage, AgentSession, ApiToken, GuildMember, Hall, Invocation
+from roster.models import AgentEvent, AgentMessage, AgentSession, ApiToken, Call, GuildMember, Hall
 
 pytestmark = pytest.mark.django_db
 
-COMMAND_LINE = Caller(Invocation.Source.COMMAND)
+COMMAND_LINE = Caller(Call.Source.COMMAND)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def bobs(anna: GuildMember, lease_id: uuid.UUID) -> AgentSession:
     """A session of a user who may call tools, and no more."""
     bob = User.objects.create_user("bob")
     bob.user_permissions.add(Permission.objects.get(codename="invoke_tool"))
-    return create_session(["anna"], caller=Caller(Invocation.Source.REST, bob), name="bobs")
+    return create_session(["anna"], caller=Caller(Call.Source.REST, bob), name="bobs")
 
 
 def queued(talk: AgentSession, prompt: str = "hello") -> AgentMessage:
@@ -219,7 +219,7 @@ def test_without_a_user_whose_rights_it_could_have_an_agent_gets_no_token(
 def asked_with(session: AgentSession, **limits: Any) -> tuple[AgentMessage, ApiToken]:
     """A message that the session's maker queued with a token, and the token."""
     row, text = ApiToken.make(user=session.created_by, **limits)
-    caller = Caller(Invocation.Source.REST, session.created_by, principals.principal_of_token(text))
+    caller = Caller(Call.Source.REST, session.created_by, principals.principal_of_token(text))
     return queue_message(session, "hello", caller=caller), row
 
 
@@ -257,7 +257,7 @@ def test_what_was_taken_away_since_it_was_queued_keeps_a_message_from_running(
 
 def test_the_operator_may_let_agents_use_everything_and_nobody_nothing(talk: AgentSession) -> None:
     sessions.require_access(queued(talk))
-    gone = queue_message(talk, "hello", caller=Caller(Invocation.Source.REST, User.objects.create_superuser("c")))
+    gone = queue_message(talk, "hello", caller=Caller(Call.Source.REST, User.objects.create_superuser("c")))
     User.objects.all().delete()
     gone.refresh_from_db()
     with pytest.raises(AccessError, match="The user who asked is gone"):

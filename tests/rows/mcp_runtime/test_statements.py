@@ -8,11 +8,11 @@ from django.db import connection
 from django.db.models.sql.compiler import SQLCompiler, SQLUpdateCompiler
 from django.test.utils import CaptureQueriesContext
 
-from mcp_runtime.calls import invocations, statements
-from mcp_runtime.calls.invocations import ErrorKind, Outcome
+from mcp_runtime.calls import statements, transitions
 from mcp_runtime.calls.statements import Exclusions, find_queued
+from mcp_runtime.calls.transitions import ErrorKind, Outcome
 from mcp_runtime.rows import lease
-from roster.models import GuildMember, Invocation
+from roster.models import Call, GuildMember
 
 pytestmark = pytest.mark.django_db
 
@@ -26,9 +26,9 @@ def member(name: str) -> GuildMember:
     return GuildMember.objects.create(name=name, directory=name, manifest={"max_concurrency": 3})
 
 
-def queued(of: GuildMember, **columns: Any) -> Invocation:
-    values = {"tool_name": "echo", "timeout": 7.5, "source": Invocation.Source.REST, **columns}
-    return Invocation.objects.create(member=of, **values)
+def queued(of: GuildMember, **columns: Any) -> Call:
+    values = {"tool_name": "echo", "timeout": 7.5, "source": Call.Source.REST, **columns}
+    return Call.objects.create(member=of, **values)
 
 
 def test_a_queued_call_is_found_with_all_that_is_read_of_it_in_one_statement() -> None:
@@ -59,7 +59,7 @@ def test_a_second_call_has_none_of_its_sql_put_together_again(
     def run() -> None:
         [found] = find_queued(Exclusions(), 5)
         assert statements.claim([found.pk], lease_id) == 1
-        assert invocations.finish(found, Outcome.succeeded({"content": []}), lease_id)
+        assert transitions.finish(found, Outcome.succeeded({"content": []}), lease_id)
 
     anna = member("anna")
     queued(anna)
@@ -82,18 +82,18 @@ def test_a_second_call_has_none_of_its_sql_put_together_again(
 
 def test_an_end_is_written_whole_null_and_json_alike(lease_id: uuid.UUID) -> None:
     said: dict[str, Any] = {"error_message": "%s", "error_code": -1, "error_data": '{"a": "%s"}'}
-    failed = Outcome(Invocation.Status.FAILED, error_kind=ErrorKind.PROTOCOL, **said)
+    failed = Outcome(Call.Status.FAILED, error_kind=ErrorKind.PROTOCOL, **said)
     call = queued(member("anna"))
     statements.claim([call.pk], lease_id)
-    assert invocations.finish(call, failed, lease_id)
+    assert transitions.finish(call, failed, lease_id)
     call.refresh_from_db()
     assert (call.result, call.error_code, call.error_data, call.error_message) == (None, -1, {"a": "%s"}, "%s")
     # SQL's NULL, not JSON's: what asks for calls without a result must find it.
-    assert Invocation.objects.filter(result__isnull=True).exists()
+    assert Call.objects.filter(result__isnull=True).exists()
 
 
 def test_a_row_that_runs_under_no_lease_is_ended_as_lost(lease_id: uuid.UUID) -> None:
     call = queued(member("anna"), status="running", lease_id=None)
-    assert invocations.end_lost(lease_id, "gone") == 1
+    assert transitions.end_lost(lease_id, "gone") == 1
     call.refresh_from_db()
     assert (call.status, call.error_kind) == ("failed", "lost")

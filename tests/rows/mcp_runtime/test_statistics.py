@@ -12,10 +12,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from mcp_runtime.calls import invocations, statistics
+from mcp_runtime.calls import statistics, transitions
 from mcp_runtime.control.calls import call_series, calls_of_last_hour
 from mcp_runtime.rows import lease
-from roster.models import CallRollup, GuildMember, Hall, Invocation
+from roster.models import Call, CallRollup, GuildMember, Hall
 
 pytestmark = pytest.mark.django_db
 
@@ -58,8 +58,8 @@ def ended(
 ) -> None:
     finished = moment or timezone.now() - ago
     started = None if took is None else finished - timedelta(seconds=took)
-    Invocation.objects.bulk_create(
-        Invocation(
+    Call.objects.bulk_create(
+        Call(
             member=member,
             tool_name=tool,
             timeout=1,
@@ -155,7 +155,7 @@ def test_calls_are_counted_on_when_the_clock_was_ahead_and_is_put_right(
 
 
 def test_calls_that_are_under_way_are_in_no_figure(anna: GuildMember) -> None:
-    Invocation.objects.create(member=anna, tool_name="echo", timeout=1, source="rest")
+    Call.objects.create(member=anna, tool_name="echo", timeout=1, source="rest")
     assert statistics.roll_up() == 0
     assert shape(hour(member=anna)) == {}
 
@@ -168,7 +168,7 @@ def test_pruned_calls_stay_in_the_figures_even_those_of_this_moment(
     ended(anna, number=2)
     statistics.roll_up(NOON - minutes(100))
     before = call_series("day", member=anna)
-    assert invocations.prune(days=30, keep=0) == 9
+    assert transitions.prune(days=30, keep=0) == 9
     after = call_series("day", member=anna)
     assert (shape(after), after.total.p95) == (shape(before), before.total.p95)
     set_clock(NOON + timedelta(seconds=1))
@@ -216,7 +216,7 @@ def test_the_index_on_the_end_is_what_a_step_reads(anna: GuildMember) -> None:
     if connection.vendor == "sqlite":
         with connection.cursor() as cursor:
             cursor.execute(f"EXPLAIN QUERY PLAN {rollups}")
-            assert "invocation_by_end" in str(cursor.fetchall())
+            assert "call_by_end" in str(cursor.fetchall())
 
 
 # Figures ----------------------------------------------------------------------------------------------------------

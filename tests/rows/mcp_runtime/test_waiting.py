@@ -10,11 +10,11 @@ import pytest
 from django.db import InterfaceError, OperationalError, connection, connections
 from django.utils import timezone
 
-from mcp_runtime.calls import invocations, waiting
+from mcp_runtime.calls import transitions, waiting
 from mcp_runtime.calls.waiting import CallWatch
 from mcp_runtime.control.calls import wait_for_call
 from mcp_runtime.rows.changes import notify
-from roster.models import GuildMember, Invocation
+from roster.models import Call, GuildMember
 from tests.conftest import eventually
 from tests.support.machine import Stopwatch
 
@@ -28,7 +28,7 @@ class Watch(CallWatch):
         super().__init__()
         self.looks: list[set[int]] = []
 
-    def has_looked_for(self, call: Invocation) -> bool:
+    def has_looked_for(self, call: Call) -> bool:
         return any(call.pk in look for look in self.looks)
 
 
@@ -57,24 +57,24 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
 
 
 @pytest.fixture
-def call() -> Invocation:
+def call() -> Call:
     member = GuildMember.objects.create(name="anna", directory="anna")
-    return Invocation.objects.create(member=member, tool_name="echo", timeout=1, source="rest", status="running")
+    return Call.objects.create(member=member, tool_name="echo", timeout=1, source="rest", status="running")
 
 
-def another(call: Invocation) -> Invocation:
-    return Invocation.objects.create(member=call.member, tool_name="echo", timeout=1, source="rest", status="running")
+def another(call: Call) -> Call:
+    return Call.objects.create(member=call.member, tool_name="echo", timeout=1, source="rest", status="running")
 
 
-def finish(*calls: Invocation) -> None:
+def finish(*calls: Call) -> None:
     pks = [call.pk for call in calls]
-    Invocation.objects.filter(pk__in=pks).update(status="succeeded", finished_at=timezone.now())
+    Call.objects.filter(pk__in=pks).update(status="succeeded", finished_at=timezone.now())
 
 
 class Waiter:
     """A thread that waits."""
 
-    def __init__(self, watch: Watch, call: Invocation, timeout: float = 20) -> None:
+    def __init__(self, watch: Watch, call: Call, timeout: float = 20) -> None:
         self.answers: list[bool] = []
         self.answered_at = 0.0
         self._thread = threading.Thread(target=self._wait, args=(watch, call.pk, timeout))
@@ -107,7 +107,7 @@ def watchers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "call-watch"]
 
 
-def test_waiting_ends_when_the_call_does(watch: Watch, call: Invocation) -> None:
+def test_waiting_ends_when_the_call_does(watch: Watch, call: Call) -> None:
     waiter = Waiter(watch, call)
     assert waiter.answers == []
     finished_at = time.monotonic()
@@ -117,19 +117,19 @@ def test_waiting_ends_when_the_call_does(watch: Watch, call: Invocation) -> None
 
 
 def test_the_database_itself_tells_of_an_end_without_being_asked(
-    watch: Watch, call: Invocation, monkeypatch: pytest.MonkeyPatch
+    watch: Watch, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "SQLITE_MAX_AGE", 60.0)
     monkeypatch.setattr(waiting, "POSTGRES_MAX_AGE", 60.0)
-    Invocation.objects.update(status="queued")
+    Call.objects.update(status="queued")
     waiter = Waiter(watch, call)
     eventually(lambda: listeners() or connection.vendor == "sqlite")
-    invocations.cancel(call)
+    transitions.cancel(call)
     assert waiter.answer()
 
 
 @pytest.mark.skipif("connection.vendor != 'postgresql'", reason="only PostgreSQL has one that listens")
-def test_a_listener_that_is_cut_off_costs_a_moment(watch: Watch, call: Invocation) -> None:
+def test_a_listener_that_is_cut_off_costs_a_moment(watch: Watch, call: Call) -> None:
     waiter = Waiter(watch, call)
     (listener,) = eventually(listeners)  # type: ignore[misc]
     with connection.cursor() as cursor:
@@ -139,38 +139,38 @@ def test_a_listener_that_is_cut_off_costs_a_moment(watch: Watch, call: Invocatio
     assert waiter.answer()
 
 
-def test_a_call_that_is_over_already_is_not_waited_for(watch: Watch, call: Invocation) -> None:
+def test_a_call_that_is_over_already_is_not_waited_for(watch: Watch, call: Call) -> None:
     finish(call)
     clock = Stopwatch()
     assert watch.wait(call.pk, 20)
     assert clock.seconds < 10
 
 
-def test_a_call_that_does_not_end_in_time_is_not_over(watch: Watch, call: Invocation) -> None:
+def test_a_call_that_does_not_end_in_time_is_not_over(watch: Watch, call: Call) -> None:
     clock = Stopwatch()
     assert not watch.wait(call.pk, 0.2)
     assert clock.elapsed >= 0.2
     assert clock.seconds < 10
 
 
-def test_a_call_that_is_not_there_is_not_over(watch: Watch, call: Invocation) -> None:
+def test_a_call_that_is_not_there_is_not_over(watch: Watch, call: Call) -> None:
     assert not watch.wait(call.pk + 1000, 0.1)
 
 
-@pytest.mark.parametrize("status", Invocation.FINISHED)
-def test_any_end_is_an_end(watch: Watch, call: Invocation, status: str) -> None:
+@pytest.mark.parametrize("status", Call.FINISHED)
+def test_any_end_is_an_end(watch: Watch, call: Call, status: str) -> None:
     waiter = Waiter(watch, call)
-    Invocation.objects.update(status=status, finished_at=timezone.now())
+    Call.objects.update(status=status, finished_at=timezone.now())
     assert waiter.answer()
 
 
-def test_many_wait_for_one_call_and_all_are_told(watch: Watch, call: Invocation) -> None:
+def test_many_wait_for_one_call_and_all_are_told(watch: Watch, call: Call) -> None:
     waiters = [Waiter(watch, call) for _ in range(8)]
     finish(call)
     assert all(waiter.answer() for waiter in waiters)
 
 
-def test_each_is_told_of_its_own_call(watch: Watch, call: Invocation) -> None:
+def test_each_is_told_of_its_own_call(watch: Watch, call: Call) -> None:
     other = another(call)
     one, two = Waiter(watch, call), Waiter(watch, other)
     finish(call)
@@ -180,7 +180,7 @@ def test_each_is_told_of_its_own_call(watch: Watch, call: Invocation) -> None:
     assert two.answer()
 
 
-def test_one_thread_watches_for_all_who_wait(watch: Watch, call: Invocation) -> None:
+def test_one_thread_watches_for_all_who_wait(watch: Watch, call: Call) -> None:
     before = len(watchers())
     calls = [another(call) for _ in range(10)]
     waiters = [Waiter(watch, each) for each in calls]
@@ -189,7 +189,7 @@ def test_one_thread_watches_for_all_who_wait(watch: Watch, call: Invocation) -> 
     assert all(waiter.answer() for waiter in waiters)
 
 
-def test_the_watch_serves_again_after_nobody_waited_for_a_while(watch: Watch, call: Invocation) -> None:
+def test_the_watch_serves_again_after_nobody_waited_for_a_while(watch: Watch, call: Call) -> None:
     finish(call)
     assert watch.wait(call.pk, 20)
     time.sleep(0.3)  # longer than it lingers
@@ -200,7 +200,7 @@ def test_the_watch_serves_again_after_nobody_waited_for_a_while(watch: Watch, ca
 
 
 def test_a_watch_that_nobody_needs_holds_no_connection(
-    watch: Watch, call: Invocation, monkeypatch: pytest.MonkeyPatch
+    watch: Watch, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = threading.Event()
     real = type(connections["default"]).close
@@ -220,7 +220,7 @@ def test_a_watch_that_nobody_needs_holds_no_connection(
     "error", [OperationalError("gone"), InterfaceError("closed"), sqlite3.OperationalError("disk I/O error")]
 )
 def test_a_database_that_goes_away_costs_a_moment(
-    watch: Watch, call: Invocation, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    watch: Watch, call: Call, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     errors, real = [error], waiting.ids_of_finished
 
@@ -236,11 +236,11 @@ def test_a_database_that_goes_away_costs_a_moment(
     assert caplog.text.count("cannot look for finished calls") == 1
 
 
-def test_a_waiting_thread_keeps_no_connection_of_a_pool(watch: Watch, call: Invocation) -> None:
+def test_a_waiting_thread_keeps_no_connection_of_a_pool(watch: Watch, call: Call) -> None:
     held: list[bool] = []
 
     def wait() -> None:
-        Invocation.objects.count()
+        Call.objects.count()
         watch.wait(call.pk, 0.2)
         held.append(connection.connection is not None)
         connection.close()
@@ -251,7 +251,7 @@ def test_a_waiting_thread_keeps_no_connection_of_a_pool(watch: Watch, call: Invo
     assert held == [connection.vendor == "sqlite"]
 
 
-def test_control_waits_with_the_processes_one_watch(call: Invocation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_waits_with_the_processes_one_watch(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "LINGER_SECONDS", 0.1)
     finish(call)
     assert wait_for_call(call.pk, 20)

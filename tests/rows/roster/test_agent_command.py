@@ -6,10 +6,10 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
-from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.control.sessions import create_session
 from mcp_runtime.rows import lease
-from roster.models import AgentMessage, AgentSession, GuildMember, Hall, Invocation
+from roster.models import AgentMessage, AgentSession, Call, GuildMember, Hall
 
 pytestmark = pytest.mark.django_db
 
@@ -43,7 +43,7 @@ def test_what_cannot_be_asked_is_said(members: None) -> None:
 
 def test_a_session_keeps_its_members(members: None) -> None:
     lease.take()
-    create_session(["anna"], caller=Caller(Invocation.Source.COMMAND), name="talk")
+    create_session(["anna"], caller=Caller(Call.Source.COMMAND), name="talk")
     assert "session 'talk' has other members" in refusal("hello", "--session", "talk", "--members", "anna,bert")
 
 

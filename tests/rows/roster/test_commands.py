@@ -27,7 +27,7 @@ from mcp_runtime.rows import lease
 from mcp_runtime.security import principals
 from roster.management.commands import logs as logs_command
 from roster.management.commands.member import is_fulfilled
-from roster.models import ApiToken, GuildMember, Invocation, PortAllocation, Tool
+from roster.models import ApiToken, Call, GuildMember, PortAllocation, Tool
 from tests.conftest import eventually
 
 pytestmark = pytest.mark.django_db
@@ -180,10 +180,10 @@ def end_call(**outcome: Any) -> threading.Thread:
     """The runtime's part: take the one queued call and end it."""
 
     def work() -> None:
-        call = eventually(Invocation.objects.filter(status="queued").first)
-        assert isinstance(call, Invocation)
+        call = eventually(Call.objects.filter(status="queued").first)
+        assert isinstance(call, Call)
         ended = {"status": "succeeded", "started_at": timezone.now(), "finished_at": timezone.now(), **outcome}
-        Invocation.objects.filter(pk=call.pk).update(**ended)
+        Call.objects.filter(pk=call.pk).update(**ended)
 
     return in_background(work)
 
@@ -206,7 +206,7 @@ def test_invoke_waits_and_prints_the_text_of_the_answer(echo: Tool) -> None:
     ran = invoke_and_end("example", "echo", '{"text": "hi"}', result=text_result("hello", f"{RED}world"))
 
     assert ran == Ran(f"hello\n{RED}world\n", "")
-    call = Invocation.objects.get()
+    call = Call.objects.get()
     assert (call.arguments, call.source, call.requested_by) == ({"text": "hi"}, "command", None)
 
 
@@ -288,7 +288,7 @@ def test_invoke_as_json_prints_the_whole_call_with_its_secrets_masked(echo: Tool
 def test_invoke_without_a_runtime_says_at_once_that_the_call_waits_its_turn(echo: Tool) -> None:
     ran = run("invoke", "example", "echo", '{"text": "hi"}', "--timeout", "0.05")
 
-    call = Invocation.objects.get()
+    call = Call.objects.get()
     assert ran.err == f"{NO_RUNTIME} Call {call.pk} waits in the queue.\n"
     assert ran.exit_code == 1
     assert "is still queued after 0.05 s. It goes on" in str(ran.failure)
@@ -299,7 +299,7 @@ def test_invoke_without_a_runtime_says_at_once_that_the_call_waits_its_turn(echo
 def test_invoke_without_waiting_prints_the_id_alone(echo: Tool) -> None:
     ran = run("invoke", "example", "echo", '{"text": "hi"}', "--no-wait")
 
-    assert ran == Ran(f"{Invocation.objects.get().pk}\n", "")
+    assert ran == Ran(f"{Call.objects.get().pk}\n", "")
 
 
 @pytest.mark.usefixtures("runtime")
@@ -308,7 +308,7 @@ def test_invoke_reads_arguments_from_stdin(echo: Tool, monkeypatch: pytest.Monke
 
     run("invoke", "example", "echo", "-", "--no-wait")
 
-    assert Invocation.objects.get().arguments == {"text": "from a pipe"}
+    assert Call.objects.get().arguments == {"text": "from a pipe"}
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_invoke_refuses_what_cannot_be_called(echo: Tool, words: list[str], comp
 
     assert ran.exit_code == 1
     assert complaint in str(ran.failure)
-    assert not Invocation.objects.exists()
+    assert not Call.objects.exists()
 
 
 @pytest.mark.usefixtures("runtime")
@@ -342,8 +342,8 @@ def test_invoke_refuses_what_cannot_be_called(echo: Tool, words: list[str], comp
 def test_ctrl_c_cancels_the_call_and_says_so(
     echo: Tool, monkeypatch: pytest.MonkeyPatch, status: str, said: str, afterwards: str
 ) -> None:
-    def interrupted(invocation_id: int, timeout: float) -> bool:
-        Invocation.objects.filter(pk=invocation_id).update(status=status)
+    def interrupted(call_id: int, timeout: float) -> bool:
+        Call.objects.filter(pk=call_id).update(status=status)
         raise KeyboardInterrupt
 
     monkeypatch.setattr("roster.management.commands.invoke.wait_for_call", interrupted)
@@ -352,7 +352,7 @@ def test_ctrl_c_cancels_the_call_and_says_so(
 
     assert ran.exit_code == 130
     assert said in str(ran.failure)
-    call = Invocation.objects.get()
+    call = Call.objects.get()
     assert call.status == afterwards
     assert (call.cancel_requested_at is not None) is (status == "running")
 
@@ -367,7 +367,7 @@ def test_progress_goes_to_a_terminal_and_leaves_no_trace_there(echo: Tool, monke
     with pytest.raises(CommandError):
         call_command("invoke", "example", "echo", '{"text": "hi"}', timeout=0.0, stdout=io.StringIO(), stderr=terminal)
 
-    assert f"call {Invocation.objects.get().pk} is queued, 0 s" in terminal.getvalue()
+    assert f"call {Call.objects.get().pk} is queued, 0 s" in terminal.getvalue()
     assert terminal.getvalue().endswith("\r\x1b[K")
 
 
@@ -659,12 +659,12 @@ def test_explain_access_of_nobody_or_nothing_is_a_failure(echo: Tool, bob: User)
 
 def test_invoke_as_a_user_is_decided_as_for_that_user(echo: Tool, bob: User) -> None:
     assert run("invoke", "example", "echo", '{"text": "hi"}', "--no-wait", "--user", "bob").exit_code == 0
-    assert Invocation.objects.get().requested_by == bob
+    assert Call.objects.get().requested_by == bob
     bob.user_permissions.clear()
     refused = run("invoke", "example", "echo", '{"text": "hi"}', "--no-wait", "--user", "bob")
     assert "roster.invoke_tool" in str(refused.failure)
     assert "no user 'nobody'" in str(run("invoke", "example", "echo", "--user", "nobody").failure)
-    assert Invocation.objects.count() == 1
+    assert Call.objects.count() == 1
 
 
 def test_reserve_names_the_groups_and_opens_again(example: GuildMember) -> None:
@@ -759,9 +759,9 @@ def test_a_token_that_opens_nothing_is_made_anew(local_token: Path, spoil: Calla
 
 
 def test_prune_calls_keeps_the_young_the_newest_and_the_unfinished(example: GuildMember) -> None:
-    def call(status: str, *, days_old: int = 0) -> Invocation:
+    def call(status: str, *, days_old: int = 0) -> Call:
         ended = timezone.now() - timedelta(days=days_old)
-        return Invocation.objects.create(
+        return Call.objects.create(
             member=example, tool_name="echo", timeout=30, source="rest", status=status, finished_at=ended
         )
 
@@ -770,7 +770,7 @@ def test_prune_calls_keeps_the_young_the_newest_and_the_unfinished(example: Guil
     kept = [call("queued", days_old=40), call("failed"), call("succeeded")]
 
     assert run("prune_calls", "--keep", "2").out == "Pruned 2 finished calls.\n"
-    assert sorted(Invocation.objects.values_list("pk", flat=True)) == [row.pk for row in kept]
+    assert sorted(Call.objects.values_list("pk", flat=True)) == [row.pk for row in kept]
 
 
 @pytest.mark.parametrize(

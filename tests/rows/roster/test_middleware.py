@@ -156,7 +156,7 @@ def test_every_answer_says_what_a_page_may_load(address: str, logged_in: bool) -
         "/admin/login/",
         "/admin/",
         "/admin/lists/",
-        "/admin/roster/invocation/",  # with a filter by date, and actions
+        "/admin/roster/call/",  # with a filter by date, and actions
         "/admin/roster/apitoken/add/",
         "/admin/auth/user/",
         "/admin/auth/user/add/",

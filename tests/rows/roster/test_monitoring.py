@@ -15,7 +15,7 @@ from pytest_django import DjangoAssertNumQueries
 
 from mcp_runtime.rows import lease
 from mcp_runtime.security import principals
-from roster.models import ApiToken, CallTotal, GuildMember, Invocation, Tool
+from roster.models import ApiToken, Call, CallTotal, GuildMember, Tool
 from tests.support.machine import Stopwatch
 
 Figures = dict[tuple[str, tuple[str, ...]], float]
@@ -60,7 +60,7 @@ def figures(client: Client) -> Figures:
 
 def add_calls(member: GuildMember, count: int, **values: Any) -> None:
     for _ in range(count):
-        Invocation.objects.create(member=member, tool_name="echo", timeout=30, source="rest", **values)
+        Call.objects.create(member=member, tool_name="echo", timeout=30, source="rest", **values)
 
 
 # Alive ------------------------------------------------------------------------------------------------------------

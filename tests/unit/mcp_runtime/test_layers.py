@@ -97,7 +97,7 @@ OPEN_TO_INTERFACES = {
     "mcp_runtime.protocol.errors",
     "mcp_runtime.runtime.processes",
     "mcp_runtime.runtime.warm",
-    "mcp_runtime.calls.invocations.Caller",
+    "mcp_runtime.calls.transitions.Caller",
     "mcp_runtime.protocol.jsonrpc",
     "mcp_runtime.protocol.mcp",
     "mcp_runtime.security.limits",
@@ -252,7 +252,7 @@ def test_a_module_of_the_runtime_knows_of_the_web_no_more_than_its_rows(module: 
         for name in (
             *("AgentEvent", "AgentMessage", "AgentSession", "ApiToken", "CallRollup", "CallTotal"),
             *("GuildMember", "Hall"),
-            *("Invocation", "PortAllocation", "StatusChange", "TokenClient", "TokenLimit", "Tool"),
+            *("Call", "PortAllocation", "StatusChange", "TokenClient", "TokenLimit", "Tool"),
         )
     }
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.control.calls import (
     call_counts,
     cancel_call,
@@ -17,12 +17,12 @@ from mcp_runtime.control.members import (
     stop_member,
 )
 from mcp_runtime.security.access import OPERATOR
-from roster.models import GuildMember, Invocation, Tool
+from roster.models import Call, GuildMember, Tool
 from tests.rows.mcp_runtime.control.conftest import Broker
 
 pytestmark = pytest.mark.django_db
 
-COMMAND = Caller(Invocation.Source.COMMAND)
+COMMAND = Caller(Call.Source.COMMAND)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -35,7 +35,7 @@ def test_a_call_wakes_a_member_that_was_stopped(echo: Tool, broker: Broker) -> N
 
 @pytest.mark.django_db(transaction=True)
 def test_a_repeated_call_wakes_nobody(echo: Tool, broker: Broker, django_user_model: Any) -> None:
-    caller = Caller(Invocation.Source.REST, django_user_model.objects.create_superuser("bob"))
+    caller = Caller(Call.Source.REST, django_user_model.objects.create_superuser("bob"))
     first, _ = queue_call("anna", "echo", {}, caller=caller, idempotency_key="k")
     stop_member(echo.member)
     broker.sent.clear()
@@ -46,30 +46,30 @@ def test_a_repeated_call_wakes_nobody(echo: Tool, broker: Broker, django_user_mo
 
 @pytest.mark.django_db(transaction=True)
 def test_a_cancelled_call_is_announced(echo: Tool, broker: Broker) -> None:
-    invocation, _ = queue_call("anna", "echo", {}, caller=COMMAND)
+    call, _ = queue_call("anna", "echo", {}, caller=COMMAND)
     broker.sent.clear()
-    assert cancel_call(invocation).status == "cancelled"
+    assert cancel_call(call).status == "cancelled"
     assert broker.members == [True]
 
 
 def test_arguments_are_shown_with_their_secrets_masked_before_the_call_is_over(echo: Tool) -> None:
     schema = {"properties": {"key": {"type": "string", "writeOnly": True}}}
     Tool.objects.update(definition={"inputSchema": schema})
-    invocation, _ = queue_call("anna", "echo", {"key": "sesame", "text": "a"}, caller=COMMAND)
-    assert masked_arguments(invocation) == {"key": "********", "text": "a"}
-    assert Invocation.objects.get().arguments["key"] == "sesame"
+    call, _ = queue_call("anna", "echo", {"key": "sesame", "text": "a"}, caller=COMMAND)
+    assert masked_arguments(call) == {"key": "********", "text": "a"}
+    assert Call.objects.get().arguments["key"] == "sesame"
 
 
 def test_queue_depth_counts_what_waits_and_what_runs(echo: Tool) -> None:
     assert queue_depth(OPERATOR) == {"queued": 0, "running": 0}
     for status in ("queued", "queued", "running", "succeeded", "failed", "cancelled"):
-        Invocation.objects.create(member=echo.member, tool_name="echo", timeout=1, source="rest", status=status)
+        Call.objects.create(member=echo.member, tool_name="echo", timeout=1, source="rest", status=status)
     assert queue_depth(OPERATOR) == {"queued": 2, "running": 1}
 
 
 def test_figures_and_pruning_are_those_of_the_calls(echo: Tool) -> None:
-    invocation, _ = queue_call("anna", "echo", {}, caller=COMMAND)
-    cancel_call(invocation)
+    call, _ = queue_call("anna", "echo", {}, caller=COMMAND)
+    cancel_call(call)
     assert call_counts() == {("anna", "cancelled"): 1}
     assert prune_calls(days=30, keep=0) == 1
     assert call_counts() == {("anna", "cancelled"): 1}

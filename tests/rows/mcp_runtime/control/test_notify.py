@@ -12,17 +12,17 @@ from celery import Celery, current_app
 from django.db import transaction
 
 from guildhall.celery import app
-from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.control import notify
 from mcp_runtime.control.calls import queue_call
 from mcp_runtime.control.notify import celery_app, notify_runtime, queue_name
-from roster.models import Hall, Invocation, Tool
+from roster.models import Call, Hall, Tool
 from tests.rows.mcp_runtime.control.conftest import Broker
 from tests.support.machine import Stopwatch
 
 pytestmark = pytest.mark.django_db
 
-COMMAND = Caller(Invocation.Source.COMMAND)
+COMMAND = Caller(Call.Source.COMMAND)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -50,7 +50,7 @@ def test_what_was_rolled_back_is_not_announced(broker: Broker, echo: Tool) -> No
         queue_call("anna", "echo", {}, caller=COMMAND)
         transaction.set_rollback(True)
     assert broker.sent == []
-    assert not Invocation.objects.exists()
+    assert not Call.objects.exists()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -59,9 +59,9 @@ def test_a_notification_that_fails_is_one_line_in_the_log_and_the_call_is_safe(
     broker: Broker, echo: Tool, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker.error = error
-    invocation, created = queue_call("anna", "echo", {}, caller=COMMAND)
+    call, created = queue_call("anna", "echo", {}, caller=COMMAND)
     assert created
-    assert Invocation.objects.get() == invocation
+    assert Call.objects.get() == call
     (said,) = caplog.records
     assert (said.levelno, said.exc_info) == (logging.WARNING, None)
     assert str(error) in said.getMessage()

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from mcp_runtime.agents import sessions
 from mcp_runtime.calls import statements
-from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.control.calls import queue_call
 from mcp_runtime.control.members import find_member, reserve_member
 from mcp_runtime.control.sessions import create_session, queue_message
@@ -22,7 +22,7 @@ from mcp_runtime.rows import lease
 from mcp_runtime.security import principals
 from mcp_runtime.security.access import OPERATOR, Principal
 from mcp_runtime.security.limits import Limits
-from roster.models import ApiToken, GuildMember, Invocation, Tool
+from roster.models import ApiToken, Call, GuildMember, Tool
 
 pytestmark = pytest.mark.django_db
 
@@ -185,7 +185,7 @@ def test_calls_that_were_queued_with_a_token_are_cancelled_with_it(alice: User) 
     rows = []
     for token in (second, first, second, other, None):
         who = principals.principal_of_row(token) if token else None
-        caller = Caller(Invocation.Source.REST, alice, who)
+        caller = Caller(Call.Source.REST, alice, who)
         tool, arguments = ("add", {"key": "hush"}) if token is first else ("list", {})
         rows.append(queue_call("notes", tool, arguments, caller=caller)[0])
     assert statements.claim([rows[0].pk], lease_id) == 1
@@ -204,11 +204,11 @@ def test_an_agent_that_was_asked_with_a_token_ends_with_it(alice: User) -> None:
     lease_id = lease.take()
     first, other = make(alice), make(alice)
     second = make(alice, principals.principal_of_row(first))
-    talk = create_session(["notes"], caller=Caller(Invocation.Source.REST, alice))
+    talk = create_session(["notes"], caller=Caller(Call.Source.REST, alice))
     rows = []
     for token in (second, first, other, None):
         who = principals.principal_of_row(token) if token else None
-        rows.append(queue_message(talk, "look", caller=Caller(Invocation.Source.REST, alice, who)))
+        rows.append(queue_message(talk, "look", caller=Caller(Call.Source.REST, alice, who)))
     assert sessions.claim(rows[0], lease_id)
 
     revoke_token(first)

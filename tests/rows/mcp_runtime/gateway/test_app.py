@@ -15,7 +15,7 @@ from mcp_runtime.control.members import switch_tool
 from mcp_runtime.gateway import app, intake, legacy, replies
 from mcp_runtime.security import principals
 from mcp_runtime.security.access import Principal
-from roster.models import AgentSession, ApiToken, Hall, Invocation, Tool
+from roster.models import AgentSession, ApiToken, Call, Hall, Tool
 from tests.conftest import eventually
 from tests.support.agents import META, MODERN, Agent, make_token
 from tests.support.gateway_world import World, event, in_background, notification, request, result, text
@@ -367,7 +367,7 @@ def test_principals_that_nobody_changed_stay_in_memory_while_others_write(
     assert agent.send("ping").status_code == 200
     monkeypatch.setattr(principals, "principal_of_token", lambda text: pytest.fail("looked up again"))
     for number in (2, 3):
-        Invocation.objects.create(member=member.row, tool_name="echo", timeout=1, source="rest")
+        Call.objects.create(member=member.row, tool_name="echo", timeout=1, source="rest")
         eventually(lambda number=number: len(compared) >= number)  # type: ignore[misc]
         assert agent.send("ping").status_code == 200
     assert set(compared) == {False}

@@ -14,12 +14,12 @@ from django.contrib.auth.models import User
 from django.db import InterfaceError, InternalError, OperationalError, connection, transaction
 
 from mcp_runtime.gateway import call_log, call_rows
-from mcp_runtime.gateway.call_log import CUT, Call, Recorder
+from mcp_runtime.gateway.call_log import CUT, FinishedCall, Recorder
 from mcp_runtime.protocol import jsonrpc
 from mcp_runtime.protocol.errors import CallFailedError, ConnectError, ErrorKind, MethodError
 from mcp_runtime.schemas import secrets
 from mcp_runtime.security.access import OPERATOR, Principal
-from roster.models import ApiToken, GuildMember, Invocation, Tool
+from roster.models import ApiToken, Call, GuildMember, Tool
 from tests.conftest import eventually
 from tests.support.machine import Stopwatch
 
@@ -38,21 +38,21 @@ def recorder() -> Iterator[Recorder]:
 
 
 @pytest.fixture
-def call(recorder: Recorder) -> Callable[..., Call]:
+def call(recorder: Recorder) -> Callable[..., FinishedCall]:
     member = GuildMember.objects.create(name="notes", directory="notes")
 
-    def make(**options: Any) -> Call:
+    def make(**options: Any) -> FinishedCall:
         given = {"arguments": {"a": 1}, "schema": "", "principal": OPERATOR, "timeout": 5.0}
         given |= {"recorder": recorder, "member_id": member.pk, "member": "notes", "tool": "echo"}
-        return Call(**given | options)
+        return FinishedCall(**given | options)
 
     return make
 
 
-def written(recorder: Recorder) -> list[Invocation]:
+def written(recorder: Recorder) -> list[Call]:
     recorder.start()
     recorder.stop()
-    return list(Invocation.objects.order_by("id"))
+    return list(Call.objects.order_by("id"))
 
 
 def answer(**result: Any) -> bytes:
@@ -63,7 +63,7 @@ def content(said: str) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": said}]}
 
 
-def test_each_end_of_a_call_has_its_words(recorder: Recorder, call: Callable[..., Call]) -> None:
+def test_each_end_of_a_call_has_its_words(recorder: Recorder, call: Callable[..., FinishedCall]) -> None:
     call().record_response(answer(**content("hi")))
     call().record_response(answer(isError=True, **content("broken")))
     call().record_response(answer(isError=True))
@@ -100,7 +100,7 @@ def test_each_end_of_a_call_has_its_words(recorder: Recorder, call: Callable[...
     assert first.started_at <= first.finished_at
 
 
-def test_a_call_ends_once(recorder: Recorder, call: Callable[..., Call]) -> None:
+def test_a_call_ends_once(recorder: Recorder, call: Callable[..., FinishedCall]) -> None:
     one = call()
     one.record_response(answer(**content("hi")))
     one.record_abandonment(timed_out=True)
@@ -108,7 +108,7 @@ def test_a_call_ends_once(recorder: Recorder, call: Callable[..., Call]) -> None
     assert [row.status for row in written(recorder)] == ["succeeded"]
 
 
-def test_what_is_too_long_is_cut_and_said_to_be(recorder: Recorder, call: Callable[..., Call]) -> None:
+def test_what_is_too_long_is_cut_and_said_to_be(recorder: Recorder, call: Callable[..., FinishedCall]) -> None:
     call(arguments={"a": "x" * 300}).record_response(answer(**content("y" * 300)))
     call().record_response(answer(isError=True, **content("z" * 70_000)))
     call().record_response(answer(**content("z" * 70_000)))
@@ -130,7 +130,7 @@ def test_what_is_too_long_is_cut_and_said_to_be(recorder: Recorder, call: Callab
 
 
 def test_of_large_arguments_no_more_is_encoded_than_is_kept(
-    recorder: Recorder, call: Callable[..., Call], monkeypatch: pytest.MonkeyPatch
+    recorder: Recorder, call: Callable[..., FinishedCall], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To encode all of it, or to search it for secrets, holds the interpreter that the gateway's loop works with."""
     size = 4_000_000
@@ -144,7 +144,7 @@ def test_of_large_arguments_no_more_is_encoded_than_is_kept(
     assert secret.arguments == {CUT: {"bytes": size, "beginning": ""}}
 
 
-def test_nothing_of_arguments_and_results_is_kept_where_the_operator_says_so(call: Callable[..., Call]) -> None:
+def test_nothing_of_arguments_and_results_is_kept_where_the_operator_says_so(call: Callable[..., FinishedCall]) -> None:
     recorder = Recorder(max_bytes=0)
     call(recorder=recorder).record_response(answer(**content("hi")))
     call(recorder=recorder).record_response(answer(isError=True, **content("hi")))
@@ -152,7 +152,7 @@ def test_nothing_of_arguments_and_results_is_kept_where_the_operator_says_so(cal
     assert [(row.arguments, row.result, row.status) for row in rows] == [({}, None, "succeeded"), ({}, None, "failed")]
 
 
-def test_secrets_in_arguments_are_masked(recorder: Recorder, call: Callable[..., Call]) -> None:
+def test_secrets_in_arguments_are_masked(recorder: Recorder, call: Callable[..., FinishedCall]) -> None:
     call(arguments={"key": "hush"}, schema=PASSWORD).record_response(answer())
     call(arguments=["no object"]).record_response(answer())
     masked, odd = written(recorder)
@@ -162,7 +162,7 @@ def test_secrets_in_arguments_are_masked(recorder: Recorder, call: Callable[...,
 
 
 def test_secrets_of_a_tool_that_was_listed_a_moment_after_its_call_or_never_are_masked(
-    recorder: Recorder, call: Callable[..., Call]
+    recorder: Recorder, call: Callable[..., FinishedCall]
 ) -> None:
     """The gateway reads lists a little after they are stored: such a call comes without a schema."""
     made = call(arguments={"key": "hush"}, schema=None)
@@ -178,7 +178,7 @@ def test_secrets_of_a_tool_that_was_listed_a_moment_after_its_call_or_never_are_
 
 
 def test_all_arguments_are_masked_when_the_database_does_not_say_which_are_secrets(
-    recorder: Recorder, call: Callable[..., Call], monkeypatch: pytest.MonkeyPatch
+    recorder: Recorder, call: Callable[..., FinishedCall], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(**_: Any) -> None:
         raise OperationalError("gone")
@@ -189,7 +189,9 @@ def test_all_arguments_are_masked_when_the_database_does_not_say_which_are_secre
     assert masked.arguments == {"key": secrets.MASK}
 
 
-def test_calls_outlive_the_token_and_the_user_they_came_with(recorder: Recorder, call: Callable[..., Call]) -> None:
+def test_calls_outlive_the_token_and_the_user_they_came_with(
+    recorder: Recorder, call: Callable[..., FinishedCall]
+) -> None:
     user = User.objects.create_user("ann")
     token, _ = ApiToken.make(user=user, name="laptop")
     gone = Principal(user.pk, "ann", token_id=token.pk + 1, token_name="laptop")
@@ -210,7 +212,7 @@ def test_calls_outlive_the_token_and_the_user_they_came_with(recorder: Recorder,
 @pytest.mark.parametrize(("bound", "most"), [("MAX_WAITING", 2), ("MAX_WAITING_BYTES", 2_100)])
 def test_the_oldest_calls_are_lost_when_the_database_is_too_slow_and_that_is_said(
     recorder: Recorder,
-    call: Callable[..., Call],
+    call: Callable[..., FinishedCall],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     bound: str,
@@ -225,7 +227,7 @@ def test_the_oldest_calls_are_lost_when_the_database_is_too_slow_and_that_is_sai
 
 @pytest.mark.parametrize(("bound", "most"), [("MAX_WAITING", 10), ("MAX_WAITING_BYTES", 10_500)])
 def test_of_too_many_calls_those_of_whoever_has_most_are_lost(
-    recorder: Recorder, call: Callable[..., Call], monkeypatch: pytest.MonkeyPatch, bound: str, most: int
+    recorder: Recorder, call: Callable[..., FinishedCall], monkeypatch: pytest.MonkeyPatch, bound: str, most: int
 ) -> None:
     monkeypatch.setattr(call_log, bound, most)
     ada, bob = (User.objects.create_user(name) for name in ("ada", "bob"))
@@ -244,7 +246,7 @@ def test_of_too_many_calls_those_of_whoever_has_most_are_lost(
 
 
 def test_of_one_users_too_many_calls_those_of_the_token_with_most_are_lost(
-    recorder: Recorder, call: Callable[..., Call], monkeypatch: pytest.MonkeyPatch
+    recorder: Recorder, call: Callable[..., FinishedCall], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(call_log, "MAX_WAITING_BYTES", 10_500)
     user = User.objects.create_user("ada")
@@ -273,7 +275,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, name: str, error: Exception, *, tim
 @pytest.mark.parametrize("error", [OperationalError("away"), InterfaceError("away"), InternalError("away")])
 def test_a_database_that_is_away_for_a_while_costs_no_call(
     recorder: Recorder,
-    call: Callable[..., Call],
+    call: Callable[..., FinishedCall],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     error: Exception,
@@ -283,13 +285,13 @@ def test_a_database_that_is_away_for_a_while_costs_no_call(
     recorder.start()
     eventually(lambda: "calls of the gateway cannot be written (away); trying again" in caplog.text)
     call(tool="second").record_response(answer())
-    eventually(lambda: Invocation.objects.count() == 2)
-    assert [row.tool_name for row in Invocation.objects.order_by("id")] == ["first", "second"]
+    eventually(lambda: Call.objects.count() == 2)
+    assert [row.tool_name for row in Call.objects.order_by("id")] == ["first", "second"]
 
 
 @pytest.mark.parametrize("name", ["insert", "insert_alone"])
 def test_an_error_behind_the_commit_writes_no_call_twice(
-    recorder: Recorder, call: Callable[..., Call], monkeypatch: pytest.MonkeyPatch, name: str
+    recorder: Recorder, call: Callable[..., FinishedCall], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     failing(monkeypatch, name, OperationalError("the connection broke"), times=1, after=True)
     gone = {"member_id": 0} if name == "insert_alone" else {}  # so that they are written one by one
@@ -297,14 +299,14 @@ def test_an_error_behind_the_commit_writes_no_call_twice(
     call(tool="b", **gone).record_response(answer())
     call(tool="c").record_response(answer())
     recorder.start()
-    eventually(lambda: Invocation.objects.filter(tool_name="c").exists())
+    eventually(lambda: Call.objects.filter(tool_name="c").exists())
     recorder.stop()
-    kept = [row.tool_name for row in Invocation.objects.order_by("id")]
+    kept = [row.tool_name for row in Call.objects.order_by("id")]
     assert kept == (["a", "c"] if gone else ["a", "b", "c"])
 
 
 def test_a_call_that_the_database_cannot_hold_costs_no_other(
-    recorder: Recorder, call: Callable[..., Call], caplog: pytest.LogCaptureFixture
+    recorder: Recorder, call: Callable[..., FinishedCall], caplog: pytest.LogCaptureFixture
 ) -> None:
     for tool, timeout in (("a", 1.0), ("bad", object()), ("c", 1.0)):
         call(tool=tool, timeout=timeout).record_response(answer())
@@ -313,7 +315,10 @@ def test_a_call_that_the_database_cannot_hold_costs_no_other(
 
 
 def test_calls_that_the_database_refuses_for_long_make_room_for_others(
-    recorder: Recorder, call: Callable[..., Call], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    recorder: Recorder,
+    call: Callable[..., FinishedCall],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(call_log, "GIVE_UP_SECONDS", 0.0)
     failing(monkeypatch, "insert", OperationalError("too deep"), times=1)
@@ -321,11 +326,14 @@ def test_calls_that_the_database_refuses_for_long_make_room_for_others(
     recorder.start()
     eventually(lambda: "1 calls of the gateway could not be written (too deep)" in caplog.text)
     call(tool="good").record_response(answer())
-    eventually(lambda: [row.tool_name for row in Invocation.objects.all()] == ["good"])
+    eventually(lambda: [row.tool_name for row in Call.objects.all()] == ["good"])
 
 
 def test_a_stop_waits_for_no_database_and_says_what_it_lost(
-    recorder: Recorder, call: Callable[..., Call], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    recorder: Recorder,
+    call: Callable[..., FinishedCall],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     failing(monkeypatch, "insert", OperationalError("away"), times=1_000)
     recorder.start()
@@ -339,7 +347,7 @@ def test_a_stop_waits_for_no_database_and_says_what_it_lost(
 
 
 def test_a_stop_has_its_bound_while_sqlite_is_locked(
-    recorder: Recorder, call: Callable[..., Call], caplog: pytest.LogCaptureFixture
+    recorder: Recorder, call: Callable[..., FinishedCall], caplog: pytest.LogCaptureFixture
 ) -> None:
     if connection.vendor != "sqlite":
         pytest.skip("SQLite has one lock for all who write")
@@ -355,11 +363,11 @@ def test_a_stop_has_its_bound_while_sqlite_is_locked(
 
 
 def test_calls_that_end_while_others_are_written_down_are_all_there(
-    recorder: Recorder, call: Callable[..., Call], monkeypatch: pytest.MonkeyPatch
+    recorder: Recorder, call: Callable[..., FinishedCall], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threads change places as often as they can, as they do by chance on a busy machine."""
     monkeypatch.setattr(call_log, "WRITE_SECONDS", 0.0)
-    seen: list[Call] = []
+    seen: list[FinishedCall] = []
     monkeypatch.setattr(recorder, "_row_or_none", lambda call: None)
     monkeypatch.setattr(recorder, "_write_batch", lambda calls, rows: seen.extend(calls))
     interval = sys.getswitchinterval()

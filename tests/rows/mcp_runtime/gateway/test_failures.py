@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mcp_runtime.calls.invocations import Outcome
+from mcp_runtime.calls.transitions import Outcome
 from mcp_runtime.gateway import failures
 from mcp_runtime.gateway.messages import Client, Deadline, Request
 from mcp_runtime.protocol.errors import (

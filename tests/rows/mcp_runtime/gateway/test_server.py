@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from mcp_runtime.gateway import catalog, extras_loader, members, server, session_file
 from mcp_runtime.http1 import server as http_server
-from roster.models import GuildMember, Invocation, Tool
+from roster.models import Call, GuildMember, Tool
 from tests.conftest import eventually
 from tests.support.agents import Agent
 from tests.support.gateway_world import ALL, World, event, in_background, request, result, text
@@ -268,7 +268,7 @@ def test_a_call_whose_session_with_the_member_does_not_begin_was_not_sent(world:
     member.behaviours["initialize"] = lambda asked: asked.hang()
     assert "began no session, within 1.5 s; the call was not sent" in failed(world, agent, "notes__echo")
     member.behaviours["initialize"] = lambda asked: asked.error(-32000, "too many sessions")
-    Invocation.objects.all().delete()
+    Call.objects.all().delete()
     assert "too many sessions" in failed(world, world.agent().begin(), "notes__echo")
     assert member.messages("tools/call") == []
 

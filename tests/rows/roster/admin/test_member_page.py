@@ -20,7 +20,7 @@ from django.utils import timezone
 from mcp_runtime.members import logs
 from mcp_runtime.rows import lease
 from roster.admin.members import page as member_page
-from roster.models import GuildMember, Hall, Invocation, StatusChange, Tool
+from roster.models import Call, GuildMember, Hall, StatusChange, Tool
 
 pytestmark = pytest.mark.django_db
 
@@ -90,10 +90,8 @@ def add_tool(member: GuildMember, name: str, **columns: Any) -> Tool:
     return Tool.objects.create(**{"member": member, "name": name, "definition": definition, **columns})
 
 
-def add_call(member: GuildMember, **columns: Any) -> Invocation:
-    return Invocation.objects.create(
-        **{"member": member, "tool_name": "echo", "timeout": 30, "source": "rest", **columns}
-    )
+def add_call(member: GuildMember, **columns: Any) -> Call:
+    return Call.objects.create(**{"member": member, "tool_name": "echo", "timeout": 30, "source": "rest", **columns})
 
 
 def crash(member: GuildMember, said: str = "ended with exit code 3", last: str = "the disk is full") -> None:
@@ -255,7 +253,7 @@ def test_a_reader_sees_no_buttons_no_tools_and_no_calls_of_others(reader: Client
     assert "formaction" not in text
     assert "Does echo." not in text
     assert "of-somebody" not in text
-    assert reverse("admin:roster_invocation_change", args=[own.pk]) in text
+    assert reverse("admin:roster_call_change", args=[own.pk]) in text
     assert "All calls of this member" not in text
 
 

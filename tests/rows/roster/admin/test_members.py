@@ -303,7 +303,7 @@ def test_a_reserved_member_is_nowhere_for_who_is_in_no_group_of_it(
     open_tool = make_tool(make_member("open"), "hum")
     make_call(echo.member)
     StatusChange.objects.create(member=echo.member, old="starting", new="connected", cause="handshake")
-    views = ["view_guildmember", "view_tool", "view_invocation", "view_statuschange", "view_portallocation"]
+    views = ["view_guildmember", "view_tool", "view_call", "view_statuschange", "view_portallocation"]
     allow(bob, "invoke_tool", "control_member", "add_apitoken", "view_apitoken", *views)
     client.force_login(bob)
     call_form = reverse("admin:roster_tool_call", args=[echo.pk])

@@ -22,7 +22,7 @@ from mcp_runtime.calls.statistics import SPANS, Point, Series
 from mcp_runtime.control.members import reserve_member
 from mcp_runtime.rows import lease
 from roster.admin import plots, present
-from roster.models import GuildMember, Invocation, Tool
+from roster.models import Call, GuildMember, Tool
 
 MIDNIGHT = datetime(2026, 3, 4, tzinfo=UTC)
 
@@ -145,7 +145,7 @@ def echo() -> Tool:
     lease.hall()
     member = GuildMember.objects.create(name="anna", directory="anna", manifest={})
     for name, status in (("echo", "succeeded"), ("echo", "failed"), ("other", "succeeded")):
-        Invocation.objects.create(
+        Call.objects.create(
             member=member, tool_name=name, timeout=1, source="rest", status=status, finished_at=timezone.now()
         )
     return Tool.objects.create(member=member, name="echo", definition={"name": "echo", "inputSchema": {}})
@@ -170,7 +170,7 @@ def test_the_page_of_a_tool_holds_its_plots_and_they_stay_true(page: Client, ech
     asked = part[0].replace("&amp;", "&")
     etag = part[1].replace("&quot;", '"')
     assert page.get(asked, headers={"If-None-Match": etag}).status_code == 304
-    Invocation.objects.create(
+    Call.objects.create(
         member=echo.member, tool_name="echo", timeout=1, source="rest", status="succeeded", finished_at=timezone.now()
     )
     assert "3 calls" in words(page.get(asked, headers={"If-None-Match": etag}))
@@ -200,7 +200,7 @@ def test_figures_of_reserved_members_are_for_their_groups(client: Client, echo: 
     bob = User.objects.create_user("bob", is_staff=True)
     client.force_login(bob)
     assert client.get(address()).status_code == 403
-    bob.user_permissions.add(Permission.objects.get(codename="view_invocation"))
+    bob.user_permissions.add(Permission.objects.get(codename="view_call"))
     assert "3 calls" in words(client.get(address()))
     reserve_member(echo.member, [Group.objects.create(name="others")])
     assert "No calls in the last hour." in words(client.get(address()))

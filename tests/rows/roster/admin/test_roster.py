@@ -20,7 +20,7 @@ from django.utils import timezone
 from mcp_runtime.control.members import reserve_member
 from mcp_runtime.rows import lease
 from roster.admin.members import roster as roster_screen
-from roster.models import GuildMember, Invocation, PortAllocation, Tool
+from roster.models import Call, GuildMember, PortAllocation, Tool
 
 pytestmark = pytest.mark.django_db
 
@@ -102,7 +102,7 @@ def test_a_card_says_all_that_one_wants_to_know_at_a_glance(page: Client) -> Non
     make_tool(member, "secret", enabled=False)
     for status in ["succeeded", "succeeded", "failed"]:
         now = timezone.now()
-        Invocation.objects.create(
+        Call.objects.create(
             member=member, tool_name="today", timeout=1, source="rest", status=status, started_at=now, finished_at=now
         )
     text = roster(page)
@@ -347,7 +347,7 @@ def test_whatever_a_card_shows_makes_it_another_version(page: Client, change: An
 def test_a_call_makes_it_another_version_once_figures_are_counted_anew(page: Client) -> None:
     held = part(page).headers["ETag"]
     now = timezone.now()
-    Invocation.objects.create(
+    Call.objects.create(
         member=GuildMember.objects.get(name="weather"),
         **{"tool_name": "x", "timeout": 1, "source": "rest", "status": "failed", "started_at": now, "finished_at": now},
     )
@@ -391,22 +391,22 @@ def test_nothing_leads_where_one_may_not_go_and_tools_are_named_to_who_may_see_t
     weather = make_member("weather")
     make_tool(weather, "forecast")
     now = timezone.now()
-    Invocation.objects.create(
+    Call.objects.create(
         member=weather, tool_name="x", timeout=1, source="rest", status="failed", started_at=now, finished_at=now
     )
     text = roster(client)
     assert "tools 1 calls in 1 h 1, 1 failed" in cards_of(text)["weather"]
-    for name in ["tool", "invocation"]:
+    for name in ["tool", "call"]:
         assert f"/{name}/" not in text
     assert not cards_of(roster(client, q="forecast"))
 
-    bob.user_permissions.add(*Permission.objects.filter(codename__in=["view_tool", "view_invocation"]))
+    bob.user_permissions.add(*Permission.objects.filter(codename__in=["view_tool", "view_call"]))
     text = roster(client, q="forecast")
     tool = Tool.objects.get()
     for address in [
         reverse("admin:roster_tool_change", args=[tool.pk]),
         f"{reverse('admin:roster_tool_changelist')}?member__id__exact={weather.pk}",
-        f"{reverse('admin:roster_invocation_changelist')}?member__id__exact={weather.pk}",
+        f"{reverse('admin:roster_call_changelist')}?member__id__exact={weather.pk}",
     ]:
         assert address in text
         assert client.get(address).status_code == 200

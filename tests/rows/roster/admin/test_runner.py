@@ -18,7 +18,7 @@ from mcp_runtime.security.limits import SharedSlots
 from roster import presets
 from roster.admin.tools import runner
 from roster.api import requests
-from roster.models import GuildMember, Invocation, Preset, Tool
+from roster.models import Call, GuildMember, Preset, Tool
 
 pytestmark = pytest.mark.django_db
 
@@ -40,7 +40,7 @@ EVIL = "<script>alert(1)</script>"
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
     """Nobody really waits, for no runtime runs here: which calls somebody would have waited for, and how long."""
     waits: list[tuple[int, float]] = []
-    monkeypatch.setattr(runner, "wait_for_call", lambda invocation_id, timeout: waits.append((invocation_id, timeout)))
+    monkeypatch.setattr(runner, "wait_for_call", lambda call_id, timeout: waits.append((call_id, timeout)))
     return waits
 
 
@@ -92,9 +92,9 @@ def begun(page: Client, tool: Tool, **query: Any) -> tuple[Any, str]:
     return json.loads(response.context["form"].initial["arguments"]), response.content.decode()
 
 
-def make_call(tool: Tool, **columns: Any) -> Invocation:
+def make_call(tool: Tool, **columns: Any) -> Call:
     values = {"tool_name": tool.name, "timeout": 30, "source": "rest", "requester": "x", **columns}
-    return Invocation.objects.create(member=tool.member, **values)
+    return Call.objects.create(member=tool.member, **values)
 
 
 # Calls without leaving --------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_a_call_answers_with_where_its_end_will_be_and_a_new_key(
     key = "6f1ed002-ab59-4e5c-8ba3-1f1f1f1f1f1f"
     said = call(page, echo, {"text": "hi"}, call_key=key)
 
-    row = Invocation.objects.get()
+    row = Call.objects.get()
     assert (row.arguments, row.source, row.idempotency_key) == ({"text": "hi"}, "admin", key)
     assert said["outcome"] == address(echo, "outcome", row.pk)
     assert said["call_key"] != key
@@ -127,9 +127,7 @@ def test_a_call_takes_a_seat_to_wait_and_without_one_answers_at_once(
 
 def test_the_same_form_sent_twice_calls_once(page: Client, echo: Tool) -> None:
     key = "6f1ed002-ab59-4e5c-8ba3-1f1f1f1f1f1f"
-    assert [call(page, echo, {"text": "hi"}, call_key=key)["call"] for _ in range(2)] == [
-        Invocation.objects.get().pk
-    ] * 2
+    assert [call(page, echo, {"text": "hi"}, call_key=key)["call"] for _ in range(2)] == [Call.objects.get().pk] * 2
 
 
 def test_changed_arguments_after_a_lost_answer_are_told_once_and_then_called(page: Client, echo: Tool) -> None:
@@ -137,10 +135,10 @@ def test_changed_arguments_after_a_lost_answer_are_told_once_and_then_called(pag
     call(page, echo, {"text": "hi"}, call_key=key)
     refused = call(page, echo, {"text": "changed"}, call_key=key)
     assert refused["errors"] == [{"path": [], "reason": runner.SENT_OTHERWISE}]
-    assert Invocation.objects.count() == 1
+    assert Call.objects.count() == 1
 
     call(page, echo, {"text": "changed"}, call_key=refused["call_key"])
-    assert Invocation.objects.latest("pk").arguments == {"text": "changed"}
+    assert Call.objects.latest("pk").arguments == {"text": "changed"}
 
 
 def test_without_a_script_the_form_that_comes_back_has_a_new_key(page: Client, echo: Tool) -> None:
@@ -160,7 +158,7 @@ def test_every_validation_error_is_shown_with_its_place(page: Client, echo: Tool
         '["login", "key"]',
         '["keys", 1]',
     }
-    assert not Invocation.objects.exists()
+    assert not Call.objects.exists()
 
 
 def test_without_a_script_every_validation_error_is_shown_too(page: Client, echo: Tool) -> None:
@@ -189,7 +187,7 @@ def test_what_may_destroy_is_called_only_when_it_is_meant(page: Client) -> None:
 
     assert "Confirm the call" in call(page, tool, {})["errors"][0]["reason"]
     assert page.post(address(tool), {"arguments": "{}"}).status_code == 200
-    assert not Invocation.objects.exists()
+    assert not Call.objects.exists()
     assert "call" in call(page, tool, {}, confirmed="on")
 
 
@@ -238,7 +236,7 @@ def test_a_call_that_runs_tells_its_progress_and_can_be_cancelled(page: Client, 
     assert response["X-Live"] == "part"
     assert '<progress max="100" value="25.0"' in text
     assert "1 of 4: &lt;script&gt;" in text
-    assert reverse("admin:roster_invocation_cancel", args=[row.pk]) in text
+    assert reverse("admin:roster_call_cancel", args=[row.pk]) in text
 
 
 def test_a_call_that_is_over_is_shown_once_and_asked_for_no_more(page: Client, echo: Tool) -> None:
@@ -274,7 +272,7 @@ def test_odd_progress_still_makes_a_bar(echo: Tool, progress: Any, share: float 
 
 def test_a_cancellation_from_the_page_stays_on_the_page(page: Client, echo: Tool) -> None:
     row = make_call(echo)
-    cancel = reverse("admin:roster_invocation_cancel", args=[row.pk])
+    cancel = reverse("admin:roster_call_cancel", args=[row.pk])
     assert "Cancelled" in page.post(cancel, headers={"X-Live": "form"}).json()["messages"][0]["text"]
 
 

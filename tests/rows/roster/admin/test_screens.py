@@ -19,7 +19,7 @@ from django.urls import reverse
 
 from mcp_runtime.control.members import live_runtime
 from roster.admin import present
-from roster.models import ApiToken, GuildMember, Hall, Invocation, PortAllocation, StatusChange, Tool
+from roster.models import ApiToken, Call, GuildMember, Hall, PortAllocation, StatusChange, Tool
 from tests.support.admin import (
     ESCAPED,
     EVIL,
@@ -48,7 +48,7 @@ def full_hall(example: GuildMember, echo: Tool, alice: User) -> dict[str, Any]:
     return {
         "guildmember": example,
         "tool": echo,
-        "invocation": make_call(example),
+        "call": make_call(example),
         "statuschange": change,
         "portallocation": PortAllocation.objects.get(),
         "apitoken": ApiToken.make(user=alice)[0],
@@ -85,7 +85,7 @@ def test_strangers_are_sent_to_the_login(client: Client, echo: Tool) -> None:
         assert response["Location"].startswith("/admin/login/")
 
 
-@pytest.mark.parametrize("model", ["guildmember", "tool", "invocation", "statuschange", "portallocation"])
+@pytest.mark.parametrize("model", ["guildmember", "tool", "call", "statuschange", "portallocation"])
 def test_nobody_adds_or_edits_what_the_runtime_writes(page: Client, full_hall: dict[str, Any], model: str) -> None:
     row = full_hall[model]
 
@@ -98,7 +98,7 @@ def test_nobody_adds_or_edits_what_the_runtime_writes(page: Client, full_hall: d
 @pytest.mark.parametrize(
     ("model", "heading"),
     [
-        *(("guildmember", "Members"), ("tool", "Tools"), ("invocation", "Calls"), ("agentsession", "Agent sessions")),
+        *(("guildmember", "Members"), ("tool", "Tools"), ("call", "Calls"), ("agentsession", "Agent sessions")),
         *(("apitoken", "Tokens"), ("statuschange", "Status changes"), ("portallocation", "Port allocations")),
     ],
 )
@@ -246,15 +246,15 @@ def test_a_members_page_costs_the_same_queries_for_two_tools_and_for_twenty(page
 def test_the_list_of_calls_does_not_read_results(page: Client, example: GuildMember) -> None:
     make_call(example, status="succeeded", result={"content": []})
     with CaptureQueriesContext(connection) as captured:
-        html(page.get(list_of("invocation")))
+        html(page.get(list_of("call")))
 
-    assert not [query for query in captured if '"roster_invocation"."result"' in query["sql"]]
+    assert not [query for query in captured if '"roster_call"."result"' in query["sql"]]
 
 
 # Twins ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", [*GuildMember.Status.values, *Invocation.Status.values])
+@pytest.mark.parametrize("status", [*GuildMember.Status.values, *Call.Status.values])
 def test_every_status_has_a_colour_in_light_and_in_dark(status: str) -> None:
     css = Path(str(finders.find("roster/admin.css"))).read_text()
 

@@ -14,10 +14,10 @@ from django.urls import reverse
 
 from mcp_runtime.agents import sessions
 from mcp_runtime.agents.sessions import Outcome
-from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.control.sessions import create_session
 from mcp_runtime.rows import lease
-from roster.models import AgentMessage, AgentSession, GuildMember, Hall, Invocation
+from roster.models import AgentMessage, AgentSession, Call, GuildMember, Hall
 
 pytestmark = pytest.mark.django_db
 
@@ -43,7 +43,7 @@ def page(bob: User) -> Client:
 def talk(bob: User) -> AgentSession:
     lease.take()
     GuildMember.objects.create(name="anna", directory="anna")
-    return create_session(["anna"], caller=Caller(Invocation.Source.ADMIN, bob), name="talk")
+    return create_session(["anna"], caller=Caller(Call.Source.ADMIN, bob), name="talk")
 
 
 def url_of(talk: AgentSession, verb: str = "change") -> str:

@@ -21,7 +21,7 @@ from mcp_runtime.control.members import reserve_member
 from mcp_runtime.control.tokens import revoke_token
 from mcp_runtime.rows import lease
 from roster.agent_config import FORMATS, PLACEHOLDER
-from roster.models import ApiToken, GuildMember, Invocation, PortAllocation, TokenClient, Tool
+from roster.models import ApiToken, Call, GuildMember, PortAllocation, TokenClient, Tool
 
 pytestmark = pytest.mark.django_db
 
@@ -168,7 +168,7 @@ def test_the_configuration_is_not_asked_for_again_and_again(page: Client, token:
 
 
 def called(token: ApiToken, member: GuildMember, tool: str, **columns: Any) -> None:
-    Invocation.objects.create(member=member, tool_name=tool, timeout=5, source="gateway", token=token, **columns)
+    Call.objects.create(member=member, tool_name=tool, timeout=5, source="gateway", token=token, **columns)
 
 
 def seen(token: ApiToken, name: str, version: str = "", calls: int = 0) -> None:
@@ -194,8 +194,8 @@ def test_who_came_and_what_was_called_is_told(
     assert "somebody-else" not in text
     assert "of-another" not in text
     assert "All calls with it" not in text
-    bob.user_permissions.add(Permission.objects.get(codename="view_invocation"))
-    link = f"{reverse('admin:roster_invocation_changelist')}?token={token.pk}"
+    bob.user_permissions.add(Permission.objects.get(codename="view_call"))
+    link = f"{reverse('admin:roster_call_changelist')}?token={token.pk}"
     assert link in text_of(page.get(part_of(token, "use")))
     assert len(page.get(link).context["cl"].result_list) == 2
 

@@ -12,10 +12,10 @@ from django.contrib.staticfiles import finders
 from django.test import Client
 from django.urls import reverse
 
-from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.control.calls import queue_call
 from mcp_runtime.security import principals
-from roster.models import ApiToken, GuildMember, Invocation, Tool
+from roster.models import ApiToken, Call, GuildMember, Tool
 from tests.support.admin import ADD_TOKEN, act, allow, html, list_of, page_of
 
 pytestmark = pytest.mark.django_db
@@ -88,7 +88,7 @@ def test_others_make_see_and_revoke_only_their_own_tokens(client: Client, alice:
 @pytest.mark.parametrize("by", ["its page", "the list"])
 def test_a_token_that_is_deleted_takes_its_queued_calls_along(page: Client, alice: User, echo: Tool, by: str) -> None:
     row, _ = ApiToken.make(user=alice)
-    caller = Caller(Invocation.Source.REST, alice, principals.principal_of_row(row))
+    caller = Caller(Call.Source.REST, alice, principals.principal_of_row(row))
     call, _ = queue_call("example", "echo", {"text": "later"}, caller=caller)
 
     if by == "its page":

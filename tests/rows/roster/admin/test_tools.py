@@ -13,7 +13,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from roster import calls
-from roster.models import GuildMember, Invocation, Tool
+from roster.models import Call, GuildMember, Tool
 from tests.support.admin import (
     act,
     allow,
@@ -44,7 +44,7 @@ def test_tools_of_a_member_whose_folder_is_gone_are_hidden_until_asked_for(page:
     assert names() == ["still"]
     assert names(folder="gone") == ["past"]
     assert names(member__id__exact=gone.pk) == ["past"]
-    assert "/call/" not in page.get(list_of("tool"), {"folder": "gone"}).content.decode()
+    assert ">Call</a>" not in page.get(list_of("tool"), {"folder": "gone"}).content.decode()
 
 
 def test_the_filter_by_member_names_those_whose_tools_are_listed_and_the_chosen_one(page: Client) -> None:
@@ -114,7 +114,7 @@ def test_who_may_not_call_is_offered_no_call(client: Client, bob: User, echo: To
     assert call not in html(client.get(page_of(echo.member)))
     assert client.get(call).status_code == 403
     assert client.post(call, {"arguments": '{"text": "hello"}'}).status_code == 403
-    assert not Invocation.objects.exists()
+    assert not Call.objects.exists()
 
 
 # The form to call a tool ------------------------------------------------------------------------------------------
@@ -131,9 +131,9 @@ def test_the_form_begins_with_what_the_schema_requires_and_presets(page: Client,
 def test_a_sent_form_queues_the_call_and_leads_to_its_page(page: Client, alice: User, echo: Tool) -> None:
     response = call_form(page, echo, '{"text": "hello"}')
 
-    invocation = Invocation.objects.get()
-    assert response["Location"] == page_of(invocation)
-    assert (invocation.arguments, invocation.source, invocation.requested_by) == ({"text": "hello"}, "admin", alice)
+    call = Call.objects.get()
+    assert response["Location"] == page_of(call)
+    assert (call.arguments, call.source, call.requested_by) == ({"text": "hello"}, "admin", alice)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_arguments_that_do_not_fit_are_refused_at_the_form(
     response = call_form(page, echo, arguments)
 
     assert complaint in html(response)
-    assert not Invocation.objects.exists()
+    assert not Call.objects.exists()
 
 
 def test_a_disabled_member_is_refused_at_the_form(page: Client, echo: Tool) -> None:
@@ -167,7 +167,7 @@ def test_pressing_the_button_twice_calls_once(page: Client, echo: Tool) -> None:
     first = call_form(page, echo, '{"text": "x"}', call_key=str(shown))
     second = call_form(page, echo, '{"text": "x"}', call_key=str(shown))
 
-    assert Invocation.objects.count() == 1
+    assert Call.objects.count() == 1
     assert first["Location"] == second["Location"]
 
 
@@ -182,9 +182,9 @@ def test_a_caller_without_other_rights_can_call_see_and_cancel_their_own_call(
 
     assert "queued" in html(client.get(own))
     assert client.get(page_of(others)).status_code == 403
-    assert client.post(reverse("admin:roster_invocation_cancel", args=[others.pk])).status_code == 403
-    client.post(reverse("admin:roster_invocation_cancel", args=[Invocation.objects.get(source="admin").pk]))
-    assert [row.status for row in Invocation.objects.order_by("id")] == ["queued", "cancelled"]
+    assert client.post(reverse("admin:roster_call_cancel", args=[others.pk])).status_code == 403
+    client.post(reverse("admin:roster_call_cancel", args=[Call.objects.get(source="admin").pk]))
+    assert [row.status for row in Call.objects.order_by("id")] == ["queued", "cancelled"]
 
 
 @pytest.mark.parametrize(

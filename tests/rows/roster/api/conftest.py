@@ -27,7 +27,7 @@ def alice(db: None) -> User:
 def bob(db: None) -> User:
     user = User.objects.create_user("bob")
     user.user_permissions.set(
-        Permission.objects.filter(codename__in=["control_member", "invoke_tool", "view_guildmember", "view_invocation"])
+        Permission.objects.filter(codename__in=["control_member", "invoke_tool", "view_guildmember", "view_call"])
     )
     return user
 

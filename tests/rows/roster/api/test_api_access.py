@@ -13,8 +13,8 @@ from django.utils import timezone
 
 from mcp_runtime.control.members import reserve_member
 from mcp_runtime.security.limits import Limiter, Limits
-from roster.api import invocations
-from roster.models import ApiToken, GuildMember, Invocation
+from roster.api import calls
+from roster.models import ApiToken, Call, GuildMember
 from tests.support.api import add_call, add_member, add_tool, client_of
 
 TOKENS = "/api/tokens/"
@@ -24,7 +24,7 @@ Scope = ApiToken.Scope
 @pytest.fixture(autouse=True)
 def limiter(monkeypatch: pytest.MonkeyPatch) -> Limiter:
     fresh = Limiter()
-    monkeypatch.setattr(invocations, "limiter", fresh)
+    monkeypatch.setattr(calls, "limiter", fresh)
     return fresh
 
 
@@ -138,7 +138,7 @@ def test_a_browsers_session_is_asked_for_the_same(bob: User, example: GuildMembe
 def test_a_call_says_which_token_it_was_made_with_and_keeps_its_name(bob: User, example: GuildMember) -> None:
     client = client_of(bob, name="laptop")
     answer = invoke(client, "example", "echo").json()
-    call = Invocation.objects.get()
+    call = Call.objects.get()
     assert call.token == ApiToken.objects.get()
     assert (answer["token"], answer["requester"]) == (call.token.pk, "bob (laptop)")
     assert call.requester == "bob (laptop)"
@@ -165,7 +165,7 @@ def test_a_token_in_the_address_opens_nothing(bob: User, example: GuildMember, n
         address = f"/api/members/example/tools/echo/invoke/?{name}={value}"
         assert post(Client(), address, {"arguments": {"text": "x"}}).status_code == 401
     assert Client().get("/metrics", {name: token}).status_code == 401
-    assert not Invocation.objects.exists()
+    assert not Call.objects.exists()
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_more_calls_than_a_minute_allows_are_429_and_say_when_to_come_again(bob:
     assert refused.json()["code"] == "too_many_calls"
     assert "Too many calls a minute (limit 2)" in refused.json()["error"]
     assert client.get("/api/roster/").status_code == 200
-    assert Invocation.objects.count() == 2
+    assert Call.objects.count() == 2
 
 
 def test_the_settings_limit_tokens_that_have_none_of_their_own(bob: User, example: GuildMember, settings: Any) -> None:

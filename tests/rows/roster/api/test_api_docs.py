@@ -11,7 +11,7 @@ from drf_spectacular.drainage import GENERATOR_STATS
 from drf_spectacular.validation import validate_schema
 
 from mcp_runtime.control.members import MEMBER_VERBS
-from roster.models import GuildMember, Invocation
+from roster.models import Call, GuildMember
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_every_address_is_documented_with_its_verbs(document: dict[str, Any]) ->
 def test_statuses_are_documented_word_for_word(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     assert schemas["MemberStatus"]["enum"] == GuildMember.Status.values
-    assert schemas["InvocationStatus"]["enum"] == Invocation.Status.values
+    assert schemas["CallStatus"]["enum"] == Call.Status.values
 
 
 def test_every_operation_needs_a_token_or_a_session(document: dict[str, Any]) -> None:

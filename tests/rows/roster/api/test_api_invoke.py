@@ -18,8 +18,8 @@ from pytest_django import DjangoAssertNumQueries
 from mcp_runtime.schemas.secrets import MASK
 from mcp_runtime.security.limits import SharedSlots
 from roster.api import requests
-from roster.api.invocations import InvocationErrorSerializer
-from roster.models import ApiToken, GuildMember, Invocation
+from roster.api.calls import CallErrorSerializer
+from roster.models import ApiToken, Call, GuildMember
 from tests.conftest import eventually
 from tests.support.api import add_member, add_tool, client_of
 
@@ -35,10 +35,10 @@ def invoke(client: Client, body: Any = None, address: str = ECHO, **headers: str
     return response
 
 
-def finish(invocation_id: int, **values: Any) -> None:
+def finish(call_id: int, **values: Any) -> None:
     """As the runtime would."""
-    outcome = {"status": Invocation.Status.SUCCEEDED, "result": RESULT, **values}
-    Invocation.objects.filter(pk=invocation_id).update(finished_at=timezone.now(), **outcome)
+    outcome = {"status": Call.Status.SUCCEEDED, "result": RESULT, **values}
+    Call.objects.filter(pk=call_id).update(finished_at=timezone.now(), **outcome)
 
 
 # Queueing ---------------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def finish(invocation_id: int, **values: Any) -> None:
 
 def test_a_call_is_accepted_and_says_where_to_look(as_bob: Client, bob: User, example: GuildMember) -> None:
     response = invoke(as_bob)
-    call = Invocation.objects.get()
+    call = Call.objects.get()
     assert response.status_code == 202
     assert response["Location"] == f"/api/calls/{call.pk}/"
     assert (call.status, call.source, call.requested_by, call.requester) == ("queued", "rest", bob, "bob")
@@ -106,7 +106,7 @@ def test_arguments_may_be_left_out(as_bob: Client, example: GuildMember, body: s
     add_tool(example, "ping")
     response = as_bob.post("/api/members/example/tools/ping/invoke/", body, content_type="application/json")
     assert response.status_code == 202
-    assert Invocation.objects.get().arguments == {}
+    assert Call.objects.get().arguments == {}
 
 
 def test_arguments_that_do_not_fit_are_refused_with_place_and_reason(as_bob: Client, example: GuildMember) -> None:
@@ -115,7 +115,7 @@ def test_arguments_that_do_not_fit_are_refused_with_place_and_reason(as_bob: Cli
     body = response.json()
     assert (body["code"], body["path"]) == ("invalid_arguments", "text")
     assert "string" in body["reason"]
-    assert not Invocation.objects.exists()
+    assert not Call.objects.exists()
 
 
 @pytest.mark.parametrize("arguments", [None, [], "text", 7])
@@ -137,7 +137,7 @@ def test_arguments_must_be_an_object(as_bob: Client, example: GuildMember, argum
 def test_a_body_that_is_no_json_object_is_refused(as_bob: Client, example: GuildMember, body: str) -> None:
     response = as_bob.post(ECHO, body.encode("latin-1"), content_type="application/json")
     assert response.status_code == 400
-    assert not Invocation.objects.exists()
+    assert not Call.objects.exists()
 
 
 def test_a_misspelt_key_does_not_call_the_tool_with_nothing(as_bob: Client, example: GuildMember) -> None:
@@ -145,7 +145,7 @@ def test_a_misspelt_key_does_not_call_the_tool_with_nothing(as_bob: Client, exam
     response = invoke(as_bob, {"argument": {"text": "hi"}}, "/api/members/example/tools/ping/invoke/")
     assert response.status_code == 400
     assert "'argument'" in response.json()["error"]
-    assert not Invocation.objects.exists()
+    assert not Call.objects.exists()
 
 
 def test_a_form_is_refused(as_bob: Client, example: GuildMember) -> None:
@@ -171,14 +171,14 @@ def test_what_may_not_be_called_is_refused(as_bob: Client, example: GuildMember)
     ]:
         response = invoke(as_bob, address=f"/api/members/{member}/tools/{tool}/invoke/")
         assert (response.status_code, response.json()["code"]) == (http_status, code)
-    assert not Invocation.objects.exists()
+    assert not Call.objects.exists()
 
 
 def test_secrets_are_masked_at_once(as_bob: Client, example: GuildMember) -> None:
     arguments = {"text": "hi", "login": {"password": "sesame"}}
     response = invoke(as_bob, {"arguments": arguments})
     assert response.json()["arguments"] == {"text": "hi", "login": {"password": MASK}}
-    assert Invocation.objects.get().arguments == arguments
+    assert Call.objects.get().arguments == arguments
     for address in (response["Location"], "/api/calls/"):
         assert "sesame" not in as_bob.get(address).content.decode()
 
@@ -192,7 +192,7 @@ def test_a_repeat_with_the_same_key_returns_the_first_call(as_bob: Client, examp
     assert "Idempotent-Replayed" not in first
     assert again["Idempotent-Replayed"] == "true"
     assert (again.status_code, again.json()) == (202, first.json())
-    assert Invocation.objects.count() == 1
+    assert Call.objects.count() == 1
 
 
 def test_a_repeat_of_a_call_that_is_over_is_200_with_its_result(as_bob: Client, example: GuildMember) -> None:
@@ -231,11 +231,11 @@ def test_a_narrowed_token_is_not_given_the_result_of_a_wider_one_by_its_key(
 @pytest.mark.parametrize("key", ["", "k" * 256])
 def test_a_key_that_cannot_be_kept_is_refused(as_bob: Client, example: GuildMember, key: str) -> None:
     assert invoke(as_bob, Idempotency_Key=key).status_code == 400
-    assert not Invocation.objects.exists()
+    assert not Call.objects.exists()
 
 
 def test_a_key_may_be_as_long_as_the_column(as_bob: Client, example: GuildMember) -> None:
-    length = Invocation._meta.get_field("idempotency_key").max_length
+    length = Call._meta.get_field("idempotency_key").max_length
     assert length == requests.MAX_IDEMPOTENCY_KEY
     assert invoke(as_bob, Idempotency_Key="k" * length).status_code == 202
 
@@ -248,7 +248,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Nobody really waits: the seconds that somebody would have waited, in vain."""
     asked: list[float] = []
 
-    def wait_for(invocation_id: int, timeout: float) -> bool:
+    def wait_for(call_id: int, timeout: float) -> bool:
         asked.append(timeout)
         return False
 
@@ -260,8 +260,8 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def runtime_that_finishes_the_next_call() -> Iterator[None]:
     def work() -> None:
         try:
-            call = eventually(lambda: Invocation.objects.filter(status="queued").first())
-            assert isinstance(call, Invocation)
+            call = eventually(lambda: Call.objects.filter(status="queued").first())
+            assert isinstance(call, Call)
             finish(call.pk, started_at=call.queued_at)
         finally:
             connection.close()
@@ -349,10 +349,10 @@ def test_who_waits_as_often_as_it_can_leaves_a_seat_to_another(
     answers = []
     monkeypatch.setattr(requests, "seats", SharedSlots(8))
 
-    def wait_for(invocation_id: int, timeout: float) -> bool:
+    def wait_for(call_id: int, timeout: float) -> bool:
         """Bob waits once more while he waits, as long as he may."""
-        if Invocation.objects.get(pk=invocation_id).requested_by == alice:
-            finish(invocation_id)
+        if Call.objects.get(pk=call_id).requested_by == alice:
+            finish(call_id)
         elif not invoke(as_bob, Prefer="wait=60").has_header("Preference-Applied"):
             answers.append(invoke(as_alice, Prefer="wait=60"))
         return True
@@ -369,7 +369,7 @@ def test_half_of_the_threads_may_wait(settings: Any) -> None:
 def test_a_seat_is_given_back_when_waiting_fails(
     as_bob: Client, example: GuildMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(invocation_id: int, timeout: float) -> bool:
+    def fail(call_id: int, timeout: float) -> bool:
         raise RuntimeError("no watch")
 
     monkeypatch.setattr(requests, "wait_for_call", fail)
@@ -399,7 +399,7 @@ def test_a_failed_call_is_an_answer_too(as_bob: Client, example: GuildMember) ->
     )
     response = as_bob.get(call["url"])
     assert response.status_code == 200
-    assert list(response.json()["error"]) == list(InvocationErrorSerializer().fields)
+    assert list(response.json()["error"]) == list(CallErrorSerializer().fields)
     assert response.json()["error"] == {
         "kind": "protocol",
         "message": "tool 'echo' of member 'example': no (JSON-RPC error -32602)",

@@ -6,10 +6,10 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
-from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.control.calls import queue_call
 from mcp_runtime.control.members import MEMBER_VERBS
-from roster.models import GuildMember, Invocation, Tool
+from roster.models import Call, GuildMember, Tool
 from tests.support.api import add_member
 
 pytestmark = pytest.mark.django_db
@@ -40,7 +40,7 @@ def test_a_user_without_the_permission_to_invoke_queues_nothing(as_charlie: Clie
     response = as_charlie.post("/api/members/example/tools/echo/invoke/", {}, content_type="application/json")
     assert response.status_code == 403
     assert "roster.invoke_tool" in response.json()["error"]
-    assert not Invocation.objects.exists()
+    assert not Call.objects.exists()
 
 
 def test_everybody_with_an_account_may_look_at_the_roster(as_charlie: Client) -> None:
@@ -51,7 +51,7 @@ def test_calls_of_others_are_hidden_from_a_user_who_may_only_call(
     as_charlie: Client, charlie: User, bob: User, as_bob: Client
 ) -> None:
     charlie.user_permissions.add(Permission.objects.get(codename="invoke_tool"))
-    theirs, _ = queue_call("example", "echo", {}, caller=Caller(Invocation.Source.REST, bob))
+    theirs, _ = queue_call("example", "echo", {}, caller=Caller(Call.Source.REST, bob))
     own = as_charlie.post("/api/members/example/tools/echo/invoke/", {}, content_type="application/json").json()["id"]
     assert [row["id"] for row in as_charlie.get("/api/calls/").json()["results"]] == [own]
     assert as_charlie.get(f"/api/calls/{theirs.pk}/").status_code == 404

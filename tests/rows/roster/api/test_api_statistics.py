@@ -75,7 +75,7 @@ def test_one_tool_is_told_alone(as_bob: Client) -> None:
         ("control_member", 403, 403),
         ("view_guildmember", 200, 403),
         ("view_tool", 200, 200),
-        ("view_invocation", 200, 200),
+        ("view_call", 200, 200),
     ],
 )
 def test_figures_are_for_those_who_may_view_what_they_are_of(

@@ -9,7 +9,7 @@ from django.http import HttpResponse
 from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
-from roster.models import GuildMember, Invocation, Tool
+from roster.models import Call, GuildMember, Tool
 from tests.support.api import ECHO_SCHEMA, add_member, add_tool
 
 TOOLS = "/api/members/example/tools/"
@@ -118,7 +118,7 @@ def test_a_tool_and_one_called_like_its_address_do_not_mix(as_bob: Client, examp
     assert as_bob.get(f"{TOOLS}x/invoke/").json()["name"] == "x/invoke"
     assert call(as_bob, f"{TOOLS}x/invoke/").json()["tool"] == "x"
     assert call(as_bob, f"{TOOLS}x/invoke/invoke/").json()["tool"] == "x/invoke"
-    assert list(Invocation.objects.order_by("id").values_list("tool_name", flat=True)) == ["x", "x/invoke"]
+    assert list(Call.objects.order_by("id").values_list("tool_name", flat=True)) == ["x", "x/invoke"]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from django.template.loader import render_to_string
 
 from roster.admin import present
 from roster.admin.calls import results
-from roster.models import Invocation
+from roster.models import Call
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"pixels").decode()
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>"
@@ -35,8 +35,8 @@ class Tags(HTMLParser):
         return [attributes for name, attributes in self.found if name == tag]
 
 
-def call(result: Any = None, **columns: Any) -> Invocation:
-    return Invocation(**{"tool_name": "t", "timeout": 1, "status": "succeeded", "result": result, **columns})
+def call(result: Any = None, **columns: Any) -> Call:
+    return Call(**{"tool_name": "t", "timeout": 1, "status": "succeeded", "result": result, **columns})
 
 
 def drawn(result: Any = None, output_schema: dict[str, Any] | None = None, **columns: Any) -> str:
@@ -203,7 +203,7 @@ def test_a_text_that_repeats_the_structured_content_is_left_out() -> None:
     assert [item.source for item in view.items] == ["more"]
 
 
-@pytest.mark.parametrize("kind", Invocation.ErrorKind.values)
+@pytest.mark.parametrize("kind", Call.ErrorKind.values)
 def test_every_kind_of_error_has_a_hint(kind: str) -> None:
     html = drawn(status="failed", error_kind=kind, error_message="went wrong")
     assert results.HINTS[kind].split(".")[0].split('"')[0][:40].replace("'", "&#x27;") in html
@@ -211,7 +211,7 @@ def test_every_kind_of_error_has_a_hint(kind: str) -> None:
 
 
 def test_there_are_no_hints_for_errors_that_are_not() -> None:
-    assert set(results.HINTS) == set(Invocation.ErrorKind.values)
+    assert set(results.HINTS) == set(Call.ErrorKind.values)
 
 
 def test_nothing_is_shown_of_a_call_that_is_not_over() -> None:

@@ -13,7 +13,7 @@ from mcp_runtime.gateway.messages import Client, ClientSession, Deadline, Event,
 from mcp_runtime.gateway.streams import resumable
 from mcp_runtime.gateway.streams.resumable import ResumableStreams
 from mcp_runtime.security.access import OPERATOR
-from roster.models import Invocation
+from roster.models import Call
 from tests.conftest import eventually
 from tests.support.agents import Agent, MessageStream, messages_of
 from tests.support.gateway_world import Member, World, event, notification, request, result, text
@@ -79,7 +79,7 @@ def cancelled(member: Member) -> list[Any]:
 
 
 def statuses() -> list[str]:
-    return [row.status for row in Invocation.objects.order_by("id")]
+    return [row.status for row in Call.objects.order_by("id")]
 
 
 @pytest.mark.parametrize("hangs_up", [False, True])

@@ -22,7 +22,7 @@ def _static_root() -> None:
 def bob(client: Client) -> User:
     """May look at calls, and nothing else."""
     user = User.objects.create_user("bob", is_staff=True)
-    user.user_permissions.add(Permission.objects.get(codename="view_invocation"))
+    user.user_permissions.add(Permission.objects.get(codename="view_call"))
     client.force_login(user)
     return user
 

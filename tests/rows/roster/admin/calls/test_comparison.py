@@ -60,7 +60,7 @@ def test_the_call_before_is_ones_own_for_who_may_see_no_others(client: Client, e
 def test_calls_that_are_not_there_for_one_cannot_be_compared(client: Client, bob: User, echo: Tool) -> None:
     mine, other = add(echo.member, requested_by=bob), add(echo.member)
     reserve_member(echo.member, [Group.objects.create(name="others")])
-    address = reverse("admin:roster_invocation_compare")
+    address = reverse("admin:roster_call_compare")
     assert client.get(address, {"left": mine.pk, "right": mine.pk}).status_code == 200
     assert client.get(address, {"left": mine.pk, "right": other.pk}).status_code == 404
     assert client.get(address, {"left": "x", "right": "9" * 40}).status_code == 404
@@ -69,7 +69,7 @@ def test_calls_that_are_not_there_for_one_cannot_be_compared(client: Client, bob
 
 def test_secrets_stay_masked_side_by_side(page: Client, echo: Tool) -> None:
     call = add(echo.member, status="running", arguments={"password": "hunter2"}, secret_paths=[["password"]])
-    response = page.get(reverse("admin:roster_invocation_compare"), {"left": call.pk, "right": call.pk})
+    response = page.get(reverse("admin:roster_call_compare"), {"left": call.pk, "right": call.pk})
     assert "hunter2" not in html(response)
     assert "Arguments: equal" in words(response)
 

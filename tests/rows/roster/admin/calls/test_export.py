@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db
 
 
 def exported(page: Client, form: str, **asked: Any) -> str:
-    response = page.get(reverse("admin:roster_invocation_export", args=[form]), asked)
+    response = page.get(reverse("admin:roster_call_export", args=[form]), asked)
     assert response.status_code == 200
     assert f'attachment; filename="calls.{form}"' == response.headers["Content-Disposition"]
     return b"".join(response.streaming_content).decode()
@@ -100,7 +100,7 @@ def test_a_file_holds_no_more_of_large_arguments_than_one_call_at_a_time(
 def test_who_reads_many_files_slowly_leaves_some_to_others(client: Client, alice: User, bob: User, echo: Tool) -> None:
     other = Client()
     other.force_login(alice)
-    address = reverse("admin:roster_invocation_export", args=["jsonl"])
+    address = reverse("admin:roster_call_export", args=["jsonl"])
     taken = []
     while (response := client.get(address)).streaming:
         taken.append(response)

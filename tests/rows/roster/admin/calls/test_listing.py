@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from mcp_runtime.control.members import reserve_member
 from roster.admin.calls import listing, screens
-from roster.models import ApiToken, GuildMember, Invocation, Tool
+from roster.models import ApiToken, Call, GuildMember, Tool
 from tests.support.calls import LIST, add, html, ids, numbered, words
 
 pytestmark = pytest.mark.django_db
@@ -169,7 +169,7 @@ def test_counting_stops_at_its_bound(page: Client, anna: GuildMember) -> None:
     assert "More than 100 calls." in words(page.get(LIST))
     assert "Page 2 of 2" in words(page.get(LIST, {"p": 2}))
     assert page.get(LIST, {"p": 3}).status_code == 302
-    assert "20 calls." in words(page.get(LIST, {"before": Invocation.objects.order_by("id")[20].pk}))
+    assert "20 calls." in words(page.get(LIST, {"before": Call.objects.order_by("id")[20].pk}))
 
 
 @pytest.mark.usefixtures("small")
@@ -190,7 +190,7 @@ def test_a_list_costs_the_same_for_few_calls_and_for_many(page: Client, anna: Gu
     def queries(**asked: str) -> int:
         with CaptureQueriesContext(connection) as captured:
             page.get(LIST, asked)
-        assert not [query for query in captured if "COUNT(" in query["sql"] and "roster_invocation" in query["sql"]]
+        assert not [query for query in captured if "COUNT(" in query["sql"] and "roster_call" in query["sql"]]
         return len(captured)
 
     numbered(anna, 2)
@@ -203,7 +203,7 @@ def test_a_list_costs_the_same_for_few_calls_and_for_many(page: Client, anna: Gu
 def test_the_first_call_of_a_time_is_found_by_halving(anna: GuildMember) -> None:
     begin = datetime(2026, 1, 1, tzinfo=UTC)
     made = [add(anna, queued_at=begin + timedelta(minutes=number)).pk for number in range(50)]
-    Invocation.objects.filter(pk__in=made[5:15]).delete()
+    Call.objects.filter(pk__in=made[5:15]).delete()
     assert listing.first_id_at(begin + timedelta(minutes=20)) == made[20]
     assert listing.first_id_at(begin) <= made[0]
     assert listing.first_id_at(begin + timedelta(days=1)) > made[-1]
@@ -218,14 +218,14 @@ def test_no_list_reads_or_sorts_the_whole_table(page: Client, anna: GuildMember,
     numbered(anna, 60)
     with CaptureQueriesContext(connection) as captured:
         html(page.get(LIST, asked))
-    read = [query["sql"] for query in captured if 'FROM "roster_invocation"' in query["sql"]]
+    read = [query["sql"] for query in captured if 'FROM "roster_call"' in query["sql"]]
     assert read
     for sql in read:
         with connection.cursor() as cursor:
             cursor.execute(f"EXPLAIN QUERY PLAN {sql.replace('%', '%%')}", [])
             plan = str(cursor.fetchall())
         assert "TEMP B-TREE FOR ORDER BY" not in plan, sql
-        assert "SEARCH roster_invocation" in plan or "LIMIT" in sql, sql
+        assert "SEARCH roster_call" in plan or "LIMIT" in sql, sql
 
 
 # Following live ---------------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def test_new_calls_appear_on_top_and_nothing_is_read_while_none_do(page: Client,
 def test_a_change_of_a_call_is_news(page: Client, anna: GuildMember, change: dict[str, Any]) -> None:
     call = add(anna, status="queued")
     address, etag = followed(page.get(LIST))
-    Invocation.objects.filter(pk=call.pk).update(**change)
+    Call.objects.filter(pk=call.pk).update(**change)
     assert page.get(address, headers={"X-Live": "part", "If-None-Match": etag}).status_code == 200
 
 

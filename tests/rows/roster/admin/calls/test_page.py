@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from roster.models import GuildMember, Invocation
+from roster.models import Call, GuildMember
 from tests.support.admin import act, html, list_of, make_call, messages_of, page_of
 
 pytestmark = pytest.mark.django_db
@@ -63,7 +63,7 @@ def test_cancel_ends_the_queued_asks_the_running_and_leaves_the_finished(page: C
     running = make_call(example, status="running")
     done = make_call(example, status="succeeded")
 
-    response = act(page, "invocation", "cancel", queued, running, done)
+    response = act(page, "call", "cancel", queued, running, done)
 
     assert messages_of(response) == [
         f"Cancelled (1): {queued.pk} echo.",
@@ -80,8 +80,8 @@ def test_the_list_of_calls_filters_and_searches(page: Client, example: GuildMemb
     make_call(example, tool_name="echo", source="rest")
     failed = make_call(example, tool_name="reverse", source="admin", status="failed", error_kind="timeout")
 
-    def found(**query: Any) -> list[Invocation]:
-        return list(page.get(list_of("invocation"), query).context["cl"].result_list)
+    def found(**query: Any) -> list[Call]:
+        return list(page.get(list_of("call"), query).context["cl"].result_list)
 
     for query in [
         {"q": "rever"},

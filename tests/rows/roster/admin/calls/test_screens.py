@@ -13,7 +13,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from mcp_runtime.control.members import reserve_member
-from roster.models import GuildMember, Invocation, Tool
+from roster.models import Call, GuildMember, Tool
 from tests.support.calls import LIST, add, at, html, messages_of, words
 
 pytestmark = pytest.mark.django_db
@@ -38,7 +38,7 @@ def test_a_running_call_shows_progress_and_its_end_stops_the_asking(page: Client
     part = page.get(at(call, "part"))
     assert part.headers["X-Live"] == "part"
     assert page.get(at(call, "part"), headers={"If-None-Match": part.headers["ETag"]}).status_code == 304
-    Invocation.objects.filter(pk=call.pk).update(
+    Call.objects.filter(pk=call.pk).update(
         status="succeeded", finished_at=timezone.now(), result={"content": [{"type": "text", "text": "all done"}]}
     )
     part = page.get(at(call, "part"), headers={"If-None-Match": part.headers["ETag"]})
@@ -60,7 +60,7 @@ def test_a_call_is_shown_to_its_maker_and_to_those_who_may_see_calls(client: Cli
     assert client.get(at(call, "part")).status_code == 200
     reserve_member(echo.member, [Group.objects.create(name="others")])
     assert client.get(at(call, "part")).status_code == 404
-    Invocation.objects.update(requested_by=bob)
+    Call.objects.update(requested_by=bob)
     bob.user_permissions.clear()
     assert client.get(at(call, "part")).status_code == 200
 
@@ -90,7 +90,7 @@ def test_a_call_is_made_again_with_one_press_however_often_it_is_pressed(page: C
     (key,) = re.findall(r'name="call_key" value="([^"]+)"', text)
     for _ in range(2):
         response = page.post(at(call, "replay"), {"call_key": key})
-        again = Invocation.objects.exclude(pk=call.pk).get()
+        again = Call.objects.exclude(pk=call.pk).get()
         assert response.headers["Location"] == at(again, "change")
     assert (again.arguments, again.tool_name, again.source, again.requested_by) == (
         call.arguments,
@@ -117,7 +117,7 @@ def test_what_is_not_known_any_more_is_not_called_again(
     assert "?from=" in text
     (said,) = messages_of(page.post(at(call, "replay"), follow=True))
     assert reason in said
-    assert Invocation.objects.count() == 1
+    assert Call.objects.count() == 1
 
 
 def test_gateway_calls_without_arguments_are_not_called_again(page: Client, echo: Tool, settings: Any) -> None:
@@ -131,7 +131,7 @@ def test_a_refusal_is_said_and_nothing_is_called(page: Client, echo: Tool) -> No
     call = add(echo.member, arguments={"text": 5})
     (said,) = messages_of(page.post(at(call, "replay"), follow=True))
     assert said.startswith("Not called: ")
-    assert Invocation.objects.count() == 1
+    assert Call.objects.count() == 1
 
 
 def test_only_those_who_may_call_call_again_and_by_post(client: Client, bob: User, echo: Tool) -> None:
@@ -139,7 +139,7 @@ def test_only_those_who_may_call_call_again_and_by_post(client: Client, bob: Use
     assert at(call, "replay") not in html(client.get(at(call, "change")))
     assert client.get(at(call, "replay")).status_code == 405
     assert client.post(at(call, "replay")).status_code == 403
-    assert Invocation.objects.count() == 1
+    assert Call.objects.count() == 1
 
 
 @pytest.mark.parametrize("gone", [{"enabled": False}, {"removed_at": datetime(2026, 1, 1, tzinfo=UTC)}])

@@ -15,8 +15,8 @@ from pytest_django import DjangoAssertNumQueries
 from rest_framework.serializers import Serializer
 
 from roster.api import requests
-from roster.api.invocations import InvocationSerializer
-from roster.models import GuildMember, Invocation
+from roster.api.calls import CallSerializer
+from roster.models import Call, GuildMember
 from tests.support.api import add_call, add_member
 
 CALLS = "/api/calls/"
@@ -57,7 +57,7 @@ def test_a_call_is_represented_as_its_serializer_describes_it(example: GuildMemb
     call = add_call(example, status="queued", queued_at=NOON)
     for name, value in fields.items():
         setattr(call, name, value)
-    serializer = InvocationSerializer()
+    serializer = CallSerializer()
     assert serializer.to_representation(call) == Serializer.to_representation(serializer, call)
 
 
@@ -127,9 +127,7 @@ def test_pages_stay_put_while_new_calls_arrive(as_bob: Client, example: GuildMem
 
 
 def test_pages_are_bounded(as_bob: Client, example: GuildMember) -> None:
-    Invocation.objects.bulk_create(
-        Invocation(member=example, tool_name="echo", timeout=30, source="rest") for _ in range(210)
-    )
+    Call.objects.bulk_create(Call(member=example, tool_name="echo", timeout=30, source="rest") for _ in range(210))
     assert len(ids(as_bob)) == 50
     assert len(ids(as_bob, page_size=100_000)) == 200
     assert len(ids(as_bob, page_size="many")) == 50
@@ -158,7 +156,7 @@ def test_who_reads_a_call_may_wait_for_its_end(
 ) -> None:
     call = add_call(example)
     monkeypatch.setattr(
-        requests, "wait_for_call", lambda pk, timeout: Invocation.objects.filter(pk=pk).update(status="succeeded")
+        requests, "wait_for_call", lambda pk, timeout: Call.objects.filter(pk=pk).update(status="succeeded")
     )
     response = as_bob.get(f"{CALLS}{call.pk}/", headers={"Prefer": "wait=5"})
     assert (response.status_code, response.json()["status"]) == (200, "succeeded")
@@ -191,9 +189,9 @@ def test_a_running_call_is_asked_to_end(as_bob: Client, example: GuildMember) ->
 @pytest.mark.parametrize(
     ("codenames", "status"),
     [
-        (["view_invocation"], 403),
-        (["view_invocation", "invoke_tool"], 403),
-        (["view_invocation", "control_member"], 200),
+        (["view_call"], 403),
+        (["view_call", "invoke_tool"], 403),
+        (["view_call", "control_member"], 200),
     ],
 )
 def test_a_call_of_somebody_else_is_cancelled_by_who_may_stop_its_member_alone(
@@ -209,7 +207,7 @@ def test_a_call_of_somebody_else_is_cancelled_by_who_may_stop_its_member_alone(
     third = add_call(example, requested_by=bob)
     page = Client()
     page.force_login(charlie)
-    answer = page.post(reverse("admin:roster_invocation_cancel", args=[third.pk]))
+    answer = page.post(reverse("admin:roster_call_cancel", args=[third.pk]))
     assert answer.status_code == (302 if status == 200 else status)
     third.refresh_from_db()
     assert third.status == ("cancelled" if status == 200 else "queued")

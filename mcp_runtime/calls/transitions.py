@@ -53,13 +53,13 @@ from mcp_runtime.rows.kept_queries import KeptQuery, Slot
 from mcp_runtime.schemas import schema_work, secrets, validation
 from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import OPERATOR, Principal
-from roster.models import CallTotal, GuildMember, Invocation, StatusChange, Tool
+from roster.models import Call, CallTotal, GuildMember, StatusChange, Tool
 
 logger = logging.getLogger("guildhall.runtime")
 
-Status = Invocation.Status
-ErrorKind = Invocation.ErrorKind
-_TABLE = Invocation._meta.db_table
+Status = Call.Status
+ErrorKind = Call.ErrorKind
+_TABLE = Call._meta.db_table
 
 RUNTIME_ENDED = "the runtime ended during the call; the call is not repeated automatically"
 
@@ -68,7 +68,7 @@ RUNTIME_ENDED = "the runtime ended during the call; the call is not repeated aut
 class Caller:
     """Who makes a call, and from which source. Without a user it is the operator, at the command line."""
 
-    source: Invocation.Source
+    source: Call.Source
     user: User | None = None
     principal: Principal | None = None  # None: the principal of the user, without a token
 
@@ -94,7 +94,7 @@ class Caller:
 
 def queue(
     *, member_name: str, tool_name: str, arguments: Any, caller: Caller, idempotency_key: str | None = None
-) -> tuple[Invocation, bool]:
+) -> tuple[Call, bool]:
     """Create the row of a call. Return it and True, or the earlier call with `idempotency_key` and False.
 
     A key belongs to the token of the request; without a token, to the user.
@@ -112,7 +112,7 @@ def queue(
     with schema_work.paced(principal.owner):
         _check_arguments(member, tool, schema, arguments)
         secret_paths = secrets.secret_paths(schema, arguments)
-    invocation = Invocation(
+    call = Call(
         member=member,
         tool_name=tool.name,
         arguments=arguments,
@@ -125,32 +125,32 @@ def queue(
         idempotency_key=idempotency_key,
     )
     if idempotency_key is None:
-        statements.insert(invocation)
-        return invocation, True
+        statements.insert(call)
+        return call, True
     try:
         with transaction.atomic():
-            statements.insert(invocation)
+            statements.insert(call)
     except IntegrityError:
         first = _first_call(caller, principal, idempotency_key)
         if first is None:
             raise
         _require_same_call(first, member_name, tool_name, arguments)
         return first, False
-    return invocation, True
+    return call, True
 
 
-def _first_call(caller: Caller, principal: Principal, key: str) -> Invocation | None:
+def _first_call(caller: Caller, principal: Principal, key: str) -> Call | None:
     """Return the call that this principal made with this key.
 
     Tokens of one user do not share keys. A token with fewer rights must not see the result of one with more.
     """
     if caller.user is None:
         return None
-    rows = Invocation.objects.filter(requested_by=caller.user, token_id=principal.token_id, idempotency_key=key)
+    rows = Call.objects.filter(requested_by=caller.user, token_id=principal.token_id, idempotency_key=key)
     return rows.select_related("member").first()
 
 
-def _require_same_call(first: Invocation, member_name: str, tool_name: str, arguments: Any) -> None:
+def _require_same_call(first: Call, member_name: str, tool_name: str, arguments: Any) -> None:
     """Raise IdempotencyConflictError if the call differs from `first`.
 
     The row of a call that ended has masked secrets, so the masked arguments are compared.
@@ -237,7 +237,7 @@ class Outcome:
     The threads of the pool create outcomes in parallel and encode their JSON. One thread writes most of them.
     """
 
-    status: Invocation.Status
+    status: Call.Status
     result: str | None = None
     error_kind: str = ""
     error_message: str = ""
@@ -254,7 +254,7 @@ class Outcome:
         return cls(Status.SUCCEEDED, result=_encode_json(result))
 
     @classmethod
-    def failed(cls, kind: Invocation.ErrorKind, message: str) -> Outcome:
+    def failed(cls, kind: Call.ErrorKind, message: str) -> Outcome:
         return cls(Status.FAILED, error_kind=kind, error_message=message)
 
     @classmethod
@@ -283,23 +283,23 @@ def _encode_json(value: Any) -> str:
     return quick_json.encode(value).decode("utf-8", "surrogatepass")
 
 
-def finish(invocation: Invocation, outcome: Outcome, lease_id: uuid.UUID) -> bool:
+def finish(call: Call, outcome: Outcome, lease_id: uuid.UUID) -> bool:
     """Change the call from running to finished. Return False if this runtime no longer owns it."""
-    return _finish(invocation, outcome, f"{RUNNING_UNDER_LEASE} AND {HOLDS_LEASE}", lease_id, lease_id)
+    return _finish(call, outcome, f"{RUNNING_UNDER_LEASE} AND {HOLDS_LEASE}", lease_id, lease_id)
 
 
-def note_progress(invocation_id: int, progress: dict[str, Any], lease_id: uuid.UUID) -> None:
+def note_progress(call_id: int, progress: dict[str, Any], lease_id: uuid.UUID) -> None:
     """Write the progress of a running call. `lease_id` in its row shows that this runtime claimed it."""
-    rows = Invocation.objects.filter(pk=invocation_id, status=Status.RUNNING, lease_id=lease_id)
+    rows = Call.objects.filter(pk=call_id, status=Status.RUNNING, lease_id=lease_id)
     rows.update(progress=progress)
 
 
-def refuse(invocation: Invocation, outcome: Outcome, lease_id: uuid.UUID) -> bool:
+def refuse(call: Call, outcome: Outcome, lease_id: uuid.UUID) -> bool:
     """Change the call from queued to failed. It was never claimed."""
-    return _finish(invocation, outcome, f"{QUEUED} AND {HOLDS_LEASE}", lease_id)
+    return _finish(call, outcome, f"{QUEUED} AND {HOLDS_LEASE}", lease_id)
 
 
-def _finish(invocation: Invocation, outcome: Outcome, condition: str, *leases: uuid.UUID) -> bool:
+def _finish(call: Call, outcome: Outcome, condition: str, *leases: uuid.UUID) -> bool:
     changes: dict[str, Any] = {
         "status": outcome.status,
         "finished_at": timezone.now(),
@@ -309,11 +309,11 @@ def _finish(invocation: Invocation, outcome: Outcome, condition: str, *leases: u
         "error_code": outcome.error_code,
         "error_data": outcome.error_data,
     }
-    if invocation.secret_paths:
-        changes["arguments"] = _encode_json(secrets.mask(invocation.arguments, invocation.secret_paths))
+    if call.secret_paths:
+        changes["arguments"] = _encode_json(secrets.mask(call.arguments, call.secret_paths))
     # With PostgreSQL, one commit for both, because each commit waits for the disk. SQLite needs no transaction here.
     with transaction.atomic(savepoint=False) if connection.vendor == "postgresql" else nullcontext():
-        if not statements.end(invocation.pk, changes, condition, *leases):
+        if not statements.end(call.pk, changes, condition, *leases):
             return False
         notify(CALL_ENDED)
     return True
@@ -323,33 +323,33 @@ def end_lost(lease_id: uuid.UUID, message: str) -> int:
     """Change all calls that run under another lease from running to failed / lost. Return how many."""
     rows = active_calls(Status.RUNNING).exclude(lease_id=lease_id)
     count = 0
-    for invocation in rows.select_related("member"):
-        text = f"tool {invocation.tool_name!r} of member {invocation.member.name!r}: {message}"
+    for call in rows.select_related("member"):
+        text = f"tool {call.tool_name!r} of member {call.member.name!r}: {message}"
         outcome = Outcome.failed(ErrorKind.LOST, text)
-        count += _finish(invocation, outcome, f"{RUNNING_UNDER_OTHER_LEASE} AND {HOLDS_LEASE}", lease_id, lease_id)
+        count += _finish(call, outcome, f"{RUNNING_UNDER_OTHER_LEASE} AND {HOLDS_LEASE}", lease_id, lease_id)
     return count
 
 
 def end_own(lease_id: uuid.UUID, message: str) -> None:
     """Change all calls that still run under this lease from running to failed / lost. The runtime is stopping."""
-    for invocation in active_calls(Status.RUNNING).filter(lease_id=lease_id).select_related("member"):
-        text = f"tool {invocation.tool_name!r} of member {invocation.member.name!r}: {message}"
-        finish(invocation, Outcome.failed(ErrorKind.LOST, text), lease_id)
+    for call in active_calls(Status.RUNNING).filter(lease_id=lease_id).select_related("member"):
+        text = f"tool {call.tool_name!r} of member {call.member.name!r}: {message}"
+        finish(call, Outcome.failed(ErrorKind.LOST, text), lease_id)
 
 
 # Cancel -----------------------------------------------------------------------------------------------------------
 
 
-def cancel(invocation: Invocation) -> Invocation:
+def cancel(call: Call) -> Call:
     """Cancel a queued call, or request the cancellation of a running one. Raises NotCancellableError if it ended."""
     now = timezone.now()
-    if not _finish(invocation, Outcome.cancelled("cancelled before the call started"), QUEUED):
-        rows = Invocation.objects.filter(pk=invocation.pk, status=Status.RUNNING)
+    if not _finish(call, Outcome.cancelled("cancelled before the call started"), QUEUED):
+        rows = Call.objects.filter(pk=call.pk, status=Status.RUNNING)
         if not rows.filter(cancel_requested_at=None).update(cancel_requested_at=now) and not rows.exists():
-            invocation.refresh_from_db()
-            raise NotCancellableError(f"call {invocation.pk} has ended: {invocation.get_status_display()}")
-    invocation.refresh_from_db()
-    return invocation
+            call.refresh_from_db()
+            raise NotCancellableError(f"call {call.pk} has ended: {call.get_status_display()}")
+    call.refresh_from_db()
+    return call
 
 
 def cancel_calls_of_tokens(token_ids: Collection[int]) -> None:
@@ -357,8 +357,8 @@ def cancel_calls_of_tokens(token_ids: Collection[int]) -> None:
     rows = active_calls(Status.QUEUED).filter(token__in=token_ids)
     outcome = Outcome.cancelled("its token was revoked before the call started")
     with transaction.atomic():
-        for invocation in rows.exclude(secret_paths=[]):  # their secrets must be masked
-            _finish(invocation, outcome, QUEUED)
+        for call in rows.exclude(secret_paths=[]):  # their secrets must be masked
+            _finish(call, outcome, QUEUED)
         # One statement for the others, because they may be thousands.
         rows.filter(secret_paths=[]).update(
             status=outcome.status, finished_at=timezone.now(), error_message=outcome.error_message
@@ -378,7 +378,7 @@ def prune(*, days: int, keep: int) -> int:
     and to the rollups, so that /metrics and the plots still count its calls.
     """
     count = 0
-    finished = Invocation.objects.filter(status__in=Invocation.FINISHED)
+    finished = Call.objects.filter(status__in=Call.FINISHED)
     old = finished.filter(finished_at__lt=timezone.now() - timedelta(days=days))
     newest_surplus = finished.order_by("-id").values_list("id", flat=True)[keep : keep + 1].first()
     surplus = finished.filter(id__lte=newest_surplus) if newest_surplus else finished.none()
@@ -397,8 +397,8 @@ def prune_status_changes(*, days: int) -> int:
 def _prune_batch(ids: list[int]) -> int:
     with transaction.atomic():
         # The lock keeps two concurrent prunes from counting a call twice.
-        rows = Invocation.objects.select_for_update().filter(pk__in=ids, status__in=Invocation.FINISHED)
-        batch = Invocation.objects.filter(pk__in=list(rows.order_by("id").values_list("id", flat=True)))
+        rows = Call.objects.select_for_update().filter(pk__in=ids, status__in=Call.FINISHED)
+        batch = Call.objects.filter(pk__in=list(rows.order_by("id").values_list("id", flat=True)))
         for row in batch.order_by().values("member_id", "status", "error_kind").annotate(count=Count("id")):
             outcome = row["error_kind"] or row["status"]
             CallTotal.objects.get_or_create(member_id=row["member_id"], outcome=outcome)
@@ -410,7 +410,7 @@ def _prune_batch(ids: list[int]) -> int:
 
 def call_counts() -> dict[tuple[str, str], int]:
     """Return the number of ended calls by member name and outcome (succeeded, cancelled, or the error kind)."""
-    finished = Invocation.objects.filter(status__in=Invocation.FINISHED).order_by()
+    finished = Call.objects.filter(status__in=Call.FINISHED).order_by()
     current = finished.values("member__name", "error_kind", "status").annotate(count=Count("id"))
     totals = CallTotal.objects.annotate(kind=Value("")).values_list("member__name", "kind", "outcome", "count")
     counts: dict[tuple[str, str], int] = {}
@@ -421,9 +421,9 @@ def call_counts() -> dict[tuple[str, str], int]:
     return counts
 
 
-def ids_of_finished(invocation_ids: Iterable[int]) -> set[int]:
+def ids_of_finished(call_ids: Iterable[int]) -> set[int]:
     """Return the ids of those calls that have ended. In SQL, because it runs often and the ORM is ten times slower."""
-    ids = list(invocation_ids)
+    ids = list(call_ids)
     if not ids:
         return set()
     placeholders = ", ".join(["%s"] * len(ids))

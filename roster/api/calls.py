@@ -18,7 +18,7 @@ from rest_framework.generics import ListAPIView
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from mcp_runtime.calls.invocations import Caller
+from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.control.calls import cancel_call, masked_arguments, queue_call
 from mcp_runtime.security import access
 from mcp_runtime.security.access import Principal
@@ -28,7 +28,7 @@ from roster.api.base import PAGING, REFUSED, HallView, NewestFirst, query_of
 from roster.api.described import extend_schema
 from roster.api.permissions import principal_of, readable_call, readable_calls
 from roster.api.tools import ToolVerbView
-from roster.models import Invocation
+from roster.models import Call
 
 PREFER = OpenApiParameter(
     "Prefer",
@@ -47,15 +47,15 @@ IDEMPOTENCY_KEY = OpenApiParameter(
 )
 
 
-class InvocationErrorSummarySerializer(serializers.Serializer[Any]):
-    kind = serializers.ChoiceField(choices=Invocation.ErrorKind.choices)
+class CallErrorSummarySerializer(serializers.Serializer[Any]):
+    kind = serializers.ChoiceField(choices=Call.ErrorKind.choices)
     message = serializers.CharField()
     code = serializers.IntegerField(
         allow_null=True, help_text="The code of the JSON-RPC error, if the member returned one. Otherwise null."
     )
 
 
-class InvocationErrorSerializer(InvocationErrorSummarySerializer):
+class CallErrorSerializer(CallErrorSummarySerializer):
     # mypy thinks that this field overrides the property `data` of serializers. It does not, because the metaclass of
     # serializers removes fields from the class.
     data = serializers.JSONField(  # type: ignore[assignment]
@@ -63,15 +63,15 @@ class InvocationErrorSerializer(InvocationErrorSummarySerializer):
     )
 
 
-class InvocationSummarySerializer(serializers.Serializer[Invocation]):
+class CallSummarySerializer(serializers.Serializer[Call]):
     """A call without its arguments and its result, which may be large. A GET request to `url` returns them."""
 
     # Not a ModelSerializer, because that inspects the model again for each instance of the serializer.
     id = serializers.IntegerField(source="pk")
     member = serializers.CharField(source="member.name")
     tool = serializers.CharField(source="tool_name")
-    status = serializers.ChoiceField(choices=Invocation.Status.choices)
-    source = serializers.ChoiceField(choices=Invocation.Source.choices)  # type: ignore[assignment]
+    status = serializers.ChoiceField(choices=Call.Status.choices)
+    source = serializers.ChoiceField(choices=Call.Source.choices)  # type: ignore[assignment]
     requester = serializers.CharField(help_text="The names of the user and the token when the call was made.")
     token = serializers.IntegerField(source="token_id", allow_null=True, help_text="The id of the token.")
     queued_at = serializers.DateTimeField()
@@ -86,17 +86,17 @@ class InvocationSummarySerializer(serializers.Serializer[Invocation]):
     error = serializers.SerializerMethodField(help_text="The error, if the call failed. Otherwise null.")
     url = serializers.SerializerMethodField()
 
-    def get_duration(self, invocation: Invocation) -> float | None:
-        return invocation.duration.total_seconds() if invocation.duration is not None else None
+    def get_duration(self, call: Call) -> float | None:
+        return call.duration.total_seconds() if call.duration is not None else None
 
-    @extend_schema_field(InvocationErrorSummarySerializer(allow_null=True))
-    def get_error(self, invocation: Invocation) -> dict[str, Any] | None:
-        if not invocation.error_kind:
+    @extend_schema_field(CallErrorSummarySerializer(allow_null=True))
+    def get_error(self, call: Call) -> dict[str, Any] | None:
+        if not call.error_kind:
             return None
-        return {"kind": invocation.error_kind, "message": invocation.error_message, "code": invocation.error_code}
+        return {"kind": call.error_kind, "message": call.error_message, "code": call.error_code}
 
-    def get_url(self, invocation: Invocation) -> str:
-        return f"{_url_of_calls(get_script_prefix())}{invocation.pk}/"
+    def get_url(self, call: Call) -> str:
+        return f"{_url_of_calls(get_script_prefix())}{call.pk}/"
 
 
 @lru_cache(maxsize=8)
@@ -105,56 +105,56 @@ def _url_of_calls(script_prefix: str) -> str:
     return reverse("call", args=[0]).removesuffix("0/")
 
 
-class InvocationSerializer(InvocationSummarySerializer):
+class CallSerializer(CallSummarySerializer):
     """A call with its arguments and its result."""
 
-    def to_representation(self, invocation: Invocation) -> dict[str, Any]:
+    def to_representation(self, call: Call) -> dict[str, Any]:
         """Return what REST framework would return. Its work for each field takes a tenth of the time of a request."""
         return {
-            "id": invocation.pk,
-            "member": invocation.member.name,
-            "tool": invocation.tool_name,
-            "status": invocation.status,
-            "source": invocation.source,
-            "requester": invocation.requester,
-            "token": invocation.token_id,
-            "queued_at": _timestamp(invocation.queued_at),
-            "started_at": _timestamp(invocation.started_at),
-            "finished_at": _timestamp(invocation.finished_at),
-            "cancel_requested_at": _timestamp(invocation.cancel_requested_at),
-            "duration": self.get_duration(invocation),
-            "timeout": invocation.timeout,
-            "progress": invocation.progress,
-            "error": self.get_error(invocation),
-            "url": self.get_url(invocation),
-            "arguments": self.get_arguments(invocation),
-            "result": invocation.result,
+            "id": call.pk,
+            "member": call.member.name,
+            "tool": call.tool_name,
+            "status": call.status,
+            "source": call.source,
+            "requester": call.requester,
+            "token": call.token_id,
+            "queued_at": _timestamp(call.queued_at),
+            "started_at": _timestamp(call.started_at),
+            "finished_at": _timestamp(call.finished_at),
+            "cancel_requested_at": _timestamp(call.cancel_requested_at),
+            "duration": self.get_duration(call),
+            "timeout": call.timeout,
+            "progress": call.progress,
+            "error": self.get_error(call),
+            "url": self.get_url(call),
+            "arguments": self.get_arguments(call),
+            "result": call.result,
         }
 
     arguments = serializers.SerializerMethodField(help_text="The arguments. Secrets are masked.")
     result = serializers.DictField(allow_null=True, help_text="The result of the tool as in MCP, including isError.")
 
-    def get_arguments(self, invocation: Invocation) -> dict[str, Any]:
-        return masked_arguments(invocation)
+    def get_arguments(self, call: Call) -> dict[str, Any]:
+        return masked_arguments(call)
 
-    @extend_schema_field(InvocationErrorSerializer(allow_null=True))
-    def get_error(self, invocation: Invocation) -> dict[str, Any] | None:
-        error = super().get_error(invocation)
-        return {**error, "data": invocation.error_data} if error else None
+    @extend_schema_field(CallErrorSerializer(allow_null=True))
+    def get_error(self, call: Call) -> dict[str, Any] | None:
+        error = super().get_error(call)
+        return {**error, "data": call.error_data} if error else None
 
 
 def _timestamp(moment: datetime | None) -> str | None:
     return moment.isoformat().replace("+00:00", "Z") if moment is not None else None
 
 
-class InvocationFilters(serializers.Serializer[Any]):
+class CallFilters(serializers.Serializer[Any]):
     """The filters of the list of calls."""
 
-    status = serializers.MultipleChoiceField(choices=Invocation.Status.choices, required=False)
+    status = serializers.MultipleChoiceField(choices=Call.Status.choices, required=False)
     member = serializers.CharField(required=False)
     tool = serializers.CharField(required=False)
-    source = serializers.MultipleChoiceField(choices=Invocation.Source.choices, required=False)  # type: ignore[assignment]
-    error_kind = serializers.MultipleChoiceField(choices=Invocation.ErrorKind.choices, required=False)
+    source = serializers.MultipleChoiceField(choices=Call.Source.choices, required=False)  # type: ignore[assignment]
+    error_kind = serializers.MultipleChoiceField(choices=Call.ErrorKind.choices, required=False)
     requested_by = serializers.CharField(required=False, help_text="The name of a user.")
     since = serializers.DateTimeField(required=False, help_text="Only calls that were queued at this time or later.")
     until = serializers.DateTimeField(required=False, help_text="Only calls that were queued before this time.")
@@ -169,43 +169,43 @@ class InvocationFilters(serializers.Serializer[Any]):
         return values
 
 
-_COLUMNS = [field.name for field in Invocation._meta.concrete_fields]
-_SERIALIZER = InvocationSerializer()
+_COLUMNS = [field.name for field in Call._meta.concrete_fields]
+_SERIALIZER = CallSerializer()
 
 
-def _get_invocation(request: Request, pk: int) -> Invocation:
+def _get_call(request: Request, pk: int) -> Call:
     """Return the call. Raises NotFound if it does not exist or this principal may not read it."""
-    invocation = readable_call(request, pk)
-    if invocation is None:
+    call = readable_call(request, pk)
+    if call is None:
         raise NotFound(f"There is no call {pk}.")
-    return invocation
+    return call
 
 
-def _response_after_wait(request: Request, invocation: Invocation) -> Response:
+def _response_after_wait(request: Request, call: Call) -> Response:
     """Return a response with the call.
 
     If the client prefers it, wait for the end of the call first. Do not wait if too many other requests are waiting.
     """
-    seconds = 0 if invocation.is_finished else requests.preferred_wait(request)
-    if not seconds or not requests.wait_for_end(request, invocation, seconds):
-        return Response(_SERIALIZER.to_representation(invocation))
-    representation = _SERIALIZER.to_representation(_get_invocation(request, invocation.pk))
+    seconds = 0 if call.is_finished else requests.preferred_wait(request)
+    if not seconds or not requests.wait_for_end(request, call, seconds):
+        return Response(_SERIALIZER.to_representation(call))
+    representation = _SERIALIZER.to_representation(_get_call(request, call.pk))
     return Response(representation, headers={"Preference-Applied": f"wait={seconds}"})
 
 
-def _response_to_change(request: Request, invocation: Invocation) -> Response:
+def _response_to_change(request: Request, call: Call) -> Response:
     """Return the response to a request that created or cancelled a call.
 
     The status is 200 if the call has ended, perhaps after a wait. Otherwise it is 202, with the URL of the call.
     """
-    response = _response_after_wait(request, invocation)
-    if response.data["status"] not in Invocation.FINISHED:
+    response = _response_after_wait(request, call)
+    if response.data["status"] not in Call.FINISHED:
         response.status_code = status.HTTP_202_ACCEPTED
         response["Location"] = response.data["url"]
     return response
 
 
-class InvocationsView(HallView, ListAPIView[Invocation]):
+class CallsView(HallView, ListAPIView[Call]):
     """List the calls from all sources, newest first, without arguments and results.
 
     A user with the permission to view calls sees all calls, except those of other users in members that are reserved
@@ -213,9 +213,9 @@ class InvocationsView(HallView, ListAPIView[Invocation]):
     the calls that were made with it.
     """
 
-    serializer_class = InvocationSummarySerializer
+    serializer_class = CallSummarySerializer
     pagination_class = NewestFirst
-    queryset = Invocation.objects.none()
+    queryset = Call.objects.none()
 
     LOOKUPS = {
         "status": "status__in",
@@ -228,41 +228,41 @@ class InvocationsView(HallView, ListAPIView[Invocation]):
         "until": "queued_at__lt",
     }
 
-    @extend_schema(parameters=[InvocationFilters])
+    @extend_schema(parameters=[CallFilters])
     def get(self, request: Request, *args: Any, **kwargs: Any) -> Response:
         return super().get(request, *args, **kwargs)
 
-    def get_queryset(self) -> QuerySet[Invocation]:
-        values = query_of(InvocationFilters, self.request)
+    def get_queryset(self) -> QuerySet[Call]:
+        values = query_of(CallFilters, self.request)
         # If the query does not contain a MultipleChoiceField, the value of the field is an empty set.
         filters = {self.LOOKUPS[name]: value for name, value in values.items() if value}
         # Load only the name of each member. Otherwise its manifest would be decoded again for each call.
-        rows = Invocation.objects.select_related("member").only(*_COLUMNS, "member__name")
+        rows = Call.objects.select_related("member").only(*_COLUMNS, "member__name")
         rows = rows.defer("arguments", "result", "error_data")
         return rows.filter(readable_calls(self.request), **filters)
 
 
-class InvocationView(HallView):
-    @extend_schema(parameters=[PREFER], responses={200: InvocationSerializer, 404: REFUSED})
+class CallView(HallView):
+    @extend_schema(parameters=[PREFER], responses={200: CallSerializer, 404: REFUSED})
     def get(self, request: Request, pk: int) -> Response:
         """Return one call with its arguments and its result. Secrets in the arguments are masked."""
-        return _response_after_wait(request, _get_invocation(request, pk))
+        return _response_after_wait(request, _get_call(request, pk))
 
 
-class InvocationCancelView(HallView):
+class CallCancelView(HallView):
     @extend_schema(
         parameters=[PREFER],
         request=None,
-        responses={200: InvocationSerializer, 202: InvocationSerializer, 403: REFUSED, 404: REFUSED, 409: REFUSED},
+        responses={200: CallSerializer, 202: CallSerializer, 403: REFUSED, 404: REFUSED, 409: REFUSED},
     )
     def post(self, request: Request, pk: int) -> Response:
         """Cancel a call. A queued call ends at once (200). The runtime cancels a running call a moment later (202).
 
         You can cancel your own calls, and the calls in members that you may stop.
         """
-        invocation = _get_invocation(request, pk)
-        access.require_cancel(principal_of(request), invocation.member.name, invocation.requested_by_id)
-        return _response_to_change(request, cancel_call(invocation))
+        call = _get_call(request, pk)
+        access.require_cancel(principal_of(request), call.member.name, call.requested_by_id)
+        return _response_to_change(request, cancel_call(call))
 
 
 # A new call -------------------------------------------------------------------------------------------------------
@@ -295,9 +295,9 @@ class InvokeView(ToolVerbView):
         parameters=[PREFER, IDEMPOTENCY_KEY],
         request=InvokeRequestSerializer,
         responses={
-            200: OpenApiResponse(InvocationSerializer, description="The call has ended."),
+            200: OpenApiResponse(CallSerializer, description="The call has ended."),
             202: OpenApiResponse(
-                InvocationSerializer, description="The call is queued or running. The header Location is its URL."
+                CallSerializer, description="The call is queued or running. The header Location is its URL."
             ),
             400: REFUSED,
             403: REFUSED,
@@ -314,14 +314,14 @@ class InvokeView(ToolVerbView):
 
     @staticmethod
     def _invoke(request: Request, name: str, tool: str) -> Response:
-        invocation, is_new = queue_call(
+        call, is_new = queue_call(
             name,
             tool,
             requests.call_arguments(request),
-            caller=Caller(Invocation.Source.REST, cast(User, request.user), principal_of(request)),
+            caller=Caller(Call.Source.REST, cast(User, request.user), principal_of(request)),
             idempotency_key=requests.idempotency_key(request),
         )
-        response = _response_to_change(request, invocation)
+        response = _response_to_change(request, call)
         if not is_new:
             response["Idempotent-Replayed"] = "true"
         return response

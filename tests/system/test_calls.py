@@ -12,7 +12,7 @@ from django.db import connections
 
 from mcp_runtime.control.calls import cancel_call, wait_for_call
 from mcp_runtime.control.members import disable_member, stop_member
-from roster.models import GuildMember, Invocation
+from roster.models import Call, GuildMember
 from tests.conftest import eventually
 from tests.support import machine
 from tests.support.hall import Hall, call, member, queue, wait_for_status
@@ -126,7 +126,7 @@ def test_cancel_reaches_the_member_and_ends_the_call_at_once(hall: Hall) -> None
     hall.start()
     wait_for_status(hall, "one", "connected")
     running = queue("one", "sleep")
-    eventually(lambda: Invocation.objects.get(pk=running.pk).status == "running")
+    eventually(lambda: Call.objects.get(pk=running.pk).status == "running")
     cancel_call(running)
     assert wait_for_call(running.pk, 3)
     running.refresh_from_db()
@@ -159,15 +159,15 @@ def test_ten_hung_members_at_once_delay_nobody_and_rows_of_a_full_member_stay_qu
     for name in hung:
         for _ in range(8):
             queue(name, "sleep")
-    eventually(lambda: Invocation.objects.filter(status="running").count() == 30)
+    eventually(lambda: Call.objects.filter(status="running").count() == 30)
     took = []
     for _ in range(20):
         watch = Stopwatch()
         assert call("well", "echo", {"text": "hi"}).status == "succeeded"
         took.append(watch.seconds)
     assert sorted(took)[10] < 0.5
-    assert Invocation.objects.filter(status="running").count() == 30
-    assert Invocation.objects.filter(status="queued").count() == 50
+    assert Call.objects.filter(status="running").count() == 30
+    assert Call.objects.filter(status="queued").count() == 50
 
 
 def test_secrets_are_masked_once_the_call_is_over(running: Hall) -> None:
@@ -196,15 +196,15 @@ def test_concurrent_writers_never_meet_a_locked_database(running: Hall) -> None:
 
 
 def test_progress_comes_onto_the_row_while_the_call_runs(running: Hall) -> None:
-    invocation = queue("one", "progress")
+    call = queue("one", "progress")
 
     def said() -> dict[str, Any] | None:
-        invocation.refresh_from_db()
-        return invocation.progress
+        call.refresh_from_db()
+        return call.progress
 
     first = eventually(said)
     assert isinstance(first, dict)
     assert first == {"progress": first["progress"], "total": 100, "message": f"step {first['progress']}"}
     eventually(lambda: said() != first, what="it goes on")
-    cancel_call(invocation)
-    eventually(lambda: (said(), invocation.is_finished)[1])
+    cancel_call(call)
+    eventually(lambda: (said(), call.is_finished)[1])

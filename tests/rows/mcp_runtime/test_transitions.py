@@ -15,8 +15,8 @@ from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.utils import timezone
 
-from mcp_runtime.calls import invocations, statements
-from mcp_runtime.calls.invocations import Caller, ErrorKind, Outcome, Status
+from mcp_runtime.calls import statements, transitions
+from mcp_runtime.calls.transitions import Caller, ErrorKind, Outcome, Status
 from mcp_runtime.protocol import errors
 from mcp_runtime.protocol.errors import (
     ClientError,
@@ -35,12 +35,12 @@ from mcp_runtime.protocol.errors import (
 from mcp_runtime.rows import lease
 from mcp_runtime.schemas import secrets, validation
 from mcp_runtime.security import principals
-from roster.models import ApiToken, CallTotal, GuildMember, Hall, Invocation, StatusChange, Tool
+from roster.models import ApiToken, Call, CallTotal, GuildMember, Hall, StatusChange, Tool
 
 pytestmark = pytest.mark.django_db
 
-REST = Invocation.Source.REST
-COMMAND = Invocation.Source.COMMAND
+REST = Call.Source.REST
+COMMAND = Call.Source.COMMAND
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -77,7 +77,7 @@ def bob() -> User:
 
 
 def ask(arguments: Any = None, *, tool: str = "echo", caller: Caller | None = None, key: str | None = None) -> Any:
-    return invocations.queue(
+    return transitions.queue(
         member_name="anna",
         tool_name=tool,
         arguments={"text": "hello"} if arguments is None else arguments,
@@ -86,19 +86,19 @@ def ask(arguments: Any = None, *, tool: str = "echo", caller: Caller | None = No
     )
 
 
-def queued(**columns: Any) -> Invocation:
-    invocation: Invocation = ask()[0]
-    Invocation.objects.filter(pk=invocation.pk).update(**columns)
-    invocation.refresh_from_db()
-    return invocation
+def queued(**columns: Any) -> Call:
+    call: Call = ask()[0]
+    Call.objects.filter(pk=call.pk).update(**columns)
+    call.refresh_from_db()
+    return call
 
 
-def running(lease_id: uuid.UUID | None, **columns: Any) -> Invocation:
+def running(lease_id: uuid.UUID | None, **columns: Any) -> Call:
     return queued(status=Status.RUNNING, lease_id=lease_id, started_at=timezone.now(), **columns)
 
 
-def row(invocation: Invocation) -> Invocation:
-    return Invocation.objects.get(pk=invocation.pk)
+def row(call: Call) -> Call:
+    return Call.objects.get(pk=call.pk)
 
 
 def lose_the_lease() -> None:
@@ -131,8 +131,8 @@ def at_once(*works: Callable[[], Any]) -> list[Any]:
 
 
 def test_a_call_is_queued_as_a_row_that_says_who_asked_for_what_and_how(echo: Tool, bob: User) -> None:
-    invocation, created = ask({"text": "hi"}, caller=Caller(REST, bob))
-    found = row(invocation)
+    call, created = ask({"text": "hi"}, caller=Caller(REST, bob))
+    found = row(call)
     assert created
     assert (found.status, found.member, found.tool_name) == ("queued", echo.member, "echo")
     assert found.arguments == {"text": "hi"}
@@ -210,7 +210,7 @@ def test_what_cannot_be_called_is_refused_with_the_reason(
     with pytest.raises(error) as caught:
         ask()
     assert str(caught.value) == said
-    assert not Invocation.objects.exists()
+    assert not Call.objects.exists()
 
 
 def test_a_member_that_is_disabled_and_lists_nothing_is_disabled_first(anna: GuildMember) -> None:
@@ -248,7 +248,7 @@ def test_arguments_that_do_not_fit_are_refused_with_place_and_reason(
         ask(arguments)
     assert caught.value.path == path
     assert str(caught.value).startswith("arguments of 'echo' of member 'anna'")
-    assert not Invocation.objects.exists()
+    assert not Call.objects.exists()
 
 
 def test_arguments_that_nest_too_deep_are_refused(echo: Tool) -> None:
@@ -288,7 +288,7 @@ def test_a_definition_is_not_read_for_a_call(echo: Tool, bob: User, monkeypatch:
     """One of a megabyte holds the interpreter for longer than the rest of a call takes."""
     field = Tool._meta.get_field("definition")
     monkeypatch.setattr(field, "from_db_value", lambda *_: pytest.fail("read"))
-    call, _ = invocations.queue(member_name="anna", tool_name="echo", arguments={"text": "x"}, caller=Caller(REST, bob))
+    call, _ = transitions.queue(member_name="anna", tool_name="echo", arguments={"text": "x"}, caller=Caller(REST, bob))
     assert call.status == Status.QUEUED
 
 
@@ -296,14 +296,14 @@ def test_a_definition_is_not_read_for_a_call(echo: Tool, bob: User, monkeypatch:
 def test_what_is_no_schema_asks_for_nothing(echo: Tool, bob: User, schema: Any) -> None:
     fault = validation.check_schema(schema)
     Tool.objects.filter(pk=echo.pk).update(definition={"name": "echo", "inputSchema": schema}, schema_error=fault)
-    call, _ = invocations.queue(member_name="anna", tool_name="echo", arguments={"a": 1}, caller=Caller(REST, bob))
+    call, _ = transitions.queue(member_name="anna", tool_name="echo", arguments={"a": 1}, caller=Caller(REST, bob))
     assert (call.status, call.secret_paths) == (Status.QUEUED, [])
 
 
 def test_where_secrets_are_is_remembered(echo: Tool) -> None:
-    invocation, _ = ask({"text": "a", "login": {"password": "sesame"}})
-    assert row(invocation).secret_paths
-    assert row(invocation).arguments["login"]["password"] == "sesame"  # the member needs it
+    call, _ = ask({"text": "a", "login": {"password": "sesame"}})
+    assert row(call).secret_paths
+    assert row(call).arguments["login"]["password"] == "sesame"  # the member needs it
 
 
 # Idempotency ------------------------------------------------------------------------------------------------------
@@ -311,10 +311,10 @@ def test_where_secrets_are_is_remembered(echo: Tool) -> None:
 
 def test_the_same_key_gives_the_first_call_again(echo: Tool, bob: User) -> None:
     first, created = ask(caller=Caller(REST, bob), key="k")
-    again, created_again = ask(caller=Caller(Invocation.Source.ADMIN, bob), key="k")
+    again, created_again = ask(caller=Caller(Call.Source.ADMIN, bob), key="k")
     assert (created, created_again) == (True, False)
     assert again == first
-    assert Invocation.objects.count() == 1
+    assert Call.objects.count() == 1
 
 
 def test_the_same_key_for_another_call_is_a_conflict_that_names_the_first(echo: Tool, bob: User) -> None:
@@ -323,7 +323,7 @@ def test_the_same_key_for_another_call_is_a_conflict_that_names_the_first(echo: 
     for changed in ({"arguments": {"text": "another"}}, {"tool": "other"}):
         with pytest.raises(IdempotencyConflictError, match=f"call {first.pk}, anna echo"):
             ask(caller=Caller(REST, bob), key="k", **changed)
-    assert Invocation.objects.count() == 1
+    assert Call.objects.count() == 1
 
 
 def test_a_key_is_its_users_own(echo: Tool, bob: User) -> None:
@@ -365,7 +365,7 @@ def test_a_token_can_be_deleted_though_its_key_is_used_without_a_token_too(echo:
     assert ask(caller=Caller(REST, bob), key="k") == (own, False)
     assert [(row(call).token_id, row(call).idempotency_key) for call in with_tokens] == [(None, None)] * 2
     bob.delete()
-    assert Invocation.objects.count() == 3
+    assert Call.objects.count() == 3
 
 
 def test_a_key_without_a_user_is_nobodys_and_finds_nothing_again(echo: Tool) -> None:
@@ -378,7 +378,7 @@ def test_a_repeat_of_a_call_that_is_over_is_the_same_though_its_secrets_are_mask
     arguments = {"text": "a", "login": {"password": "sesame"}}
     first, _ = ask(arguments, caller=Caller(REST, bob), key="k")
     statements.claim([first.pk], lease_id)
-    invocations.finish(first, Outcome.succeeded({}), lease_id)
+    transitions.finish(first, Outcome.succeeded({}), lease_id)
     assert row(first).arguments["login"]["password"] == secrets.MASK
     assert ask(arguments, caller=Caller(REST, bob), key="k") == (first, False)
 
@@ -396,15 +396,15 @@ def test_of_many_with_one_key_and_two_tokens_at_once_each_token_gets_its_own(ech
     ends = at_once(*[partial(ask, caller=callers[number % 2], key="k") for number in range(6)])
     assert sorted(created for _, created in ends) == [False] * 4 + [True] * 2
     assert {call.token_id for call, _ in ends} == {caller.current_principal().token_id for caller in callers}
-    assert Invocation.objects.count() == 2
+    assert Call.objects.count() == 2
 
 
 @pytest.mark.django_db(transaction=True)
 def test_of_many_with_one_key_at_once_one_is_made_and_all_get_it(echo: Tool, bob: User) -> None:
     ends = at_once(*[lambda: ask(caller=Caller(REST, bob), key="k")] * 6)
-    made = Invocation.objects.get()
+    made = Call.objects.get()
     assert sorted(created for _, created in ends) == [False] * 5 + [True]
-    assert {invocation.pk for invocation, _ in ends} == {made.pk}
+    assert {call.pk for call, _ in ends} == {made.pk}
 
 
 # Claim ------------------------------------------------------------------------------------------------------------
@@ -413,8 +413,8 @@ def test_of_many_with_one_key_at_once_one_is_made_and_all_get_it(echo: Tool, bob
 def test_a_claim_takes_queued_rows_and_says_by_whom(echo: Tool, lease_id: uuid.UUID) -> None:
     one, two, other = ask()[0], ask()[0], ask()[0]
     assert statements.claim([one.pk, two.pk], lease_id) == 2
-    for invocation in (one, two):
-        found = row(invocation)
+    for call in (one, two):
+        found = row(call)
         assert (found.status, found.lease_id) == ("running", lease_id)
         assert found.started_at is not None
     assert row(other).status == "queued"
@@ -422,16 +422,16 @@ def test_a_claim_takes_queued_rows_and_says_by_whom(echo: Tool, lease_id: uuid.U
 
 @pytest.mark.parametrize("status", [status for status in Status if status != Status.QUEUED])
 def test_what_is_not_queued_is_not_claimed(echo: Tool, lease_id: uuid.UUID, status: Status) -> None:
-    invocation = queued(status=status)
-    assert statements.claim([invocation.pk], lease_id) == 0
-    assert row(invocation).lease_id is None
+    call = queued(status=status)
+    assert statements.claim([call.pk], lease_id) == 0
+    assert row(call).lease_id is None
 
 
 def test_without_the_lease_nothing_is_claimed(echo: Tool, lease_id: uuid.UUID) -> None:
-    invocation = queued()
+    call = queued()
     lose_the_lease()
-    assert statements.claim([invocation.pk], lease_id) == 0
-    assert row(invocation).status == "queued"
+    assert statements.claim([call.pk], lease_id) == 0
+    assert row(call).status == "queued"
 
 
 @pytest.mark.django_db(transaction=True)
@@ -443,12 +443,12 @@ def test_a_row_is_claimed_once_however_many_try(echo: Tool, lease_id: uuid.UUID)
 @pytest.mark.django_db(transaction=True)
 def test_a_call_that_is_claimed_and_cancelled_at_once_is_one_or_the_other(echo: Tool, lease_id: uuid.UUID) -> None:
     for _ in range(5):
-        invocation = queued()
+        call = queued()
         claimed, cancelled = at_once(
-            lambda pk=invocation.pk: statements.claim([pk], lease_id),  # type: ignore[misc]
-            lambda it=invocation: invocations.cancel(it),  # type: ignore[misc]
+            lambda pk=call.pk: statements.claim([pk], lease_id),  # type: ignore[misc]
+            lambda it=call: transitions.cancel(it),  # type: ignore[misc]
         )
-        found = row(invocation)
+        found = row(call)
         if claimed:
             assert (found.status, found.cancel_requested_at is not None) == ("running", True)
         else:
@@ -460,39 +460,39 @@ def test_a_call_that_is_claimed_and_cancelled_at_once_is_one_or_the_other(echo: 
 
 
 def test_a_result_is_written_down(echo: Tool, lease_id: uuid.UUID) -> None:
-    invocation = running(lease_id)
-    assert invocations.finish(invocation, Outcome.succeeded({"content": []}), lease_id)
-    found = row(invocation)
+    call = running(lease_id)
+    assert transitions.finish(call, Outcome.succeeded({"content": []}), lease_id)
+    found = row(call)
     assert (found.status, found.result, found.error_kind) == ("succeeded", {"content": []}, "")
     assert found.duration is not None
 
 
 def test_an_end_is_final(echo: Tool, lease_id: uuid.UUID) -> None:
-    invocation = running(lease_id)
-    assert invocations.finish(invocation, Outcome.succeeded({}), lease_id)
-    assert not invocations.finish(invocation, Outcome.failed(ErrorKind.TIMEOUT, "late"), lease_id)
-    assert row(invocation).status == "succeeded"
+    call = running(lease_id)
+    assert transitions.finish(call, Outcome.succeeded({}), lease_id)
+    assert not transitions.finish(call, Outcome.failed(ErrorKind.TIMEOUT, "late"), lease_id)
+    assert row(call).status == "succeeded"
 
 
 def test_what_another_runtime_claimed_is_not_ours_to_finish(echo: Tool, lease_id: uuid.UUID) -> None:
-    invocation = running(uuid.uuid4())
-    assert not invocations.finish(invocation, Outcome.succeeded({}), lease_id)
-    assert row(invocation).status == "running"
+    call = running(uuid.uuid4())
+    assert not transitions.finish(call, Outcome.succeeded({}), lease_id)
+    assert row(call).status == "running"
 
 
 def test_without_the_lease_nothing_is_finished_or_refused(echo: Tool, lease_id: uuid.UUID) -> None:
     ran, waits = running(lease_id), queued()
     lose_the_lease()
-    assert not invocations.finish(ran, Outcome.succeeded({}), lease_id)
-    assert not invocations.refuse(waits, Outcome.failed(ErrorKind.UNAVAILABLE, "no"), lease_id)
+    assert not transitions.finish(ran, Outcome.succeeded({}), lease_id)
+    assert not transitions.refuse(waits, Outcome.failed(ErrorKind.UNAVAILABLE, "no"), lease_id)
     assert (row(ran).status, row(waits).status) == ("running", "queued")
 
 
 def test_a_call_that_was_never_claimed_is_refused_once(echo: Tool, lease_id: uuid.UUID) -> None:
-    invocation = queued()
-    assert invocations.refuse(invocation, Outcome.failed(ErrorKind.UNAVAILABLE, "it is disabled"), lease_id)
-    assert not invocations.refuse(invocation, Outcome.failed(ErrorKind.UNAVAILABLE, "again"), lease_id)
-    found = row(invocation)
+    call = queued()
+    assert transitions.refuse(call, Outcome.failed(ErrorKind.UNAVAILABLE, "it is disabled"), lease_id)
+    assert not transitions.refuse(call, Outcome.failed(ErrorKind.UNAVAILABLE, "again"), lease_id)
+    found = row(call)
     assert (found.status, found.error_kind, found.error_message) == ("failed", "unavailable", "it is disabled")
     assert (found.started_at, found.duration) == (None, None)
     assert found.finished_at is not None
@@ -500,21 +500,21 @@ def test_a_call_that_was_never_claimed_is_refused_once(echo: Tool, lease_id: uui
 
 @pytest.mark.parametrize("end", ["finish", "refuse", "cancel", "lost", "own"])
 def test_secrets_are_masked_however_the_call_ends(echo: Tool, lease_id: uuid.UUID, end: str) -> None:
-    invocation, _ = ask({"text": "a", "login": {"password": "sesame"}})
+    call, _ = ask({"text": "a", "login": {"password": "sesame"}})
     if end in ("finish", "lost", "own"):
-        Invocation.objects.update(status="running", lease_id=uuid.uuid4() if end == "lost" else lease_id)
+        Call.objects.update(status="running", lease_id=uuid.uuid4() if end == "lost" else lease_id)
     match end:
         case "finish":
-            invocations.finish(invocation, Outcome.succeeded({}), lease_id)
+            transitions.finish(call, Outcome.succeeded({}), lease_id)
         case "refuse":
-            invocations.refuse(invocation, Outcome.failed(ErrorKind.UNAVAILABLE, "no"), lease_id)
+            transitions.refuse(call, Outcome.failed(ErrorKind.UNAVAILABLE, "no"), lease_id)
         case "cancel":
-            invocations.cancel(invocation)
+            transitions.cancel(call)
         case "lost":
-            invocations.end_lost(lease_id, "gone")
+            transitions.end_lost(lease_id, "gone")
         case "own":
-            invocations.end_own(lease_id, "gone")
-    found = row(invocation)
+            transitions.end_own(lease_id, "gone")
+    found = row(call)
     assert found.is_finished
     assert found.arguments == {"text": "a", "login": {"password": secrets.MASK}}
 
@@ -569,19 +569,19 @@ def test_every_kind_of_failure_is_said_by_somebody() -> None:
 
 def test_a_tools_failure_keeps_its_whole_result(echo: Tool, lease_id: uuid.UUID) -> None:
     result = {"isError": True, "content": [{"type": "text", "text": "no"}], "structuredContent": {"a": 1}}
-    invocation = running(lease_id)
-    invocations.finish(invocation, Outcome.of_error(ToolError("no", result), member="anna", tool="echo"), lease_id)
-    assert row(invocation).result == result
+    call = running(lease_id)
+    transitions.finish(call, Outcome.of_error(ToolError("no", result), member="anna", tool="echo"), lease_id)
+    assert row(call).result == result
 
 
 @pytest.mark.parametrize(("code", "kept"), [(-32602, -32602), (2**31 - 1, 2**31 - 1), (2**31, None), (-(2**40), None)])
 def test_a_json_rpc_error_keeps_its_data_and_a_code_that_fits(
     echo: Tool, lease_id: uuid.UUID, code: int, kept: int | None
 ) -> None:
-    invocation = running(lease_id)
+    call = running(lease_id)
     error = RemoteError(code, "no", {"hint": [1, None]})
-    invocations.finish(invocation, Outcome.of_error(error, member="anna", tool="echo"), lease_id)
-    found = row(invocation)
+    transitions.finish(call, Outcome.of_error(error, member="anna", tool="echo"), lease_id)
+    found = row(call)
     assert (found.error_code, found.error_data) == (kept, {"hint": [1, None]})
     assert str(code) in found.error_message
 
@@ -591,9 +591,9 @@ def test_a_json_rpc_error_keeps_its_data_and_a_code_that_fits(
 
 def test_what_another_lease_claimed_ends_as_lost_and_the_rest_goes_on(echo: Tool, lease_id: uuid.UUID) -> None:
     theirs, nobodys, ours, waits = running(uuid.uuid4()), running(None), running(lease_id), queued()
-    assert invocations.end_lost(lease_id, "the runtime ended") == 2
-    for invocation in (theirs, nobodys):
-        found = row(invocation)
+    assert transitions.end_lost(lease_id, "the runtime ended") == 2
+    for call in (theirs, nobodys):
+        found = row(call)
         assert (found.status, found.error_kind) == ("failed", "lost")
         assert found.error_message == "tool 'echo' of member 'anna': the runtime ended"
     assert (row(ours).status, row(waits).status) == ("running", "queued")
@@ -601,14 +601,14 @@ def test_what_another_lease_claimed_ends_as_lost_and_the_rest_goes_on(echo: Tool
 
 def test_a_runtime_that_lost_its_lease_does_not_end_the_calls_of_the_next_one(echo: Tool, lease_id: uuid.UUID) -> None:
     lose_the_lease()
-    invocation = running(Hall.objects.get().lease_id)
-    assert invocations.end_lost(lease_id, "the runtime ended") == 0
-    assert row(invocation).status == "running"
+    call = running(Hall.objects.get().lease_id)
+    assert transitions.end_lost(lease_id, "the runtime ended") == 0
+    assert row(call).status == "running"
 
 
 def test_the_last_word_of_a_stop_is_about_our_own_calls_alone(echo: Tool, lease_id: uuid.UUID) -> None:
     theirs, ours = running(uuid.uuid4()), running(lease_id)
-    invocations.end_own(lease_id, "stopped")
+    transitions.end_own(lease_id, "stopped")
     assert (row(theirs).status, row(ours).status, row(ours).error_kind) == ("running", "failed", "lost")
 
 
@@ -616,33 +616,33 @@ def test_the_last_word_of_a_stop_is_about_our_own_calls_alone(echo: Tool, lease_
 
 
 def test_a_queued_call_is_cancelled_at_once(echo: Tool) -> None:
-    cancelled = invocations.cancel(queued())
+    cancelled = transitions.cancel(queued())
     assert (cancelled.status, cancelled.error_message) == ("cancelled", "cancelled before the call started")
     assert cancelled.finished_at is not None
 
 
 def test_a_running_call_is_asked_to_end_once(echo: Tool, lease_id: uuid.UUID) -> None:
-    invocation = running(lease_id)
-    asked = invocations.cancel(invocation).cancel_requested_at
+    call = running(lease_id)
+    asked = transitions.cancel(call).cancel_requested_at
     assert asked is not None
-    assert invocations.cancel(invocation).cancel_requested_at == asked
-    assert row(invocation).status == "running"
+    assert transitions.cancel(call).cancel_requested_at == asked
+    assert row(call).status == "running"
 
 
-@pytest.mark.parametrize("status", Invocation.FINISHED)
+@pytest.mark.parametrize("status", Call.FINISHED)
 def test_what_is_over_cannot_be_cancelled(echo: Tool, status: Status) -> None:
-    invocation = queued(status=status, finished_at=timezone.now())
-    with pytest.raises(NotCancellableError, match=f"call {invocation.pk} has ended"):
-        invocations.cancel(invocation)
-    assert row(invocation).status == status
+    call = queued(status=status, finished_at=timezone.now())
+    with pytest.raises(NotCancellableError, match=f"call {call.pk} has ended"):
+        transitions.cancel(call)
+    assert row(call).status == status
 
 
 def test_a_call_that_ended_unnoticed_cannot_be_cancelled_either(echo: Tool, lease_id: uuid.UUID) -> None:
-    invocation = running(lease_id)
-    stale = row(invocation)
-    invocations.finish(invocation, Outcome.succeeded({}), lease_id)
+    call = running(lease_id)
+    stale = row(call)
+    transitions.finish(call, Outcome.succeeded({}), lease_id)
     with pytest.raises(NotCancellableError):
-        invocations.cancel(stale)
+        transitions.cancel(stale)
     assert stale.status == "succeeded"  # the caller sees how it is
 
 
@@ -653,56 +653,56 @@ def finished(number: int, *, age: float = 0, status: str = "succeeded", kind: st
     moment = timezone.now() - timedelta(days=age)
     member = GuildMember.objects.get(name="anna")
     rows = [
-        Invocation(
+        Call(
             member=member, tool_name="echo", timeout=1, source=REST, status=status, error_kind=kind, finished_at=moment
         )
         for _ in range(number)
     ]
-    return [invocation.pk for invocation in Invocation.objects.bulk_create(rows)]
+    return [call.pk for call in Call.objects.bulk_create(rows)]
 
 
 def left() -> list[int]:
-    return list(Invocation.objects.order_by("id").values_list("id", flat=True))
+    return list(Call.objects.order_by("id").values_list("id", flat=True))
 
 
 def test_what_is_older_than_so_many_days_goes(echo: Tool) -> None:
     finished(3, age=10)
     young = finished(2, age=8)
-    assert invocations.prune(days=9, keep=1000) == 3
+    assert transitions.prune(days=9, keep=1000) == 3
     assert left() == young
 
 
 def test_the_oldest_beyond_the_newest_so_many_go(echo: Tool) -> None:
     ids = finished(10)
-    assert invocations.prune(days=30, keep=4) == 6
+    assert transitions.prune(days=30, keep=4) == 6
     assert left() == ids[-4:]
 
 
 @pytest.mark.parametrize(("number", "keep"), [(0, 5), (5, 5), (4, 5)])
 def test_no_more_goes_than_has_to(echo: Tool, number: int, keep: int) -> None:
     finished(number)
-    assert invocations.prune(days=30, keep=keep) == 0
+    assert transitions.prune(days=30, keep=keep) == 0
     assert len(left()) == number
 
 
 def test_none_is_kept_when_none_is_to_be(echo: Tool) -> None:
     finished(3)
-    assert invocations.prune(days=30, keep=0) == 3
+    assert transitions.prune(days=30, keep=0) == 3
 
 
 def test_what_is_not_over_stays_however_old(echo: Tool, lease_id: uuid.UUID) -> None:
     long_ago = timezone.now() - timedelta(days=1000)
     kept = [queued(queued_at=long_ago).pk, running(lease_id, queued_at=long_ago).pk]
     finished(2, age=500)
-    invocations.prune(days=1, keep=0)
+    transitions.prune(days=1, keep=0)
     assert left() == kept
 
 
 def test_many_go_in_batches(echo: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invocations, "PRUNE_BATCH", 10)
+    monkeypatch.setattr(transitions, "PRUNE_BATCH", 10)
     finished(25, age=10)
     finished(25)
-    assert invocations.prune(days=5, keep=3) == 47
+    assert transitions.prune(days=5, keep=3) == 47
     assert len(left()) == 3
 
 
@@ -712,14 +712,14 @@ def test_figures_count_on_when_their_rows_are_gone(echo: Tool) -> None:
     finished(1, status="failed", kind="lost")
     finished(4, status="cancelled")
     expected = {("anna", "succeeded"): 3, ("anna", "tool"): 2, ("anna", "lost"): 1, ("anna", "cancelled"): 4}
-    assert invocations.call_counts() == expected
+    assert transitions.call_counts() == expected
     for keep in (7, 2, 0):
-        invocations.prune(days=30, keep=keep)
-        assert invocations.call_counts() == expected
+        transitions.prune(days=30, keep=keep)
+        assert transitions.call_counts() == expected
     finished(1)
-    assert invocations.call_counts()["anna", "succeeded"] == 4
-    invocations.prune(days=30, keep=0)
-    assert invocations.call_counts()["anna", "succeeded"] == 4
+    assert transitions.call_counts()["anna", "succeeded"] == 4
+    transitions.prune(days=30, keep=0)
+    assert transitions.call_counts()["anna", "succeeded"] == 4
     assert CallTotal.objects.count() == 4
 
 
@@ -727,28 +727,28 @@ def test_figures_are_told_apart_by_member_and_leave_out_what_is_not_over(echo: T
     other = GuildMember.objects.create(name="bob", directory="bob")
     pk = finished(1)[0]
     finished(1)
-    Invocation.objects.filter(pk=pk).update(member=other)
+    Call.objects.filter(pk=pk).update(member=other)
     queued()
     running(lease_id)
-    assert invocations.call_counts() == {("anna", "succeeded"): 1, ("bob", "succeeded"): 1}
+    assert transitions.call_counts() == {("anna", "succeeded"): 1, ("bob", "succeeded"): 1}
 
 
 @pytest.mark.django_db(transaction=True)
 def test_figures_never_fall_while_others_prune(echo: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invocations, "PRUNE_BATCH", 5)
+    monkeypatch.setattr(transitions, "PRUNE_BATCH", 5)
     finished(100)
     done = threading.Event()
 
     def prune() -> int:
         try:
-            return invocations.prune(days=30, keep=0)
+            return transitions.prune(days=30, keep=0)
         finally:
             done.set()
 
     def read() -> set[int]:
         seen = set()
         while not done.is_set():
-            seen.add(invocations.call_counts()["anna", "succeeded"])
+            seen.add(transitions.call_counts()["anna", "succeeded"])
         return seen
 
     pruned, seen = at_once(prune, read)
@@ -758,10 +758,10 @@ def test_figures_never_fall_while_others_prune(echo: Tool, monkeypatch: pytest.M
 
 @pytest.mark.django_db(transaction=True)
 def test_two_who_prune_at_once_count_each_call_once(echo: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invocations, "PRUNE_BATCH", 5)
+    monkeypatch.setattr(transitions, "PRUNE_BATCH", 5)
     finished(60)
-    assert sum(at_once(*[lambda: invocations.prune(days=30, keep=0)] * 3)) == 60
-    assert invocations.call_counts() == {("anna", "succeeded"): 60}
+    assert sum(at_once(*[lambda: transitions.prune(days=30, keep=0)] * 3)) == 60
+    assert transitions.call_counts() == {("anna", "succeeded"): 60}
 
 
 def test_old_status_changes_go_and_young_ones_stay(anna: GuildMember) -> None:
@@ -769,7 +769,7 @@ def test_old_status_changes_go_and_young_ones_stay(anna: GuildMember) -> None:
         StatusChange.objects.create(
             member=anna, old="error", new="starting", cause="x", created_at=timezone.now() - timedelta(days=age)
         )
-    assert invocations.prune_status_changes(days=5) == 1
+    assert transitions.prune_status_changes(days=5) == 1
     assert StatusChange.objects.count() == 1
 
 
@@ -787,15 +787,15 @@ def test_work_is_found_without_reading_what_is_over(echo: Tool, lease_id: uuid.U
         sql, parameters = rows.query.sql_with_params()
         with connection.cursor() as cursor:
             cursor.execute(f"EXPLAIN QUERY PLAN {sql}", parameters)
-            assert "INDEX invocation_active" in str(cursor.fetchall())
+            assert "INDEX call_active" in str(cursor.fetchall())
 
 
 # Which are over ---------------------------------------------------------------------------------------------------
 
 
 def test_of_many_calls_those_that_are_over_are_told(echo: Tool, lease_id: uuid.UUID) -> None:
-    over = [invocations.cancel(queued()).pk, *finished(2), *finished(1, status="failed", kind="tool")]
+    over = [transitions.cancel(queued()).pk, *finished(2), *finished(1, status="failed", kind="tool")]
     going_on = [queued().pk, running(lease_id).pk]
-    assert invocations.ids_of_finished([*over, *going_on, 999_999]) == set(over)
-    assert invocations.ids_of_finished(over[:1]) == set(over[:1])
-    assert invocations.ids_of_finished([]) == set()
+    assert transitions.ids_of_finished([*over, *going_on, 999_999]) == set(over)
+    assert transitions.ids_of_finished(over[:1]) == set(over[:1])
+    assert transitions.ids_of_finished([]) == set()
