@@ -30,7 +30,7 @@ from mcp_runtime.members.process import NoProcess  # noqa: E402
 from mcp_runtime.members.restarts import Restarts  # noqa: E402
 from mcp_runtime.rows import lease  # noqa: E402
 from mcp_runtime.security import principals  # noqa: E402
-from roster.models import ApiToken, GuildMember, Tool  # noqa: E402
+from roster.models import GuildMember, Token, Tool  # noqa: E402
 
 principals.CACHE_SECONDS = 1e9  # how often a principal is read again depends on the time, and valgrind takes much of it
 
@@ -43,7 +43,7 @@ def make_rows() -> tuple[GuildMember, str]:
     schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
     Tool.objects.create(member=member, name="echo", position=0, definition={"name": "echo", "inputSchema": schema})
     user = User.objects.create(username="bench", is_superuser=True, is_staff=True)
-    return member, ApiToken.make(user=user, **ApiToken.UNLIMITED, max_in_flight=4096)[1]
+    return member, Token.make(user=user, **Token.UNLIMITED, max_in_flight=4096)[1]
 
 
 # REST -------------------------------------------------------------------------------------------------------------

@@ -143,9 +143,9 @@ class BenchHall:
 
     def token(self) -> str:
         script = (
-            "from django.contrib.auth import get_user_model as g; from roster.models import ApiToken;"
+            "from django.contrib.auth import get_user_model as g; from roster.models import Token;"
             "u, _ = g().objects.get_or_create(username='bench', is_superuser=True, is_staff=True);"
-            "print(ApiToken.make(user=u, **ApiToken.UNLIMITED, max_in_flight=4096)[1])"
+            "print(Token.make(user=u, **Token.UNLIMITED, max_in_flight=4096)[1])"
         )
         return self.manage("shell", "-v0", "-c", script).split()[-1]
 

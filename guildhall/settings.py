@@ -328,7 +328,7 @@ sys.modules.setdefault("pygments", None)  # type: ignore[arg-type]
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
-        "roster.api.authentication.ApiTokenAuthentication",
+        "roster.api.authentication.TokenAuthentication",
         "rest_framework.authentication.SessionAuthentication",
     ],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],

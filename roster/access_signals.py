@@ -11,7 +11,7 @@ from django.contrib.auth.models import Group, User
 from django.db.models.signals import m2m_changed, post_delete, post_save, pre_delete
 from django.dispatch import receiver
 
-from roster.models import ApiToken, Call, GuildMember, Hall, MemberGroup
+from roster.models import Call, GuildMember, Hall, MemberGroup, Token
 
 # Every login saves the user, but only `last_login`.
 USER_FIELDS = {"is_active", "is_superuser", "username"}
@@ -20,12 +20,12 @@ LINKS = (
     User.user_permissions.through,
     Group.permissions.through,
     GuildMember.groups.through,
-    ApiToken.members.through,
-    ApiToken.tools.through,
+    Token.members.through,
+    Token.tools.through,
 )
 
 
-@receiver([post_save, post_delete], sender=ApiToken)
+@receiver([post_save, post_delete], sender=Token)
 @receiver([post_save, post_delete], sender=MemberGroup)
 @receiver([post_delete], sender=User)
 @receiver([post_delete], sender=Group)
@@ -34,8 +34,8 @@ def _note_row_change(**_: Any) -> None:
     Hall.note_access_change()
 
 
-@receiver(pre_delete, sender=ApiToken)
-def _keys_end_with_their_token(instance: ApiToken, **_: Any) -> None:
+@receiver(pre_delete, sender=Token)
+def _keys_end_with_their_token(instance: Token, **_: Any) -> None:
     # Its calls stay, without the token. Their idempotency keys would then belong to the user, and could collide.
     Call.objects.filter(token=instance, idempotency_key__isnull=False).update(idempotency_key=None)
 

@@ -35,7 +35,7 @@ from mcp_runtime.protocol.errors import (
 from mcp_runtime.rows.lease import held_by
 from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import OPERATOR, Principal
-from roster.models import AgentEvent, AgentMessage, AgentSession, ApiToken, Call, GuildMember, Hall
+from roster.models import AgentEvent, AgentMessage, AgentSession, Call, GuildMember, Hall, Token
 
 logger = logging.getLogger("guildhall.runtime")
 
@@ -191,11 +191,11 @@ def make_token(message: AgentMessage) -> str:
     requester = _principal_of_token(message)
     over_at = timezone.now() + timedelta(seconds=message.timeout) + TOKEN_GRACE
     with transaction.atomic():
-        row, token = ApiToken.make(
+        row, token = Token.make(
             user=user,
             name=f"agent session {session.name}"[:100],
             expires_at=min(over_at, requester.expires_at) if requester and requester.expires_at else over_at,
-            scope=ApiToken.Scope.MEMBERS,
+            scope=Token.Scope.MEMBERS,
             members=session.members.all(),
             made_with_id=message.asked_with_id,
             **(asdict(requester.limits) if requester else {}),
@@ -234,7 +234,7 @@ def _principal_of_token(message: AgentMessage) -> Principal | None:
     """The principal of the message's token. None without a token. Raises TokenError."""
     if message.asked_with_id is None:
         return None
-    token = ApiToken.objects.select_related("user").filter(pk=message.asked_with_id).first()
+    token = Token.objects.select_related("user").filter(pk=message.asked_with_id).first()
     if token is None:
         raise TokenError("The token that the message was asked with is gone.")
     return principals.principal_of_row(token)
@@ -285,7 +285,7 @@ def _finish(rows: QuerySet[AgentMessage], message: AgentMessage, outcome: Outcom
     with transaction.atomic():
         if not rows.update(**changes):
             return False
-        ApiToken.objects.filter(agentmessage=message.pk).delete()
+        Token.objects.filter(agentmessage=message.pk).delete()
         write_events(message, [(Kind.RESULT, last_word)])
     return True
 

@@ -90,7 +90,7 @@ def _queue_query(exclusions: Exclusions) -> KeptQuery[Call]:
     rows = active_calls(Status.QUEUED).exclude(member_id__in=exclusions.members)
     for (user_id, token_id), members in list(exclusions.requesters)[:MAX_REQUESTERS]:
         condition = {} if members is None else {"member_id__in": members}
-        rows = rows.exclude(requested_by_id=user_id, token_id=token_id, **condition)
+        rows = rows.exclude(requested_by_id=user_id, token=token_id, **condition)
     return KeptQuery(
         lambda: rows.order_by("id"),
         columns=("member_id", "tool_name", "arguments", "timeout", "secret_paths", "requested_by_id", "token_id"),

@@ -146,7 +146,7 @@ def _first_call(caller: Caller, principal: Principal, key: str) -> Call | None:
     """
     if caller.user is None:
         return None
-    rows = Call.objects.filter(requested_by=caller.user, token_id=principal.token_id, idempotency_key=key)
+    rows = Call.objects.filter(requested_by=caller.user, token=principal.token_id, idempotency_key=key)
     return rows.select_related("member").first()
 
 

@@ -19,16 +19,16 @@ from mcp_runtime.control.members import find_member, find_tool
 from mcp_runtime.control.notify import notify_runtime
 from mcp_runtime.protocol.errors import NotAllowedError, RequestRefusedError, UnknownMemberError
 from mcp_runtime.security.access import Principal
-from roster.models import ApiToken, GuildMember, TokenLimit, Tool
+from roster.models import GuildMember, Token, TokenLimit, Tool
 
-MAX_TOKEN_NAME = ApiToken._meta.get_field("name").max_length or 0
+MAX_TOKEN_NAME = Token._meta.get_field("name").max_length or 0
 
 
 @dataclass(frozen=True)
 class NewToken:
     """The values of a new token. Without `members` and `tools` it has the scope of its creator.
 
-    Each tool is (member, tool). `limits` are by the names in ApiToken.LIMITS. A limit that is None or missing is the
+    Each tool is (member, tool). `limits` are by the names in Token.LIMITS. A limit that is None or missing is the
     default of all tokens.
     """
 
@@ -39,7 +39,7 @@ class NewToken:
     limits: Mapping[str, int | None] = field(default_factory=dict)
 
 
-def make_token(user: User, new: NewToken, *, maker: Principal) -> tuple[ApiToken, str]:
+def make_token(user: User, new: NewToken, *, maker: Principal) -> tuple[Token, str]:
     """Create a token. Returns its row, and the token itself, which can be shown only once.
 
     A token that is created with a token inherits its scope, end and limits, unless `new` has its own. Raises
@@ -51,9 +51,9 @@ def make_token(user: User, new: NewToken, *, maker: Principal) -> tuple[ApiToken
         raise RequestRefusedError(f"the name of a token may have {MAX_TOKEN_NAME} characters at most")
     if new.expires_at is not None and new.expires_at <= timezone.now():
         raise RequestRefusedError("the token would expire before it is made")
-    limits = {limit.name: _limit(limit, new.limits.get(limit.name), maker) for limit in ApiToken.LIMITS}
+    limits = {limit.name: _limit(limit, new.limits.get(limit.name), maker) for limit in Token.LIMITS}
     members, tools, scope = _scope(new, maker)
-    return ApiToken.make(
+    return Token.make(
         user=user,
         name=new.name,
         scope=scope,
@@ -65,20 +65,20 @@ def make_token(user: User, new: NewToken, *, maker: Principal) -> tuple[ApiToken
     )
 
 
-def _scope(new: NewToken, maker: Principal) -> tuple[list[GuildMember], list[Tool], ApiToken.Scope]:
+def _scope(new: NewToken, maker: Principal) -> tuple[list[GuildMember], list[Tool], Token.Scope]:
     if new.members:
         for name in new.members:
             _require_reach(maker, name)
             if maker.tools is not None:
                 raise NotAllowedError("A token for some tools cannot make one for a whole member.")
-        return [find_member(name) for name in dict.fromkeys(new.members)], [], ApiToken.Scope.MEMBERS
+        return [find_member(name) for name in dict.fromkeys(new.members)], [], Token.Scope.MEMBERS
     if new.tools:
-        return [], [_tool(maker, *pair) for pair in dict.fromkeys(new.tools)], ApiToken.Scope.TOOLS
+        return [], [_tool(maker, *pair) for pair in dict.fromkeys(new.tools)], Token.Scope.TOOLS
     if maker.members is not None:
-        return list(GuildMember.objects.filter(name__in=maker.members)), [], ApiToken.Scope.MEMBERS
+        return list(GuildMember.objects.filter(name__in=maker.members)), [], Token.Scope.MEMBERS
     if maker.tools is not None:
-        return [], list(Tool.objects.filter(api_tokens=maker.token_id)), ApiToken.Scope.TOOLS
-    return [], [], ApiToken.Scope.ALL
+        return [], list(Tool.objects.filter(tokens=maker.token_id)), Token.Scope.TOOLS
+    return [], [], Token.Scope.ALL
 
 
 def _require_reach(maker: Principal, member: str) -> None:
@@ -117,7 +117,7 @@ def _limit(limit: TokenLimit, value: int | None, maker: Principal) -> int | None
     return value
 
 
-def revoke_token(row: ApiToken) -> None:
+def revoke_token(row: Token) -> None:
     """Revoke the token and all tokens created with it. Cancels their queued calls, and stops their agents."""
     with transaction.atomic():
         token_ids = row.revoke()

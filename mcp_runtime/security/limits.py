@@ -208,7 +208,7 @@ def _count_down(counter: collections.Counter[Any], key: Any, count: int = 1) -> 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one token, with the names of `ApiToken.LIMITS`. 0 means no limit."""
+    """The limits of one token, with the names of `Token.LIMITS`. 0 means no limit."""
 
     calls_per_minute: int = 0
     max_in_flight: int = 0

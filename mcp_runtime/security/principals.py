@@ -26,7 +26,7 @@ from mcp_runtime.rows import plain_sql
 from mcp_runtime.rows.kept_queries import KeptQuery, Slot
 from mcp_runtime.security.access import CONTROL, INVOKE, VIEW_CALLS, VIEW_MEMBERS, VIEW_TOOLS, Principal
 from mcp_runtime.security.limits import Limits
-from roster.models import ApiToken, GuildMember, Hall
+from roster.models import GuildMember, Hall, Token
 
 # How exact `last_used_at` is.
 TOUCH_SECONDS = 60.0
@@ -43,7 +43,7 @@ _VERSION_OF_TOKEN = RawSQL(_VERSION, ())  # noqa: S611 - a constant
 # Most requests need only this of a token: it is good, and was used a moment ago. That saves reading two whole rows.
 _GOOD_TOKENS = KeptQuery(
     lambda: (
-        ApiToken.objects.annotate(version=_VERSION_OF_TOKEN)
+        Token.objects.annotate(version=_VERSION_OF_TOKEN)
         .filter(Q(expires_at=None) | Q(expires_at__gt=Slot("now")), digest=Slot("digest"), revoked_at=None)
         .filter(user__is_active=True, last_used_at__gt=Slot("touched"))
         .order_by()
@@ -52,7 +52,7 @@ _GOOD_TOKENS = KeptQuery(
     annotations=["version"],
 )
 _TOKENS = KeptQuery(
-    lambda: ApiToken.objects.annotate(version=_VERSION_OF_TOKEN).filter(digest=Slot("digest")).order_by(),
+    lambda: Token.objects.annotate(version=_VERSION_OF_TOKEN).filter(digest=Slot("digest")).order_by(),
     related={"user": ()},
     annotations=["version"],
 )
@@ -83,7 +83,7 @@ def principal_of_token(text: str) -> Principal:
 
 def holder_of(text: str) -> tuple[User, Principal]:
     """The user and the principal of a token. Takes one query while nothing changes. Raises TokenError."""
-    digest, now = ApiToken.digest_of(text), timezone.now()
+    digest, now = Token.digest_of(text), timezone.now()
     touched = now - timedelta(seconds=TOUCH_SECONDS)
     good: Any = _GOOD_TOKENS.first(digest=digest, now=_in_sql(now), touched=_in_sql(touched))
     entry = None if good is None else _cached(("token", good.pk), good.version)
@@ -107,7 +107,7 @@ def _read_holder(digest: str) -> tuple[User, Principal]:
     return token.user, _store(("token", token.pk), token.version, principal_of_row(token), copy(token.user))
 
 
-def principal_of_row(token: ApiToken) -> Principal:
+def principal_of_row(token: Token) -> Principal:
     """As `principal_of_token`, for a token that is already read. Raises TokenError."""
     require_good(token)
     return _principals_of([token])[token.pk]
@@ -119,7 +119,7 @@ def are_outdated(principals: Collection[Principal]) -> bool:
     If so, this also clears the cache of the process, which may be as old.
     """
     ids = [each.token_id for each in principals if each.token_id is not None and not each.is_expired]
-    tokens = ApiToken.objects.select_related("user").filter(pk__in=ids)
+    tokens = Token.objects.select_related("user").filter(pk__in=ids)
     current = _principals_of([token for token in tokens if _is_good(token)])
     is_outdated = any(current.get(each.token_id or 0) != each for each in principals if not each.is_expired)
     if is_outdated:
@@ -127,19 +127,19 @@ def are_outdated(principals: Collection[Principal]) -> bool:
     return is_outdated
 
 
-def _principals_of(tokens: Collection[ApiToken]) -> dict[int, Principal]:
+def _principals_of(tokens: Collection[Token]) -> dict[int, Principal]:
     """Principals by the token's id. The user of each token must be loaded."""
     rights = _rights_of({token.user_id: token.user for token in tokens}.values())
-    of_scope = {scope: [token.pk for token in tokens if token.scope == scope] for scope in ApiToken.Scope}
+    of_scope = {scope: [token.pk for token in tokens if token.scope == scope] for scope in Token.Scope}
     members: dict[int, set[str]] = defaultdict(set)
-    if narrowed := of_scope[ApiToken.Scope.MEMBERS]:
-        links = ApiToken.members.through.objects.filter(apitoken__in=narrowed)
-        for token_id, name in links.values_list("apitoken_id", "guildmember__name"):
+    if narrowed := of_scope[Token.Scope.MEMBERS]:
+        links = Token.members.through.objects.filter(token__in=narrowed)
+        for token_id, name in links.values_list("token_id", "guildmember__name"):
             members[token_id].add(name)
     tools: dict[int, set[tuple[str, str]]] = defaultdict(set)
-    if narrowed := of_scope[ApiToken.Scope.TOOLS]:
-        tool_links = ApiToken.tools.through.objects.filter(apitoken__in=narrowed)
-        for token_id, member, tool in tool_links.values_list("apitoken_id", "tool__member__name", "tool__name"):
+    if narrowed := of_scope[Token.Scope.TOOLS]:
+        tool_links = Token.tools.through.objects.filter(token__in=narrowed)
+        for token_id, member, tool in tool_links.values_list("token_id", "tool__member__name", "tool__name"):
             tools[token_id].add((member, tool))
     return {
         token.pk: _principal(
@@ -149,19 +149,19 @@ def _principals_of(tokens: Collection[ApiToken]) -> dict[int, Principal]:
             token_name=token.name,
             token_hint=token.hint,
             expires_at=token.expires_at,
-            members=frozenset(members[token.pk]) if token.scope == ApiToken.Scope.MEMBERS else None,
-            tools=frozenset(tools[token.pk]) if token.scope == ApiToken.Scope.TOOLS else None,
-            limits=Limits(**{limit.name: limit.of(token) for limit in ApiToken.LIMITS}),
+            members=frozenset(members[token.pk]) if token.scope == Token.Scope.MEMBERS else None,
+            tools=frozenset(tools[token.pk]) if token.scope == Token.Scope.TOOLS else None,
+            limits=Limits(**{limit.name: limit.of(token) for limit in Token.LIMITS}),
         )
         for token in tokens
     }
 
 
-def _is_good(token: ApiToken) -> bool:
+def _is_good(token: Token) -> bool:
     return token.state == "good" and token.user.is_active
 
 
-def require_good(token: ApiToken) -> None:
+def require_good(token: Token) -> None:
     """Raise TokenError if the token is not valid any more."""
     if token.revoked_at is not None:
         raise TokenError("This token was revoked. Make another with: manage.py create_token USER")
@@ -175,7 +175,7 @@ def touch(*token_ids: int) -> None:
     """Record that these tokens are in use. Writes at most once a minute for each."""
     now = timezone.now()
     stale = Q(last_used_at=None) | Q(last_used_at__lte=now - timedelta(seconds=TOUCH_SECONDS))
-    ApiToken.objects.filter(stale, pk__in=token_ids).update(last_used_at=now)
+    Token.objects.filter(stale, pk__in=token_ids).update(last_used_at=now)
 
 
 @dataclass(frozen=True)

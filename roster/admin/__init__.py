@@ -15,15 +15,15 @@ from roster.admin.agents.screens import AgentSessionAdmin
 from roster.admin.calls.screens import CallAdmin
 from roster.admin.members.history import PortAllocationAdmin, StatusChangeAdmin
 from roster.admin.members.screens import MemberAdmin
-from roster.admin.tokens.screens import ApiTokenAdmin
+from roster.admin.tokens.screens import TokenAdmin
 from roster.admin.tools.screens import ToolAdmin
 
 __all__ = [
     "AgentSessionAdmin",
-    "ApiTokenAdmin",
     "CallAdmin",
     "MemberAdmin",
     "PortAllocationAdmin",
     "StatusChangeAdmin",
+    "TokenAdmin",
     "ToolAdmin",
 ]

@@ -9,5 +9,5 @@ urls                       the URLs
 
 The admin uses `requests`, and `roster.monitoring` has a view like those here. Nobody else imports this package. A new
 field of a member, a call or a token goes into the serializer in the module of that noun. A limit of tokens goes only
-into `ApiToken.LIMITS`, which REST reads.
+into `Token.LIMITS`, which REST reads.
 """

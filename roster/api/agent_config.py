@@ -16,7 +16,7 @@ from roster.api.base import REFUSED, HallView, Strict, body_of, query_of
 from roster.api.described import extend_schema
 from roster.api.permissions import MayMakeTokens, principal_of
 from roster.api.tokens import TokenSerializer
-from roster.models import ApiToken
+from roster.models import Token
 
 
 class AgentConfigFilters(serializers.Serializer[Any]):
@@ -86,7 +86,7 @@ class AgentConfigView(HallView):
         return Response(self._config(request, values, row, token), status=status.HTTP_201_CREATED)
 
     @staticmethod
-    def _config(request: Request, values: dict[str, Any], row: ApiToken | None, token: str) -> dict[str, Any]:
+    def _config(request: Request, values: dict[str, Any], row: Token | None, token: str) -> dict[str, Any]:
         principal, names, direct = principal_of(request), values["members"], values["direct"]
         members = agent_config.select_members(principal, names)
         if direct:

@@ -14,7 +14,7 @@ from mcp_runtime.security.access import Principal
 SCHEMES = ("bearer", "token")
 
 
-class ApiTokenAuthentication(BaseAuthentication):
+class TokenAuthentication(BaseAuthentication):
     """Read `Authorization: Bearer gh_...` or `Token gh_...`, with one query. An invalid token gets 401.
 
     No token is read from URLs, because proxies, browser histories and logs keep URLs.

@@ -14,10 +14,10 @@ from roster.api import described
 from roster.models import Call
 
 
-class ApiTokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
+class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]
     """The description of the authentication in the OpenAPI document. drf-spectacular finds the class automatically."""
 
-    target_class = "roster.api.authentication.ApiTokenAuthentication"
+    target_class = "roster.api.authentication.TokenAuthentication"
     name = "token"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
@@ -31,7 +31,7 @@ class SchemaView(SpectacularAPIView):
         "ENUM_NAME_OVERRIDES": {
             "MemberStatus": "roster.models.GuildMember.Status",
             "CallStatus": "roster.models.Call.Status",
-            "TokenScope": "roster.models.ApiToken.Scope",
+            "TokenScope": "roster.models.Token.Scope",
             "SessionStatus": "roster.models.AgentSession.Status",
             "ErrorKind": Call.ErrorKind.choices,
             "SessionErrorKind": "roster.models.AgentMessage.ErrorKind",

@@ -50,10 +50,10 @@ class MayInvoke(BasePermission):
 class MayMakeTokens(BasePermission):
     """Create tokens. A user may always read and revoke own tokens."""
 
-    message = "This needs the permission roster.add_apitoken."
+    message = "This needs the permission roster.add_token."
 
     def has_permission(self, request: Request, view: Any) -> bool:
-        return request.method in ("GET", "HEAD", "OPTIONS") or request.user.has_perm("roster.add_apitoken")
+        return request.method in ("GET", "HEAD", "OPTIONS") or request.user.has_perm("roster.add_token")
 
 
 # Rows that the principal may see. Others get the same answer as missing rows --------------------------------------

@@ -18,7 +18,7 @@ from mcp_runtime.control.tokens import MAX_TOKEN_NAME, NewToken, make_token, rev
 from roster.api.base import REFUSED, HallView, NewestFirst, Strict, body_of
 from roster.api.described import extend_schema
 from roster.api.permissions import MayMakeTokens, principal_of
-from roster.models import ApiToken, TokenLimit
+from roster.models import Token, TokenLimit
 from roster.tokens import parse_tool
 
 
@@ -44,7 +44,7 @@ class NewTokenSerializer(Strict):
     expires_at = serializers.DateTimeField(required=False, allow_null=True, default=None, help_text="null: never.")
 
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
-        return super().get_fields() | {limit.name: _limit_field(limit) for limit in ApiToken.LIMITS}
+        return super().get_fields() | {limit.name: _limit_field(limit) for limit in Token.LIMITS}
 
     def validate_tools(self, texts: list[str]) -> list[tuple[str, str]]:
         try:
@@ -53,7 +53,7 @@ class NewTokenSerializer(Strict):
             raise serializers.ValidationError(str(error)) from error
 
 
-class TokenSerializer(serializers.ModelSerializer[ApiToken]):
+class TokenSerializer(serializers.ModelSerializer[Token]):
     """A token's row, without the token itself. Prefetch its members and tools."""
 
     state = serializers.ChoiceField(choices=["good", "expired", "revoked"])
@@ -62,7 +62,7 @@ class TokenSerializer(serializers.ModelSerializer[ApiToken]):
     url = serializers.SerializerMethodField()
 
     class Meta:
-        model = ApiToken
+        model = Token
         fields = [
             "id",
             "name",
@@ -75,17 +75,17 @@ class TokenSerializer(serializers.ModelSerializer[ApiToken]):
             "scope",
             "members",
             "tools",
-            *(limit.name for limit in ApiToken.LIMITS),
+            *(limit.name for limit in Token.LIMITS),
             "url",
         ]
 
-    def get_members(self, token: ApiToken) -> list[str]:
+    def get_members(self, token: Token) -> list[str]:
         return sorted(member.name for member in token.members.all())
 
-    def get_tools(self, token: ApiToken) -> list[str]:
+    def get_tools(self, token: Token) -> list[str]:
         return sorted(f"{tool.member.name}/{tool.name}" for tool in token.tools.all())
 
-    def get_url(self, token: ApiToken) -> str:
+    def get_url(self, token: Token) -> str:
         return reverse("token", args=[token.pk])
 
 
@@ -96,29 +96,29 @@ class MadeTokenSerializer(TokenSerializer):
         fields = [*TokenSerializer.Meta.fields, "token"]
 
 
-def _tokens(request: Request) -> QuerySet[ApiToken]:
+def _tokens(request: Request) -> QuerySet[Token]:
     """The user's own tokens. A narrowed token sees only itself."""
     principal = principal_of(request)
-    own_tokens = ApiToken.objects.filter(user=principal.user_id).prefetch_related("members", "tools__member")
+    own_tokens = Token.objects.filter(user=principal.user_id).prefetch_related("members", "tools__member")
     return own_tokens.filter(pk__in=[principal.token_id]) if principal.is_narrowed else own_tokens
 
 
-def _own_token(request: Request, pk: int) -> ApiToken:
+def _own_token(request: Request, pk: int) -> Token:
     token = _tokens(request).filter(pk=pk).first()
     if token is None:
         raise NotFound(f"You have no token {pk}.")
     return token
 
 
-class TokensView(HallView, ListAPIView[ApiToken]):
+class TokensView(HallView, ListAPIView[Token]):
     """Your own tokens, newest first; revoked and expired ones too."""
 
     serializer_class = TokenSerializer
     pagination_class = NewestFirst
-    queryset = ApiToken.objects.none()
+    queryset = Token.objects.none()
     permission_classes = (IsAuthenticated, MayMakeTokens)
 
-    def get_queryset(self) -> QuerySet[ApiToken]:
+    def get_queryset(self) -> QuerySet[Token]:
         return _tokens(self.request)
 
     @extend_schema(
@@ -131,7 +131,7 @@ class TokensView(HallView, ListAPIView[ApiToken]):
         the body names no others.
         """
         body = body_of(NewTokenSerializer, request.data)
-        limits = {limit.name: body.pop(limit.name) for limit in ApiToken.LIMITS}
+        limits = {limit.name: body.pop(limit.name) for limit in Token.LIMITS}
         new_token = NewToken(**body, limits=limits)
         row, token = make_token(cast(User, request.user), new_token, maker=principal_of(request))
         return Response({**TokenSerializer(row).data, "token": token}, status=status.HTTP_201_CREATED)

@@ -10,13 +10,12 @@ from roster.models.agents import AgentEvent, AgentMessage, AgentSession
 from roster.models.calls import Call, CallRollup, CallTotal, Preset
 from roster.models.hall import Hall
 from roster.models.members import GuildMember, MemberGroup, PortAllocation, StatusChange, Tool
-from roster.models.tokens import ApiToken, TokenClient, TokenLimit
+from roster.models.tokens import Token, TokenClient, TokenLimit
 
 __all__ = [
     "AgentEvent",
     "AgentMessage",
     "AgentSession",
-    "ApiToken",
     "Call",
     "CallRollup",
     "CallTotal",
@@ -26,6 +25,7 @@ __all__ = [
     "PortAllocation",
     "Preset",
     "StatusChange",
+    "Token",
     "TokenClient",
     "TokenLimit",
     "Tool",

@@ -32,7 +32,7 @@ class AgentSession(models.Model):
     creator = models.CharField(max_length=200, blank=True, help_text="Who made it, in words, as of then.")
     # The id stays when the token is deleted, as for `AgentMessage.asked_with`.
     made_with = models.ForeignKey(
-        "ApiToken",
+        "Token",
         on_delete=models.DO_NOTHING,
         db_constraint=False,
         null=True,
@@ -75,7 +75,7 @@ class AgentMessage(QueuedWork):
     requester = models.CharField(max_length=200, blank=True, help_text="Who asked, in words, as of then.")
     # The id stays when the token is deleted, so that the run never gets more rights than the token had.
     asked_with = models.ForeignKey(
-        "ApiToken",
+        "Token",
         on_delete=models.DO_NOTHING,
         db_constraint=False,
         null=True,
@@ -85,7 +85,7 @@ class AgentMessage(QueuedWork):
     )
 
     token = models.ForeignKey(
-        "ApiToken",
+        "Token",
         on_delete=models.SET_NULL,
         null=True,
         blank=True,

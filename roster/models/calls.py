@@ -74,7 +74,7 @@ class Call(QueuedWork):
     )
     # SET_NULL: `requester` keeps the token's name in words.
     token = models.ForeignKey(
-        "ApiToken", on_delete=models.SET_NULL, null=True, blank=True, related_name="calls", db_index=False
+        "Token", on_delete=models.SET_NULL, null=True, blank=True, related_name="calls", db_index=False
     )
     requester = models.CharField(max_length=400, blank=True, help_text="Who asked, in words, as of then.")
     idempotency_key = models.CharField(max_length=255, null=True, blank=True)

@@ -46,7 +46,7 @@ class TokenLimit:
     def default(self) -> int:
         return int(getattr(settings, self.setting))
 
-    def of(self, token: ApiToken) -> int:
+    def of(self, token: Token) -> int:
         """The limit of the token, its own or the default."""
         value: int | None = getattr(token, self.name)
         return self.default if value is None else value
@@ -70,7 +70,7 @@ MAX_IN_FLIGHT = TokenLimit(
 )
 
 
-class ApiToken(models.Model):
+class Token(models.Model):
     """A user's key to the API and the gateway. Only its SHA-256 is stored, because a random token needs no slow hash.
 
     It has the rights of its user, narrowed by its scope. Only `scope` says which kind of scope it is. So a token whose
@@ -87,7 +87,7 @@ class ApiToken(models.Model):
     UNLIMITED: ClassVar[dict[str, int]] = {limit.name: 0 for limit in LIMITS if not limit.minimum}
     PREFIX = "gh_"
 
-    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="api_tokens")
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="tokens")
     name = models.CharField(max_length=100, blank=True, help_text="What it is for, to tell it from others.")
     digest = models.CharField(max_length=64, unique=True, editable=False)
     hint = models.CharField(max_length=12, editable=False, help_text="How the token begins, to tell it from others.")
@@ -105,14 +105,13 @@ class ApiToken(models.Model):
         help_text="The token that it was made with, if with any: it ends with that one.",
     )
     scope = models.CharField(max_length=10, choices=Scope.choices, default=Scope.ALL)
-    members = models.ManyToManyField(GuildMember, blank=True, related_name="api_tokens")
-    tools = models.ManyToManyField(Tool, blank=True, related_name="api_tokens")
+    members = models.ManyToManyField(GuildMember, blank=True, related_name="tokens")
+    tools = models.ManyToManyField(Tool, blank=True, related_name="tokens")
     calls_per_minute = CALLS_PER_MINUTE.column()
     max_in_flight = MAX_IN_FLIGHT.column()
 
     class Meta:
         ordering = ["-id"]
-        verbose_name = "token"
         constraints = [
             models.CheckConstraint(condition=Q(scope__in=["all", "members", "tools"]), name="token_scope_is_known")
         ]
@@ -148,7 +147,7 @@ class ApiToken(models.Model):
         tools: Iterable[Tool] = (),
         made_with_id: int | None = None,
         **limits: int | None,
-    ) -> tuple[ApiToken, str]:
+    ) -> tuple[Token, str]:
         """Create a row, and return it with the token, which is stored nowhere. `limits` has the names in LIMITS."""
         token = cls.PREFIX + secrets.token_urlsafe(32)
         with transaction.atomic():
@@ -175,8 +174,8 @@ class ApiToken(models.Model):
         token_ids, children = [self.pk], [self.pk]
         with transaction.atomic():
             self.save(update_fields=["revoked_at"])
-            while children := list(ApiToken.objects.filter(made_with__in=children).values_list("pk", flat=True)):
-                ApiToken.objects.filter(pk__in=children, revoked_at=None).update(revoked_at=self.revoked_at)
+            while children := list(Token.objects.filter(made_with__in=children).values_list("pk", flat=True)):
+                Token.objects.filter(pk__in=children, revoked_at=None).update(revoked_at=self.revoked_at)
                 token_ids += children
         return token_ids
 
@@ -187,7 +186,7 @@ class TokenClient(models.Model):
     `mcp_runtime.gateway.programs` writes it, at most once a minute for each.
     """
 
-    token = models.ForeignKey(ApiToken, on_delete=models.CASCADE, related_name="clients")
+    token = models.ForeignKey(Token, on_delete=models.CASCADE, related_name="clients")
     name = models.CharField(max_length=100)
     version = models.CharField(max_length=50, blank=True)
     first_seen_at = models.DateTimeField()

@@ -17,7 +17,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from roster.admin import present
-from roster.models import AgentSession, ApiToken, Call, GuildMember, PortAllocation, StatusChange, Tool
+from roster.models import AgentSession, Call, GuildMember, PortAllocation, StatusChange, Token, Tool
 
 register = template.Library()
 
@@ -41,7 +41,7 @@ _PLACES: list[tuple[str, str, type[Model] | None, tuple[str, ...]]] = [
     ("Tools", "admin:roster_tool_changelist", Tool, ()),
     ("Calls", "admin:roster_call_changelist", Call, ()),
     ("Agents", "admin:roster_agentsession_changelist", AgentSession, ()),
-    ("Tokens", "admin:roster_apitoken_changelist", ApiToken, ()),
+    ("Tokens", "admin:roster_token_changelist", Token, ()),
 ]
 _MORE: list[tuple[str, str, type[Model] | None, tuple[str, ...]]] = [
     ("Members as a list", "admin:roster_guildmember_changelist", GuildMember, ()),

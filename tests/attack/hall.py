@@ -37,19 +37,19 @@ CLIENTS = 64
 MAKE_PRINCIPALS = """
 import json
 from django.contrib.auth.models import Permission, User
-from roster.models import ApiToken
+from roster.models import Token
 root = User.objects.create_superuser("root-of-attack")
 permissions = Permission.objects.filter(codename="invoke_tool")
 def token(name, **options):
     user, made = User.objects.get_or_create(username=name)
     user.user_permissions.set(permissions)
-    return ApiToken.make(user=user, **ApiToken.UNLIMITED, **options)[1]
+    return Token.make(user=user, **Token.UNLIMITED, **options)[1]
 names = ["attacker", "victim", "neighbour", *[f"client-{n}" for n in range(%d)]]
 tokens = {name: token(name) for name in names}
-tokens["root"] = ApiToken.make(user=root, **ApiToken.UNLIMITED)[1]
+tokens["root"] = Token.make(user=root, **Token.UNLIMITED)[1]
 tokens["victim's other"] = token("victim")
 fuzzer = User.objects.create_superuser("fuzzer")
-tokens["fuzzer"] = ApiToken.make(user=fuzzer, **ApiToken.UNLIMITED)[1]
+tokens["fuzzer"] = Token.make(user=fuzzer, **Token.UNLIMITED)[1]
 print(json.dumps(tokens))
 """
 

@@ -88,17 +88,17 @@ GET   /admin/roster/agentsession/<path:object_id>/change/ view_agentsession     
 POST  /admin/roster/agentsession/<path:object_id>/change/ none                                    -    302/403
 GET   /admin/roster/agentsession/<path:object_id>/      known                                     302  -
 
-POST  /admin/roster/apitoken/<int:token_id>/revoke/     superuser                                 302  403
-GET   /admin/roster/apitoken/<int:token_id>/parts/<slug:part>/ superuser                          200  403
-GET   /admin/roster/apitoken/                           view_apitoken|change_apitoken             200  403
-GET   /admin/roster/apitoken/add/                       add_apitoken                              200  403
-POST  /admin/roster/apitoken/add/                       add_apitoken                              200  403
-GET   /admin/roster/apitoken/<path:object_id>/history/  superuser                                 200  302
-GET   /admin/roster/apitoken/<path:object_id>/delete/   superuser                                 200  302/403
-POST  /admin/roster/apitoken/<path:object_id>/delete/   superuser                                 200/302 302/403
-GET   /admin/roster/apitoken/<path:object_id>/change/   superuser                                 200  302/403
-POST  /admin/roster/apitoken/<path:object_id>/change/   none                                      -    302/403
-GET   /admin/roster/apitoken/<path:object_id>/          known                                     302  -
+POST  /admin/roster/token/<int:token_id>/revoke/        superuser                                 302  403
+GET   /admin/roster/token/<int:token_id>/parts/<slug:part>/    superuser                          200  403
+GET   /admin/roster/token/                              view_token|change_token                   200  403
+GET   /admin/roster/token/add/                          add_token                                 200  403
+POST  /admin/roster/token/add/                          add_token                                 200  403
+GET   /admin/roster/token/<path:object_id>/history/     superuser                                 200  302
+GET   /admin/roster/token/<path:object_id>/delete/      superuser                                 200  302/403
+POST  /admin/roster/token/<path:object_id>/delete/      superuser                                 200/302 302/403
+GET   /admin/roster/token/<path:object_id>/change/      superuser                                 200  302/403
+POST  /admin/roster/token/<path:object_id>/change/      none                                      -    302/403
+GET   /admin/roster/token/<path:object_id>/             known                                     302  -
 
 POST  /admin/roster/tool/<int:tool_id>/switch/<slug:position>/ control_member                     302  403
 GET   /admin/roster/tool/<int:tool_id>/call/            invoke_tool                               200  403
@@ -148,22 +148,22 @@ POST  /api/members/<str:name>/enable/             control_member                
 POST  /api/members/<str:name>/disable/            control_member                             202 403  202 403 404
 GET   /api/members/<str:name>/logs/               view_guildmember                           200 403  200 403 404
 GET   /api/members/<str:name>/status-changes/     view_guildmember                           200 403  200 403 404
-GET   /api/members/<str:name>/statistics/               view_guildmember|view_tool|view_call      200  403 200 403 404
+GET   /api/members/<str:name>/statistics/         view_guildmember|view_tool|view_call       200 403  200 403 404
 GET   /api/members/<str:name>/tools/              known                                      200 -    200 200 404
 GET   /api/members/<str:name>/tools/<tool_name:tool>/ invoke_tool|control_member             200 404  200 200 404
 GET   /api/members/<str:name>/tools/<tool_name:tool>/invoke/ none                            -   404  404 404 404
 POST  /api/members/<str:name>/tools/<tool_name:tool>/invoke/ invoke_tool                     202 403  202 202 403
 POST  /api/members/<str:name>/tools/<tool_name:tool>/enable/ control_member                  200 403  200 403 404
 POST  /api/members/<str:name>/tools/<tool_name:tool>/disable/ control_member                 200 403  200 403 404
-GET   /api/calls/                           known                                      200 -    200 200 200
-GET   /api/calls/<int:pk>/                              view_call                                 200  404 404 404 404
-POST  /api/calls/<int:pk>/cancel/                       view_call&control_member                  409  403/404 404 404 404
+GET   /api/calls/                                 known                                      200 -    200 200 200
+GET   /api/calls/<int:pk>/                        view_call                                  200 404  404 404 404
+POST  /api/calls/<int:pk>/cancel/                 view_call&control_member                   409 403/404 404 404 404
 GET   /api/tokens/                                known                                      200 -    200 200 200
-POST  /api/tokens/                                add_apitoken                               201 403  201 201 201
+POST  /api/tokens/                                add_token                                  201 403  201 201 201
 GET   /api/tokens/<int:pk>/                       none                                       -   404  404 404 404
 POST  /api/tokens/<int:pk>/revoke/                none                                       -   404  404 404 404
 GET   /api/agent-config/                          known                                      200 -    200 200 200
-POST  /api/agent-config/                          add_apitoken                               201 403  201 201 201
+POST  /api/agent-config/                          add_token                                  201 403  201 201 201
 GET   /api/sessions/                              invoke_tool                                200 403  200 200 200
 POST  /api/sessions/                              invoke_tool                                201 403  201 403 403
 GET   /api/sessions/<int:pk>/                     view_agentsession                          200 404  404 404 404

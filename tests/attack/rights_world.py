@@ -20,12 +20,12 @@ from roster.models import (
     AgentEvent,
     AgentMessage,
     AgentSession,
-    ApiToken,
     Call,
     GuildMember,
     PortAllocation,
     Preset,
     StatusChange,
+    Token,
     TokenClient,
     Tool,
 )
@@ -49,7 +49,7 @@ WORDS: dict[str, Set[str]] = {
     "word-of-hidden-member": NOBODY,  # a member that is reserved for a group
     "word-of-hidden-tool": NOBODY,
 }
-MODELS = ("guildmember", "tool", "call", "statuschange", "portallocation", "agentsession", "apitoken")
+MODELS = ("guildmember", "tool", "call", "statuschange", "portallocation", "agentsession", "token")
 VERBS = ("view", "change", "add", "delete")
 PERMISSIONS = ("invoke_tool", "control_member", *(f"{verb}_{model}" for model in MODELS for verb in VERBS))
 
@@ -113,7 +113,7 @@ def _member(name: str, data_dir: Path) -> GuildMember:
 def _belongings(member: GuildMember, tool_name: str, owner: User) -> dict[str, Any]:
     definition = {"name": tool_name, "inputSchema": {"type": "object"}}
     tool = Tool.objects.create(member=member, name=tool_name, definition=definition)
-    token = ApiToken.make(user=owner, name="word-of-token", scope=ApiToken.Scope.MEMBERS, members=[member])[0]
+    token = Token.make(user=owner, name="word-of-token", scope=Token.Scope.MEMBERS, members=[member])[0]
     now = timezone.now()
     TokenClient.objects.create(token=token, name="word-of-client", first_seen_at=now, last_seen_at=now)
     call = Call.objects.create(
@@ -141,7 +141,7 @@ def _belongings(member: GuildMember, tool_name: str, owner: User) -> dict[str, A
         **{"token_id": token.pk, "preset_id": kept.pk, "name": member.name, "tool": tool_name},
         **{"call": call.pk, "session": session.pk, "token": token.pk},  # `pk` in routes of the API
         **{"statuschange": change.pk, "portallocation": port.pk, "guildmember": member.pk},
-        **{"agentsession": session.pk, "apitoken": token.pk, "user": owner.pk, "group": owner.groups.get().pk},
+        **{"agentsession": session.pk, "token": token.pk, "user": owner.pk, "group": owner.groups.get().pk},
     }
 
 
@@ -199,23 +199,23 @@ class People:
 
 def _narrowed(user: User, **scope: Any) -> Who:
     name = f"a token for {', '.join(scope)}"
-    token = with_token(ApiToken.make(user=user, **scope)[1])
+    token = with_token(Token.make(user=user, **scope)[1])
     return Who(name, frozenset(PERMISSIONS), is_narrowed=True, token=token)
 
 
 def _over(user: User, name: str, **columns: Any) -> Who:
-    row, text = ApiToken.make(user=user)
-    ApiToken.objects.filter(pk=row.pk).update(**columns)
+    row, text = Token.make(user=user)
+    Token.objects.filter(pk=row.pk).update(**columns)
     return Who(name, is_known=False, token=with_token(text))
 
 
 def _inactive() -> Who:
     user = _user("inactive", PERMISSIONS)
-    text, session = ApiToken.make(user=user)[1], _session(user)
+    text, session = Token.make(user=user)[1], _session(user)
     User.objects.filter(pk=user.pk).update(is_active=False)
     return Who("inactive", is_known=False, session=session, token=with_token(text))
 
 
 def _of(user: User, permissions: frozenset[str], **more: Any) -> Who:
-    token = with_token(ApiToken.make(user=user)[1])
+    token = with_token(Token.make(user=user)[1])
     return Who(user.username, permissions, session=_session(user), token=token, **more)

@@ -42,7 +42,7 @@ def hall(new_hall: BrowserHall, model: Model, tmp_path_factory: pytest.TempPathF
 
 def test_a_new_token_stands_in_what_each_client_wants_until_the_page_is_left(visitor: Visitor) -> None:
     page = visitor.window(permissions=["clipboard-read", "clipboard-write"])
-    page.goto("/admin/roster/apitoken/add/")
+    page.goto("/admin/roster/token/add/")
     expect(page.locator(".field-members")).to_be_hidden()
     page.get_by_label("Name").fill("laptop")
     page.get_by_role("button", name="Save", exact=True).click()
@@ -67,7 +67,7 @@ def test_a_new_token_stands_in_what_each_client_wants_until_the_page_is_left(vis
 
 def test_without_a_clipboard_the_text_is_selected(hall: BrowserHall, page: Page) -> None:
     page.add_init_script("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
-    page.goto("/admin/roster/apitoken/")
+    page.goto("/admin/roster/token/")
     page.locator("#result_list tbody th a").first.click()
     page.get_by_role("button", name="Copy the configuration for Claude Agent SDK").click()
     expect(page.locator("#copied")).to_contain_text("Selected")

@@ -42,12 +42,12 @@ PARTS = {"guard": "/mcp_runtime/runtime/guard.py", "worker": "mcp_runtime.runtim
 MAKE_TOKENS = """
 import json
 from django.contrib.auth.models import Permission, User
-from roster.models import ApiToken
+from roster.models import Token
 root = User.objects.create_superuser("root-of-storm")
 user = User.objects.create_user("client-of-storm")
 user.user_permissions.set(Permission.objects.filter(codename="invoke_tool"))
-tokens = {str(number): ApiToken.make(user=user, **ApiToken.UNLIMITED)[1] for number in range(%d)}
-print(json.dumps({**tokens, "root": ApiToken.make(user=root, **ApiToken.UNLIMITED)[1]}))
+tokens = {str(number): Token.make(user=user, **Token.UNLIMITED)[1] for number in range(%d)}
+print(json.dumps({**tokens, "root": Token.make(user=root, **Token.UNLIMITED)[1]}))
 """
 Processes = dict[int, tuple[float, str]]  # pid to start time and whose it is
 _SAID_PAUSE = re.compile(r"starting it again in ([0-9.]+) s")

@@ -12,8 +12,8 @@ from roster.models import Call, GuildMember, Tool
 
 EVIL = "<script>alert('x')</script>"
 ESCAPED = "&lt;script&gt;"
-LISTS = ["guildmember", "tool", "call", "statuschange", "portallocation", "apitoken"]
-ADD_TOKEN = "admin:roster_apitoken_add"
+LISTS = ["guildmember", "tool", "call", "statuschange", "portallocation", "token"]
+ADD_TOKEN = "admin:roster_token_add"
 
 ECHO_SCHEMA = {
     "type": "object",

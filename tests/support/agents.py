@@ -18,7 +18,7 @@ import psutil
 import requests
 from django.contrib.auth.models import User
 
-from roster.models import ApiToken
+from roster.models import Token
 from tests.conftest import eventually
 from tests.support.hall import Hall, member, wait_for_status
 
@@ -29,7 +29,7 @@ META = "io.modelcontextprotocol/"
 def make_token(user: User | None = None, **options: Any) -> str:
     """A token of `user`, or of a superuser, without the limits that can be switched off."""
     user = user or User.objects.filter(is_superuser=True).first() or User.objects.create_superuser("agent")
-    return ApiToken.make(user=user, **ApiToken.UNLIMITED | options)[1]
+    return Token.make(user=user, **Token.UNLIMITED | options)[1]
 
 
 def messages_of(response: requests.Response) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from django.urls import URLPattern, URLResolver, get_resolver, reverse
 
 from mcp_runtime.rows import lease
 from mcp_runtime.security import principals
-from roster.models import ApiToken, Call, GuildMember, Tool
+from roster.models import Call, GuildMember, Token, Tool
 
 METHODS = ("get", "head", "post", "put", "patch", "delete", "options")
 
@@ -56,7 +56,7 @@ ECHO_SCHEMA = {
 def client_of(user: User, **scope: Any) -> Client:
     """A client with a token that is already used, because the first use of a token needs more queries."""
     lease.hall()
-    token = ApiToken.make(user=user, **scope)[1]
+    token = Token.make(user=user, **scope)[1]
     principals.principal_of_token(token)
     return Client(headers={"Authorization": f"Bearer {token}"})
 

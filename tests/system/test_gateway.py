@@ -13,7 +13,7 @@ import requests
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from roster.models import ApiToken
+from roster.models import Token
 from tests.conftest import eventually
 from tests.support.agents import MODERN, Agent, make_token, on_the_roster
 from tests.support.hall import Hall, member, wait_for_status
@@ -90,7 +90,7 @@ def test_who_comes_without_a_good_token_is_told_what_to_do(one: Hall) -> None:
     wrong = Agent(one, "gh_wrong").post(INITIALIZE)
     assert wrong.status_code == 401
     assert 'error="invalid_token", error_description="This token is not known' in wrong.headers["www-authenticate"]
-    row, token = ApiToken.make(user=User.objects.create_superuser("late"), expires_at=timezone.now())
+    row, token = Token.make(user=User.objects.create_superuser("late"), expires_at=timezone.now())
     assert "expired" in error_of(Agent(one, token).post(INITIALIZE))[2]
     row.expires_at = timezone.now() + timedelta(seconds=1.0)
     row.save()

@@ -11,7 +11,7 @@ from django.contrib.auth.models import Group, Permission, User
 from django.utils import timezone
 
 from mcp_runtime.control.members import disable_member, enable_member, reserve_member, switch_tool
-from roster.models import ApiToken, Call, Tool
+from roster.models import Call, Token, Tool
 from roster.models import Hall as HallRow
 from tests.conftest import eventually
 from tests.support.agents import Agent, kill, make_token, on_the_roster
@@ -194,7 +194,7 @@ def test_a_member_with_all_its_places_taken_delays_nobody_else(hall: Hall) -> No
 
 def test_each_call_is_written_down_with_its_end_and_without_its_secrets(one: Hall) -> None:
     user = User.objects.create_superuser("grace")
-    row, token = ApiToken.make(user=user, name="laptop", calls_per_minute=0)
+    row, token = Token.make(user=user, name="laptop", calls_per_minute=0)
     agent = Agent(one, token).begin()
     before = timezone.now()
     assert agent.text("one__echo", text="hello", password="hunter2") == "hello"
@@ -233,7 +233,7 @@ def test_each_call_is_written_down_with_its_end_and_without_its_secrets(one: Hal
     told = recorded(tool_name="large")
     assert (told.status, len(json.dumps(told.result)) < 9000) == ("succeeded", True)
     assert agent.text("one__echo", text="nul \0 and \ud800", password=None).startswith("nul ")
-    assert ApiToken.objects.get(pk=row.pk).last_used_at
+    assert Token.objects.get(pk=row.pk).last_used_at
 
 
 def test_what_callers_come_in_with_never_reaches_the_member(one: Hall) -> None:
@@ -262,7 +262,7 @@ def test_what_a_caller_may_not_is_not_there_from_one_moment_to_the_next(hall: Ha
         wait_for_status(hall, name, "connected")
     user = User.objects.create_user("ada")
     user.user_permissions.add(Permission.objects.get(codename="invoke_tool"))
-    row, token = ApiToken.make(user=user, calls_per_minute=0)
+    row, token = Token.make(user=user, calls_per_minute=0)
     everything = [f"{name}__{tool}" for name in ("one", "two") for tool in ("alpha", "beta")]
     agent = Agent(hall, token).begin()
     eventually(lambda: agent.tools() == everything)
@@ -297,17 +297,17 @@ def test_what_a_caller_may_not_is_not_there_from_one_moment_to_the_next(hall: Ha
         user.groups.add(team)
         changed()
         row.members.set([member("one")])
-        row.scope = ApiToken.Scope.MEMBERS
+        row.scope = Token.Scope.MEMBERS
         row.save()
         changed("two__")
         row.tools.set([tool("two", "beta")])
-        row.scope = ApiToken.Scope.TOOLS
+        row.scope = Token.Scope.TOOLS
         row.save()
         changed("one__", "two__alpha")
         user.user_permissions.clear()
         changed("one__", "two__")
         assert (legacy.ended.is_set(), modern.ended.is_set()) == (False, False)
-        ApiToken.objects.filter(pk=row.pk).update(revoked_at=timezone.now())
+        Token.objects.filter(pk=row.pk).update(revoked_at=timezone.now())
         HallRow.note_access_change()
         watch = Stopwatch()
         eventually(lambda: agent.send("ping").status_code == 401)

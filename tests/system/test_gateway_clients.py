@@ -20,7 +20,7 @@ from django.db import connections
 from mcp import types
 
 from mcp_runtime.control.members import stop_member, switch_tool
-from roster.models import ApiToken, Tool
+from roster.models import Token, Tool
 from tests.conftest import eventually
 from tests.support.agents import Agent, MessageStream, is_up, kill, make_token, on_the_roster
 from tests.support.hall import PATIENCE, Hall, call, member, wait_for_status
@@ -278,7 +278,7 @@ def test_the_roster_carries_resources_and_prompts_under_names_that_tell_the_memb
 
     # One tool is not everything of its member.
     eventually(lambda: Tool.objects.filter(name="say").exists())
-    narrow = make_token(scope=ApiToken.Scope.TOOLS, tools=[Tool.objects.get(name="say")])
+    narrow = make_token(scope=Token.Scope.TOOLS, tools=[Tool.objects.get(name="say")])
     for path, prefix in [("/mcp", ("guild://full/", "full__")), ("/mcp/full", ("", ""))]:
         few = Agent(full, narrow, path).begin()
         assert few.tools() == [f"{prefix[1]}say"]

@@ -14,7 +14,7 @@ import pytest
 import requests
 
 from mcp_runtime.schemas import secrets
-from roster.models import ApiToken, Call, GuildMember, Tool
+from roster.models import Call, GuildMember, Token, Tool
 from tests.conftest import ROOT, eventually
 from tests.support.agents import Agent, make_token
 from tests.support.hall import PATIENCE, Hall, bring_up, member, wait_for_status, wait_for_web
@@ -264,5 +264,5 @@ def test_a_stranger_is_shown_nothing_of_the_api_and_the_database_holds_no_token(
         answer = requests.get(f"{up.url}/api/{path}", timeout=PATIENCE, allow_redirects=False)
         assert answer.status_code in (302, 401), path
         assert "one" not in re.findall(r"\w+", answer.text)
-    assert ApiToken.objects.filter(digest=hashlib.sha256(token.encode()).hexdigest()).exists()
-    assert token not in json.dumps(list(ApiToken.objects.values()), default=str)
+    assert Token.objects.filter(digest=hashlib.sha256(token.encode()).hexdigest()).exists()
+    assert token not in json.dumps(list(Token.objects.values()), default=str)

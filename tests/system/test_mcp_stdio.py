@@ -20,7 +20,7 @@ from django.contrib.auth.models import Permission, User
 from django.utils import timezone
 from mcp import types
 
-from roster.models import ApiToken, Call, Tool
+from roster.models import Call, Token, Tool
 from tests.conftest import ROOT, eventually
 from tests.support.agents import META, MODERN, on_the_roster
 from tests.support.hall import PATIENCE, Hall, member, wait_for_status
@@ -129,8 +129,8 @@ def is_cancelled_at(hall: Hall, name: str) -> bool:
     return (hall.members_dir / name / "cancelled.json").exists()
 
 
-def tokens() -> list[ApiToken]:
-    return list(ApiToken.objects.filter(name="mcp_stdio"))
+def tokens() -> list[Token]:
+    return list(Token.objects.filter(name="mcp_stdio"))
 
 
 def restart_runtime(hall: Hall) -> None:

@@ -24,7 +24,7 @@ import requests
 from django.contrib.auth.models import User
 from django.db import connection
 
-from roster.models import ApiToken, Call
+from roster.models import Call, Token
 from tests.conftest import eventually, needs_service
 from tests.support.hall import PATIENCE, Hall, member, wait_for_status
 from tests.support.member_process import free_port
@@ -76,7 +76,7 @@ class Production:
         (hall.data_dir / "static").mkdir(parents=True)
         self.web = hall.popen([sys.executable, "-m", "guildhall.web"], **self.settings)
         self.runtime = hall.start(**self.settings)
-        self._token = ApiToken.make(user=User.objects.create_superuser("admin"))[1]
+        self._token = Token.make(user=User.objects.create_superuser("admin"))[1]
         wait_for_status(hall, "one", "connected", within=30)
         eventually(lambda: len(self.web_workers()) == 2, within=20)
         eventually(self._is_ready, within=20, what="the hall is ready")

@@ -21,7 +21,7 @@ from mcp_runtime.control.members import MEMBER_VERBS, find_member, refresh_membe
 from mcp_runtime.members.ports import candidates
 from mcp_runtime.protocol.errors import RequestRefusedError
 from mcp_runtime.rows import lease
-from roster.models import ApiToken, Call, GuildMember, PortAllocation, Tool
+from roster.models import Call, GuildMember, PortAllocation, Token, Tool
 from tests.conftest import eventually
 from tests.support.hall import Hall, call, member, wait_for_status
 from tests.support.machine import take_alone
@@ -91,7 +91,7 @@ def test_a_port_is_kept_for_the_life_of_its_process_and_freed_when_that_stops(ha
 def test_looking_at_the_roster_starts_nothing(echo: Tool) -> None:
     """Members start with the runtime. A page, in the admin or over REST, reads."""
     alice = User.objects.create_superuser("alice")
-    _, token = ApiToken.make(user=alice)
+    _, token = Token.make(user=alice)
     browser, program = Client(), Client(headers={"Authorization": f"Bearer {token}"})
     browser.force_login(alice)
     before = GuildMember.objects.values().get()

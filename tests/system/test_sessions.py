@@ -22,7 +22,7 @@ from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.control.members import FORCIBLE_VERBS, MEMBER_VERBS, start_member, stop_member
 from mcp_runtime.control.sessions import agent_problem, create_session, queue_message, stop_session
 from mcp_runtime.protocol.errors import AgentUnavailableError, MemberInUseError
-from roster.models import AgentMessage, AgentSession, ApiToken, Call, PortAllocation, Tool
+from roster.models import AgentMessage, AgentSession, Call, PortAllocation, Token, Tool
 from tests.conftest import eventually
 from tests.support.agents import make_token
 from tests.support.hall import PATIENCE, Hall, bring_up, family, lives, member, wait_for_status
@@ -391,11 +391,11 @@ def test_by_default_the_agent_is_given_the_gateway_and_a_token_that_dies_with_th
     config = json.loads(next((running.data_dir / "agent").glob("mcp-*.json")).read_text())
     server = config["mcpServers"]["guild-hall"]
     assert server["url"].endswith(f"/sessions/{message.session_id}/mcp")
-    digest = ApiToken.digest_of(server["headers"]["Authorization"].removeprefix("Bearer "))
-    assert ApiToken.objects.get(digest=digest).user == user
+    digest = Token.digest_of(server["headers"]["Authorization"].removeprefix("Bearer "))
+    assert Token.objects.get(digest=digest).user == user
     stop_session(talk)
     ended(message)
-    assert not user.api_tokens.exists()
+    assert not user.tokens.exists()
 
 
 def test_a_server_that_the_agent_cannot_use_is_in_the_transcript_and_the_agent_works_on(running: Hall) -> None:
@@ -419,7 +419,7 @@ def test_through_the_gateway_the_agent_is_offered_the_tools_of_its_members_alone
     calls = Call.objects.filter(requested_by=user)
     eventually(calls.exists)  # it is written down a moment later
     assert calls.get().source == "gateway"
-    assert not user.api_tokens.exists()
+    assert not user.tokens.exists()
 
 
 # Over REST ----------------------------------------------------------------------------------------------------------

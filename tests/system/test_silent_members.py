@@ -14,14 +14,14 @@ import requests
 from django.contrib.auth.models import User
 from django.test import Client
 
-from roster.models import ApiToken, GuildMember, StatusChange
+from roster.models import GuildMember, StatusChange, Token
 from tests.conftest import eventually
 from tests.support.hall import Hall, call, member, queue, wait_for_status
 
 
 @pytest.fixture
 def token(transactional_db: None) -> str:
-    return ApiToken.make(user=User.objects.create_superuser("alice"))[1]
+    return Token.make(user=User.objects.create_superuser("alice"))[1]
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from django.utils.dateparse import parse_datetime
 
 from mcp_runtime.control.members import members_of_roster
 from roster.admin.rows import principal_of
-from roster.models import ApiToken, Call, GuildMember
+from roster.models import Call, GuildMember, Token
 
 PER_PAGE = 50
 # The calls on these pages. The last page links to older ones.
@@ -263,7 +263,7 @@ def form_of(request: HttpRequest, calls: CallList) -> dict[str, Any]:
     """The choices of the filters' form, and the current ones."""
     closed_names = principal_of(request).closed_members
     members = members_of_roster().exclude(name__in=closed_names).order_by("name").values_list("pk", "name")
-    tokens = ApiToken.objects.exclude(last_used_at=None).select_related("user").order_by("-last_used_at")
+    tokens = Token.objects.exclude(last_used_at=None).select_related("user").order_by("-last_used_at")
     if not getattr(request.user, "is_superuser", False):  # others see only their own tokens
         tokens = tokens.filter(user=request.user.pk)
     choices = [
@@ -279,7 +279,7 @@ def form_of(request: HttpRequest, calls: CallList) -> dict[str, Any]:
     return {"choices": choices, "texts": texts, "active_filters": active_filters, "query": calls.query}
 
 
-def _token_label(token: ApiToken) -> str:
+def _token_label(token: Token) -> str:
     return f"{token.user} {token.name or token.hint}"
 
 

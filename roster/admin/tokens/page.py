@@ -13,7 +13,7 @@ from mcp_runtime.security import principals
 from mcp_runtime.security.access import Principal
 from roster import agent_config
 from roster.agent_config import FORMATS, PLACEHOLDER, Cost, Entry
-from roster.models import ApiToken, Call, GuildMember
+from roster.models import Call, GuildMember, Token
 
 COUNTED_CALLS = 1_000
 SHOWN_TOOLS = 50
@@ -38,7 +38,7 @@ class ClientConfiguration:
     text: str
 
 
-def configuration(request: HttpRequest, token: ApiToken) -> dict[str, Any]:
+def configuration(request: HttpRequest, token: Token) -> dict[str, Any]:
     """The choice in the URL (`?members=a&members=b&way=direct`), and the configuration of each client for it."""
     try:
         principal = principals.principal_of_row(token)
@@ -82,7 +82,7 @@ def _costs(principal: Principal, members: list[GuildMember], *, direct: bool) ->
     return {"costs": rows, "tools_in_all": total.tools, "tokens_in_all": total.tokens}
 
 
-def use(request: HttpRequest, token: ApiToken) -> dict[str, Any]:
+def use(request: HttpRequest, token: Token) -> dict[str, Any]:
     """The programs that used the token, and the tools of its last calls. A count of all calls may take long."""
     last_calls = Call.objects.filter(token=token).order_by("-id").values("pk")[:COUNTED_CALLS]
     tools = (

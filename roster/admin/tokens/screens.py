@@ -24,7 +24,7 @@ from mcp_runtime.control.tokens import NewToken, make_token, revoke_token
 from roster.admin import live, present
 from roster.admin.rows import SafeFilterAdmin, principal_of
 from roster.admin.tokens import page
-from roster.models import ApiToken, GuildMember, TokenClient, Tool
+from roster.models import GuildMember, Token, TokenClient, Tool
 
 NEW_TOKEN_FIELDS = [
     "user",
@@ -33,10 +33,10 @@ NEW_TOKEN_FIELDS = [
     "scope",
     "members",
     "tools",
-    *(limit.name for limit in ApiToken.LIMITS),
+    *(limit.name for limit in Token.LIMITS),
 ]
 TOKEN_FIELDS = ["beginning"]  # the page shows the rest from FACTS
-Scope = ApiToken.Scope
+Scope = Token.Scope
 
 
 class ToolChoice(forms.ModelMultipleChoiceField):  # type: ignore[type-arg]  # as for ModelAdmin
@@ -57,7 +57,7 @@ class NamedDateTime(AdminSplitDateTime):
 
 class TokenForm(forms.ModelForm):  # type: ignore[type-arg]  # as for ModelAdmin
     class Meta:
-        model = ApiToken
+        model = Token
         fields = NEW_TOKEN_FIELDS
 
     def clean_expires_at(self) -> Any:
@@ -79,8 +79,8 @@ class TokenForm(forms.ModelForm):  # type: ignore[type-arg]  # as for ModelAdmin
         return cleaned
 
 
-@admin.register(ApiToken)
-class ApiTokenAdmin(SafeFilterAdmin):
+@admin.register(Token)
+class TokenAdmin(SafeFilterAdmin):
     """Superusers see all tokens. Other users see, create and revoke their own."""
 
     form = TokenForm
@@ -91,14 +91,14 @@ class ApiTokenAdmin(SafeFilterAdmin):
     filter_horizontal = ["members", "tools"]
     formfield_overrides = {DateTimeField: {"widget": NamedDateTime}}
     actions = ["revoke"]
-    change_form_template = "admin/roster/apitoken/change_form.html"
+    change_form_template = "admin/roster/token/change_form.html"
 
     created = present.moment_column("created_at")
     expires = present.moment_column("expires_at")
     last_used = present.moment_column("last_used_at")
 
-    def get_queryset(self, request: HttpRequest) -> QuerySet[ApiToken]:
-        tokens: QuerySet[ApiToken] = super().get_queryset(request).prefetch_related("members", "tools__member")
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Token]:
+        tokens: QuerySet[Token] = super().get_queryset(request).prefetch_related("members", "tools__member")
         clients = TokenClient.objects.filter(token=OuterRef("pk")).order_by("-last_seen_at", "-pk")
         client = Subquery(clients.values(words=Concat("name", Value(" "), "version"))[:1])
         tokens = tokens.select_related("user", "made_with__user").annotate(client=client)
@@ -137,7 +137,7 @@ class ApiTokenAdmin(SafeFilterAdmin):
             kwargs["form_class"] = ToolChoice
         return super().formfield_for_manytomany(db_field, request, **kwargs)
 
-    def save_model(self, request: HttpRequest, obj: ApiToken, form: Any, change: bool) -> None:
+    def save_model(self, request: HttpRequest, obj: Token, form: Any, change: bool) -> None:
         # Members and tools are linked by save_related, to the row whose key `obj` has now.
         data = form.cleaned_data
         new_token = NewToken(
@@ -153,10 +153,10 @@ class ApiTokenAdmin(SafeFilterAdmin):
             request, format_html('Copy the token now, it is not shown again: <code class="token">{}</code>', token)
         )
 
-    def response_post_save_add(self, request: HttpRequest, obj: ApiToken) -> HttpResponseRedirect:
+    def response_post_save_add(self, request: HttpRequest, obj: Token) -> HttpResponseRedirect:
         """Redirect to its page, where the token is in the configuration of each client."""
         if self.has_view_permission(request, obj):
-            return redirect("admin:roster_apitoken_change", obj.pk)
+            return redirect("admin:roster_token_change", obj.pk)
         return super().response_post_save_add(request, obj)
 
     # Revoke
@@ -164,13 +164,13 @@ class ApiTokenAdmin(SafeFilterAdmin):
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view
         return [
-            path("<int:token_id>/revoke/", view(self.revoke_view), name="roster_apitoken_revoke"),
-            path("<int:token_id>/parts/<slug:part>/", view(self.part_view), name="roster_apitoken_part"),
+            path("<int:token_id>/revoke/", view(self.revoke_view), name="roster_token_revoke"),
+            path("<int:token_id>/parts/<slug:part>/", view(self.part_view), name="roster_token_part"),
             *super().get_urls(),
         ]
 
     @admin.action(description="Revoke selected tokens", permissions=["revoke"])
-    def revoke(self, request: HttpRequest, queryset: QuerySet[ApiToken]) -> None:
+    def revoke(self, request: HttpRequest, queryset: QuerySet[Token]) -> None:
         self._revoke(request, list(queryset))
 
     @method_decorator(require_POST)
@@ -179,9 +179,9 @@ class ApiTokenAdmin(SafeFilterAdmin):
         if token is None or not self.has_revoke_permission(request):
             raise PermissionDenied
         self._revoke(request, [token])
-        return redirect("admin:roster_apitoken_change", token_id)
+        return redirect("admin:roster_token_change", token_id)
 
-    def _revoke(self, request: HttpRequest, tokens: list[ApiToken]) -> None:
+    def _revoke(self, request: HttpRequest, tokens: list[Token]) -> None:
         active = [token for token in tokens if token.revoked_at is None]
         for token in active:
             revoke_token(token)
@@ -189,11 +189,11 @@ class ApiTokenAdmin(SafeFilterAdmin):
         refusals = [f"{token}: it was revoked already" for token in tokens if token not in active]
         present.report(request, "Revoked", [str(token) for token in active], refusals)
 
-    def delete_model(self, request: HttpRequest, obj: ApiToken) -> None:
+    def delete_model(self, request: HttpRequest, obj: Token) -> None:
         revoke_token(obj)  # otherwise calls and agents of the token would continue without an owner
         super().delete_model(request, obj)
 
-    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[ApiToken]) -> None:
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Token]) -> None:
         for token in queryset:
             revoke_token(token)
         super().delete_queryset(request, queryset)
@@ -229,15 +229,15 @@ class ApiTokenAdmin(SafeFilterAdmin):
     # Columns
 
     @admin.display(description="token", ordering="hint")
-    def beginning(self, token: ApiToken) -> str:
+    def beginning(self, token: Token) -> str:
         return f"{token.hint}…"
 
     @admin.display(description="state")
-    def status(self, token: ApiToken) -> SafeString:
+    def status(self, token: Token) -> SafeString:
         return present.badge(token.state)
 
     @admin.display(description="opens", ordering="scope")
-    def opens(self, token: ApiToken) -> str:
+    def opens(self, token: Token) -> str:
         if token.scope == Scope.ALL:
             return Scope.ALL.label
         names = [member.name for member in token.members.all()]
@@ -246,25 +246,25 @@ class ApiTokenAdmin(SafeFilterAdmin):
         return ", ".join(sorted(names)) or "nothing any more"
 
     @admin.display(description="last client")
-    def last_client(self, token: ApiToken) -> str:
+    def last_client(self, token: Token) -> str:
         return present.one_line(str(getattr(token, "client", None) or ""), 60) or present.NOTHING
 
     @admin.display(description="limits")
-    def limits(self, token: ApiToken) -> str:
+    def limits(self, token: Token) -> str:
         own_limits = token.own_limits
         texts = {
             name: "default" if own_limits[name] is None else str(own_limits[name] or "no limit") for name in own_limits
         }
-        return "; ".join(f"{limit.words}: {texts[limit.name]}" for limit in ApiToken.LIMITS)
+        return "; ".join(f"{limit.words}: {texts[limit.name]}" for limit in Token.LIMITS)
 
 
 # The facts on the page of a token.
-FACTS: list[tuple[str, Callable[[ApiTokenAdmin, ApiToken], Any]]] = [
-    ("State", ApiTokenAdmin.status),
+FACTS: list[tuple[str, Callable[[TokenAdmin, Token], Any]]] = [
+    ("State", TokenAdmin.status),
     ("User", lambda _, token: token.user.get_username()),
-    ("Opens", ApiTokenAdmin.opens),
-    ("Limits", ApiTokenAdmin.limits),
-    ("Made", ApiTokenAdmin.created),
+    ("Opens", TokenAdmin.opens),
+    ("Limits", TokenAdmin.limits),
+    ("Made", TokenAdmin.created),
     ("Made with", lambda _, token: present.link(token.made_with) if token.made_with else "no other token"),
     ("Ends", lambda _, token: present.when(token.expires_at) if token.expires_at else "never"),
     ("Last used", lambda _, token: present.when(token.last_used_at) if token.last_used_at else "never"),

@@ -11,7 +11,7 @@ from mcp_runtime.security import access
 from roster.management.hall_command import HallCommand
 from roster.management.terminal import count, end, names, tool_names
 from roster.management.users import find_user
-from roster.models import ApiToken
+from roster.models import Token
 
 
 class Command(HallCommand):
@@ -24,7 +24,7 @@ class Command(HallCommand):
         scope = parser.add_mutually_exclusive_group()
         scope.add_argument("--members", type=names, default=[], metavar="A,B", help="for these members alone")
         scope.add_argument("--tools", type=tool_names, default=[], metavar="A/X,B/Y", help="for these tools alone")
-        for limit in ApiToken.LIMITS:
+        for limit in Token.LIMITS:
             help_text = f"{limit.words}; {limit.zero}" if limit.zero else limit.words
             parser.add_argument(f"--{limit.name.replace('_', '-')}", type=count, metavar="N", help=help_text)
 
@@ -35,7 +35,7 @@ class Command(HallCommand):
             members=options["members"],
             tools=options["tools"],
             expires_at=options["expires"],
-            limits={limit.name: options[limit.name] for limit in ApiToken.LIMITS},
+            limits={limit.name: options[limit.name] for limit in Token.LIMITS},
         )
         try:
             # Its scope may contain what the user cannot reach yet. What it opens is decided when it is used.

@@ -14,7 +14,7 @@ from mcp_runtime.security.access import Decision
 from roster import tokens
 from roster.management.hall_command import HallCommand
 from roster.management.terminal import as_json, harmless
-from roster.models import ApiToken, Tool
+from roster.models import Token, Tool
 
 
 class Command(HallCommand):
@@ -63,8 +63,8 @@ class Command(HallCommand):
         return access.explain(principal, member, tool)
 
 
-def _token(user: User, hint: str) -> ApiToken:
-    tokens_of_user = list(ApiToken.objects.filter(user=user).select_related("user"))
+def _token(user: User, hint: str) -> Token:
+    tokens_of_user = list(Token.objects.filter(user=user).select_related("user"))
     # The whole token is accepted too.
     matches = [
         row for row in tokens_of_user if hint and (row.name == hint or row.hint.startswith(hint[: len(row.hint)]))

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from mcp_runtime.http1 import listeners
 from roster.management.users import user_for_token
-from roster.models import ApiToken, GuildMember, Hall
+from roster.models import GuildMember, Hall, Token
 from roster.stdio.relay import Relay, StopError
 
 NAME = "mcp_stdio"  # the name of its tokens
@@ -77,12 +77,10 @@ class ShortToken:
             members = GuildMember.objects.filter(name=member_name, removed_at=None) if member_name else []
             if member_name and not members:
                 raise CommandError(f"no member {member_name!r} is in the roster")
-            ApiToken.objects.filter(user=user, name=NAME, expires_at__lt=timezone.now() - KEEP_AFTER_END).delete()
-            scope = ApiToken.Scope.MEMBERS if member_name else ApiToken.Scope.ALL
+            Token.objects.filter(user=user, name=NAME, expires_at__lt=timezone.now() - KEEP_AFTER_END).delete()
+            scope = Token.Scope.MEMBERS if member_name else Token.Scope.ALL
             self._end = timezone.now() + LIFE
-            self._row, self._text = ApiToken.make(
-                user=user, name=NAME, expires_at=self._end, scope=scope, members=members
-            )
+            self._row, self._text = Token.make(user=user, name=NAME, expires_at=self._end, scope=scope, members=members)
         except Error as error:
             reason = " ".join(str(error).split())
             raise CommandError(
@@ -109,7 +107,7 @@ class ShortToken:
     def _renew(self) -> None:
         end = timezone.now() + LIFE
         try:
-            ApiToken.objects.filter(pk=self._row.pk, revoked_at=None).update(expires_at=end)
+            Token.objects.filter(pk=self._row.pk, revoked_at=None).update(expires_at=end)
             Hall.note_access_change()
             self._end = end
         except Error as error:

@@ -16,7 +16,7 @@ from mcp_runtime.security import principals
 from mcp_runtime.system import console
 from roster import first_schema
 from roster.management.hall_command import tables_of_database
-from roster.models import ApiToken
+from roster.models import Token
 
 LOCAL_TOKEN = "local-token"  # noqa: S105 - the name of its file
 
@@ -56,7 +56,7 @@ class Command(BaseCommand):
         user = get_user_model().objects.filter(is_active=True).order_by("-is_superuser", "pk").first()
         if user is None:
             return
-        _, token = ApiToken.make(user=user, name=LOCAL_TOKEN)
+        _, token = Token.make(user=user, name=LOCAL_TOKEN)
         draft = path.with_name(f"{path.name}.{os.getpid()}")
         draft.unlink(missing_ok=True)
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -72,7 +72,7 @@ class Command(BaseCommand):
 
 def _is_good(path: Path) -> bool:
     try:
-        principals.require_good(ApiToken.objects.get(digest=ApiToken.digest_of(path.read_text().strip())))
-    except (OSError, UnicodeDecodeError, ApiToken.DoesNotExist, TokenError):
+        principals.require_good(Token.objects.get(digest=Token.digest_of(path.read_text().strip())))
+    except (OSError, UnicodeDecodeError, Token.DoesNotExist, TokenError):
         return False
     return True

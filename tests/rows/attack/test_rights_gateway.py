@@ -21,7 +21,7 @@ from django.utils import timezone
 from mcp_runtime.control.members import switch_tool
 from mcp_runtime.gateway import app, eras
 from mcp_runtime.gateway.endpoints.routing import Endpoints
-from roster.models import AgentSession, ApiToken, Call, Hall, Tool
+from roster.models import AgentSession, Call, Hall, Token, Tool
 from tests.attack import rights_table
 from tests.conftest import eventually
 from tests.rows.mcp_runtime.gateway import conftest
@@ -113,9 +113,9 @@ class Place:
     def _tokens(self) -> dict[str, str | None]:
         past = timezone.now() - timedelta(hours=1)
         tool = Tool.objects.get(member=self.members["notes"])
-        over = {name: ApiToken.make(user=self.attacker) for name in ("revoked", "expired")}
-        ApiToken.objects.filter(pk=over["revoked"][0].pk).update(revoked_at=past)
-        ApiToken.objects.filter(pk=over["expired"][0].pk).update(expires_at=past)
+        over = {name: Token.make(user=self.attacker) for name in ("revoked", "expired")}
+        Token.objects.filter(pk=over["revoked"][0].pk).update(revoked_at=past)
+        Token.objects.filter(pk=over["expired"][0].pk).update(expires_at=past)
         inactive = make_token(self._user("inactive"))
         User.objects.filter(username="inactive").update(is_active=False)
         mine = self.attacker

@@ -21,10 +21,10 @@ from mcp_runtime.rows import lease
 from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import OPERATOR, Principal
 from mcp_runtime.security.limits import Limits
-from roster.models import ApiToken, GuildMember, Hall, MemberGroup, Tool
+from roster.models import GuildMember, Hall, MemberGroup, Token, Tool
 
 pytestmark = pytest.mark.django_db
-Scope = ApiToken.Scope
+Scope = Token.Scope
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def writers() -> Group:
 
 
 def with_token(user: User, **values: Any) -> Principal:
-    return principals.principal_of_token(ApiToken.make(user=user, **values)[1])
+    return principals.principal_of_token(Token.make(user=user, **values)[1])
 
 
 # Permissions and groups -------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def test_a_user_switched_off_without_a_signal_is_nobody_at_once(bob: User) -> No
 
 
 def test_a_snapshot_is_not_kept_for_long(bob: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    token = ApiToken.make(user=bob)[1]
+    token = Token.make(user=bob)[1]
     assert principals.principal_of_token(token).invokes
     assert principals.principal_of_user(bob).invokes
     User.user_permissions.through.objects.all().delete()
@@ -188,7 +188,7 @@ def test_a_token_for_some_tools_opens_those_alone(bob: User, notes: GuildMember)
 
 
 def test_a_scope_whose_last_member_is_gone_opens_nothing(bob: User, notes: GuildMember) -> None:
-    token = ApiToken.make(user=bob, scope=Scope.MEMBERS, members=[notes])[1]
+    token = Token.make(user=bob, scope=Scope.MEMBERS, members=[notes])[1]
     principals.principal_of_token(token)
     notes.delete()
     who = principals.principal_of_token(token)
@@ -227,7 +227,7 @@ def test_any_text_can_be_asked_for_as_a_token(text: str) -> None:
 
 
 def test_a_revoked_token_opens_nothing_from_then_on(bob: User) -> None:
-    row, token = ApiToken.make(user=bob)
+    row, token = Token.make(user=bob)
     assert principals.principal_of_token(token).token_id == row.pk
     row.revoke()
     with pytest.raises(TokenError, match="was revoked"):
@@ -235,10 +235,10 @@ def test_a_revoked_token_opens_nothing_from_then_on(bob: User) -> None:
 
 
 def test_a_token_ends_when_it_expires_though_nothing_changed(bob: User) -> None:
-    row, token = ApiToken.make(user=bob, expires_at=timezone.now() + timedelta(hours=1))
+    row, token = Token.make(user=bob, expires_at=timezone.now() + timedelta(hours=1))
     who = principals.principal_of_token(token)
     assert not who.is_expired
-    ApiToken.objects.filter(pk=row.pk).update(expires_at=timezone.now() - timedelta(seconds=1))
+    Token.objects.filter(pk=row.pk).update(expires_at=timezone.now() - timedelta(seconds=1))
     with pytest.raises(TokenError, match="expired at"):
         principals.principal_of_token(token)
     row.refresh_from_db()
@@ -252,7 +252,7 @@ def test_a_snapshot_knows_when_its_token_ends() -> None:
 
 
 def test_the_token_of_a_user_who_is_not_active_opens_nothing(bob: User) -> None:
-    token = ApiToken.make(user=bob)[1]
+    token = Token.make(user=bob)[1]
     principals.principal_of_token(token)
     User.objects.filter(pk=bob.pk).update(is_active=False)
     with pytest.raises(TokenError, match="not active"):
@@ -260,12 +260,12 @@ def test_the_token_of_a_user_who_is_not_active_opens_nothing(bob: User) -> None:
 
 
 def test_what_one_request_does_to_its_user_no_other_request_sees(bob: User) -> None:
-    token = ApiToken.make(user=bob)[1]
+    token = Token.make(user=bob)[1]
     principals.holder_of(token)
     first, second = principals.holder_of(token)[0], principals.holder_of(token)[0]
     assert first == second == bob
     first.username = "somebody else"
-    first.has_perm("roster.add_apitoken")  # which Django remembers on the object
+    first.has_perm("roster.add_token")  # which Django remembers on the object
     assert (second.username, principals.holder_of(token)[0].username) == ("bob", "bob")
     assert not [name for name in principals.holder_of(token)[0].__dict__ if "perm" in name]
 
@@ -273,7 +273,7 @@ def test_what_one_request_does_to_its_user_no_other_request_sees(bob: User) -> N
 def test_the_last_use_is_written_at_most_once_a_minute(
     bob: User, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
-    row, token = ApiToken.make(user=bob)
+    row, token = Token.make(user=bob)
     principals.principal_of_token(token)
     row.refresh_from_db()
     first = row.last_used_at
@@ -283,7 +283,7 @@ def test_the_last_use_is_written_at_most_once_a_minute(
     principals.touch(row.pk)
     row.refresh_from_db()
     assert row.last_used_at == first
-    ApiToken.objects.update(last_used_at=timezone.now() - timedelta(seconds=61))
+    Token.objects.update(last_used_at=timezone.now() - timedelta(seconds=61))
     principals.principal_of_token(token)
     row.refresh_from_db()
     assert row.last_used_at is not None
@@ -304,7 +304,7 @@ def test_deciding_asks_the_database_nothing(
 
 
 def test_a_snapshot_is_kept_while_nothing_changed(bob: User, django_assert_num_queries: DjangoAssertNumQueries) -> None:
-    token = ApiToken.make(user=bob)[1]
+    token = Token.make(user=bob)[1]
     first = principals.principal_of_token(token)
     with django_assert_num_queries(1):
         assert principals.principal_of_token(token) is first
@@ -314,7 +314,7 @@ def test_a_snapshot_is_kept_while_nothing_changed(bob: User, django_assert_num_q
 
 
 CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "a token is made": lambda it: ApiToken.make(user=it["bob"]),
+    "a token is made": lambda it: Token.make(user=it["bob"]),
     "a token is revoked": lambda it: it["token"].revoke(),
     "a token is deleted": lambda it: it["token"].delete(),
     "a scope is changed": lambda it: it["token"].members.add(it["notes"]),
@@ -356,19 +356,19 @@ UNSEEN_CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a user is switched off in SQL": sql("UPDATE auth_user SET is_active = '0'"),
     "a user becomes a superuser": unseen(User, is_superuser=True),
     "a user is renamed": unseen(User, username="robert"),
-    "a token is revoked": unseen(ApiToken, revoked_at=PAST),
-    "a token expires": unseen(ApiToken, expires_at=PAST),
-    "a token is narrowed": unseen(ApiToken, scope=Scope.MEMBERS),
-    "a token is limited": unseen(ApiToken, calls_per_minute=1),
-    "a token is deleted": lambda it: sql(f"DELETE FROM roster_apitoken WHERE id = {it['token'].pk}")(it),
+    "a token is revoked": unseen(Token, revoked_at=PAST),
+    "a token expires": unseen(Token, expires_at=PAST),
+    "a token is narrowed": unseen(Token, scope=Scope.MEMBERS),
+    "a token is limited": unseen(Token, calls_per_minute=1),
+    "a token is deleted": lambda it: sql(f"DELETE FROM roster_token WHERE id = {it['token'].pk}")(it),
     "a user loses a permission": lambda it: User.user_permissions.through.objects.all().delete(),
     "a user leaves a group": lambda it: User.groups.through.objects.all().delete(),
     "a group loses a permission": lambda it: Group.permissions.through.objects.all().delete(),
     "a member is reserved": lambda it: MemberGroup.objects.bulk_create(
         [MemberGroup(member=it["notes"], group=it["empty"])]
     ),
-    "a scope loses a member": lambda it: ApiToken.members.through.objects.all().delete(),
-    "a scope loses a tool": lambda it: ApiToken.tools.through.objects.all().delete(),
+    "a scope loses a member": lambda it: Token.members.through.objects.all().delete(),
+    "a scope loses a tool": lambda it: Token.tools.through.objects.all().delete(),
 }
 
 
@@ -382,7 +382,7 @@ def test_whatever_decides_outdates_the_snapshots_that_it_changes(
     writers.permissions.add(permission("view_call"))
     bob.groups.add(writers)
     add_member("reserved").groups.add(writers)
-    row, token = ApiToken.make(user=bob)
+    row, token = Token.make(user=bob)
     in_scope = [
         with_token(bob, scope=Scope.MEMBERS, members=[notes]),
         with_token(bob, scope=Scope.TOOLS, tools=[notes.tools.get(name="add")]),
@@ -416,14 +416,14 @@ def test_snapshots_that_nobody_changed_are_not_outdated(
 def test_whatever_decides_changes_the_version(
     bob: User, notes: GuildMember, writers: Group, change: Callable[[dict[str, Any]], Any]
 ) -> None:
-    token = ApiToken.make(user=bob)[0]
+    token = Token.make(user=bob)[0]
     before = principals.version()
     change({"bob": bob, "notes": notes, "writers": writers, "token": token, "tool": notes.tools.get(name="add")})
     assert principals.version() != before
 
 
 def test_a_login_and_the_use_of_a_token_change_no_version(bob: User) -> None:
-    token = ApiToken.make(user=bob)[1]
+    token = Token.make(user=bob)[1]
     before = principals.version()
     bob.save(update_fields=["last_login"])
     principals.principal_of_token(token)

@@ -41,7 +41,7 @@ from mcp_runtime.protocol.errors import (
 )
 from mcp_runtime.rows import lease
 from mcp_runtime.runtime import tasks
-from roster.models import ApiToken, Call, GuildMember, Hall
+from roster.models import Call, GuildMember, Hall, Token
 from tests.conftest import eventually
 from tests.support.machine import Stopwatch
 
@@ -552,7 +552,7 @@ def test_calls_of_one_token_that_hang_keep_no_other_token_waiting(make_hall: Cal
     hall = make_hall()
     anna = hall.add()
     ana, ben = somebody("ana"), somebody("ben")
-    tokens = [ApiToken.objects.create(user=user, name=name, digest=name) for user, name in ((ana, "a"), (ana, "b"))]
+    tokens = [Token.objects.create(user=user, name=name, digest=name) for user, name in ((ana, "a"), (ana, "b"))]
     hall.client(anna).go_on.clear()
     greedy = [queued(anna, requested_by=ana, token=tokens[0]) for _ in range(64)]
     others = [queued(anna, requested_by=ana, token=tokens[1]), queued(anna, requested_by=ben), queued(anna)]

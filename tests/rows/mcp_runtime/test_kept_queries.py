@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from mcp_runtime.rows.kept_queries import KeptQuery, Slot
-from roster.models import ApiToken, Call, GuildMember
+from roster.models import Call, GuildMember, Token
 
 pytestmark = pytest.mark.django_db
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def calls() -> list[Call]:
     anna = GuildMember.objects.create(name="anna", directory="anna", manifest={"name": "anna"})
-    token = ApiToken.objects.create(user=User.objects.create_user("bob"), name="his", hint="abcd", digest="d")
+    token = Token.objects.create(user=User.objects.create_user("bob"), name="his", hint="abcd", digest="d")
     common = {"member": anna, "tool_name": "echo", "source": "rest"}
     full = {
         "arguments": {"text": "ä\n", "many": [1, 2.5, None, True]},

@@ -35,7 +35,7 @@ from mcp_runtime.protocol.errors import (
 )
 from mcp_runtime.rows import lease
 from mcp_runtime.security import principals
-from roster.models import AgentEvent, AgentMessage, AgentSession, ApiToken, Call, GuildMember, Hall
+from roster.models import AgentEvent, AgentMessage, AgentSession, Call, GuildMember, Hall, Token
 
 pytestmark = pytest.mark.django_db
 
@@ -196,14 +196,14 @@ def test_the_end_is_the_last_event_and_kills_the_token(talk: AgentSession, lease
     user = User.objects.create_superuser("alice")
     message = running(talk, lease_id)
     token = sessions.make_token(message)
-    assert ApiToken.objects.get(digest=ApiToken.digest_of(token)).user == user
+    assert Token.objects.get(digest=Token.digest_of(token)).user == user
     sessions.write_events(message, [("text", {"text": "a\0b"})])
     assert sessions.finish(message, Outcome(sessions.Status.SUCCEEDED, result="done"), lease_id)
     assert not sessions.finish(message, Outcome.failed(sessions.ErrorKind.AGENT, "no"), lease_id)
     events = list(transcript(talk))
     assert [event.kind for event in events] == ["text", "result"]
     assert events[0].data == {"text": "a\N{REPLACEMENT CHARACTER}b"}
-    assert not ApiToken.objects.exists()
+    assert not Token.objects.exists()
     message.refresh_from_db()
     assert (message.status, message.result, message.token) == ("succeeded", "done", None)
     assert not is_under_way(talk)
@@ -216,9 +216,9 @@ def test_without_a_user_whose_rights_it_could_have_an_agent_gets_no_token(
         sessions.make_token(running(talk, lease_id))
 
 
-def asked_with(session: AgentSession, **limits: Any) -> tuple[AgentMessage, ApiToken]:
+def asked_with(session: AgentSession, **limits: Any) -> tuple[AgentMessage, Token]:
     """A message that the session's maker queued with a token, and the token."""
-    row, text = ApiToken.make(user=session.created_by, **limits)
+    row, text = Token.make(user=session.created_by, **limits)
     caller = Caller(Call.Source.REST, session.created_by, principals.principal_of_token(text))
     return queue_message(session, "hello", caller=caller), row
 
@@ -274,7 +274,7 @@ def test_what_a_dead_runtime_ran_ends_as_lost_and_what_waited_waits(talk: AgentS
     message.refresh_from_db()
     waiting.refresh_from_db()
     assert (message.status, message.error_kind, waiting.status) == ("failed", "lost", "queued")
-    assert not ApiToken.objects.exists()
+    assert not Token.objects.exists()
     assert not sessions.finish(message, Outcome(sessions.Status.SUCCEEDED), lease_id)
 
 

@@ -35,7 +35,7 @@ from mcp_runtime.protocol.errors import (
 from mcp_runtime.rows import lease
 from mcp_runtime.schemas import secrets, validation
 from mcp_runtime.security import principals
-from roster.models import ApiToken, Call, CallTotal, GuildMember, Hall, StatusChange, Tool
+from roster.models import Call, CallTotal, GuildMember, Hall, StatusChange, Token, Tool
 
 pytestmark = pytest.mark.django_db
 
@@ -333,12 +333,12 @@ def test_a_key_is_its_users_own(echo: Tool, bob: User) -> None:
 
 
 def with_token(user: User, **values: Any) -> Caller:
-    return Caller(REST, user, principals.principal_of_token(ApiToken.make(user=user, **values)[1]))
+    return Caller(REST, user, principals.principal_of_token(Token.make(user=user, **values)[1]))
 
 
 def test_a_key_is_its_tokens_own_whatever_the_scopes(echo: Tool, bob: User) -> None:
     """A narrowed token is not given what a wider one of the same user was, nor told of it."""
-    wide, narrow = with_token(bob), with_token(bob, scope=ApiToken.Scope.TOOLS, tools=[echo])
+    wide, narrow = with_token(bob), with_token(bob, scope=Token.Scope.TOOLS, tools=[echo])
     callers = [wide, narrow, with_token(bob), Caller(REST, bob)]
     made = [ask(caller=caller, key="k") for caller in callers]
     assert [created for _, created in made] == [True] * 4
@@ -348,9 +348,9 @@ def test_a_key_is_its_tokens_own_whatever_the_scopes(echo: Tool, bob: User) -> N
 
 
 def test_a_token_whose_rights_were_narrowed_since_is_refused_before_its_key_is_looked_up(echo: Tool, bob: User) -> None:
-    row, token = ApiToken.make(user=bob)
+    row, token = Token.make(user=bob)
     first, _ = ask(caller=Caller(REST, bob, principals.principal_of_token(token)), key="k")
-    row.scope = ApiToken.Scope.MEMBERS
+    row.scope = Token.Scope.MEMBERS
     row.save()
     with pytest.raises(NotAllowedError):
         ask(caller=Caller(REST, bob, principals.principal_of_token(token)), key="k")
@@ -361,7 +361,7 @@ def test_a_token_whose_rights_were_narrowed_since_is_refused_before_its_key_is_l
 def test_a_token_can_be_deleted_though_its_key_is_used_without_a_token_too(echo: Tool, bob: User) -> None:
     own, _ = ask(caller=Caller(REST, bob), key="k")
     with_tokens = [ask(caller=with_token(bob), key="k")[0] for _ in range(2)]
-    ApiToken.objects.all().delete()
+    Token.objects.all().delete()
     assert ask(caller=Caller(REST, bob), key="k") == (own, False)
     assert [(row(call).token_id, row(call).idempotency_key) for call in with_tokens] == [(None, None)] * 2
     bob.delete()

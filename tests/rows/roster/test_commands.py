@@ -27,7 +27,7 @@ from mcp_runtime.rows import lease
 from mcp_runtime.security import principals
 from roster.management.commands import logs as logs_command
 from roster.management.commands.member import is_fulfilled
-from roster.models import ApiToken, Call, GuildMember, PortAllocation, Tool
+from roster.models import Call, GuildMember, PortAllocation, Token, Tool
 from tests.conftest import eventually
 
 pytestmark = pytest.mark.django_db
@@ -563,7 +563,7 @@ def test_create_token_prints_the_token_alone_on_the_last_line() -> None:
 
     token = run("create_token", "alice", "--name", "laptop").out.splitlines()[-1]
 
-    assert ApiToken.objects.get(digest=ApiToken.digest_of(token), user=alice).name == "laptop"
+    assert Token.objects.get(digest=Token.digest_of(token), user=alice).name == "laptop"
 
 
 def test_create_token_for_nobody_for_the_inactive_or_with_an_endless_name_is_a_failure() -> None:
@@ -573,26 +573,26 @@ def test_create_token_for_nobody_for_the_inactive_or_with_an_endless_name_is_a_f
     assert "no user 'nobody'" in str(run("create_token", "nobody").failure)
     assert "is not active" in str(run("create_token", "gone").failure)
     assert "100 characters at most" in str(run("create_token", "alice", "--name", "x" * 101).failure)
-    assert not ApiToken.objects.exists()
+    assert not Token.objects.exists()
 
 
 def test_create_token_takes_scope_end_and_limits(echo: Tool) -> None:
     User.objects.create_user("alice")
     limits = ["--expires", "30d", "--calls-per-minute", "10", "--max-in-flight", "2"]
     assert "good until" in run("create_token", "alice", "--members", "example", *limits).out
-    row = ApiToken.objects.get()
+    row = Token.objects.get()
     assert (row.scope, row.calls_per_minute, row.max_in_flight) == ("members", 10, 2)
     assert [member.name for member in row.members.all()] == ["example"]
     assert row.expires_at is not None
     assert timedelta(days=29) < row.expires_at - timezone.now() <= timedelta(days=30)
     run("create_token", "alice", "--tools", "example/echo")
-    assert [tool.name for tool in ApiToken.objects.latest("id").tools.all()] == ["echo"]
+    assert [tool.name for tool in Token.objects.latest("id").tools.all()] == ["echo"]
 
 
 def test_create_token_for_what_is_not_there_is_a_failure() -> None:
     User.objects.create_user("alice")
     assert "no member 'nobody'" in str(run("create_token", "alice", "--members", "nobody").failure)
-    assert not ApiToken.objects.exists()
+    assert not Token.objects.exists()
 
 
 # Who may do what --------------------------------------------------------------------------------------------------
@@ -635,7 +635,7 @@ def test_explain_access_says_no_with_every_reason(echo: Tool, bob: User) -> None
 
 
 def test_explain_access_of_a_token_looks_at_its_scope_and_its_end(echo: Tool, bob: User) -> None:
-    row, token = ApiToken.make(user=bob, name="laptop", scope=ApiToken.Scope.TOOLS, tools=[])
+    row, token = Token.make(user=bob, name="laptop", scope=Token.Scope.TOOLS, tools=[])
     for hint in (row.hint, "laptop", token):
         code, text = explained("bob", "example/echo", "--token", hint)
         assert code == 1
@@ -684,7 +684,7 @@ def test_agent_config_prints_the_configuration_alone_and_the_rest_on_stderr(echo
     alice = User.objects.create_superuser("alice")
     ran = run("agent_config", "--for", "claude-code", "--members", "example", "--expires", "1d")
     header = json.loads(ran.out)["mcpServers"]["guild-hall"]["headers"]["Authorization"]
-    row = ApiToken.objects.get(digest=ApiToken.digest_of(header.removeprefix("Bearer ")))
+    row = Token.objects.get(digest=Token.digest_of(header.removeprefix("Bearer ")))
     assert (row.user, row.name, row.scope) == (alice, "claude-code", "members")
     assert row.expires_at is not None
     for said in (".mcp.json", "example  1", "in all   1", "an estimate"):
@@ -695,7 +695,7 @@ def test_agent_config_direct_makes_no_token(echo: Tool, runtime: None) -> None:
     User.objects.create_superuser("alice")
     ran = run("agent_config", "--for", "codex", "--direct")
     assert ran.out == '[mcp_servers.example]\nurl = "http://localhost:20000/mcp"\n'
-    assert not ApiToken.objects.exists()
+    assert not Token.objects.exists()
 
 
 def test_agent_config_for_nobody_or_nothing_is_a_failure(echo: Tool, bob: User) -> None:
@@ -705,7 +705,7 @@ def test_agent_config_for_nobody_or_nothing_is_a_failure(echo: Tool, bob: User) 
     assert "does not run" in str(
         run("agent_config", "--for", "cursor", "--user", "bob", "--members", "example", "--direct").failure
     )
-    assert not ApiToken.objects.exists()
+    assert not Token.objects.exists()
 
 
 # The token of the first start -------------------------------------------------------------------------------------
@@ -737,13 +737,13 @@ def test_a_later_start_leaves_a_good_token_as_it_is(local_token: Path) -> None:
     token = local_token.read_text()
     assert str(local_token) not in prepare()
     assert local_token.read_text() == token
-    assert ApiToken.objects.count() == 1
+    assert Token.objects.count() == 1
 
 
 SPOILT: dict[str, Callable[[Path], Any]] = {
     "gone": lambda path: path.unlink(),
-    "revoked": lambda path: ApiToken.objects.get().revoke(),
-    "unknown": lambda path: ApiToken.objects.all().delete(),
+    "revoked": lambda path: Token.objects.get().revoke(),
+    "unknown": lambda path: Token.objects.all().delete(),
     "no text": lambda path: path.write_bytes(b"\xff\xfe"),
 }
 

@@ -15,7 +15,7 @@ from mcp_runtime.protocol.errors import TokenError
 from mcp_runtime.security import principals
 from roster.management.commands import mcp_stdio
 from roster.management.commands.mcp_stdio import LIFE, NAME, ShortToken
-from roster.models import ApiToken, GuildMember, Hall
+from roster.models import GuildMember, Hall, Token
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -25,8 +25,8 @@ def admin() -> User:
     return User.objects.create_superuser("admin")
 
 
-def row() -> ApiToken:
-    return ApiToken.objects.get(name=NAME)
+def row() -> Token:
+    return Token.objects.get(name=NAME)
 
 
 def test_it_is_good_for_an_hour_and_gone_at_the_end(admin: User) -> None:
@@ -35,7 +35,7 @@ def test_it_is_good_for_an_hour_and_gone_at_the_end(admin: User) -> None:
     assert (who.name, who.members) == ("admin", None)
     assert timedelta() < LIFE - (row().expires_at - timezone.now()) < timedelta(minutes=1)
     key.end()
-    assert not ApiToken.objects.exists()
+    assert not Token.objects.exists()
 
 
 def test_it_is_the_users_and_for_the_member_alone(admin: User) -> None:
@@ -63,7 +63,7 @@ def test_it_is_renewed_before_its_end_and_after_a_sleep_but_never_once_revoked(
     assert key.text == key.text
     assert row().expires_at == first
     monkeypatch.setattr(mcp_stdio, "RENEW_BEFORE_END", LIFE)  # from now on it is always due
-    ApiToken.objects.update(expires_at=timezone.now() - timedelta(hours=9))
+    Token.objects.update(expires_at=timezone.now() - timedelta(hours=9))
     key.renew()
     text = key.text
     assert row().expires_at > first
@@ -77,11 +77,11 @@ def test_it_is_renewed_before_its_end_and_after_a_sleep_but_never_once_revoked(
 
 def test_what_killed_runs_left_goes_a_week_after_its_end(admin: User) -> None:
     for days in (6, 8):
-        ApiToken.make(user=admin, name=NAME, expires_at=timezone.now() - timedelta(days=days))
-    theirs, _ = ApiToken.make(user=admin, name="theirs", expires_at=timezone.now() - timedelta(days=8))
+        Token.make(user=admin, name=NAME, expires_at=timezone.now() - timedelta(days=days))
+    theirs, _ = Token.make(user=admin, name="theirs", expires_at=timezone.now() - timedelta(days=8))
     ShortToken(None, None)
-    assert ApiToken.objects.filter(name=NAME).count() == 2
-    assert ApiToken.objects.filter(pk=theirs.pk).exists()
+    assert Token.objects.filter(name=NAME).count() == 2
+    assert Token.objects.filter(pk=theirs.pk).exists()
 
 
 def test_a_database_that_cannot_be_used_is_said_in_one_line(

@@ -8,7 +8,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.test import Client
 
-from roster.models import ApiToken, GuildMember
+from roster.models import GuildMember, Token
 
 ADDRESSES = [
     "/",
@@ -157,7 +157,7 @@ def test_every_answer_says_what_a_page_may_load(address: str, logged_in: bool) -
         "/admin/",
         "/admin/lists/",
         "/admin/roster/call/",  # with a filter by date, and actions
-        "/admin/roster/apitoken/add/",
+        "/admin/roster/token/add/",
         "/admin/auth/user/",
         "/admin/auth/user/add/",
         "/admin/auth/group/add/",  # with a filtered choice of many
@@ -190,7 +190,7 @@ def test_pages_are_compressed_and_rest_is_not(client: Client) -> None:
 def test_the_server_hears_whose_request_it_was_where_somebody_asked_and_nothing_else() -> None:
     told: list[tuple[int, int | None]] = []
     user, telling = User.objects.create_superuser("anna"), {"guildhall.owner": lambda *ids: told.append(ids)}
-    token, text = ApiToken.make(user=user)
+    token, text = Token.make(user=user)
     for spelling in (text, f"   {text}"):
         Client().get("/api/roster/", headers={"Authorization": f"Bearer {spelling}"}, **telling)
     assert told == [(user.pk, token.pk)] * 2

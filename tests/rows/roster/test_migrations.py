@@ -10,14 +10,14 @@ from django.apps import apps
 from django.contrib.auth.models import Group, Permission, User
 from django.db import connection
 
-from roster.models import AgentMessage, AgentSession, ApiToken, Call
+from roster.models import AgentMessage, AgentSession, Call, Token
 
 pytestmark = pytest.mark.django_db
 
 
 def test_an_old_session_belongs_to_the_token_that_alone_spoke_in_it() -> None:
     bob = User.objects.create_user("bob")
-    narrow, other = (ApiToken.make(user=bob, name=name)[0] for name in ("narrow", "other"))
+    narrow, other = (Token.make(user=bob, name=name)[0] for name in ("narrow", "other"))
     asked_with = {
         "own": [narrow, narrow],
         "of two": [narrow, other],
@@ -44,16 +44,19 @@ def test_an_old_session_belongs_to_the_token_that_alone_spoke_in_it() -> None:
     assert made_with == {"own": narrow.pk, "known": other.pk}
 
 
-def test_who_may_see_invocations_may_see_calls() -> None:
-    Permission.objects.filter(content_type__app_label="roster", codename="view_call").update(
-        codename="view_invocation", name="Can view invocation"
+@pytest.mark.parametrize(
+    ("migration", "old", "new"), [("0012_calls", "invocation", "call"), ("0013_tokens", "apitoken", "token")]
+)
+def test_users_and_groups_keep_their_permissions_for_a_renamed_model(migration: str, old: str, new: str) -> None:
+    Permission.objects.filter(content_type__app_label="roster", codename=f"view_{new}").update(
+        codename=f"view_{old}", name=f"Can view {old}"
     )
     group, bob = Group.objects.create(name="readers"), User.objects.create_user("bob")
     for permissions in (group.permissions, bob.user_permissions):
-        permissions.add(Permission.objects.get(codename="view_invocation"))
+        permissions.add(Permission.objects.get(codename=f"view_{old}"))
 
-    import_module("roster.migrations.0012_calls").rename_permissions(apps, SimpleNamespace(connection=connection))
+    import_module(f"roster.migrations.{migration}").rename_permissions(apps, SimpleNamespace(connection=connection))
 
-    assert bob.has_perm("roster.view_call")
-    assert group.permissions.get().name == "Can view call"
-    assert not Permission.objects.filter(codename__contains="invocation").exists()
+    assert bob.has_perm(f"roster.view_{new}")
+    assert group.permissions.get().name == f"Can view {new}"
+    assert not Permission.objects.filter(codename__contains=old).exists()

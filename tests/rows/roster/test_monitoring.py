@@ -15,7 +15,7 @@ from pytest_django import DjangoAssertNumQueries
 
 from mcp_runtime.rows import lease
 from mcp_runtime.security import principals
-from roster.models import ApiToken, Call, CallTotal, GuildMember, Tool
+from roster.models import Call, CallTotal, GuildMember, Token, Tool
 from tests.support.machine import Stopwatch
 
 Figures = dict[tuple[str, tuple[str, ...]], float]
@@ -37,7 +37,7 @@ def viewer() -> User:
 @pytest.fixture
 def as_bob(db: None) -> Client:
     lease.hall()
-    token = ApiToken.make(user=viewer())[1]
+    token = Token.make(user=viewer())[1]
     principals.principal_of_token(token)  # the first use of a token costs some queries more
     return Client(headers={"Authorization": f"Bearer {token}"})
 
@@ -153,7 +153,7 @@ def test_metrics_are_closed_to_who_may_view_neither_members_nor_calls(db: None) 
 
 
 def token_of(user: User, **scope: Any) -> str:
-    return ApiToken.make(user=user, **scope)[1]
+    return Token.make(user=user, **scope)[1]
 
 
 def test_metrics_for_a_narrowed_token_are_of_its_members_alone(db: None) -> None:

@@ -250,7 +250,7 @@ def test_a_module_of_the_runtime_knows_of_the_web_no_more_than_its_rows(module: 
     assert {name for name in imports_of(MODULES[module]) if name.startswith(("roster", "guildhall"))} <= {
         f"roster.models.{name}"
         for name in (
-            *("AgentEvent", "AgentMessage", "AgentSession", "ApiToken", "CallRollup", "CallTotal"),
+            *("AgentEvent", "AgentMessage", "AgentSession", "Token", "CallRollup", "CallTotal"),
             *("GuildMember", "Hall"),
             *("Call", "PortAllocation", "StatusChange", "TokenClient", "TokenLimit", "Tool"),
         )

@@ -22,7 +22,7 @@ from django.db import OperationalError
 from django.utils import timezone
 
 from roster.management.commands import mcp_stdio
-from roster.models import ApiToken
+from roster.models import Token
 from roster.stdio import messages as messages_module
 from roster.stdio import relay as relay_module
 from roster.stdio import session as session_module
@@ -801,11 +801,11 @@ def test_a_token_that_lasts_is_there_while_the_database_is_locked_and_one_that_i
 
     rows = SimpleNamespace(update=update, delete=lambda: None)
     tokens = SimpleNamespace(
-        Scope=ApiToken.Scope,
+        Scope=Token.Scope,
         objects=SimpleNamespace(filter=lambda **values: rows),
         make=lambda **values: (SimpleNamespace(pk=1), "gh_short"),
     )
-    monkeypatch.setattr(mcp_stdio, "ApiToken", tokens)
+    monkeypatch.setattr(mcp_stdio, "Token", tokens)
     monkeypatch.setattr(mcp_stdio, "user_for_token", lambda name: None)
     monkeypatch.setattr(mcp_stdio, "connection", SimpleNamespace(close=lambda: None))
     began = timezone.now()

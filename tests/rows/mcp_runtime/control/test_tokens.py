@@ -22,7 +22,7 @@ from mcp_runtime.rows import lease
 from mcp_runtime.security import principals
 from mcp_runtime.security.access import OPERATOR, Principal
 from mcp_runtime.security.limits import Limits
-from roster.models import ApiToken, Call, GuildMember, Tool
+from roster.models import Call, GuildMember, Token, Tool
 
 pytestmark = pytest.mark.django_db
 
@@ -40,7 +40,7 @@ def members() -> None:
             Tool.objects.create(member=member, name=tool, definition={"name": tool})
 
 
-def make(user: User, maker: Principal = OPERATOR, **values: Any) -> ApiToken:
+def make(user: User, maker: Principal = OPERATOR, **values: Any) -> Token:
     return make_token(user, NewToken(**values), maker=maker)[0]
 
 
@@ -48,7 +48,7 @@ def maker(user: User, **values: Any) -> Principal:
     return principals.principal_of_row(make(user, **values))
 
 
-def opened(row: ApiToken) -> set[str]:
+def opened(row: Token) -> set[str]:
     """What it is for, as words."""
     return {
         str(row.scope),
@@ -79,7 +79,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_made(
 ) -> None:
     with pytest.raises(error, match=said):
         make(alice, **values)
-    assert not ApiToken.objects.exists()
+    assert not Token.objects.exists()
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_token_makes_none_that_is_wider_than_itself(alice: User, own: dict[str
     who = maker(alice, **own)
     with pytest.raises(NotAllowedError):
         make(alice, who, **values)
-    assert ApiToken.objects.count() == 1
+    assert Token.objects.count() == 1
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_limits_that_are_those_of_all_are_not_written_down(alice: User) -> None:
 
 
 def test_what_is_counted_of_a_token_has_a_column_and_a_setting() -> None:
-    assert [limit.name for limit in ApiToken.LIMITS] == [field.name for field in fields(Limits)]
-    assert all(limit.default >= limit.minimum for limit in ApiToken.LIMITS)
+    assert [limit.name for limit in Token.LIMITS] == [field.name for field in fields(Limits)]
+    assert all(limit.default >= limit.minimum for limit in Token.LIMITS)
 
 
 def test_what_is_reserved_for_others_is_unknown_to_who_makes_a_token(alice: User) -> None:
@@ -163,7 +163,7 @@ def test_a_token_that_was_made_with_one_that_is_deleted_goes_with_it(alice: User
     first = make(alice)
     make(alice, principals.principal_of_row(first))
     first.delete()
-    assert not ApiToken.objects.exists()
+    assert not Token.objects.exists()
 
 
 def test_revoking_again_keeps_when_it_was_revoked(alice: User) -> None:

@@ -15,7 +15,7 @@ from mcp_runtime.control.members import switch_tool
 from mcp_runtime.gateway import app, intake, legacy, replies
 from mcp_runtime.security import principals
 from mcp_runtime.security.access import Principal
-from roster.models import AgentSession, ApiToken, Call, Hall, Tool
+from roster.models import AgentSession, Call, Hall, Token, Tool
 from tests.conftest import eventually
 from tests.support.agents import META, MODERN, Agent, make_token
 from tests.support.gateway_world import World, event, in_background, notification, request, result, text
@@ -162,7 +162,7 @@ def test_a_call_of_a_batch_can_be_cancelled_alone(world: World) -> None:
 
 def test_limits_of_a_token_count_its_calls_alone(world: World) -> None:
     user = User.objects.create_superuser("ann")
-    agent = world.agent(token=ApiToken.make(user=user, calls_per_minute=3, max_in_flight=1)[1]).begin()
+    agent = world.agent(token=Token.make(user=user, calls_per_minute=3, max_in_flight=1)[1]).begin()
     assert agent.send("ping").status_code == 200  # the third message: initialize, initialized, ping
     refused = agent.send("ping")
     assert refused.status_code == 429
@@ -285,7 +285,7 @@ def test_a_token_for_nothing_sees_nothing(world: World) -> None:
 def test_who_may_use_nothing_is_given_no_session_and_no_stream(world: World) -> None:
     member = world.member()
     tool = Tool.objects.get(member=member.row)
-    left = {"scope": ApiToken.Scope.TOOLS, "tools": []}
+    left = {"scope": Token.Scope.TOOLS, "tools": []}
     for token, why in (
         (make_token(User.objects.create_user("nobody")), "permission roster.invoke_tool"),
         (make_token(**left), "have all left the hall"),
@@ -298,7 +298,7 @@ def test_who_may_use_nothing_is_given_no_session_and_no_stream(world: World) -> 
         assert agent.post(message, **headers).status_code == 403
         cli = agent.post(request(7, "initialize", capabilities={}), User_Agent="claude-code/2.0")
         assert (cli.status_code, cli.json()["id"], cli.json()["error"]["code"]) == (200, 7, replies.FORBIDDEN)
-    one = make_token(scope=ApiToken.Scope.TOOLS, tools=[tool])
+    one = make_token(scope=Token.Scope.TOOLS, tools=[tool])
     assert world.agent(token=one).begin().tools() == ["notes__echo"]
 
 
@@ -315,8 +315,8 @@ def test_a_session_whose_user_may_use_nothing_any_more_is_given_no_stream(world:
 
 SILENT_CHANGES: dict[str, Callable[[], Any]] = {
     "the user is switched off": lambda: User.objects.update(is_active=False),
-    "the token is revoked": lambda: ApiToken.objects.update(revoked_at=timezone.now()),
-    "the token expires": lambda: ApiToken.objects.update(expires_at=timezone.now() - timedelta(hours=1)),
+    "the token is revoked": lambda: Token.objects.update(revoked_at=timezone.now()),
+    "the token expires": lambda: Token.objects.update(expires_at=timezone.now() - timedelta(hours=1)),
     "the permission is taken away": lambda: User.user_permissions.through.objects.all().delete(),
 }
 

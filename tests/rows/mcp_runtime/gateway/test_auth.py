@@ -15,7 +15,7 @@ from mcp_runtime.gateway.auth import Principals
 from mcp_runtime.protocol.errors import TokenError
 from mcp_runtime.security import principals
 from mcp_runtime.security.access import Principal
-from roster.models import ApiToken
+from roster.models import Token
 
 
 def asking(*headers: bytes | None, kept: Principals | None = None, between: Any = None) -> list[Any]:
@@ -50,7 +50,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_token_opens_for_its_user() -> None:
-    _, token = ApiToken.make(user=User.objects.create_user("ann"))
+    _, token = Token.make(user=User.objects.create_user("ann"))
     good = f"Bearer {token}".encode()
     told = asking(good, b"Bearer gh_wrong")
     assert told[0] == "ann"

@@ -19,7 +19,7 @@ from mcp_runtime.protocol import jsonrpc
 from mcp_runtime.protocol.errors import CallFailedError, ConnectError, ErrorKind, MethodError
 from mcp_runtime.schemas import secrets
 from mcp_runtime.security.access import OPERATOR, Principal
-from roster.models import ApiToken, Call, GuildMember, Tool
+from roster.models import Call, GuildMember, Token, Tool
 from tests.conftest import eventually
 from tests.support.machine import Stopwatch
 
@@ -193,7 +193,7 @@ def test_calls_outlive_the_token_and_the_user_they_came_with(
     recorder: Recorder, call: Callable[..., FinishedCall]
 ) -> None:
     user = User.objects.create_user("ann")
-    token, _ = ApiToken.make(user=user, name="laptop")
+    token, _ = Token.make(user=user, name="laptop")
     gone = Principal(user.pk, "ann", token_id=token.pk + 1, token_name="laptop")
     call(principal=Principal(user.pk, "ann", token_id=token.pk)).record_response(answer())
     call(principal=gone).record_response(answer())
@@ -233,7 +233,7 @@ def test_of_too_many_calls_those_of_whoever_has_most_are_lost(
     ada, bob = (User.objects.create_user(name) for name in ("ada", "bob"))
 
     def end(user: User, count: int) -> None:
-        token, _ = ApiToken.make(user=user)
+        token, _ = Token.make(user=user)
         for _ in range(count):
             principal = replace(OPERATOR, user_id=user.pk, token_id=token.pk)
             call(tool=user.username, principal=principal, size=1_000).record_response(b"")
@@ -251,7 +251,7 @@ def test_of_one_users_too_many_calls_those_of_the_token_with_most_are_lost(
     monkeypatch.setattr(call_log, "MAX_WAITING_BYTES", 10_500)
     user = User.objects.create_user("ada")
     for name, count in {"few": 3, "many": 20}.items():
-        token, _ = ApiToken.make(user=user)
+        token, _ = Token.make(user=user)
         for _ in range(count):
             principal = replace(OPERATOR, user_id=user.pk, token_id=token.pk)
             call(tool=name, principal=principal, size=1_000).record_response(b"")

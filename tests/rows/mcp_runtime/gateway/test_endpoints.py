@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mcp_runtime.gateway.endpoints import member as member_endpoints
-from roster.models import ApiToken, GuildMember, Tool
+from roster.models import GuildMember, Token, Tool
 from tests.conftest import eventually
 from tests.support.agents import META, Agent, make_token
 from tests.support.agents import MODERN as MODERN_VERSION
@@ -311,7 +311,7 @@ def test_a_members_lists_come_from_memory_while_it_cannot_say(
 
 
 def test_a_token_for_single_tools_opens_nothing_else_of_their_member(world: World, notes: Member) -> None:
-    token = make_token(scope=ApiToken.Scope.TOOLS, tools=[Tool.objects.get(name="echo")])
+    token = make_token(scope=Token.Scope.TOOLS, tools=[Tool.objects.get(name="echo")])
     agent = world.agent("/mcp/notes", token=token).begin()
     assert agent.call("echo")["result"] == text("{}")
     assert agent.call("new")["error"]["data"] == {"member": "notes", "kind": "forbidden"}

@@ -11,7 +11,7 @@ from django.db import OperationalError
 from mcp_runtime.gateway import programs
 from mcp_runtime.gateway.programs import Program, Programs
 from mcp_runtime.security.access import OPERATOR
-from roster.models import ApiToken, TokenClient
+from roster.models import Token, TokenClient
 from tests.conftest import eventually
 from tests.support.gateway_world import World
 
@@ -38,8 +38,8 @@ def noted(clock: Clock) -> Programs:
 
 
 @pytest.fixture
-def token() -> ApiToken:
-    return ApiToken.make(user=User.objects.create_user("bob"))[0]
+def token() -> Token:
+    return Token.make(user=User.objects.create_user("bob"))[0]
 
 
 def rows() -> list[tuple[str, str, int]]:
@@ -61,7 +61,7 @@ def test_a_client_is_what_it_calls_itself_within_bounds(info: Any, program: Prog
     assert Program.from_client_info(info) == program
 
 
-def test_a_client_is_noted_at_once_and_then_once_a_minute(noted: Programs, token: ApiToken, clock: Clock) -> None:
+def test_a_client_is_noted_at_once_and_then_once_a_minute(noted: Programs, token: Token, clock: Clock) -> None:
     noted.note((token.user_id, token.pk), CLAUDE)
     noted.write()
     assert rows() == [("claude-code", "2.1", 0)]
@@ -76,7 +76,7 @@ def test_a_client_is_noted_at_once_and_then_once_a_minute(noted: Programs, token
     assert row.first_seen_at.timestamp() == row.last_seen_at.timestamp() == clock.now - 60
 
 
-def test_the_last_write_takes_all_that_is_left(noted: Programs, token: ApiToken) -> None:
+def test_the_last_write_takes_all_that_is_left(noted: Programs, token: Token) -> None:
     noted.note((token.user_id, token.pk), CLAUDE)
     noted.write()
     noted.note((token.user_id, token.pk), CLAUDE, calls=3)
@@ -85,7 +85,7 @@ def test_the_last_write_takes_all_that_is_left(noted: Programs, token: ApiToken)
 
 
 def test_nothing_new_costs_no_query(
-    noted: Programs, token: ApiToken, clock: Clock, django_assert_num_queries: Any
+    noted: Programs, token: Token, clock: Clock, django_assert_num_queries: Any
 ) -> None:
     noted.note((token.user_id, token.pk), CLAUDE)
     noted.write()
@@ -94,8 +94,8 @@ def test_nothing_new_costs_no_query(
         noted.write()
 
 
-def test_of_one_token_the_clients_seen_last_are_kept(noted: Programs, token: ApiToken, clock: Clock) -> None:
-    other = ApiToken.make(user=token.user)[0]
+def test_of_one_token_the_clients_seen_last_are_kept(noted: Programs, token: Token, clock: Clock) -> None:
+    other = Token.make(user=token.user)[0]
     noted.note((other.user_id, other.pk), CLAUDE)
     for number in range(programs.MAX_OF_TOKEN + 5):
         clock.now += 1
@@ -106,8 +106,8 @@ def test_of_one_token_the_clients_seen_last_are_kept(noted: Programs, token: Api
     assert TokenClient.objects.filter(token=other).count() == 1
 
 
-def test_a_flood_of_names_of_one_token_leaves_room_for_those_of_others(noted: Programs, token: ApiToken) -> None:
-    other = ApiToken.make(user=token.user)[0]
+def test_a_flood_of_names_of_one_token_leaves_room_for_those_of_others(noted: Programs, token: Token) -> None:
+    other = Token.make(user=token.user)[0]
     for number in range(2 * programs.MAX_TALLIES):
         noted.note((token.user_id, token.pk), Program(f"c{number:04}"))
     noted.note((other.user_id, other.pk), CLAUDE)
@@ -115,19 +115,19 @@ def test_a_flood_of_names_of_one_token_leaves_room_for_those_of_others(noted: Pr
     assert TokenClient.objects.filter(token=other).count() == 1
 
 
-def test_a_flood_of_names_of_one_users_tokens_leaves_room_for_other_users(noted: Programs, token: ApiToken) -> None:
+def test_a_flood_of_names_of_one_users_tokens_leaves_room_for_other_users(noted: Programs, token: Token) -> None:
     for _ in range(20):
-        flooding = ApiToken.make(user=token.user)[0]
+        flooding = Token.make(user=token.user)[0]
         for number in range(100):
             noted.note((flooding.user_id, flooding.pk), Program(f"c{number:04}"))
-    other = ApiToken.make(user=User.objects.create_user("ada"))[0]
+    other = Token.make(user=User.objects.create_user("ada"))[0]
     noted.note((other.user_id, other.pk), CLAUDE)
     noted.write(at_once=True)
     assert TokenClient.objects.filter(token=other).count() == 1
 
 
 def test_a_flood_of_names_fills_neither_the_memory_nor_a_turn(
-    noted: Programs, token: ApiToken, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    noted: Programs, token: Token, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(programs, "MAX_TALLIES", 100)
     monkeypatch.setattr(programs, "MAX_AT_ONCE", 7)
@@ -144,9 +144,9 @@ def test_a_flood_of_names_fills_neither_the_memory_nor_a_turn(
     assert TokenClient.objects.filter(name="claude-code").exists()
 
 
-def test_a_token_that_was_deleted_stops_nothing(noted: Programs, token: ApiToken) -> None:
+def test_a_token_that_was_deleted_stops_nothing(noted: Programs, token: Token) -> None:
     gone = (token.user_id, token.pk)
-    left = ApiToken.make(user=token.user)[0]
+    left = Token.make(user=token.user)[0]
     token.delete()
     noted.note(gone, CLAUDE)
     noted.note((left.user_id, left.pk), CLAUDE)
@@ -155,7 +155,7 @@ def test_a_token_that_was_deleted_stops_nothing(noted: Programs, token: ApiToken
 
 
 def test_what_could_not_be_written_is_written_later(
-    noted: Programs, token: ApiToken, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    noted: Programs, token: Token, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(*_: Any) -> None:
         raise OperationalError("the database is away")
@@ -169,7 +169,7 @@ def test_what_could_not_be_written_is_written_later(
     assert rows() == [("claude-code", "2.1", 2)]
 
 
-def test_without_a_token_or_a_name_nothing_is_noted(noted: Programs, token: ApiToken) -> None:
+def test_without_a_token_or_a_name_nothing_is_noted(noted: Programs, token: Token) -> None:
     noted.note(OPERATOR.owner, CLAUDE)
     noted.note((token.user_id, token.pk), Program())
     noted.write(at_once=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from roster.models import ApiToken, GuildMember, Tool
+from roster.models import GuildMember, Token, Tool
 from tests.support.agents import META, Agent, make_token, messages_of
 from tests.support.gateway_world import (
     MODERN,
@@ -158,7 +158,7 @@ def test_a_method_in_other_letters_is_refused_for_members_that_take_any_case(wor
 
 def test_a_token_for_single_tools_may_read_the_task_that_it_made(world: World) -> None:
     member = world.member(behaviours=TASKS)
-    token = make_token(scope=ApiToken.Scope.TOOLS, tools=[Tool.objects.get(name="echo")])
+    token = make_token(scope=Token.Scope.TOOLS, tools=[Tool.objects.get(name="echo")])
     agent = in_session(world, token)
     task_id = begun(agent)
     assert agent.ask("tasks/get", taskId=task_id)["result"]["result"] == text(SECRET)

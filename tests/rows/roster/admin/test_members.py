@@ -20,7 +20,7 @@ from mcp_runtime.control.members import MEMBER_VERBS
 from mcp_runtime.members import logs
 from mcp_runtime.rows import lease
 from roster.admin.members import screens as member_screens
-from roster.models import ApiToken, GuildMember, StatusChange, Tool
+from roster.models import GuildMember, StatusChange, Token, Tool
 from tests.support.admin import (
     ADD_TOKEN,
     ESCAPED,
@@ -304,7 +304,7 @@ def test_a_reserved_member_is_nowhere_for_who_is_in_no_group_of_it(
     make_call(echo.member)
     StatusChange.objects.create(member=echo.member, old="starting", new="connected", cause="handshake")
     views = ["view_guildmember", "view_tool", "view_call", "view_statuschange", "view_portallocation"]
-    allow(bob, "invoke_tool", "control_member", "add_apitoken", "view_apitoken", *views)
+    allow(bob, "invoke_tool", "control_member", "add_token", "view_token", *views)
     client.force_login(bob)
     call_form = reverse("admin:roster_tool_call", args=[echo.pk])
     for model in LISTS:
@@ -369,7 +369,7 @@ def test_a_group_that_members_are_reserved_for_is_not_deleted(
 
 
 def test_a_user_with_tokens_can_be_deleted_and_their_calls_stay(page: Client, bob: User, example: GuildMember) -> None:
-    token, _ = ApiToken.make(user=bob, name="laptop")
+    token, _ = Token.make(user=bob, name="laptop")
     call = make_call(example, requested_by=bob, requester="bob (laptop)", token=token)
     page.post(reverse("admin:auth_user_delete", args=[bob.pk]), {"post": "yes"})
     assert not User.objects.filter(pk=bob.pk).exists()

@@ -19,7 +19,7 @@ from django.urls import reverse
 
 from mcp_runtime.control.members import live_runtime
 from roster.admin import present
-from roster.models import ApiToken, Call, GuildMember, Hall, PortAllocation, StatusChange, Tool
+from roster.models import Call, GuildMember, Hall, PortAllocation, StatusChange, Token, Tool
 from tests.support.admin import (
     ESCAPED,
     EVIL,
@@ -51,7 +51,7 @@ def full_hall(example: GuildMember, echo: Tool, alice: User) -> dict[str, Any]:
         "call": make_call(example),
         "statuschange": change,
         "portallocation": PortAllocation.objects.get(),
-        "apitoken": ApiToken.make(user=alice)[0],
+        "token": Token.make(user=alice)[0],
     }
 
 
@@ -99,7 +99,7 @@ def test_nobody_adds_or_edits_what_the_runtime_writes(page: Client, full_hall: d
     ("model", "heading"),
     [
         *(("guildmember", "Members"), ("tool", "Tools"), ("call", "Calls"), ("agentsession", "Agent sessions")),
-        *(("apitoken", "Tokens"), ("statuschange", "Status changes"), ("portallocation", "Port allocations")),
+        *(("token", "Tokens"), ("statuschange", "Status changes"), ("portallocation", "Port allocations")),
     ],
 )
 def test_a_list_is_headed_by_what_it_lists(page: Client, model: str, heading: str) -> None:
@@ -110,11 +110,11 @@ def test_a_list_is_headed_by_what_it_lists(page: Client, model: str, heading: st
 
 
 def test_where_one_selects_or_deletes_the_heading_says_so(page: Client, alice: User) -> None:
-    token, other = ApiToken.make(user=alice)[0], ApiToken.make(user=alice)[0]
+    token, other = Token.make(user=alice)[0], Token.make(user=alice)[0]
 
-    assert "<h1>Select token</h1>" in html(page.get(list_of("apitoken"), {"_popup": 1}))
-    assert "<h1>Delete multiple objects</h1>" in html(act(page, "apitoken", "delete_selected", token, other))
-    assert "<h1>Delete</h1>" in html(page.get(reverse("admin:roster_apitoken_delete", args=[token.pk])))
+    assert "<h1>Select token</h1>" in html(page.get(list_of("token"), {"_popup": 1}))
+    assert "<h1>Delete multiple objects</h1>" in html(act(page, "token", "delete_selected", token, other))
+    assert "<h1>Delete</h1>" in html(page.get(reverse("admin:roster_token_delete", args=[token.pk])))
 
 
 # The banner -------------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def fill(count: int, begin: int, alice: User) -> None:
         make_tool(member)
         make_call(member, requested_by=alice)
         StatusChange.objects.create(member=member, old="starting", new="connected", cause="handshake")
-        ApiToken.make(user=alice)
+        Token.make(user=alice)
 
 
 def queries(page: Client, address: str) -> int:

@@ -15,7 +15,7 @@ from django.urls import reverse
 from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.control.calls import queue_call
 from mcp_runtime.security import principals
-from roster.models import ApiToken, Call, GuildMember, Tool
+from roster.models import Call, GuildMember, Token, Tool
 from tests.support.admin import ADD_TOKEN, act, allow, html, list_of, page_of
 
 pytestmark = pytest.mark.django_db
@@ -25,10 +25,10 @@ def test_a_new_token_is_shown_once_and_never_again(page: Client, alice: User) ->
     response = page.post(reverse(ADD_TOKEN), {"user": alice.pk, "name": "laptop", "scope": "all"}, follow=True)
 
     (token,) = re.findall(r"gh_[\w-]{43}", html(response))
-    row = ApiToken.objects.get()
-    assert row.digest == ApiToken.digest_of(token)
+    row = Token.objects.get()
+    assert row.digest == Token.digest_of(token)
     assert row.name == "laptop"
-    for address in [list_of("apitoken"), page_of(row), reverse("admin:index")]:
+    for address in [list_of("token"), page_of(row), reverse("admin:index")]:
         text = html(page.get(address))
         assert token not in text
         assert row.digest not in text
@@ -39,7 +39,7 @@ def test_a_token_is_made_with_scope_end_and_limits(page: Client, alice: User, ec
     form = {"user": alice.pk, "name": "narrow", "scope": "tools", "tools": [echo.pk], **values}
     assert "example/echo" in html(page.get(reverse(ADD_TOKEN)))
     assert page.post(reverse(ADD_TOKEN), form).status_code == 302
-    row = ApiToken.objects.get()
+    row = Token.objects.get()
     assert (row.scope, list(row.tools.all()), list(row.members.all())) == ("tools", [echo], [])
     assert (row.calls_per_minute, row.max_in_flight) == (7, 2)
     assert row.expires_at is not None
@@ -64,52 +64,52 @@ def test_a_token_that_would_not_be_what_was_meant_is_not_made(
 ) -> None:
     values = {key: example.pk if value == "chosen" else value for key, value in values.items()}
     assert said in html(page.post(reverse(ADD_TOKEN), {"user": alice.pk, **values}))
-    assert not ApiToken.objects.exists()
+    assert not Token.objects.exists()
 
 
 def test_others_make_see_and_revoke_only_their_own_tokens(client: Client, alice: User, bob: User) -> None:
-    hers, _ = ApiToken.make(user=alice)
-    allow(bob, "add_apitoken", "view_apitoken", "delete_apitoken")
+    hers, _ = Token.make(user=alice)
+    allow(bob, "add_token", "view_token", "delete_token")
     client.force_login(bob)
 
     values = {"user": alice.pk, "scope": "all"}
     assert "Select a valid choice" in html(client.post(reverse(ADD_TOKEN), values))
     assert client.post(reverse(ADD_TOKEN), {**values, "user": bob.pk}).status_code == 302
-    his = ApiToken.objects.get(user=bob)
-    assert list(client.get(list_of("apitoken")).context["cl"].result_list) == [his]
-    act(client, "apitoken", "revoke", hers, his)
-    assert client.post(reverse("admin:roster_apitoken_revoke", args=[hers.pk])).status_code == 403
-    assert set(ApiToken.objects.exclude(revoked_at=None)) == {his}
-    client.post(reverse("admin:roster_apitoken_delete", args=[hers.pk]), {"post": "yes"})
-    client.post(reverse("admin:roster_apitoken_delete", args=[his.pk]), {"post": "yes"})
-    assert ApiToken.objects.get() == hers
+    his = Token.objects.get(user=bob)
+    assert list(client.get(list_of("token")).context["cl"].result_list) == [his]
+    act(client, "token", "revoke", hers, his)
+    assert client.post(reverse("admin:roster_token_revoke", args=[hers.pk])).status_code == 403
+    assert set(Token.objects.exclude(revoked_at=None)) == {his}
+    client.post(reverse("admin:roster_token_delete", args=[hers.pk]), {"post": "yes"})
+    client.post(reverse("admin:roster_token_delete", args=[his.pk]), {"post": "yes"})
+    assert Token.objects.get() == hers
 
 
 @pytest.mark.parametrize("by", ["its page", "the list"])
 def test_a_token_that_is_deleted_takes_its_queued_calls_along(page: Client, alice: User, echo: Tool, by: str) -> None:
-    row, _ = ApiToken.make(user=alice)
+    row, _ = Token.make(user=alice)
     caller = Caller(Call.Source.REST, alice, principals.principal_of_row(row))
     call, _ = queue_call("example", "echo", {"text": "later"}, caller=caller)
 
     if by == "its page":
-        page.post(reverse("admin:roster_apitoken_delete", args=[row.pk]), {"post": "yes"})
+        page.post(reverse("admin:roster_token_delete", args=[row.pk]), {"post": "yes"})
     else:
-        page.post(list_of("apitoken"), {"action": "delete_selected", "_selected_action": [row.pk], "post": "yes"})
+        page.post(list_of("token"), {"action": "delete_selected", "_selected_action": [row.pk], "post": "yes"})
 
     call.refresh_from_db()
-    assert (call.status, call.token_id, ApiToken.objects.exists()) == ("cancelled", None, False)
+    assert (call.status, call.token_id, Token.objects.exists()) == ("cancelled", None, False)
 
 
 def test_the_button_revokes_at_once_and_is_gone_afterwards(page: Client, alice: User) -> None:
-    row, token = ApiToken.make(user=alice, name="laptop")
-    button = reverse("admin:roster_apitoken_revoke", args=[row.pk])
+    row, token = Token.make(user=alice, name="laptop")
+    button = reverse("admin:roster_token_revoke", args=[row.pk])
     assert button in html(page.get(page_of(row)))
     assert page.get(button).status_code == 405
     shown = html(page.post(button, follow=True))
     assert "Revoked (1)" in shown
     assert button not in shown
     assert Client(headers={"Authorization": f"Bearer {token}"}).get("/api/roster/").status_code == 401
-    assert "it was revoked already" in html(act(page, "apitoken", "revoke", row))
+    assert "it was revoked already" in html(act(page, "token", "revoke", row))
 
 
 @pytest.mark.parametrize("state", ["good", "expired", "revoked"])

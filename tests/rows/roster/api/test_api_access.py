@@ -14,11 +14,11 @@ from django.utils import timezone
 from mcp_runtime.control.members import reserve_member
 from mcp_runtime.security.limits import Limiter, Limits
 from roster.api import calls
-from roster.models import ApiToken, Call, GuildMember
+from roster.models import Call, GuildMember, Token
 from tests.support.api import add_call, add_member, add_tool, client_of
 
 TOKENS = "/api/tokens/"
-Scope = ApiToken.Scope
+Scope = Token.Scope
 
 
 @pytest.fixture(autouse=True)
@@ -139,10 +139,10 @@ def test_a_call_says_which_token_it_was_made_with_and_keeps_its_name(bob: User, 
     client = client_of(bob, name="laptop")
     answer = invoke(client, "example", "echo").json()
     call = Call.objects.get()
-    assert call.token == ApiToken.objects.get()
+    assert call.token == Token.objects.get()
     assert (answer["token"], answer["requester"]) == (call.token.pk, "bob (laptop)")
     assert call.requester == "bob (laptop)"
-    ApiToken.objects.get().delete()
+    Token.objects.get().delete()
     call.refresh_from_db()
     assert (call.token, call.requester, call.requested_by) == (None, "bob (laptop)", bob)
 
@@ -159,7 +159,7 @@ def test_a_narrowed_token_sees_the_calls_that_were_made_with_it(bob: User, examp
 
 @pytest.mark.parametrize("name", ["token", "access_token", "api_key", "key", "Authorization", "authorization"])
 def test_a_token_in_the_address_opens_nothing(bob: User, example: GuildMember, name: str) -> None:
-    token = ApiToken.make(user=bob)[1]
+    token = Token.make(user=bob)[1]
     for value in (token, f"Bearer {token}"):
         assert Client().get("/api/roster/", {name: value}).status_code == 401
         address = f"/api/members/example/tools/echo/invoke/?{name}={value}"
@@ -176,7 +176,7 @@ def test_a_token_in_the_address_opens_nothing(bob: User, example: GuildMember, n
     ],
 )
 def test_a_token_that_is_over_is_401_with_the_reason(as_bob: Client, columns: dict[str, Any], said: str) -> None:
-    ApiToken.objects.update(**columns)
+    Token.objects.update(**columns)
     response = as_bob.get("/api/roster/")
     assert (response.status_code, response.json()["code"]) == (401, "authentication_failed")
     assert said in response.json()["error"]
@@ -186,7 +186,7 @@ def test_a_token_that_is_over_is_401_with_the_reason(as_bob: Client, columns: di
 
 
 def test_a_token_is_made_and_shown_once(bob: User, notes: GuildMember) -> None:
-    bob.user_permissions.add(Permission.objects.get(codename="add_apitoken"))
+    bob.user_permissions.add(Permission.objects.get(codename="add_token"))
     client = client_of(bob)
     body = {"name": "ci", "tools": ["notes/add"], "expires_at": "2099-01-01T00:00:00Z", "calls_per_minute": 5}
     response = post(client, TOKENS, body)
@@ -198,8 +198,8 @@ def test_a_token_is_made_and_shown_once(bob: User, notes: GuildMember) -> None:
         5,
         "good",
     )
-    row = ApiToken.objects.get(pk=made["id"])
-    assert (row.user, row.digest) == (bob, ApiToken.digest_of(made["token"]))
+    row = Token.objects.get(pk=made["id"])
+    assert (row.user, row.digest) == (bob, Token.digest_of(made["token"]))
     shown = client.get(made["url"])
     assert "token" not in shown.json()
     assert made["token"] not in shown.content.decode()
@@ -211,8 +211,8 @@ def test_a_token_is_made_and_shown_once(bob: User, notes: GuildMember) -> None:
 def test_making_a_token_needs_the_permission_and_reading_does_not(as_bob: Client) -> None:
     response = post(as_bob, TOKENS)
     assert response.status_code == 403
-    assert "roster.add_apitoken" in response.json()["error"]
-    assert [row["hint"] for row in as_bob.get(TOKENS).json()["results"]] == [ApiToken.objects.get().hint]
+    assert "roster.add_token" in response.json()["error"]
+    assert [row["hint"] for row in as_bob.get(TOKENS).json()["results"]] == [Token.objects.get().hint]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_a_token_that_cannot_be_is_refused(
     response = post(as_alice, TOKENS, body)
     assert response.status_code == status, response.json()
     assert response.json()["error"]
-    assert ApiToken.objects.count() == 1
+    assert Token.objects.count() == 1
 
 
 def test_a_token_cannot_make_a_wider_one(alice: User, notes: GuildMember, example: GuildMember) -> None:
@@ -245,7 +245,7 @@ def test_a_token_cannot_make_a_wider_one(alice: User, notes: GuildMember, exampl
 
 
 def test_a_revoked_token_is_refused_at_once_and_stays_listed(alice: User, as_alice: Client) -> None:
-    row, token = ApiToken.make(user=alice, name="old")
+    row, token = Token.make(user=alice, name="old")
     other = Client(headers={"Authorization": f"Bearer {token}"})
     assert other.get("/api/roster/").status_code == 200
     revoked = post(as_alice, f"{TOKENS}{row.pk}/revoke/")
@@ -255,7 +255,7 @@ def test_a_revoked_token_is_refused_at_once_and_stays_listed(alice: User, as_ali
 
 
 def test_tokens_of_others_are_not_found(as_alice: Client, bob: User) -> None:
-    theirs = ApiToken.make(user=bob)[0]
+    theirs = Token.make(user=bob)[0]
     assert as_alice.get(f"{TOKENS}{theirs.pk}/").status_code == 404
     assert post(as_alice, f"{TOKENS}{theirs.pk}/revoke/").status_code == 404
     theirs.refresh_from_db()
@@ -263,7 +263,7 @@ def test_tokens_of_others_are_not_found(as_alice: Client, bob: User) -> None:
 
 
 def test_a_narrowed_token_knows_of_itself_alone(alice: User, notes: GuildMember) -> None:
-    other = ApiToken.make(user=alice)[0]
+    other = Token.make(user=alice)[0]
     client = client_of(alice, scope=Scope.MEMBERS, members=[notes])
     assert [row["scope"] for row in client.get(TOKENS).json()["results"]] == ["members"]
     assert post(client, f"{TOKENS}{other.pk}/revoke/").status_code == 404
@@ -293,7 +293,7 @@ def test_the_settings_limit_tokens_that_have_none_of_their_own(bob: User, exampl
 @pytest.fixture
 def one_under_way(bob: User, limiter: Limiter) -> Iterator[Client]:
     client = client_of(bob, max_in_flight=1)
-    with limiter.call(ApiToken.objects.get().pk, Limits(max_in_flight=1)):
+    with limiter.call(Token.objects.get().pk, Limits(max_in_flight=1)):
         yield client
 
 
@@ -326,7 +326,7 @@ def test_a_get_shows_the_configuration_with_a_placeholder_and_makes_nothing(
     assert set(answer["cost_by_member"]) == {"notes"}
     assert answer["cost"]["tools"] == 2
     assert answer["cost"]["tokens"] > 0
-    assert ApiToken.objects.count() == 1
+    assert Token.objects.count() == 1
 
 
 def test_a_post_makes_a_token_for_the_client_and_these_members(as_alice: Client, notes: GuildMember) -> None:
@@ -335,7 +335,7 @@ def test_a_post_makes_a_token_for_the_client_and_these_members(as_alice: Client,
     made = response.json()["token"]
     assert (made["name"], made["scope"], made["members"]) == ("codex", "members", ["notes"])
     (token,) = [word.strip('"') for word in response.json()["config"].split() if word.startswith("gh_")]
-    assert ApiToken.objects.get(pk=made["id"]).digest == ApiToken.digest_of(token)
+    assert Token.objects.get(pk=made["id"]).digest == Token.digest_of(token)
 
 
 def test_direct_needs_no_token(as_alice: Client, notes: GuildMember) -> None:
@@ -344,7 +344,7 @@ def test_direct_needs_no_token(as_alice: Client, notes: GuildMember) -> None:
     assert "does not run" in refused.json()["error"]
     nobody = post(as_alice, CONFIG, {"for": "cursor", "direct": True})
     assert (nobody.status_code, nobody.json()["token"]) == (201, None)
-    assert ApiToken.objects.count() == 1
+    assert Token.objects.count() == 1
 
 
 @pytest.mark.parametrize("query", [{}, {"for": "emacs"}, {"for": "cursor", "direct": "perhaps"}])

@@ -19,7 +19,7 @@ from mcp_runtime.schemas.secrets import MASK
 from mcp_runtime.security.limits import SharedSlots
 from roster.api import requests
 from roster.api.calls import CallErrorSerializer
-from roster.models import ApiToken, Call, GuildMember
+from roster.models import Call, GuildMember, Token
 from tests.conftest import eventually
 from tests.support.api import add_member, add_tool, client_of
 
@@ -219,7 +219,7 @@ def test_a_narrowed_token_is_not_given_the_result_of_a_wider_one_by_its_key(
 ) -> None:
     first = invoke(as_bob, Idempotency_Key="k1").json()
     finish(first["id"])
-    narrow = client_of(bob, scope=ApiToken.Scope.TOOLS, tools=[example.tools.get(name="echo")])
+    narrow = client_of(bob, scope=Token.Scope.TOOLS, tools=[example.tools.get(name="echo")])
     own = invoke(narrow, Idempotency_Key="k1")
     assert (own.status_code, own.json()["result"]) == (202, None)
     assert own.json()["id"] != first["id"]

@@ -5,7 +5,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
-from roster.models import ApiToken, GuildMember
+from roster.models import GuildMember, Token
 from tests.support.api import METHODS, api_addresses
 
 
@@ -35,7 +35,7 @@ def test_anonymous_is_let_in_nowhere(example: GuildMember, method: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["Token", "Bearer", "bearer", "TOKEN"])
 def test_a_token_opens_the_api_under_both_names(bob: User, scheme: str) -> None:
-    token = ApiToken.make(user=bob)[1]
+    token = Token.make(user=bob)[1]
     assert Client(headers={"Authorization": f"{scheme} {token}"}).get("/api/roster/").status_code == 200
 
 
@@ -83,10 +83,10 @@ def test_a_session_that_changes_something_needs_its_csrf_token(bob: User, exampl
 
 
 def test_a_token_needs_no_csrf_token(bob: User, example: GuildMember) -> None:
-    client = Client(enforce_csrf_checks=True, headers={"Authorization": f"Token {ApiToken.make(user=bob)[1]}"})
+    client = Client(enforce_csrf_checks=True, headers={"Authorization": f"Token {Token.make(user=bob)[1]}"})
     assert client.post("/api/members/example/stop/").status_code == 202
 
 
 def test_the_token_itself_is_stored_nowhere(bob: User) -> None:
-    row, token = ApiToken.make(user=bob)
+    row, token = Token.make(user=bob)
     assert token not in [str(value) for value in vars(row).values()]

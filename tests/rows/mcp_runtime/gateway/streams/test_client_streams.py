@@ -15,7 +15,7 @@ from django.contrib.auth.models import User
 from mcp_runtime.gateway.catalog import Roster
 from mcp_runtime.gateway.streams import client_streams, upstream_listeners
 from mcp_runtime.security import limits
-from roster.models import ApiToken, GuildMember, Hall, Tool
+from roster.models import GuildMember, Hall, Token, Tool
 from tests.conftest import eventually
 from tests.support.agents import META, Agent, MessageStream, make_token, messages_of
 from tests.support.gateway_world import (
@@ -149,7 +149,7 @@ def test_resource_templates_that_change_are_told_as_resources(world: World) -> N
 
 def test_a_roster_that_changes_is_told_to_those_whose_lists_are_others(world: World) -> None:
     member, _ = world.member("notes"), world.member("other")
-    narrow = make_token(scope=ApiToken.Scope.MEMBERS, members=[GuildMember.objects.get(name="other")])
+    narrow = make_token(scope=Token.Scope.MEMBERS, members=[GuildMember.objects.get(name="other")])
     with world.agent().begin().listen() as everyone, world.agent(token=narrow).begin().listen() as others:
         assert world.agent(token=narrow).begin().tools() == ["other__echo"]
         Tool.objects.filter(member=member.row).update(enabled=False)
@@ -365,7 +365,7 @@ def narrowed(world: World) -> tuple[Any, str]:
         capabilities=ALL,
     )
     world.member("open")
-    return closed, make_token(scope=ApiToken.Scope.MEMBERS, members=[GuildMember.objects.get(name="open")])
+    return closed, make_token(scope=Token.Scope.MEMBERS, members=[GuildMember.objects.get(name="open")])
 
 
 def test_nobody_hears_of_a_member_that_is_not_for_them(world: World, narrowed: tuple[Any, str]) -> None:
@@ -390,12 +390,12 @@ def test_a_subscription_ends_with_the_right_to_it(world: World) -> None:
     closed = world.member("closed", {"GET": saying(), "resources/subscribe": lambda a: a.result({})}, capabilities=ALL)
     world.member("open")
     rows = list(GuildMember.objects.all())
-    token = make_token(scope=ApiToken.Scope.MEMBERS, members=rows)
+    token = make_token(scope=Token.Scope.MEMBERS, members=rows)
     agent = world.agent(token=token).begin()
     with agent.listen() as heard:
         agent.ask("resources/subscribe", uri="guild://closed/x:1")
         stream = eventually(lambda: next((one for one in closed.requests if not one.body), None))
-        row = ApiToken.objects.get(digest=ApiToken.digest_of(token))
+        row = Token.objects.get(digest=Token.digest_of(token))
         row.members.remove(closed.row)
         Hall.objects.get_or_create(pk=1)
         Hall.note_access_change()

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from mcp_runtime.control.members import reserve_member
 from roster.admin.calls import listing, screens
-from roster.models import ApiToken, Call, GuildMember, Tool
+from roster.models import Call, GuildMember, Token, Tool
 from tests.support.calls import LIST, add, html, ids, numbered, words
 
 pytestmark = pytest.mark.django_db
@@ -27,14 +27,14 @@ EVIL = "<img src=x onerror=alert(1)>"
 
 
 def test_a_call_is_found_by_what_it_is(page: Client, anna: GuildMember, alice: User) -> None:
-    token = ApiToken.make(user=alice, name="laptop")[0]
+    token = Token.make(user=alice, name="laptop")[0]
     other = GuildMember.objects.create(name="bert", directory="bert")
     long_ago = datetime(2020, 5, 1, 12, tzinfo=UTC)
     add(anna, queued_at=long_ago)
     call = add(
         other, tool_name="reverse", status="failed", error_kind="timeout", source="admin", token=token, requester="dora"
     )
-    ApiToken.objects.update(last_used_at=timezone.now())
+    Token.objects.update(last_used_at=timezone.now())
     for asked in [
         *({"status__exact": "failed"}, {"error_kind__exact": "timeout"}, {"source__exact": "admin"}),
         *({"member__id__exact": other.pk}, {"tool_name": "reverse"}, {"token": token.pk}, {"within": "3600"}),
@@ -100,8 +100,8 @@ def test_the_filter_by_token_names_those_of_others_to_superusers_alone(
     client: Client, bob: User, alice: User, echo: Tool
 ) -> None:
     for user in (alice, bob):
-        token, _ = ApiToken.make(user=user, name=f"key of {user}")
-        ApiToken.objects.filter(pk=token.pk).update(last_used_at=timezone.now())
+        token, _ = Token.make(user=user, name=f"key of {user}")
+        Token.objects.filter(pk=token.pk).update(last_used_at=timezone.now())
     text = html(client.get(LIST))
     assert "key of bob" in text
     assert "key of alice" not in text
@@ -115,9 +115,9 @@ def test_the_filter_by_token_names_those_of_others_to_superusers_alone(
         (LIST, "arguments__password__startswith"),
         (LIST, "requested_by__password__startswith"),
         ("/admin/roster/guildmember/", "manifest__env__API_KEY__startswith"),
-        ("/admin/roster/guildmember/", "api_tokens"),
+        ("/admin/roster/guildmember/", "tokens"),
         ("/admin/roster/tool/", "member__manifest__env__API_KEY__startswith"),
-        ("/admin/roster/apitoken/", "digest__startswith"),
+        ("/admin/roster/token/", "digest__startswith"),
         ("/admin/roster/agentsession/", "created_by__password__startswith"),
     ],
 )
