@@ -65,10 +65,12 @@ def test_a_database_that_has_some_of_its_migrations_gets_the_others(tmp_path: Pa
 def test_rows_are_kept_where_tables_and_columns_change_their_names(tmp_path: Path) -> None:
     database = database_after(["migrate", "roster", "0005", "-v0"], tmp_path)
     member = insert(database, "roster_guildmember", name="notes", wanted="stopped", status="disconnected")
-    insert(database, "roster_call", member_id=member, tool_name="echo", door="gateway", status="queued")
+    insert(database, "roster_invocation", member_id=member, tool_name="echo", door="gateway", status="queued")
     insert(database, "roster_callsum", member_id=member, tool_name="echo", seconds=60, begins=120, calls=7)
     tool = insert(database, "roster_tool", member_id=member, name="echo")
     user = insert(database, "auth_user", username="ada")
+    token = insert(database, "roster_apitoken", user_id=user, name="laptop", digest="d", scope="members")
+    insert(database, "roster_apitoken_members", apitoken_id=token, guildmember_id=member)
     insert(database, "roster_argumentset", tool_id=tool, user_id=user, name="mine", arguments='{"text": "hi"}')
     insert(database, "roster_hall", id=1, summed_until="2026-01-02 03:04:05")
     database.commit()
@@ -80,6 +82,7 @@ def test_rows_are_kept_where_tables_and_columns_change_their_names(tmp_path: Pat
     assert rows(database, "SELECT tool_id, user_id, name, arguments FROM roster_preset") == [
         (tool, user, "mine", '{"text": "hi"}')
     ]
+    assert rows(database, "SELECT token_id, guildmember_id FROM roster_token_members") == [(token, member)]
     assert rows(database, "SELECT rolled_up_until FROM roster_hall") == [("2026-01-02 03:04:05",)]
 
 
