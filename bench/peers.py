@@ -78,6 +78,15 @@ class SystemPeer(Peer):
         return bool(shutil.which(self.name))
 
 
+@dataclass(frozen=True)
+class OwnPeer(Peer):
+    """A program of the bench itself."""
+
+    @property
+    def is_installed(self) -> bool:
+        return True
+
+
 def _run(*argv: str) -> None:
     subprocess.run(argv, check=True)
 
@@ -88,6 +97,7 @@ MCPO = Peer("mcpo", ("mcpo==0.0.20", "mcp<2", "fastapi==0.115.14"))
 MCP_PROXY = Peer("mcp-proxy", ("mcp-proxy@6.7.19",), from_npm=True)
 MCP_HUB = Peer("mcp-hub", ("mcp-hub@4.2.1",), from_npm=True)
 NGINX = SystemPeer("nginx", ())
+OWN = OwnPeer("relay", ())
 PEERS = (FASTMCP, MCPO, MCP_PROXY, MCP_HUB)
 
 
@@ -190,7 +200,12 @@ def _nginx(port: int, upstream: str, folder: Path) -> list[str]:
     return [shutil.which("nginx") or "nginx", "-p", str(folder), "-c", str(config)]
 
 
+def _relay(port: int, upstream: str, folder: Path) -> list[str]:
+    return [sys.executable, str(ROOT / "bench" / "relay.py"), str(port), upstream]
+
+
 HOP = Rival("nginx, a hop that does nothing", NGINX, _nginx, "/mcp", "mcp")
+RELAY = Rival("a relay in Python: HTTP and JSON", OWN, _relay, "/mcp", "mcp")
 RIVALS = (
     Rival("FastMCP proxy, shared client", FASTMCP, _fastmcp, "/mcp", "mcp"),
     Rival("mcp-proxy (npm), stdio behind", MCP_PROXY, _mcp_proxy, "/mcp", "mcp"),

@@ -80,6 +80,24 @@ SAME_ON_EVERY_DATABASE = tuple(
 )
 
 
+# They run the same lines thousands of times (generated examples, every route as every user), or start processes that
+# only import. Coverage would take most of their time, and other tests run these lines too.
+WITHOUT_COVERAGE = tuple(
+    ROOT / "tests" / name
+    for name in (
+        "rows/attack",
+        *(f"unit/mcp_runtime/test_{name}.py" for name in ("hostile_schemas", "jsonrpc", "layers", "quick_checks")),
+        *(f"unit/mcp_runtime/test_{name}.py" for name in ("quick_json", "schemas")),
+        *(f"unit/test_{name}.py" for name in ("packaging", "settings_documented")),
+    )
+)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if any(item.path.is_relative_to(place) for place in WITHOUT_COVERAGE):
+        item.add_marker("no_cover")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """On PostgreSQL what touches no rows, or none in a way of its own, does not run: it told the same on SQLite."""
     if "postgres" in os.environ.get("DATABASE_URL", ""):
@@ -105,7 +123,7 @@ def _touches_rows(item: pytest.Item) -> bool:
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     measures_time = item.get_closest_marker("alone") is not None
     with machine.Turn(_shared, may_be_alone=measures_time), pytest.MonkeyPatch.context() as patch:
-        if measures_time:  # which coverage takes from the processes that it starts
+        if measures_time or item.get_closest_marker("no_cover"):  # nor in processes that it starts
             patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
         return (yield)
 

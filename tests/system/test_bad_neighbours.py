@@ -137,7 +137,7 @@ def test_one_that_serves_one_at_a_time_is_not_ended_by_many_calls(good: Hall) ->
     """Its queue of connections is short: what it cannot take fails or waits, and it lives."""
     good.add("single", "single", timeout=20)
     pid = wait_for_status(good, "single", "connected").pid
-    calls = [queue("single", "sleep", {"seconds": 0.4}) for _ in range(30)]
+    calls = [queue("single", "sleep", {"seconds": 0.2}) for _ in range(30)]
     active = Call.objects.filter(pk__in=[each.pk for each in calls], status__in=Call.ACTIVE)
     eventually(lambda: not active.exists(), within=60)
     assert (member("single").status, member("single").pid) == ("connected", pid)
