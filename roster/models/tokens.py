@@ -54,7 +54,7 @@ class TokenLimit:
 
 CALLS_PER_MINUTE = TokenLimit(
     name="calls_per_minute",
-    words="calls a minute",
+    words="calls per minute",
     setting="GUILD_HALL_CALLS_PER_MINUTE",
     minimum=0,
     maximum=1_000_000,
@@ -62,7 +62,7 @@ CALLS_PER_MINUTE = TokenLimit(
 )
 MAX_IN_FLIGHT = TokenLimit(
     name="max_in_flight",
-    words="calls at the same time",
+    words="concurrent calls",
     setting="GUILD_HALL_MAX_IN_FLIGHT",
     minimum=1,
     maximum=100_000,

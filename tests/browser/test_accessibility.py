@@ -74,8 +74,11 @@ def test_on_a_phone_the_way_to_call_a_tool_is_in_the_window(hall: BrowserHall, v
 @pytest.mark.parametrize(
     ("model", "tells"),
     [
-        ("call", [".calls-number", ".status", ".calls-tool", ".calls-who", ".calls-age", ".calls-took"]),
-        ("token", [".field-beginning", ".status", ".field-name", ".field-user", ".field-opens", ".field-last_used"]),
+        ("call", [".calls-number", ".status", ".calls-tool", ".calls-requester", ".calls-age", ".calls-duration"]),
+        (
+            "token",
+            [".field-beginning", ".status", ".field-name", ".field-user", ".field-scope_text", ".field-last_used"],
+        ),
     ],
 )
 def test_on_a_phone_rows_are_low_and_all_they_say_is_in_the_window(

@@ -63,7 +63,7 @@ class TokenForm(forms.ModelForm):  # type: ignore[type-arg]  # as for ModelAdmin
     def clean_expires_at(self) -> Any:
         end = self.cleaned_data["expires_at"]
         if end is not None and end <= timezone.now():
-            raise ValidationError("That is over already.")
+            raise ValidationError("This time is in the past. Choose a later time.")
         return end
 
     def clean(self) -> dict[str, Any] | None:
@@ -73,9 +73,11 @@ class TokenForm(forms.ModelForm):  # type: ignore[type-arg]  # as for ModelAdmin
         for field in ("members", "tools"):
             is_filled = bool(self.cleaned_data.get(field))
             if scope == field and not is_filled:
-                self.add_error(field, f"Choose some, for the scope says: {Scope(scope).label.lower()}.")
+                self.add_error(field, f"The scope is “{Scope(scope).label}”. Choose at least one.")
             if scope and scope != field and is_filled:
-                self.add_error("scope", f"{field.capitalize()} were chosen, which this scope does not look at.")
+                self.add_error(
+                    "scope", f"This scope does not use {field}. Remove the chosen {field}, or change the scope."
+                )
         return cleaned
 
 
@@ -84,7 +86,17 @@ class TokenAdmin(SafeFilterAdmin):
     """Superusers see all tokens. Other users see, create and revoke their own."""
 
     form = TokenForm
-    list_display = ["beginning", "status", "user", "name", "opens", "created", "expires", "last_used", "last_client"]
+    list_display = [
+        "beginning",
+        "status",
+        "user",
+        "name",
+        "scope_text",
+        "created",
+        "expires",
+        "last_used",
+        "last_client",
+    ]
     list_select_related = ["user"]
     list_filter = ["scope", "created_at", "expires_at"]
     search_fields = ["name", "hint", "user__username"]
@@ -150,7 +162,7 @@ class TokenAdmin(SafeFilterAdmin):
         row, token = make_token(obj.user, new_token, maker=principal_of(request))
         obj.pk, obj.digest, obj.hint = row.pk, row.digest, row.hint
         messages.warning(
-            request, format_html('Copy the token now, it is not shown again: <code class="token">{}</code>', token)
+            request, format_html('Copy the token now. It will not be shown again: <code class="token">{}</code>', token)
         )
 
     def response_post_save_add(self, request: HttpRequest, obj: Token) -> HttpResponseRedirect:
@@ -186,7 +198,7 @@ class TokenAdmin(SafeFilterAdmin):
         for token in active:
             revoke_token(token)
             self.log_change(request, token, "Revoked.")
-        refusals = [f"{token}: it was revoked already" for token in tokens if token not in active]
+        refusals = [f"{token}: it is already revoked" for token in tokens if token not in active]
         present.report(request, "Revoked", [str(token) for token in active], refusals)
 
     def delete_model(self, request: HttpRequest, obj: Token) -> None:
@@ -236,14 +248,14 @@ class TokenAdmin(SafeFilterAdmin):
     def status(self, token: Token) -> SafeString:
         return present.badge(token.state)
 
-    @admin.display(description="opens", ordering="scope")
-    def opens(self, token: Token) -> str:
+    @admin.display(description="scope", ordering="scope")
+    def scope_text(self, token: Token) -> str:
         if token.scope == Scope.ALL:
             return Scope.ALL.label
         names = [member.name for member in token.members.all()]
         if token.scope == Scope.TOOLS:
             names = [f"{tool.member.name}/{tool.name}" for tool in token.tools.all()]
-        return ", ".join(sorted(names)) or "nothing any more"
+        return ", ".join(sorted(names)) or f"no access, because its {token.scope} have left the hall"
 
     @admin.display(description="last client")
     def last_client(self, token: Token) -> str:
@@ -262,11 +274,11 @@ class TokenAdmin(SafeFilterAdmin):
 FACTS: list[tuple[str, Callable[[TokenAdmin, Token], Any]]] = [
     ("State", TokenAdmin.status),
     ("User", lambda _, token: token.user.get_username()),
-    ("Opens", TokenAdmin.opens),
+    ("Scope", TokenAdmin.scope_text),
     ("Limits", TokenAdmin.limits),
-    ("Made", TokenAdmin.created),
-    ("Made with", lambda _, token: present.link(token.made_with) if token.made_with else "no other token"),
-    ("Ends", lambda _, token: present.when(token.expires_at) if token.expires_at else "never"),
+    ("Created", TokenAdmin.created),
+    ("Created with token", lambda _, token: present.link(token.made_with) if token.made_with else "none"),
+    ("Expires", lambda _, token: present.when(token.expires_at) if token.expires_at else "never"),
     ("Last used", lambda _, token: present.when(token.last_used_at) if token.last_used_at else "never"),
     ("Revoked", lambda _, token: present.when(token.revoked_at) if token.revoked_at else "no"),
 ]

@@ -1,4 +1,4 @@
-"""A token's page in the admin: what each client wants written down, who came with it, and what was called."""
+"""A token's page in the admin: the configuration of each client, the programs that used it, and the tools called."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_who_came_and_what_was_called_is_told(
     assert "<td>add</td><td>2</td><td>1</td>" in text
     assert "somebody-else" not in text
     assert "of-another" not in text
-    assert "All calls with it" not in text
+    assert "All calls with this token" not in text
     bob.user_permissions.add(Permission.objects.get(codename="view_call"))
     link = f"{reverse('admin:roster_call_changelist')}?token={token.pk}"
     assert link in text_of(page.get(part_of(token, "use")))

@@ -45,17 +45,23 @@ def test_a_token_is_made_with_scope_end_and_limits(page: Client, alice: User, ec
     assert row.expires_at is not None
     assert row.expires_at.isoformat() == "2099-01-31T12:00:00+00:00"
     shown = html(page.get(page_of(row)))
-    for said in ("example/echo", "2099-01-31 12:00:00", "calls a minute: 7; calls at the same time: 2", "good"):
+    for said in ("example/echo", "2099-01-31 12:00:00", "calls per minute: 7; concurrent calls: 2", "good"):
         assert said in shown
 
 
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"scope": "members"}, "Choose some, for the scope says: some members."),
-        ({"scope": "tools"}, "Choose some, for the scope says: some tools."),
-        ({"scope": "all", "members": "chosen"}, "Members were chosen, which this scope does not look at."),
-        ({"scope": "all", "expires_at_0": "2001-01-31", "expires_at_1": "12:00:00"}, "That is over already."),
+        ({"scope": "members"}, "The scope is “Some members”. Choose at least one."),
+        ({"scope": "tools"}, "The scope is “Some tools”. Choose at least one."),
+        (
+            {"scope": "all", "members": "chosen"},
+            "This scope does not use members. Remove the chosen members, or change the scope.",
+        ),
+        (
+            {"scope": "all", "expires_at_0": "2001-01-31", "expires_at_1": "12:00:00"},
+            "This time is in the past. Choose a later time.",
+        ),
         ({"scope": "all", "max_in_flight": "0"}, "greater than or equal to 1"),
     ],
 )
@@ -109,7 +115,7 @@ def test_the_button_revokes_at_once_and_is_gone_afterwards(page: Client, alice: 
     assert "Revoked (1)" in shown
     assert button not in shown
     assert Client(headers={"Authorization": f"Bearer {token}"}).get("/api/roster/").status_code == 401
-    assert "it was revoked already" in html(act(page, "token", "revoke", row))
+    assert "it is already revoked" in html(act(page, "token", "revoke", row))
 
 
 @pytest.mark.parametrize("state", ["good", "expired", "revoked"])
