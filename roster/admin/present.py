@@ -55,7 +55,7 @@ def text_block(text: str) -> SafeString | str:
     if not text:
         return NOTHING
     if len(text) > MAX_SHOWN:
-        text = f"{text[:MAX_SHOWN]}\n… and {len(text) - MAX_SHOWN} more characters, which the API gives."
+        text = f"{text[:MAX_SHOWN]}\n… and {len(text) - MAX_SHOWN} more characters. The API returns the whole text."
     return format_html('<pre class="block" tabindex="0">{}</pre>', text)
 
 
@@ -76,10 +76,11 @@ def when(moment: datetime | None) -> str:
     return moment.strftime("%Y-%m-%d %H:%M:%S") if moment else NOTHING
 
 
-def moment_column(field: str) -> Callable[[Any, Model], str]:
-    """A column for a date and time field, as an attribute of an admin class."""
+def moment_column(field: str, label: str = "") -> Callable[[Any, Model], str]:
+    """A column for a date and time field, as an attribute of an admin class. `last_used_at` becomes "last used"."""
+    label = label or field.removesuffix("_at").replace("_", " ")
 
-    @admin.display(description=field.replace("_", " "), ordering=field)
+    @admin.display(description=label, ordering=field)
     def column(_: Any, row: Model) -> str:
         return when(getattr(row, field))
 
@@ -105,7 +106,7 @@ def report(request: HttpRequest, title: str, names: Iterable[str], refusals: Ite
     if changes:
         messages.success(request, f"{title} ({len(changes)}): {_join(changes, ', ')}.")
     if rejections:
-        messages.warning(request, f"Left alone ({len(rejections)}): {_join(rejections, '; ')}.")
+        messages.warning(request, f"Not changed ({len(rejections)}): {_join(rejections, '; ')}.")
 
 
 def _join(names: list[str], separator: str) -> str:

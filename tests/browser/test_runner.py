@@ -435,7 +435,7 @@ def test_results_are_shown_for_what_they_are(runner: Runner) -> None:
 @pytest.mark.parametrize(
     ("tool", "status", "words"),
     [
-        ("weather", "succeeded", "fits the output schema"),
+        ("weather", "succeeded", "matches the output schema"),
         ("broken_promise", "succeeded", "count: 'many' is not of type 'integer'"),
         ("fail", "failed", "What to do: The tool ran and reported an error."),
     ],

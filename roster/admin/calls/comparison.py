@@ -96,7 +96,7 @@ def _equal(lines: list[str], *, is_first: bool, is_last: bool) -> Iterator[Line]
 
 def _outcome(call: Call) -> str:
     if not call.is_finished:
-        return f"It is {call.status}."
+        return f"The call is {call.status}."
     if call.result is None:
         data = "" if call.error_data is None else f"\n{_json(call.error_data)}"
         return f"{call.error_kind or call.status}\n{call.error_message}{data}"

@@ -30,7 +30,7 @@ UNREAD = ("result", "error_data")
 FORMATS = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"}
 COLUMNS = (
     *("id", "member", "tool", "status", "error_kind", "error_code", "error_message", "source", "requester"),
-    *("queued_at", "started_at", "finished_at", "seconds"),
+    *("queued_at", "started_at", "finished_at", "duration"),
 )
 # A spreadsheet reads text that begins like this as a formula, and members and callers choose the text.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
@@ -119,7 +119,7 @@ def _facts(call: Call) -> dict[str, Any]:
         "source": call.source,
         "requester": call.requester,
         **{name: moment and moment.isoformat() for name, moment in moments.items()},
-        "seconds": None if duration is None else duration.total_seconds(),
+        "duration": None if duration is None else duration.total_seconds(),
     }
 
 

@@ -1,7 +1,7 @@
 """The list of calls, fast for any number of them: filters, a search, and pages that never count or read all calls.
 
 It searches only the newest SCANNED calls, except if the only filter is a member or a token, which have an index. The
-page says how far it searched and links further back: `?before=ID`.
+page says how far it searched and links to older calls: `?before=ID`.
 """
 
 from __future__ import annotations
@@ -268,11 +268,11 @@ def form_of(request: HttpRequest, calls: CallList) -> dict[str, Any]:
         tokens = tokens.filter(user=request.user.pk)
     choices = [
         _select("status__exact", "Status", Call.Status.choices, calls),
-        _select("error_kind__exact", "Error", Call.ErrorKind.choices, calls),
+        _select("error_kind__exact", "Error kind", Call.ErrorKind.choices, calls),
         _select("member__id__exact", "Member", [(str(pk), name) for pk, name in members], calls),
         _select("source__exact", "Source", Call.Source.choices, calls),
         _select("token", "Token", [(str(token.pk), _token_label(token)) for token in tokens[:MAX_TOKENS]], calls),
-        _select("within", "When", list(WITHIN.items()), calls),
+        _select("within", "Time", list(WITHIN.items()), calls),
     ]
     texts = {name: calls.filter_value(name) for name in ("tool_name", "queued_at__gte", "queued_at__lt")}
     active_filters = sum(1 for choice in choices if choice["value"]) + sum(1 for value in texts.values() if value)

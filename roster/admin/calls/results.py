@@ -179,13 +179,13 @@ class _Drawing:
     def _media(self, data: str, media_type: str) -> Item:
         self.media_budget -= len(data)
         if self.media_budget < 0:
-            return _note(media_type, f"too large to be shown here ({len(data):,} characters of base64)")
+            return _note(media_type, f"too large to show here ({len(data):,} characters of base64)")
         try:
             content = base64.b64decode(data, validate=True)
         except (binascii.Error, ValueError):
-            return _note(media_type, "its data is not base64")
+            return _note(media_type, "the data is not valid base64")
         if media_type == "image/svg+xml":
-            return text_item(content.decode("utf-8", "replace"), note="SVG, shown as its source")
+            return text_item(content.decode("utf-8", "replace"), note="SVG, shown as source text")
         if any(content.startswith(signature) for signature in IMAGE_TYPES.get(media_type, ())):
             picture = format_html(
                 '<img class="result-image" src="{}" alt="{}" decoding="async">', *_url_of(media_type, content)
@@ -196,7 +196,7 @@ class _Drawing:
                 '<audio controls preload="metadata" src="{}" aria-label="{}"></audio>', *_url_of(media_type, content)
             )
             return Item("audio", sound, note=f"{media_type}, {len(content):,} bytes")
-        return _note(media_type, f"{len(content):,} bytes, of a type that is not shown here")
+        return _note(media_type, f"{len(content):,} bytes of a type that is not shown here")
 
     def _resource(self, resource: dict[str, Any]) -> Item:
         place = present.one_line(str(resource.get("uri") or ""), MAX_NAME)
@@ -307,7 +307,7 @@ class _Tree:
         count = f"{len(value):,} {'key' if isinstance(value, dict) else 'item'}{'' if len(value) == 1 else 's'}"
         brackets = "{}" if isinstance(value, dict) else "[]"
         if depth >= MAX_TREE_DEPTH:
-            note = f'<span class="json-more">{brackets} {count}, nested too deep to be shown</span>'
+            note = f'<span class="json-more">{brackets} {count}, nested too deeply to show here</span>'
             yield f'<div class="json-leaf">{label}{note}</div>'
             return
         is_open = " open" if depth < 2 or (depth < 4 and len(value) <= 5) else ""

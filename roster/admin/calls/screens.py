@@ -35,8 +35,8 @@ from roster.models import Call, Tool
 LIST_PART = "admin/roster/call/list_part.html"
 PART = "admin/roster/call/part.html"
 AGING_SECONDS = 10
-EXPORTS_FULL = "Too many files of calls are being read. Try again when one of them is complete.\n"
-SENT_BEFORE = "This button was pressed before, and this is its call."
+EXPORTS_FULL = "Too many exports are in progress. Try again when one of them is complete.\n"
+SENT_BEFORE = "You already pressed this button. This is the call that it made."
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Row:
     badge: SafeString
     error: str
     requester: str
-    took: str
+    duration: str
     is_running: bool
 
 
@@ -224,7 +224,7 @@ class CallAdmin(RuntimeRowAdmin):
             "progress": runner.progress_of(call),
             "view": results.result_view(call, tool.output_schema if tool else None),
             "arguments": present.json_block(masked_arguments(call)),
-            "took": present.seconds(call.duration),
+            "duration": present.seconds(call.duration),
             "token": _token(call),
         }
 
@@ -257,7 +257,7 @@ class CallAdmin(RuntimeRowAdmin):
         refusals: list[str] = []
         for call in calls:
             if not self._may_cancel(request, call):
-                refusals.append(f"{call} belongs to another user, and you may not stop {call.member.name}")
+                refusals.append(f"{call} is another user's call, and you may not stop {call.member.name}")
                 continue
             try:
                 is_over = cancel_call(call).is_finished
@@ -265,9 +265,9 @@ class CallAdmin(RuntimeRowAdmin):
                 refusals.append(str(refusal))
             else:
                 (cancelled if is_over else pending).append(str(call))
-                self.log_change(request, call, "Cancelled." if is_over else "Asked to cancel.")
+                self.log_change(request, call, "Cancelled." if is_over else "Cancellation requested.")
         present.report(request, "Cancelled", cancelled, [])
-        present.report(request, "Running, asked to cancel", pending, refusals)
+        present.report(request, "Cancellation requested", pending, refusals)
 
     # Again
 
@@ -278,7 +278,7 @@ class CallAdmin(RuntimeRowAdmin):
         if not self.has_invoke_permission(request):
             raise PermissionDenied
         if fault := why_not_again(call):
-            messages.warning(request, f"Not called: {fault}.")
+            messages.warning(request, f"The call was not made: {fault}.")
             return self.page_of(call)
         try:
             new_call, is_new = queue_call(
@@ -289,7 +289,7 @@ class CallAdmin(RuntimeRowAdmin):
                 idempotency_key=request.POST.get("call_key", "")[:255] or None,
             )
         except (AccessError, RequestRefusedError) as refusal:
-            messages.warning(request, f"Not called: {refusal}")
+            messages.warning(request, f"The call was not made: {refusal}")
             return self.page_of(call)
         if not is_new:
             messages.info(request, SENT_BEFORE)
@@ -301,7 +301,7 @@ class CallAdmin(RuntimeRowAdmin):
     def compare(self, request: HttpRequest, queryset: QuerySet[Call]) -> HttpResponse | None:
         ids = sorted(queryset.values_list("pk", flat=True)[:3])
         if len(ids) != 2:
-            messages.warning(request, "Choose two calls to compare.")
+            messages.warning(request, "Choose exactly two calls to compare.")
             return None
         return redirect(_comparison(*ids))
 
@@ -336,16 +336,16 @@ class CallAdmin(RuntimeRowAdmin):
         return call.pk
 
 
-# What pages say of a call -----------------------------------------------------------------------------------------
+# Texts about a call -----------------------------------------------------------------------------------------------
 
-_FACTS = ("Member", "Tool", "Status", "Took", "Asked by", "Through", "Queued (UTC)")
+_FACTS = ("Member", "Tool", "Status", "Duration", "Requester", "Source", "Queued (UTC)")
 
 
 def _facts(call: Call) -> tuple[str, ...]:
     status = f"{call.status} ({call.error_kind})" if call.error_kind else call.status
-    took, requester = present.seconds(call.duration), call.requester or present.NOTHING
+    duration, requester = present.seconds(call.duration), call.requester or present.NOTHING
     source = Call.Source(call.source).label
-    return call.member.name, call.tool_name, status, took, requester, str(source), present.when(call.queued_at)
+    return call.member.name, call.tool_name, status, duration, requester, str(source), present.when(call.queued_at)
 
 
 def _row(call: Call) -> Row:
@@ -354,7 +354,7 @@ def _row(call: Call) -> Row:
         badge=present.badge(call.status),
         error=present.one_line(call.error_message, 160),
         requester=present.one_line(call.requester, 60) or present.NOTHING,
-        took=present.seconds(call.duration),
+        duration=present.seconds(call.duration),
         is_running=call.status == Call.Status.RUNNING and call.started_at is not None,
     )
 

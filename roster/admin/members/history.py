@@ -20,7 +20,7 @@ class StatusChangeAdmin(RuntimeRowAdmin):
     search_fields = ["member__name", "cause", "message"]
     fields = ["happened", "of_member", "change", "cause", "exit", "full_message", "log"]
 
-    happened = present.moment_column("created_at")
+    happened = present.moment_column("created_at", "time")
 
     @admin.display(description="member", ordering="member__name")
     def of_member(self, change: StatusChange) -> SafeString:

@@ -123,7 +123,7 @@ def activity(request: HttpRequest, member: Any) -> dict[str, Any]:
     rows = calls.annotate(short_text=Left("error_message", SHOWN_MESSAGE)).defer("error_message")
     return {
         "member": member,
-        "calls": [_with(call, took=present.seconds(call.duration)) for call in rows[:SHOWN_CALLS]],
+        "calls": [_with(call, duration_text=present.seconds(call.duration)) for call in rows[:SHOWN_CALLS]],
         "may_list_calls": views_calls,
         "changes": [
             _with(change, exit_words="" if change.exit_code is None else describe_exit(change.exit_code))

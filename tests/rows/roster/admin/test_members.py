@@ -162,7 +162,7 @@ def test_an_action_is_done_where_it_applies_and_reports_both_sides(page: Client,
 
     assert messages_of(response) == [
         "Asked to start (1): asleep.",
-        "Left alone (3): broken: its guild-member.json cannot be used; example: it is connected already; "
+        "Not changed (3): broken: its guild-member.json cannot be used; example: it is connected already; "
         "off: it is disabled.",
     ]
     asleep.refresh_from_db()
@@ -201,7 +201,7 @@ def test_disable_and_enable_go_there_and_back(page: Client, example: GuildMember
 def test_tools_of_a_member_that_no_runtime_runs_cannot_be_refreshed(page: Client, example: GuildMember) -> None:
     response = act(page, "guildmember", "refresh_members", example)
 
-    assert messages_of(response) == ["Left alone (1): example: it is disconnected."]
+    assert messages_of(response) == ["Not changed (1): example: it is disconnected."]
 
 
 @pytest.mark.usefixtures("runtime")
@@ -286,7 +286,7 @@ def test_deleting_many_takes_only_those_that_are_gone(page: Client) -> None:
 
     response = page.post(f"{list_of('guildmember')}?folder=any", data, follow=True)
 
-    assert messages_of(response)[0] == "Left alone (1): here: its folder is still there."
+    assert messages_of(response)[0] == "Not changed (1): here: its folder is still there."
     assert [row.name for row in GuildMember.objects.all()] == ["here"]
 
 

@@ -180,14 +180,14 @@ def test_pictures_share_one_bound() -> None:
     data = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"x" * 3_000_000).decode()
     html = drawn({"content": [{"type": "image", "data": data, "mimeType": "image/png"}] * 3})
     assert len(Tags(html).of("img")) == 1
-    assert "too large to be shown here" in html
+    assert "too large to show here" in html
 
 
 @pytest.mark.parametrize(
     ("value", "schema", "said"),
     [
-        ({"n": 1}, None, "promises no output schema"),
-        ({"n": 1}, {"type": "object", "properties": {"n": {"type": "integer"}}}, ">fits the output schema"),
+        ({"n": 1}, None, "has no output schema"),
+        ({"n": 1}, {"type": "object", "properties": {"n": {"type": "integer"}}}, ">matches the output schema"),
         ({"n": "x"}, {"type": "object", "properties": {"n": {"type": "integer"}}}, "n: &#x27;x&#x27; is not of type"),
         ({"n": 1}, {"type": "nonsense"}, "the output schema is broken"),
     ],

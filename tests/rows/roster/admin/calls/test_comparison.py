@@ -34,7 +34,7 @@ def test_two_chosen_calls_stand_side_by_side(page: Client, echo: Tool) -> None:
 @pytest.mark.parametrize("number", [1, 3])
 def test_other_than_two_cannot_be_compared(page: Client, anna: GuildMember, number: int) -> None:
     chosen = {"action": "compare", "_selected_action": numbered(anna, number)}
-    assert messages_of(page.post(LIST, chosen, follow=True)) == ["Choose two calls to compare."]
+    assert messages_of(page.post(LIST, chosen, follow=True)) == ["Choose exactly two calls to compare."]
 
 
 def test_a_call_is_compared_with_the_one_before_it_of_the_same_tool(page: Client, echo: Tool) -> None:

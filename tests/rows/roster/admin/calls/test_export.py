@@ -35,7 +35,7 @@ def test_the_filtered_list_is_written_as_csv(page: Client, anna: GuildMember) ->
     call = add(anna, tool_name='a,"b"', started_at=began, finished_at=began + timedelta(seconds=1.5))
     add(anna, status="failed")
     (row,) = csv.DictReader(io.StringIO(exported(page, "csv", status__exact="succeeded")))
-    assert (row["id"], row["member"], row["tool"], row["seconds"]) == (str(call.pk), "anna", 'a,"b"', "1.5")
+    assert (row["id"], row["member"], row["tool"], row["duration"]) == (str(call.pk), "anna", 'a,"b"', "1.5")
     assert row["finished_at"] == "2026-01-01T00:00:01.500000+00:00"
 
 

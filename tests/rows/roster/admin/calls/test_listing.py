@@ -179,11 +179,11 @@ def test_a_search_looks_through_so_many_calls_and_leads_further_back(page: Clien
     query, looks = "?tool_name=rare", 0
     while query and not (found := page.get(LIST + query).context["rows"]):
         response = page.get(LIST + query)
-        assert "No call is like that." in words(response)
-        query, looks = link(response, "Look further back"), looks + 1
+        assert "No matches." in words(response)
+        query, looks = link(response, "Search older calls"), looks + 1
     assert [row.call.pk for row in found] == [rare]
     assert looks == 2
-    assert link(page.get(LIST + query), "Look further back") == ""
+    assert link(page.get(LIST + query), "Search older calls") == ""
 
 
 def test_a_list_costs_the_same_for_few_calls_and_for_many(page: Client, anna: GuildMember) -> None:
@@ -300,5 +300,5 @@ def test_plots_stand_above_the_list_when_asked_for(page: Client, anna: GuildMemb
     query = link(page.get(LIST, {"member__id__exact": anna.pk}), "Plots")
     text = html(page.get(LIST + query))
     assert 'class="plot"' in text
-    assert "How many, how long: anna" in text
+    assert "Calls and durations: anna" in text
     assert link(page.get(LIST + query), "Hide plots") == f"?member__id__exact={anna.pk}"

@@ -55,7 +55,7 @@ def test_a_huge_result_is_shown_in_part(page: Client, example: GuildMember) -> N
     text = html(page.get(page_of(call)))
 
     assert len(text) < 1_000_000
-    assert "more characters, which the API gives" in text
+    assert "more characters. The API returns the whole text." in text
 
 
 def test_cancel_ends_the_queued_asks_the_running_and_leaves_the_finished(page: Client, example: GuildMember) -> None:
@@ -67,8 +67,8 @@ def test_cancel_ends_the_queued_asks_the_running_and_leaves_the_finished(page: C
 
     assert messages_of(response) == [
         f"Cancelled (1): {queued.pk} echo.",
-        f"Running, asked to cancel (1): {running.pk} echo.",
-        f"Left alone (1): call {done.pk} has ended: Succeeded.",
+        f"Cancellation requested (1): {running.pk} echo.",
+        f"Not changed (1): call {done.pk} has ended: Succeeded.",
     ]
     queued.refresh_from_db()
     running.refresh_from_db()

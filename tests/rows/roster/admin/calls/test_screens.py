@@ -51,8 +51,8 @@ def test_a_running_call_shows_progress_and_its_end_stops_the_asking(page: Client
 def test_cancel_answers_the_page_in_place(page: Client, echo: Tool) -> None:
     call = add(echo.member, status="running")
     answer = page.post(at(call, "cancel"), headers={"X-Live": "form"}).json()
-    assert answer["messages"] == [{"level": "success", "text": f"Running, asked to cancel (1): {call.pk} echo."}]
-    assert "Asked to cancel." in words(page.get(at(call, "part")))
+    assert answer["messages"] == [{"level": "success", "text": f"Cancellation requested (1): {call.pk} echo."}]
+    assert "Cancellation requested." in words(page.get(at(call, "part")))
 
 
 def test_a_call_is_shown_to_its_maker_and_to_those_who_may_see_calls(client: Client, bob: User, echo: Tool) -> None:
@@ -130,7 +130,7 @@ def test_gateway_calls_without_arguments_are_not_called_again(page: Client, echo
 def test_a_refusal_is_said_and_nothing_is_called(page: Client, echo: Tool) -> None:
     call = add(echo.member, arguments={"text": 5})
     (said,) = messages_of(page.post(at(call, "replay"), follow=True))
-    assert said.startswith("Not called: ")
+    assert said.startswith("The call was not made: ")
     assert Call.objects.count() == 1
 
 
