@@ -25,7 +25,7 @@ GAP = 0.15  # between bars, as a fraction of each
 # The format of the times of each span, and the distance of its labels in points.
 _CLOCK = {"hour": ("%H:%M", 10), "day": ("%H:%M", 16), "week": ("%a %-d", 24)}
 _SPAN_NAMES = {"hour": "last hour", "day": "last day", "week": "last week"}
-_STEPS = {"hour": "minute", "day": "quarter of an hour", "week": "hour"}
+_STEPS = {"hour": "minute", "day": "15 minutes", "week": "hour"}
 
 
 @dataclass(frozen=True)

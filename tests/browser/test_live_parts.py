@@ -114,7 +114,7 @@ def test_a_button_keeps_the_place_on_the_page_and_says_what_it_did(hall: Browser
     page.goto("/admin/?q=good")
     page.evaluate("window.__not_reloaded = true")
     page.get_by_role("button", name="Restart good").click()
-    expect(page.locator("#live-messages")).to_have_text("Asked to restart (1): good.")
+    expect(page.locator("#live-messages")).to_have_text("Restart requested (1): good.")
     hall.wait_for_status("good", "connected")
     assert page.evaluate("window.__not_reloaded === true")
     assert page.url.endswith("/?q=good")
@@ -134,7 +134,7 @@ def test_buttons_work_without_scripts(hall: BrowserHall, visitor: Visitor) -> No
     page = visitor.window(java_script_enabled=False)
     page.goto("/")
     page.get_by_role("button", name="Restart good").click()
-    expect(page.locator(".messagelist")).to_contain_text("Asked to restart (1): good.")
+    expect(page.locator(".messagelist")).to_contain_text("Restart requested (1): good.")
     hall.wait_for_status("good", "connected")
 
 

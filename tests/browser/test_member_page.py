@@ -62,7 +62,7 @@ def test_a_crash_is_told_with_its_cause_and_last_lines_and_mended_by_a_button(ha
     first = page.locator(".timeline li").first
     expect(first).to_contain_text("connected →")
     expect(first).to_contain_text("signal SIGKILL")
-    first.get_by_text("What it wrote last").click()
+    first.get_by_text("Last lines of output").click()
     expect(first.locator("pre")).to_contain_text("called a")
     page.get_by_role("button", name="Restart", exact=True).click()
     expect(page.locator(".member-state").get_by_text("connected", exact=True)).to_be_visible()
@@ -103,7 +103,7 @@ def test_the_log_is_followed_and_stays_where_the_reader_scrolled(hall: BrowserHa
     write(hall, "while scrolled up")
     expect(lines(page).last).to_have_text("while scrolled up")
     assert page.locator("#log-lines").evaluate("(box) => box.scrollTop") == 0
-    page.get_by_role("button", name="To the end").click()
+    page.get_by_role("button", name="Go to end").click()
     write(hall, "at the end")
     expect(lines(page).last).to_have_text("at the end")
     assert distance_to_end(page) < 5

@@ -42,7 +42,7 @@ class StatusChangeAdmin(RuntimeRowAdmin):
     def full_message(self, change: StatusChange) -> str:
         return present.text_block(change.message)
 
-    @admin.display(description="last lines it wrote")
+    @admin.display(description="last lines of output")
     def log(self, change: StatusChange) -> str:
         return present.text_block(change.log_tail)
 

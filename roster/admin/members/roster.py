@@ -127,7 +127,7 @@ class RosterScreen(RuntimeRowAdmin):
     def cards_view(self, request: HttpRequest) -> HttpResponse:
         """Only the cards, for static/roster/live.js."""
         if not self.has_view_permission(request):
-            return HttpResponse("You may not see members.", status=403, content_type="text/plain")
+            return HttpResponse("You do not have permission to view members.", status=403, content_type="text/plain")
         search = Search.of(request)
         tag = self._tag(request, search)
         return live.part(request, "roster/cards.html", lambda: self._cards(request, search), tag=tag)

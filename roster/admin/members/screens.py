@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from roster.admin.members.verbs import Member
 
 Status = GuildMember.Status
-NOBODY = "none, so it is open to everybody who may call tools"
+NO_GROUPS = "no groups, so all users who may call tools can use it"
 
 
 def _action(verb: Verb) -> Callable[..., None]:
@@ -80,12 +80,13 @@ class GroupsForm(forms.Form):
         Group.objects.order_by("name"),
         required=False,
         widget=forms.CheckboxSelectMultiple,
-        help_text="With none it is there for everybody who may call tools. Superusers may always.",
+        help_text="Only users of these groups and superusers can use the member. If you choose no groups, all users who "
+        "may call tools can use it.",
     )
 
 
 def _names_of(member: Any) -> str:
-    return ", ".join(group.name for group in member.groups.order_by("name")) or NOBODY
+    return ", ".join(group.name for group in member.groups.order_by("name")) or NO_GROUPS
 
 
 # The screens ------------------------------------------------------------------------------------------------------
@@ -262,7 +263,7 @@ class MemberAdmin(RosterScreen):
     @staticmethod
     def _deletion_obstacle(member: Any) -> str:
         if member.removed_at is None:
-            return "its folder is still there"
+            return "its folder still exists"
         return "" if visible_status(member) in (Status.DISCONNECTED, Status.ERROR) else "its process has not ended yet"
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:

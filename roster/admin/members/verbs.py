@@ -33,10 +33,10 @@ class Verb:
 
 
 VERBS = [
-    Verb("start", "Start", "Asked to start"),
-    Verb("stop", "Stop", "Asked to stop"),
-    Verb("restart", "Restart", "Asked to restart"),
-    Verb("refresh", "Refresh tools", "Requested a new list of tools"),
+    Verb("start", "Start", "Start requested"),
+    Verb("stop", "Stop", "Stop requested"),
+    Verb("restart", "Restart", "Restart requested"),
+    Verb("refresh", "Refresh tools", "New list of tools requested"),
     Verb("enable", "Enable", "Enabled"),
     Verb("disable", "Disable", "Disabled"),
 ]
@@ -75,16 +75,16 @@ def obstacle(verb: str, member: Member) -> str:
     if member.removed_at:
         return "its folder is gone"
     if verb == "enable":
-        return "it is enabled already" if member.enabled else ""
+        return "it is already enabled" if member.enabled else ""
     if not member.enabled:
         return "it is disabled"
     if verb in ("start", "restart") and member.manifest_error:
-        return "its guild-member.json cannot be used"
+        return "its guild-member.json has an error"
     should_run = member.desired_state == GuildMember.DesiredState.RUNNING
     if verb == "start" and should_run and status in (Status.STARTING, Status.CONNECTED):
-        return f"it is {status} already"
+        return f"it is already {status}"
     if verb == "stop" and not should_run and status == Status.DISCONNECTED:
-        return "it is stopped already"
+        return "it is already stopped"
     if verb == "refresh" and status != Status.CONNECTED:
         return f"it is {status}"
     return ""

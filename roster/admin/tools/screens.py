@@ -114,7 +114,7 @@ class ToolAdmin(ToolColumns, ToolRunner):
         for tool in changes:
             switch_tool(tool, on=on)
             self.log_change(request, tool, f"Switched {word}.")
-        refusals = [f"{tool.name}: it is {word} already" for tool in tools if tool not in changes]
+        refusals = [f"{tool.name}: it is already {word}" for tool in tools if tool not in changes]
         present.report(request, f"Switched {word}", [tool.name for tool in changes], refusals)
 
     @method_decorator(require_POST)
@@ -154,6 +154,6 @@ class ToolAdmin(ToolColumns, ToolRunner):
     def output_schema(self, tool: Tool) -> str:
         return present.json_block(tool.output_schema)
 
-    @admin.display(description="as the member sent it")
+    @admin.display(description="definition from the member")
     def definition_as_sent(self, tool: Tool) -> str:
         return present.json_block(tool.definition)

@@ -145,7 +145,7 @@ def test_a_crash_is_told_with_its_cause_its_last_lines_and_what_to_do(page: Clie
     GuildMember.objects.update(next_restart_at=timezone.now() + timedelta(seconds=8))
     head = text_of(page.get(part_of(anna, "head")))
     assert "not tried again automatically" not in head
-    assert "Next try at" in head
+    assert "Next restart at" in head
 
 
 def test_an_old_crash_is_no_reason_once_the_member_runs(page: Client, anna: GuildMember) -> None:
@@ -191,7 +191,7 @@ def test_the_buttons_are_those_that_apply_now(page: Client, anna: GuildMember) -
 def test_a_button_answers_a_script_with_what_was_done(page: Client, anna: GuildMember) -> None:
     stop = reverse("admin:roster_guildmember_verb", args=[anna.pk, "stop"])
     answer = page.post(stop, headers={"X-Live": "form"}).json()
-    assert [message["text"] for message in answer["messages"]] == ["Asked to stop (1): anna."]
+    assert [message["text"] for message in answer["messages"]] == ["Stop requested (1): anna."]
     tool = add_tool(anna, "echo")
     off = reverse("admin:roster_tool_switch", args=[tool.pk, "off"])
     answer = page.post(off, headers={"X-Live": "form"}).json()

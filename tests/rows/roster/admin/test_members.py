@@ -59,7 +59,7 @@ def test_a_remote_server_is_shown_with_its_url_and_the_references_in_its_headers
     shown = html(page.get(page_of(member)))
     assert url in shown
     assert "Bearer ${env:A_TOKEN}" in shown
-    assert "It is a remote server, and its log is there too." in shown
+    assert "This member is a remote server. Its log is on that server." in shown
 
 
 @pytest.mark.usefixtures("runtime")
@@ -139,7 +139,7 @@ def test_the_page_shows_facts_tools_changes_and_the_end_of_the_log(
     finally:
         path.unlink()
 
-    assert "4242, since" in text
+    assert "PID 4242, started at" in text
     assert reverse("admin:roster_tool_call", args=[echo.pk]) in text
     assert "it just went" in text
     assert f"last words {ESCAPED}" in text
@@ -161,8 +161,8 @@ def test_an_action_is_done_where_it_applies_and_reports_both_sides(page: Client,
     response = act(page, "guildmember", "start_members", example, asleep, off, broken)
 
     assert messages_of(response) == [
-        "Asked to start (1): asleep.",
-        "Not changed (3): broken: its guild-member.json cannot be used; example: it is connected already; "
+        "Start requested (1): asleep.",
+        "Not changed (3): broken: its guild-member.json has an error; example: it is already connected; "
         "off: it is disabled.",
     ]
     asleep.refresh_from_db()
@@ -210,10 +210,10 @@ def test_buttons_of_the_page_work_and_are_written_to_its_history(page: Client, e
 
     response = page.post(reverse("admin:roster_guildmember_verb", args=[example.pk, "stop"]), follow=True)
 
-    assert messages_of(response) == ["Asked to stop (1): example."]
+    assert messages_of(response) == ["Stop requested (1): example."]
     example.refresh_from_db()
     assert example.desired_state == "stopped"
-    assert LogEntry.objects.get().get_change_message() == "Asked to stop."
+    assert LogEntry.objects.get().get_change_message() == "Stop requested."
 
 
 def test_an_unknown_verb_or_member_is_not_found(page: Client, example: GuildMember) -> None:
@@ -286,7 +286,7 @@ def test_deleting_many_takes_only_those_that_are_gone(page: Client) -> None:
 
     response = page.post(f"{list_of('guildmember')}?folder=any", data, follow=True)
 
-    assert messages_of(response)[0] == "Not changed (1): here: its folder is still there."
+    assert messages_of(response)[0] == "Not changed (1): here: its folder still exists."
     assert [row.name for row in GuildMember.objects.all()] == ["here"]
 
 
@@ -338,7 +338,7 @@ def test_the_groups_of_a_member_are_chosen_on_a_page_of_their_own(page: Client, 
     group = Group.objects.create(name="writers")
     form = reverse("admin:roster_guildmember_groups", args=[example.pk])
     assert form in html(page.get(page_of(example)))
-    assert "open to everybody who may call tools" in html(page.get(page_of(example)))
+    assert "all users who may call tools can use it" in html(page.get(page_of(example)))
     said = html(page.post(form, {"groups": [group.pk]}, follow=True))
     assert "Reserved for: writers." in said
     assert list(example.groups.all()) == [group]

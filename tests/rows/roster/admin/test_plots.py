@@ -76,12 +76,12 @@ def test_the_highest_bar_fills_the_height_and_the_least_is_seen() -> None:
 def test_a_plot_tells_its_numbers_in_words_in_tooltips_and_in_a_table() -> None:
     html = drawn(series("hour", (8, 2, 0.02, 1.5), (0, 0, None, None), (1, 0, 0.004, 0.004)))
     words = " ".join(re.sub(r"<[^>]+>", " ", html).split())
-    assert "9 calls 2 failed (22 %) half within 30 ms 95 % within 2.5 s" in words
-    assert "<title>00:57: 8 calls, 2 failed, half within 20 ms, 95 % within 1.5 s</title>" in html
-    assert "<title>00:59: 1 call, 0 failed, half within 4.0 ms, 95 % within 4.0 ms</title>" in html
+    assert "9 calls 2 failed (22 %) median duration 30 ms 95th percentile 2.5 s" in words
+    assert "<title>00:57: 8 calls, 2 failed, median duration 20 ms, 95th percentile 1.5 s</title>" in html
+    assert "<title>00:59: 1 call, 0 failed, median duration 4.0 ms, 95th percentile 4.0 ms</title>" in html
     assert html.count('<th scope="row">') == 2
     assert re.search(r'<svg class="plot" role="img" aria-labelledby="plot-title-hour"', html)
-    assert '<title id="plot-title-hour">9 calls in the last hour, 2 failed;' in html
+    assert '<title id="plot-title-hour">9 calls in the last hour, 2 failed.' in html
 
 
 def test_a_plot_without_calls_says_so_and_draws_nothing() -> None:

@@ -130,7 +130,7 @@ def test_a_broken_member_says_why_what_it_wrote_last_and_what_to_do(page: Client
 
     assert "Ended with exit code 1" in card
     assert "Install the Python module httpx" in card
-    assert re.search(r"Next try in [78] s", card)
+    assert re.search(r"Next restart in [78] s", card)
     assert html.escape(EVIL) in text
     assert EVIL not in text
     assert re.search(r'#log" class="helps"', text)
@@ -173,7 +173,7 @@ def test_without_a_runtime_nobody_is_connected_and_nothing_of_a_process_is_shown
 def test_a_remote_server_is_shown_by_its_host_alone(page: Client) -> None:
     make_member("far", server_url="https://user:pw@mcp.example.com:8443/mcp?key=secret")
     card = cards_of(roster(page))["far"]
-    assert "at mcp.example.com:8443" in card
+    assert "host mcp.example.com:8443" in card
     assert "pw" not in card
     assert "secret" not in card
 
@@ -237,7 +237,7 @@ def test_a_button_works_without_leaving_the_page(page: Client) -> None:
     assert strict.post(address, headers={"X-Live": "form"}).status_code == 403
     answer = strict.post(address, {"csrfmiddlewaretoken": token}, headers={"X-Live": "form"})
 
-    assert answer.json() == {"messages": [{"level": "success", "text": "Asked to stop (1): weather."}]}
+    assert answer.json() == {"messages": [{"level": "success", "text": "Stop requested (1): weather."}]}
     member.refresh_from_db()
     assert member.desired_state == "stopped"
 

@@ -36,7 +36,7 @@ from tests.support.admin import (
 
 pytestmark = pytest.mark.django_db
 
-NO_RUNTIME = "No runtime is alive; start one with"
+NO_RUNTIME = "No runtime is alive. Members do not run"
 
 
 # Every page, to those who may -------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def test_bob_without_permissions_sees_no_list_and_no_page(
 def test_bob_without_permissions_finds_an_empty_index(client: Client, bob: User) -> None:
     client.force_login(bob)
 
-    assert "have permission to view or edit anything" in html(client.get(reverse("admin:index")))
+    assert "do not have permission to view the roster" in html(client.get(reverse("admin:index")))
 
 
 def test_strangers_are_sent_to_the_login(client: Client, echo: Tool) -> None:

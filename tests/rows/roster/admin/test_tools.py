@@ -86,7 +86,7 @@ def test_tools_are_switched_off_and_on_where_that_changes_something(
 
     response = act(page, "tool", "switch_off", echo, off)
 
-    assert messages_of(response) == ["Switched off (1): echo.", "Not changed (1): off: it is off already."]
+    assert messages_of(response) == ["Switched off (1): echo.", "Not changed (1): off: it is already off."]
     echo.refresh_from_db()
     assert not echo.enabled
     page.post(reverse("admin:roster_tool_switch", args=[echo.pk, "on"]))
