@@ -36,11 +36,11 @@ def answers(page: Page, answer: Callable[[Route], None]) -> list[float]:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (lambda route: route.abort(), "Not live: the hall does not answer."),
-        (lambda route: route.fulfill(status=503), "Not live: the hall answers with an error (503)."),
-        (lambda route: route.fulfill(status=403), "Not live: you may not see this any more."),
-        (lambda route: route.fulfill(status=302, headers={"Location": "/"}), "Not live: you are logged out."),
-        (lambda route: route.fulfill(body="<h1>A proxy's page</h1>"), "Not live: something else answers"),
+        (lambda route: route.abort(), "No live updates: the hall does not respond."),
+        (lambda route: route.fulfill(status=503), "No live updates: the hall responded with an error (503)."),
+        (lambda route: route.fulfill(status=403), "No live updates: you no longer have permission to see this."),
+        (lambda route: route.fulfill(status=302, headers={"Location": "/"}), "No live updates: you are logged out."),
+        (lambda route: route.fulfill(body="<h1>A proxy's page</h1>"), "No live updates: another server responded"),
     ],
 )
 def test_what_is_not_live_says_so_in_one_line_and_mends_itself(

@@ -139,7 +139,7 @@ def test_lists_grow_move_and_shrink_and_the_focus_follows(runner: Runner) -> Non
     runner.page.get_by_role("button", name="Add pair").click()
     runner.page.get_by_role("button", name="Add tags").click()
     runner.holds({"people": [{"name": "Ada"}], "days": ["Tue"], "pair": [""], "tags": [""]})
-    runner.group("tags").get_by_role("button", name="Take out").click()
+    runner.group("tags").get_by_role("button", name="Remove tags").click()
     runner.holds({"people": [{"name": "Ada"}], "days": ["Tue"], "pair": [""]})
 
 
@@ -157,11 +157,11 @@ def test_choices_are_of_the_types_that_the_schema_gives_them(runner: Runner) -> 
 def test_alternatives_show_the_fields_of_the_one_that_is_chosen(runner: Runner) -> None:
     runner.open("union")
     runner.field("Card number").fill("4111")
-    runner.page.get_by_label("Kind of payment").select_option("By bank")
+    runner.page.get_by_label("Type of payment").select_option("By bank")
     expect(runner.field("Card number")).to_have_count(0)
     runner.field("IBAN").fill("BE68")
     runner.field("Note").fill("soon")
-    runner.page.get_by_label("Kind of amount").select_option("1: number")
+    runner.page.get_by_label("Type of amount").select_option("1: number")
     runner.field("Value").fill("12.5")
     runner.holds({"payment": {"kind": "bank", "iban": "BE68"}, "note": "soon", "amount": 12.5})
     runner.press()
@@ -172,8 +172,8 @@ def test_the_alternative_is_found_by_what_the_json_holds(runner: Runner) -> None
     runner.open("union")
     runner.write({"payment": {"kind": "bank", "iban": "BE1"}, "either": 5})
     expect(runner.field("IBAN")).to_have_value("BE1")
-    expect(runner.page.get_by_label("Kind of payment").locator("option:checked")).to_have_text("By bank")
-    expect(runner.page.get_by_label("Kind of either").locator("option:checked")).to_have_text("2: integer")
+    expect(runner.page.get_by_label("Type of payment").locator("option:checked")).to_have_text("By bank")
+    expect(runner.page.get_by_label("Type of either").locator("option:checked")).to_have_text("2: integer")
 
 
 def test_defaults_are_there_and_can_be_left_out(runner: Runner) -> None:
@@ -182,7 +182,7 @@ def test_defaults_are_there_and_can_be_left_out(runner: Runner) -> None:
     runner.field("text").fill("")
     runner.field("times").fill("")
     runner.field("loud").select_option("no")
-    runner.group("options").get_by_role("button", name="Take out").click()
+    runner.group("options").get_by_role("button", name="Remove options").click()
     runner.holds({"loud": False})
     expect(runner.field("times")).to_have_attribute("placeholder", "default: 3")
 
@@ -204,7 +204,9 @@ def test_a_schema_that_refers_to_itself_grows_as_far_as_one_goes(runner: Runner)
     while "children" in node:
         depth, node = depth + 1, node["children"][0]
     assert depth >= 3
-    expect(runner.page.locator("#fields").get_by_text("Nested too deep for fields.").first).to_be_visible()
+    expect(
+        runner.page.locator("#fields").get_by_text("This value is nested too deeply for fields.").first
+    ).to_be_visible()
 
 
 def test_a_schema_without_end_is_cut_and_the_page_lives(runner: Runner) -> None:
@@ -227,7 +229,7 @@ def test_a_schema_that_branches_without_end_costs_no_more_than_a_blink(runner: R
 
 def test_too_many_fields_fall_back_to_json_and_the_page_says_so(runner: Runner) -> None:
     runner.open("wide")
-    expect(runner.page.get_by_text("No form here: it would have more than 400 fields.")).to_be_visible()
+    expect(runner.page.get_by_text("This tool has no form: it would have more than 400 fields.")).to_be_visible()
     runner.write({"field_7": "x"})
     runner.press()
     assert runner.told() == {"field_7": "x"}
@@ -247,7 +249,7 @@ def test_a_map_takes_entries_with_names_of_ones_own(runner: Runner) -> None:
 def test_what_has_no_field_is_json_in_its_place(runner: Runner) -> None:
     runner.open("anything")
     runner.field("value").fill('{"any": [1]')
-    expect(runner.page.get_by_text("is not JSON yet")).to_be_visible()
+    expect(runner.page.get_by_text("is not valid JSON")).to_be_visible()
     runner.press()
     expect(runner.field("value")).to_be_focused()
     runner.field("value").fill('{"any": [1]}')
@@ -260,11 +262,11 @@ def test_the_form_follows_the_json_and_waits_while_it_is_none(runner: Runner) ->
     expect(runner.field("city")).to_have_value("B")
     expect(runner.field("more")).to_have_value("1")
     runner.write('{"title": "A", ')
-    expect(runner.page.get_by_text("Not JSON yet")).to_be_visible()
+    expect(runner.page.get_by_text("This is not valid JSON")).to_be_visible()
     expect(runner.page.locator("#fields")).to_have_attribute("inert", "")
     runner.write({"title": "C", "place": {"city": "D"}})
     expect(runner.field("Title of the event")).to_have_value("C")
-    expect(runner.page.get_by_text("Not JSON yet")).to_have_count(0)
+    expect(runner.page.get_by_text("This is not valid JSON")).to_have_count(0)
 
 
 def test_json_that_was_just_typed_is_not_overwritten_by_a_change_in_the_form(runner: Runner) -> None:
@@ -279,13 +281,13 @@ def test_json_that_was_just_typed_is_not_overwritten_by_a_change_in_the_form(run
     expect(runner.field("city")).to_have_value("A")
     runner.json.evaluate(TYPE_THEN_CHANGE, '{"title": "half')
     expect(runner.json).to_have_value('{"title": "half')
-    expect(runner.page.get_by_text("Not JSON yet")).to_be_visible()
+    expect(runner.page.get_by_text("This is not valid JSON")).to_be_visible()
 
 
 def test_numbers_that_a_page_would_round_are_left_to_the_json(runner: Runner) -> None:
     runner.open("anything")
     runner.write('{"value": 12345678901234567890}')
-    expect(runner.page.get_by_text("more digits than fields can hold")).to_be_visible()
+    expect(runner.page.get_by_text("more digits than the form can hold")).to_be_visible()
     runner.press()
     runner.ends_as("succeeded")
     assert "12345678901234567890" in runner.page.locator("#outcome").inner_text()
@@ -294,12 +296,12 @@ def test_numbers_that_a_page_would_round_are_left_to_the_json(runner: Runner) ->
 def test_a_field_takes_no_number_that_it_would_round(runner: Runner) -> None:
     runner.open("defaults")
     runner.field("times").fill("12345678901234567")
-    expect(runner.page.get_by_text("has more digits than fields can hold; use the JSON")).to_be_visible()
+    expect(runner.page.get_by_text("has more digits than a field can hold. Change it in the JSON")).to_be_visible()
     runner.press()
     expect(runner.field("times")).to_be_focused()
     expect(runner.page.locator("#outcome-status")).to_have_count(0)
     runner.field("times").fill("9007199254740991")
-    expect(runner.page.get_by_text("has more digits than fields can hold; use the JSON")).to_have_count(0)
+    expect(runner.page.get_by_text("has more digits than a field can hold. Change it in the JSON")).to_have_count(0)
     assert runner.arguments()["times"] == 9007199254740991
 
 
@@ -377,7 +379,7 @@ def test_on_a_phone_what_a_button_says_does_not_cover_what_it_speaks_of(runner: 
     page.set_viewport_size({"width": 390, "height": int(pressed["y"] + pressed["height"] + 50)})
     cancel.click()
     said = page.locator("#live-messages p")
-    expect(said).to_contain_text("asked to cancel")
+    expect(said).to_contain_text("Cancellation requested")
     runner.ends_as("cancelled")
     message, status = said.bounding_box(), page.locator("#outcome-status").bounding_box()
     assert message is not None
@@ -396,7 +398,7 @@ def test_after_a_lost_answer_changed_arguments_are_called_with_the_next_press(ru
 
     page.route("**/call/", lose, times=1)
     runner.press()
-    expect(page.get_by_role("alert")).to_contain_text("Calling again is safe")
+    expect(page.get_by_role("alert")).to_contain_text("It is safe to press Call again")
     runner.write({"value": 2})
     runner.press()
     expect(page.get_by_role("alert")).to_contain_text("with other arguments")
@@ -409,7 +411,7 @@ def test_what_may_destroy_asks_once(runner: Runner) -> None:
     runner.field("what").fill("the vase")
     runner.press()
     dialog = runner.page.get_by_role("dialog")
-    expect(dialog).to_contain_text("may destroy or overwrite something")
+    expect(dialog).to_contain_text("may delete or overwrite data")
     dialog.get_by_role("button", name="Do not call").click()
     expect(dialog).to_be_hidden()
     expect(runner.page.locator("#outcome-status")).to_have_count(0)
@@ -454,10 +456,10 @@ def test_a_set_is_saved_used_and_deleted_without_its_secret(runner: Runner) -> N
     runner.field("key").fill("s3cret")
     runner.page.get_by_label("Save as").fill("ada's")
     runner.page.get_by_label("Save as").press("Enter")
-    expect(runner.page.get_by_text("Saved as “ada's”. Without its secrets: key.")).to_be_visible()
+    expect(runner.page.get_by_text("Saved the preset “ada's”. Its secrets are not stored: key.")).to_be_visible()
     assert runner.arguments() == {"user": "ada", "key": "s3cret"}
     runner.page.get_by_role("link", name="ada's", exact=True).click()
-    expect(runner.page.get_by_text("Secrets are not kept; fill in again: key.")).to_be_visible()
+    expect(runner.page.get_by_text("Secrets are not stored. Enter them again: key.")).to_be_visible()
     assert runner.arguments() == {"user": "ada"}
     runner.page.get_by_role("button", name="Delete the preset ada's").click()
     expect(runner.page.get_by_role("link", name="ada's", exact=True)).to_have_count(0)
@@ -477,7 +479,7 @@ def test_a_link_carries_the_arguments_but_no_secret_and_calls_nothing(
     page.on("request", lambda request: requested.append(request.url))
     page.goto("about:blank")
     page.goto(link)
-    expect(page.get_by_text("These arguments came with the link.")).to_be_visible()
+    expect(page.get_by_text("These arguments come from the link.")).to_be_visible()
     expect(runner.field("user")).to_have_value("ü & <b>#%")
     expect(page.locator("#outcome-status")).to_have_count(0)
     assert not [url for url in requested if "args" in url]
@@ -487,7 +489,7 @@ def test_a_link_carries_the_arguments_but_no_secret_and_calls_nothing(
 def test_a_broken_link_is_told_and_does_no_harm(runner: Runner, fragment: str) -> None:
     runner.open("nested", fragment)
     if "args" in fragment:
-        expect(runner.page.get_by_text("The arguments of the link could not be read.")).to_be_visible()
+        expect(runner.page.get_by_text("The arguments in the link are not valid.")).to_be_visible()
     expect(runner.page.locator("#schema-form")).to_be_visible()
 
 
@@ -549,7 +551,7 @@ def test_without_scripts_it_is_json_and_a_button(visitor: Visitor, numbers: dict
     runner.open("destroy")
     runner.press()
     expect(page.get_by_text("Confirm the call")).to_be_visible()
-    page.get_by_label("I mean it").check()
+    page.get_by_label("Call it anyway").check()
     runner.json.fill('{"what": "x"}')
     runner.press()
     expect(page).to_have_url(re.compile(r"/call/\d+/change/"))
@@ -562,7 +564,7 @@ def test_hostile_words_stay_words(runner: Runner, numbers: dict[str, int]) -> No
         for button in page.locator("#fields button:visible").all():
             button.click()
         if tool == "hostile":
-            page.get_by_label("Kind of either").select_option(index=1)
+            page.get_by_label("Type of either").select_option(index=1)
             runner.field("regex").fill("a" * 40 + "!")
         page.get_by_text("Copy as curl, Python or command").click()
         runner.press()

@@ -80,8 +80,8 @@ class GroupsForm(forms.Form):
         Group.objects.order_by("name"),
         required=False,
         widget=forms.CheckboxSelectMultiple,
-        help_text="Only users of these groups and superusers can use the member. If you choose no groups, all users who "
-        "may call tools can use it.",
+        help_text="Only users of these groups and superusers can use the member. If you choose no groups, all users "
+        "who may call tools can use it.",
     )
 
 

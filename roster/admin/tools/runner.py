@@ -46,10 +46,11 @@ from roster.admin.rows import RuntimeRowAdmin
 from roster.api import requests
 from roster.models import Call, Preset, Tool
 
-SENT_BEFORE = "This form was sent before, and this is its call. Open the form again for another call."
+SENT_BEFORE = "You already sent this form. This is the call that it made. To make another call, open the form again."
 # The answer to the first one was lost, and then the arguments were changed.
 SENT_OTHERWISE = (
-    "This form was sent before, with other arguments: see the calls. Call once more to call with these too."
+    "You already sent this form with other arguments. The list of calls shows that call. Press Call again to make a "
+    "second call, with these arguments."
 )
 # Most calls end before a page would request their result.
 PATIENCE_SECONDS = 0.4
@@ -86,7 +87,7 @@ class CallForm(forms.Form):
     def clean_confirmed(self) -> bool:
         confirmed = bool(self.cleaned_data["confirmed"])
         if self.must_confirm and not confirmed:
-            raise forms.ValidationError("This tool may destroy or overwrite something. Confirm the call.")
+            raise forms.ValidationError("This tool may delete or overwrite data. Confirm the call.")
         return confirmed
 
     def refuse(self, errors: tuple[tuple[Path, str], ...]) -> None:
@@ -121,7 +122,7 @@ class Beginning:
 
     def note_missing_secrets(self, places: list[str]) -> None:
         if places:
-            self.notes.append(f"Secrets are not kept; fill in again: {', '.join(places)}.")
+            self.notes.append(f"Secrets are not stored. Enter them again: {', '.join(places)}.")
 
 
 class ToolRunner(RuntimeRowAdmin):
@@ -189,7 +190,10 @@ class ToolRunner(RuntimeRowAdmin):
     def _of_preset(request: HttpRequest, tool: Tool, preset_id: int) -> Beginning:
         row = presets.of(cast(User, request.user), tool).filter(pk=preset_id).first()
         if row is None:
-            return Beginning(calls.skeleton_of(tool.input_schema), ["You have no such preset for this tool."])
+            return Beginning(
+                calls.skeleton_of(tool.input_schema),
+                ["You do not have this preset. The form starts with empty arguments."],
+            )
         # The schema may mark more secrets now than when the preset was saved.
         arguments, left_out = without_secrets(tool, row.arguments)
         beginning = Beginning(arguments, [f"These are the arguments of your preset “{row.name}”."])
@@ -202,7 +206,7 @@ class ToolRunner(RuntimeRowAdmin):
             note = f"There is no call {call_id} of this tool that you may see."
             return Beginning(calls.skeleton_of(tool.input_schema), [note])
         if reason := why_arguments_unknown(call):
-            note = f"These are not the arguments of call {call.pk}: {reason}."
+            note = f"The arguments of call {call.pk} are not available: {reason}."
             return Beginning(calls.skeleton_of(tool.input_schema), [note])
         arguments, left_out = unmasked_arguments(call)
         beginning = Beginning(arguments, [f"These are the arguments of call {call.pk}."])
@@ -325,8 +329,8 @@ class ToolRunner(RuntimeRowAdmin):
         except (ValueError, presets.PresetRefusedError) as error:
             messages.error(request, f"The preset was not saved: {error}.")
             return live.form_response(request, redirect(page))
-        secrets = f" Without its secrets: {', '.join(left_out)}." if left_out else ""
-        messages.success(request, f"Saved as “{row.name}”.{secrets}")
+        secrets = f" Its secrets are not stored: {', '.join(left_out)}." if left_out else ""
+        messages.success(request, f"Saved the preset “{row.name}”.{secrets}")
         return live.form_response(request, redirect(f"{page}?preset={row.pk}"))
 
     @method_decorator(require_POST)
@@ -360,16 +364,16 @@ def hints_of(tool: Tool) -> list[str]:
     """The tool's annotations in words. They come from the member, and nobody has checked them."""
     annotations = _annotations(tool)
     words = {
-        "readOnlyHint": ("only reads", "may change something"),
-        "idempotentHint": ("calling again changes nothing more", ""),
-        "openWorldHint": ("reaches out to others", "stays inside"),
+        "readOnlyHint": ("only reads data", "may change data"),
+        "idempotentHint": ("repeated calls have no further effect", ""),
+        "openWorldHint": ("uses external systems", "uses no external systems"),
     }
     hints = [
         positive if annotations[name] else negative
         for name, (positive, negative) in words.items()
         if isinstance(annotations.get(name), bool)
     ]
-    return [*(["may destroy or overwrite"] if is_destructive(tool) else []), *filter(None, hints)]
+    return [*(["may delete or overwrite data"] if is_destructive(tool) else []), *filter(None, hints)]
 
 
 def takes_arguments(tool: Tool) -> bool:

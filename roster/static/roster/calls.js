@@ -6,17 +6,17 @@
   const form = document.getElementById("changelist-form");
   const buttons = form.querySelectorAll("button[data-least]");
 
-  function count() {
-    const chosen = form.querySelectorAll("input.action-select:checked").length;
+  function updateButtons() {
+    const count = form.querySelectorAll("input.action-select:checked").length;
     for (const button of buttons) {
       const { least, most } = button.dataset;
-      button.disabled = chosen < Number(least) || chosen > Number(most ?? Infinity);
+      button.disabled = count < Number(least) || count > Number(most ?? Infinity);
     }
   }
 
-  form.addEventListener("change", count);
-  document.addEventListener("live:updated", count);
-  count();
+  form.addEventListener("change", updateButtons);
+  document.addEventListener("live:updated", updateButtons);
+  updateButtons();
 
   document.querySelector(".calls-filter").addEventListener("submit", (event) => {
     for (const field of event.target.elements) field.disabled = field.name !== "" && field.value === "";

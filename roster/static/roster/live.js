@@ -33,8 +33,8 @@
       this.#section = section;
       this.#url = section.dataset.live;
       this.#etag = section.dataset.liveEtag ?? "";
-      section.addEventListener("live:refresh", () => this.askNow());
-      this.#askIn(this.#etag ? this.#period : 0);
+      section.addEventListener("live:refresh", () => this.requestNow());
+      this.#schedule(this.#etag ? this.#period : 0);
     }
 
     get #period() {
@@ -42,11 +42,11 @@
     }
 
     /* Do not wait for a request in progress. Its response may be older than the change. */
-    askNow() {
+    requestNow() {
       this.#request?.abort();
       this.#request = null;
       this.#done = false;
-      this.#askIn(0);
+      this.#schedule(0);
     }
 
     pause() {
@@ -54,30 +54,30 @@
     }
 
     resume() {
-      if (!this.#done && !this.#request) this.#askIn(0);
+      if (!this.#done && !this.#request) this.#schedule(0);
     }
 
-    #askIn(delay) {
+    #schedule(delay) {
       clearTimeout(this.#timer);
       if (document.hidden || this.#done) return;
-      this.#timer = setTimeout(() => this.#ask(), delay);
+      this.#timer = setTimeout(() => this.#update(), delay);
     }
 
-    async #ask() {
+    async #update() {
       if (!this.#section.isConnected) {
         parts.delete(this);
         showProblem();
         return;
       }
-      const asked = performance.now();
+      const startedAt = performance.now();
       const request = new AbortController();
       this.#request = request;
       const deadline = setTimeout(() => request.abort(), DEADLINE);
       let problem = "";
       try {
-        await this.#take(request.signal);
+        await this.#load(request.signal);
       } catch (error) {
-        problem = error instanceof Failure ? error.message : "the hall does not answer.";
+        problem = error instanceof Failure ? error.message : "the hall does not respond.";
       } finally {
         clearTimeout(deadline);
       }
@@ -87,10 +87,10 @@
       this.problem = problem;
       showProblem();
       const retry = Math.min(FIRST_RETRY * 2 ** (this.#failures - 1), LAST_RETRY);
-      this.#askIn(problem ? retry : Math.max(0, asked + this.#period - performance.now()));
+      this.#schedule(problem ? retry : Math.max(0, startedAt + this.#period - performance.now()));
     }
 
-    async #take(signal) {
+    async #load(signal) {
       if (this.#section.dataset.live !== this.#url) {
         this.#url = this.#section.dataset.live;
         this.#etag = "";
@@ -110,11 +110,11 @@
       if (response.type === "opaqueredirect" || response.status === 401) {
         throw new Failure("you are logged out. Reload the page to log in.");
       }
-      if (response.status === 403) throw new Failure("you may not see this any more.");
-      if (response.status === 404) throw new Failure("this is not there any more.");
-      if (!response.ok) throw new Failure(`the hall answers with an error (${response.status}).`);
+      if (response.status === 403) throw new Failure("you no longer have permission to see this.");
+      if (response.status === 404) throw new Failure("this no longer exists.");
+      if (!response.ok) throw new Failure(`the hall responded with an error (${response.status}).`);
       // Ignore other responses, such as an error page of a proxy.
-      if (!response.headers.has("X-Live")) throw new Failure("something else answers in the place of the hall.");
+      if (!response.headers.has("X-Live")) throw new Failure("another server responded instead of the hall.");
       return response.text();
     }
   }
@@ -124,7 +124,7 @@
       morphStyle: "innerHTML",
       ignoreActiveValue: true,
       callbacks: {
-        beforeNodeMorphed: (old) => old === section || !isLeftAlone(old),
+        beforeNodeMorphed: (old) => old === section || !isProtected(old),
         // The user decides when an open element closes.
         beforeAttributeUpdated: (name, element) => !(name === "open" && element.matches("details, dialog")),
       },
@@ -133,7 +133,8 @@
     section.dispatchEvent(new CustomEvent("live:updated", { bubbles: true }));
   }
 
-  function isLeftAlone(node) {
+  /* Whether a morph must not change the node. */
+  function isProtected(node) {
     return node instanceof Element && (node.matches("[data-live-keep], [data-live]") || isEdited(node));
   }
 
@@ -155,16 +156,16 @@
   function showProblem() {
     const problem = [...parts].map((part) => part.problem).find(Boolean) ?? "";
     const line = document.getElementById("not-live");
-    const text = problem ? `Not live: ${problem}` : "";
+    const text = problem ? `No live updates: ${problem}` : "";
     if (line && line.textContent !== text) line.textContent = text;
   }
 
-  const known = new WeakSet();
+  const adoptedSections = new WeakSet();
 
   function adopt(root) {
     for (const section of root.querySelectorAll("[data-live]")) {
-      if (known.has(section)) continue;
-      known.add(section);
+      if (adoptedSections.has(section)) continue;
+      adoptedSections.add(section);
       parts.add(new Part(section));
     }
   }

@@ -7,15 +7,15 @@
   function find(input) {
     const rows = document.getElementById(input.dataset.find)?.children ?? [];
     const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
-    let found = 0;
+    let matches = 0;
     for (const row of rows) {
       const text = row.querySelector(".row-main").textContent.toLowerCase();
       row.hidden = !words.every((word) => text.includes(word));
-      found += row.hidden ? 0 : 1;
+      matches += row.hidden ? 0 : 1;
     }
-    const said = document.querySelector(`[data-found="${input.dataset.find}"]`);
-    const text = words.length ? `${found} of ${rows.length}` : "";
-    if (said.textContent !== text) said.textContent = text;
+    const summary = document.querySelector(`[data-matches-of="${input.dataset.find}"]`);
+    const text = words.length ? `${matches} of ${rows.length}` : "";
+    if (summary.textContent !== text) summary.textContent = text;
   }
 
   for (const input of document.querySelectorAll("input[data-find]")) {
@@ -44,35 +44,35 @@
 
   let cursor = box.dataset.cursor;
   let timer = 0;
-  let asking = false;
-  let paused = false;
+  let isRequesting = false;
+  let isPaused = false;
   let failures = 0;
 
   const isAtEnd = () => box.scrollHeight - box.scrollTop - box.clientHeight < AT_END;
   const toEnd = () => (box.scrollTop = box.scrollHeight);
 
-  function askIn(delay) {
+  function schedule(delay) {
     clearTimeout(timer);
-    if (!document.hidden && !paused && !asking) timer = setTimeout(ask, delay);
+    if (!document.hidden && !isPaused && !isRequesting) timer = setTimeout(requestLines, delay);
   }
 
-  async function ask() {
-    asking = true;
+  async function requestLines() {
+    isRequesting = true;
     try {
       const address = `${box.dataset.url}?after=${encodeURIComponent(cursor)}`;
       const response = await fetch(address, { redirect: "error", cache: "no-store", signal: AbortSignal.timeout(DEADLINE) });
       if (!response.ok) throw new Error(response.status);
-      take(await response.json());
+      addLines(await response.json());
       failures = 0;
     } catch {
       failures += 1;
     }
-    asking = false;
-    say();
-    askIn(Math.min(PERIOD * 2 ** failures, LONGEST_PERIOD));
+    isRequesting = false;
+    showState();
+    schedule(Math.min(PERIOD * 2 ** failures, LONGEST_PERIOD));
   }
 
-  function take(part) {
+  function addLines(part) {
     cursor = part.cursor;
     if (!part.lines.length) return;
     const wasAtEnd = isAtEnd();
@@ -87,57 +87,58 @@
   function lineOf(text) {
     const line = document.createElement("div");
     line.textContent = text;
-    return dressed(line);
+    return classify(line);
   }
 
   function gap() {
     const line = document.createElement("div");
     line.className = "gap";
-    line.textContent = "… lines were left out here; the download has what is kept";
+    line.textContent = "… some lines were skipped here. The download has all stored lines.";
     return line;
   }
 
-  function dressed(line) {
+  /* Mark errors and warnings, and hide lines that do not match the filter. */
+  function classify(line) {
     const text = line.textContent.toLowerCase();
     if (/\b(error|fatal|critical|traceback|exception|panic)\b/.test(text)) line.className = "bad";
     else if (/\bwarn(ing)?\b/.test(text)) line.className = "warn";
-    line.hidden = !text.includes(needle());
+    line.hidden = !text.includes(filterText());
     return line;
   }
 
-  const needle = () => filter.value.trim().toLowerCase();
+  const filterText = () => filter.value.trim().toLowerCase();
 
-  function say() {
+  function showState() {
     const total = box.childElementCount;
-    const shown = needle() ? `${box.querySelectorAll(":scope > :not([hidden])").length} of ${total} lines` : "";
-    const doing = failures ? "The hall does not answer; trying again" : paused ? "Paused" : "Following";
-    const text = [doing, shown].filter(Boolean).join(" · ");
+    const matches = filterText() ? `${box.querySelectorAll(":scope > :not([hidden])").length} of ${total} lines` : "";
+    const activity = failures ? "The hall does not respond. Trying again" : isPaused ? "Paused" : "Following";
+    const text = [activity, matches].filter(Boolean).join(" · ");
     if (state.textContent !== text) state.textContent = text;
-    box.classList.toggle("is-following", !paused && !failures);
+    box.classList.toggle("is-following", !isPaused && !failures);
   }
 
   filter.addEventListener("input", () => {
-    const text = needle();
+    const text = filterText();
     for (const line of box.children) line.hidden = !line.textContent.toLowerCase().includes(text);
     toEnd();
-    say();
+    showState();
   });
 
   pauseButton.addEventListener("click", () => {
-    paused = !paused;
-    pauseButton.textContent = paused ? "Follow" : "Pause";
-    pauseButton.setAttribute("aria-pressed", String(paused));
-    say();
-    askIn(0);
+    isPaused = !isPaused;
+    pauseButton.textContent = isPaused ? "Follow" : "Pause";
+    pauseButton.setAttribute("aria-pressed", String(isPaused));
+    showState();
+    schedule(0);
   });
 
   endButton.addEventListener("click", toEnd);
   box.addEventListener("scroll", () => (endButton.hidden = isAtEnd()));
-  document.addEventListener("visibilitychange", () => askIn(0));
+  document.addEventListener("visibilitychange", () => schedule(0));
 
-  for (const line of box.children) dressed(line);
+  for (const line of box.children) classify(line);
   pauseButton.hidden = false;
   toEnd();
-  say();
-  askIn(PERIOD);
+  showState();
+  schedule(PERIOD);
 })();

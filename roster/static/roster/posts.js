@@ -6,7 +6,7 @@
    (roster/admin/live.py, `form_response`) answers with Django's messages as JSON. They are shown for some seconds at the
    bottom or top of the window, and all live parts are requested at once. Without scripts it is an ordinary form. */
 (() => {
-  const SHOWN_FOR = { success: 6000, info: 6000, warning: 12000, error: 20000 };
+  const DISPLAY_TIMES = { success: 6000, info: 6000, warning: 12000, error: 20000 };
   const DEADLINE = 30000;
 
   document.addEventListener("submit", (event) => {
@@ -17,21 +17,21 @@
   });
 
   async function send(form, button) {
-    if (button?.getAttribute("aria-busy") === "true") return; // pressed twice
+    if (button?.getAttribute("aria-busy") === "true") return; // the user pressed it twice
     button?.setAttribute("aria-busy", "true");
-    keepClearOf(button ?? form);
+    placeMessages(button ?? form);
     try {
-      const messages = await answerOf(form, button);
+      const messages = await post(form, button);
       messages.forEach(show);
     } catch {
-      show({ level: "error", text: "That did not work: the hall did not answer as it should. Reload the page and try again." });
+      show({ level: "error", text: "The hall did not respond correctly. Reload the page and try again." });
     } finally {
       button?.removeAttribute("aria-busy");
       document.querySelectorAll("[data-live]").forEach((part) => part.dispatchEvent(new CustomEvent("live:refresh")));
     }
   }
 
-  async function answerOf(form, button) {
+  async function post(form, button) {
     const address = button?.getAttribute("formaction") ?? form.getAttribute("action");
     const response = await fetch(address, {
       method: "POST",
@@ -41,23 +41,23 @@
       signal: AbortSignal.timeout(DEADLINE),
     });
     if (response.type === "opaqueredirect") location.reload(); // logged out, so the login page is shown
-    if (response.status === 403) return [{ level: "error", text: "Refused: you may not do that, or this page is too old. Reload it." }];
-    if (response.status === 404) return [{ level: "error", text: "That is not there any more." }];
+    if (response.status === 403) return [{ level: "error", text: "The hall refused this. You do not have permission, or this page is too old. Reload the page." }];
+    if (response.status === 404) return [{ level: "error", text: "This no longer exists. Reload the page." }];
     return (await response.json()).messages;
   }
 
   /* A button is next to what it changes, so messages are shown at the other end of the window. */
-  function keepClearOf(pressed) {
-    const { top, bottom } = pressed.getBoundingClientRect();
+  function placeMessages(control) {
+    const { top, bottom } = control.getBoundingClientRect();
     document.getElementById("live-messages").classList.toggle("at-top", top + bottom > window.innerHeight);
   }
 
   function show({ level, text }) {
-    const shelf = document.getElementById("live-messages");
+    const container = document.getElementById("live-messages");
     const line = document.createElement("p");
     line.className = level;
     line.textContent = text;
-    shelf.append(line);
-    setTimeout(() => line.remove(), SHOWN_FOR[level] ?? SHOWN_FOR.error);
+    container.append(line);
+    setTimeout(() => line.remove(), DISPLAY_TIMES[level] ?? DISPLAY_TIMES.error);
   }
 })();

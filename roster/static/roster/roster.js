@@ -11,7 +11,7 @@
   let status = new URLSearchParams(location.search).get("status") ?? "";
   let timer = 0;
 
-  function look() {
+  function search() {
     clearTimeout(timer);
     const query = new URLSearchParams();
     if (words.value.trim()) query.set("q", words.value.trim());
@@ -25,18 +25,18 @@
 
   words.addEventListener("input", () => {
     clearTimeout(timer);
-    timer = setTimeout(look, PAUSE);
+    timer = setTimeout(search, PAUSE);
   });
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    look();
+    search();
   });
   roster.addEventListener("click", (event) => {
     const chip = event.target.closest("a[data-status]");
     if (!chip || event.ctrlKey || event.metaKey || event.shiftKey) return;
     event.preventDefault();
     status = chip.dataset.status;
-    if (chip.matches(".nothing a")) words.value = "";
-    look();
+    if (chip.matches(".no-matches a")) words.value = "";
+    search();
   });
 })();

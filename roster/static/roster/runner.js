@@ -2,11 +2,11 @@
 
 /* The tool runner's page: form and JSON in step, the call and its result on the same page, links and texts to copy.
 
-   The text area is sent. The form (schema_form.js) writes into it and is drawn again from it. */
+   The page sends the text area. The form (schema_form.js) writes into it, and is drawn from it. */
 (() => {
   const MAX_LINK = 20_000; // characters of arguments in a link
-  const SNIPPETS_AFTER = 400;
-  const REDRAW_AFTER = 250;
+  const SNIPPETS_DELAY = 400;
+  const REDRAW_DELAY = 250;
   const DEADLINE = 30_000;
 
   const page = document.querySelector(".runner");
@@ -28,41 +28,41 @@
   class NotArguments extends Error {}
 
   /* The arguments of the text. Throws NotArguments. */
-  function written() {
+  function parseArguments() {
     let value;
     try {
       value = JSON.parse(text.value.trim() || "{}");
     } catch (error) {
-      throw new NotArguments(`Not JSON yet: ${error.message}`);
+      throw new NotArguments(`This is not valid JSON: ${error.message}`);
     }
     if (typeof value !== "object" || value === null || Array.isArray(value)) throw new NotArguments("The arguments must be a JSON object.");
     return value;
   }
 
-  /* Numbers that this page would change by reading and writing them, such as 12345678901234567890. */
+  /* Whether this page would change a number by reading and writing it, such as 12345678901234567890. */
   function losesDigits() {
-    let loses = false;
+    let isRounded = false;
     try {
       JSON.parse(text.value, (_, value, context) => {
-        if (typeof value === "number" && context?.source && /^-?\d{16,}$/.test(context.source)) loses ||= BigInt(context.source) !== BigInt(value);
+        if (typeof value === "number" && context?.source && /^-?\d{16,}$/.test(context.source)) isRounded ||= BigInt(context.source) !== BigInt(value);
         return value;
       });
     } catch {
       return false;
     }
-    return loses;
+    return isRounded;
   }
 
-  function begin() {
+  function createForm() {
     const schema = schemaOfPage();
     if (schema === null) {
-      tellNoForm("the schema is too long, or cannot be read");
+      hideForm("the schema is too long or cannot be read");
       return;
     }
     try {
-      schemaForm = new SchemaForm(fields, schema, formChanged);
+      schemaForm = new SchemaForm(fields, schema, updateText);
     } catch (error) {
-      tellNoForm(reasonOf(error));
+      hideForm(reasonOf(error));
       return;
     }
     redraw();
@@ -78,17 +78,17 @@
 
   function reasonOf(error) {
     if (error instanceof SchemaForm.CannotShow) return error.message;
-    if (error instanceof RangeError) return "it is nested too deep";
+    if (error instanceof RangeError) return "the schema is nested too deeply";
     console.warn(error);
-    return "its schema is too unusual";
+    return "the schema has an unsupported structure";
   }
 
   /* Show only JSON, with the reason. */
-  function tellNoForm(reason) {
+  function hideForm(reason) {
     fieldsPart.hidden = false;
     fieldsPart.classList.add("runner-no-form");
     fields.replaceChildren();
-    fieldsNote.textContent = `No form here: ${reason}. Write the arguments as JSON.`;
+    fieldsNote.textContent = `This tool has no form: ${reason}. Enter the arguments as JSON.`;
     fieldsNote.hidden = false;
   }
 
@@ -100,41 +100,41 @@
     if (!schemaForm) return;
     let problem = "";
     try {
-      schemaForm.show(written());
+      schemaForm.show(parseArguments());
       fieldsPart.hidden = false;
       fieldsPart.classList.remove("runner-no-form");
       fieldsNote.hidden = true;
     } catch (error) {
       if (error instanceof NotArguments) problem = error.message;
-      else tellNoForm(reasonOf(error));
+      else hideForm(reasonOf(error));
     }
-    if (!problem && losesDigits()) problem = "A number has more digits than fields can hold: change it here alone.";
+    if (!problem && losesDigits()) problem = "A number has more digits than the form can hold. Edit the arguments here.";
     status.textContent = problem;
     fields.inert = Boolean(problem);
-    fieldsPart.classList.toggle("runner-waits", Boolean(problem));
-    text.setAttribute("aria-invalid", String(Boolean(problem) && problem.startsWith("Not JSON")));
+    fieldsPart.classList.toggle("runner-invalid-json", Boolean(problem));
+    text.setAttribute("aria-invalid", String(Boolean(problem) && problem.startsWith("This is not valid JSON")));
   }
 
-  function formChanged(value, cannotShow) {
+  function updateText(value, problem) {
     text.value = JSON.stringify(value, null, 2);
     text.setAttribute("aria-invalid", "false");
-    if (cannotShow) tellNoForm(cannotShow);
-    changed();
+    if (problem) hideForm(problem);
+    updateSnippets();
   }
 
   text.addEventListener("input", () => {
     clearTimeout(redrawTimer);
-    redrawTimer = setTimeout(redraw, REDRAW_AFTER);
-    changed();
+    redrawTimer = setTimeout(redraw, REDRAW_DELAY);
+    updateSnippets();
   });
 
-  for (const type of ["input", "change", "click"]) fields.addEventListener(type, takeTyped, { capture: true });
+  for (const type of ["input", "change", "click"]) fields.addEventListener(type, applyTypedJson, { capture: true });
 
   /* A change in the form applies to the current JSON, not to the older one that the form was drawn from. */
-  function takeTyped(event) {
+  function applyTypedJson(event) {
     const isClick = event.type === "click";
     if (!redrawTimer || (isClick && !event.target.closest("button"))) return;
-    const value = isClick ? null : typed(); // buttons move and remove places, which may have changed
+    const value = isClick ? null : typedArguments(); // buttons move and remove places, which may have changed
     if (value) {
       schemaForm.value = value;
       return;
@@ -144,9 +144,9 @@
   }
 
   /* The arguments of the text, if the form can show them. */
-  function typed() {
+  function typedArguments() {
     try {
-      return losesDigits() ? null : written();
+      return losesDigits() ? null : parseArguments();
     } catch {
       return null;
     }
@@ -161,23 +161,23 @@
   }
 
   /* In the fragment, not in the query. Browsers do not send fragments, so the arguments get into no server's log. */
-  function takeLink() {
+  function readLink() {
     const encoded = new URLSearchParams(location.hash.slice(1)).get("args");
     if (encoded === null) return;
     try {
       if (encoded.length > MAX_LINK) throw new RangeError("too long");
       const value = JSON.parse(encoded);
       if (typeof value !== "object" || value === null || Array.isArray(value)) throw new TypeError("no object");
-      fill(value, "These arguments came with the link. Look at them before you call.");
+      fill(value, "These arguments come from the link. Check them before you call the tool.");
     } catch {
-      fill({}, "The arguments of the link could not be read.");
+      fill({}, "The arguments in the link are not valid.");
     }
   }
 
   // The call --------------------------------------------------------------------------------------------------------
 
   form.addEventListener("submit", (event) => {
-    if (event.submitter && event.submitter !== callButton) return; // saved by posts.js
+    if (event.submitter && event.submitter !== callButton) return; // posts.js sends it
     event.preventDefault();
     call();
   });
@@ -199,36 +199,36 @@
   });
 
   function isReady() {
-    const broken = schemaForm?.broken;
-    if (broken) {
-      broken.box.focus();
+    const invalidPlace = schemaForm?.invalidPlace;
+    if (invalidPlace) {
+      invalidPlace.box.focus();
       return false;
     }
     try {
-      written();
+      parseArguments();
     } catch (error) {
-      complain([{ path: [], reason: error.message }]);
+      showErrors([{ path: [], reason: error.message }]);
       return false;
     }
     const missing = schemaForm?.missing ?? [];
-    if (missing.length) complain(missing);
+    if (missing.length) showErrors(missing);
     return !missing.length;
   }
 
   async function call() {
-    if (callButton.getAttribute("aria-busy") === "true" || !isReady() || !(await isMeant())) return;
+    if (callButton.getAttribute("aria-busy") === "true" || !isReady() || !(await isConfirmed())) return;
     callButton.setAttribute("aria-busy", "true");
     try {
-      take(await answer(form.action, new FormData(form), { Accept: "application/json" }));
+      showResponse(await post(form.action, new FormData(form), { Accept: "application/json" }));
     } catch (error) {
-      complain([{ path: [], reason: error.message }]);
+      showErrors([{ path: [], reason: error.message }]);
     } finally {
       callButton.removeAttribute("aria-busy");
     }
   }
 
   /* Ask for confirmation if the tool may destroy something. */
-  async function isMeant() {
+  async function isConfirmed() {
     if (!dialog) return true;
     dialog.returnValue = "no";
     dialog.showModal();
@@ -237,42 +237,42 @@
     return form.elements.confirmed.checked;
   }
 
-  async function answer(address, body, headers) {
+  async function post(address, body, headers) {
     let response;
     try {
       response = await fetch(address, { method: "POST", body, headers, redirect: "manual", signal: AbortSignal.timeout(DEADLINE) });
     } catch {
-      throw new Error("The hall does not answer. Calling again is safe: the same form calls once.");
+      throw new Error("The hall did not respond. It is safe to press Call again, because the same form makes only one call.");
     }
     if (response.type === "opaqueredirect") throw new Error("You are logged out. Reload the page to log in.");
-    if (response.status === 403) throw new Error("Refused: you may not do that, or this page is too old. Reload it.");
-    if (response.status === 404) throw new Error("This tool is not there any more.");
-    if (!response.ok) throw new Error(`The hall answers with an error (${response.status}).`);
+    if (response.status === 403) throw new Error("The hall refused this. You do not have permission, or this page is too old. Reload the page.");
+    if (response.status === 404) throw new Error("This tool no longer exists.");
+    if (!response.ok) throw new Error(`The hall responded with an error (${response.status}).`);
     return response.json();
   }
 
-  function take(said) {
-    if (said.call_key) form.elements.call_key.value = said.call_key;
-    if (said.errors) {
-      complain(said.errors);
+  function showResponse(response) {
+    if (response.call_key) form.elements.call_key.value = response.call_key;
+    if (response.errors) {
+      showErrors(response.errors);
       return;
     }
-    complain([]);
+    showErrors([]);
     outcome.replaceChildren();
-    outcome.dataset.live = said.outcome;
+    outcome.dataset.live = response.outcome;
     outcome.dataset.liveEvery = "0";
     outcome.dispatchEvent(new CustomEvent("live:refresh"));
-    announced = "";
+    lastStatus = "";
   }
 
-  function complain(complaints) {
-    const { homeless, first } = schemaForm ? schemaForm.showErrors(complaints) : { homeless: complaints, first: null };
+  function showErrors(newErrors) {
+    const { remaining, first } = schemaForm ? schemaForm.showErrors(newErrors) : { remaining: newErrors, first: null };
     errors.replaceChildren();
-    if (!complaints.length) return;
-    errors.append(line("p", "errornote", homeless.length < complaints.length ? "The call was not made: see the fields marked below." : "The call was not made."));
-    if (homeless.length) {
+    if (!newErrors.length) return;
+    errors.append(line("p", "errornote", remaining.length < newErrors.length ? "The call was not made. Correct the marked fields below." : "The call was not made."));
+    if (remaining.length) {
       const list = line("ul", "errorlist", "");
-      for (const { path, reason } of homeless) list.append(line("li", "", path.length ? `${path.join(".")}: ${reason}` : reason));
+      for (const { path, reason } of remaining) list.append(line("li", "", path.length ? `${path.join(".")}: ${reason}` : reason));
       errors.append(list);
     }
     const place = first?.box.matches("input, select, textarea, button") ? first.box : first?.box.querySelector("input, select, textarea, button");
@@ -280,31 +280,31 @@
   }
 
   function line(tag, className, content) {
-    const made = document.createElement(tag);
-    if (className) made.className = className;
-    made.textContent = content;
-    return made;
+    const element = document.createElement(tag);
+    if (className) element.className = className;
+    element.textContent = content;
+    return element;
   }
 
-  // The end ---------------------------------------------------------------------------------------------------------
+  // The result ------------------------------------------------------------------------------------------------------
 
-  let announced = "";
-  let base = { shown: "", at: 0 };
+  let lastStatus = ""; // the last status in the announcement for screen readers
+  let clockBase = { elapsed: "", at: 0 };
 
   outcome.addEventListener("live:updated", () => {
     const word = document.getElementById("outcome-status")?.textContent ?? "";
-    if (!word || word === announced) return;
-    if (!announced) outcome.scrollIntoView({ block: "nearest", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
-    announced = word;
-    document.getElementById("said").textContent = `The call: ${word}.`;
+    if (!word || word === lastStatus) return;
+    if (!lastStatus) outcome.scrollIntoView({ block: "nearest", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+    lastStatus = word;
+    document.getElementById("announcement").textContent = `The call: ${word}.`;
   });
 
-  /* The server sends the elapsed time. Between its responses the page counts on. */
+  /* The server sends the elapsed time. Between its responses the page updates the time. */
   setInterval(() => {
     const clock = outcome.querySelector("[data-ticks]");
     if (!clock) return;
-    if (base.shown !== clock.dataset.elapsed) base = { shown: clock.dataset.elapsed, at: performance.now() };
-    clock.textContent = `${((Number(base.shown) + performance.now() - base.at) / 1000).toFixed(1)} s`;
+    if (clockBase.elapsed !== clock.dataset.elapsed) clockBase = { elapsed: clock.dataset.elapsed, at: performance.now() };
+    clock.textContent = `${((Number(clockBase.elapsed) + performance.now() - clockBase.at) / 1000).toFixed(1)} s`;
   }, 100);
 
   // Links and texts to copy -----------------------------------------------------------------------------------------
@@ -313,54 +313,54 @@
   const snippetsProblem = document.getElementById("snippets-problem");
   let snippetsTimer = 0;
 
-  function changed() {
+  function updateSnippets() {
     clearTimeout(snippetsTimer);
-    if (snippets.open) snippetsTimer = setTimeout(writeSnippets, SNIPPETS_AFTER);
+    if (snippets.open) snippetsTimer = setTimeout(writeSnippets, SNIPPETS_DELAY);
   }
   snippets.addEventListener("toggle", () => snippets.open && writeSnippets());
 
   /* The server writes them, because it can quote and mask secrets. */
-  async function texts() {
+  async function requestTexts() {
     const body = new FormData();
     body.append("arguments", text.value);
     body.append("csrfmiddlewaretoken", form.elements.csrfmiddlewaretoken.value);
-    const said = await answer(page.dataset.snippets, body, {});
-    if (said.error) throw new Error(`${said.error}.`);
-    return said;
+    const response = await post(page.dataset.snippets, body, {});
+    if (response.error) throw new Error(`${response.error}.`);
+    return response;
   }
 
-  let writing = 0;
+  let lastRequest = 0;
 
   async function writeSnippets() {
-    const turn = ++writing;
+    const request = ++lastRequest;
     try {
-      const said = await texts();
-      if (turn !== writing) return; // a response for older arguments
-      for (const block of snippets.querySelectorAll("[data-snippet]")) block.textContent = said.snippets[block.dataset.snippet];
+      const response = await requestTexts();
+      if (request !== lastRequest) return; // a response for older arguments
+      for (const block of snippets.querySelectorAll("[data-snippet]")) block.textContent = response.snippets[block.dataset.snippet];
       snippetsProblem.textContent = "";
     } catch (error) {
-      if (turn !== writing) return;
-      snippetsProblem.textContent = `These are of older arguments: ${error.message}`;
+      if (request !== lastRequest) return;
+      snippetsProblem.textContent = `These texts have older arguments: ${error.message}`;
     }
   }
 
-  for (const copier of snippets.querySelectorAll("[data-copy]")) {
-    copier.hidden = false;
-    copier.addEventListener("click", () => copy(document.getElementById(copier.dataset.copy).textContent, copier, "Copied"));
+  for (const copyButton of snippets.querySelectorAll("[data-copy]")) {
+    copyButton.hidden = false;
+    copyButton.addEventListener("click", () => copy(document.getElementById(copyButton.dataset.copy).textContent, copyButton, "Copied"));
   }
 
-  const ownWords = new Map(); // of each pressed button
-  const ownWordsTimers = new Map();
+  const labels = new Map(); // the label of each button that the user pressed
+  const labelTimers = new Map();
 
-  async function copy(content, copier, done) {
-    if (!ownWords.has(copier)) ownWords.set(copier, copier.textContent);
-    copier.textContent = (await intoClipboard(content)) ? done : "Copying failed";
-    clearTimeout(ownWordsTimers.get(copier));
-    ownWordsTimers.set(copier, setTimeout(() => (copier.textContent = ownWords.get(copier)), 2500));
+  async function copy(content, copyButton, doneText) {
+    if (!labels.has(copyButton)) labels.set(copyButton, copyButton.textContent);
+    copyButton.textContent = (await writeClipboard(content)) ? doneText : "Copying failed";
+    clearTimeout(labelTimers.get(copyButton));
+    labelTimers.set(copyButton, setTimeout(() => (copyButton.textContent = labels.get(copyButton)), 2500));
   }
 
   /* Over plain http from another machine there is no clipboard object, but execCommand works. */
-  async function intoClipboard(content) {
+  async function writeClipboard(content) {
     try {
       await navigator.clipboard.writeText(content);
       return true;
@@ -368,34 +368,34 @@
       const hidden = line("textarea", "visually-hidden", content);
       document.body.append(hidden);
       hidden.select();
-      const isDone = document.execCommand("copy");
+      const isCopied = document.execCommand("copy");
       hidden.remove();
-      return isDone;
+      return isCopied;
     }
   }
 
-  const linker = document.getElementById("copy-link");
-  linker.addEventListener("click", async () => {
+  const linkButton = document.getElementById("copy-link");
+  linkButton.addEventListener("click", async () => {
     try {
-      const said = await texts();
-      const encoded = encodeURIComponent(JSON.stringify(said.arguments));
-      if (encoded.length > MAX_LINK) throw new Error("The arguments are too long for a link; save them as a preset.");
-      const done = said.left_out.length ? `Copied, without ${said.left_out.join(", ")}` : "Copied";
-      await copy(`${location.origin}${location.pathname}#args=${encoded}`, linker, done);
+      const response = await requestTexts();
+      const encoded = encodeURIComponent(JSON.stringify(response.arguments));
+      if (encoded.length > MAX_LINK) throw new Error("The arguments are too long for a link. Save them as a preset.");
+      const doneText = response.left_out.length ? `Copied, without ${response.left_out.join(", ")}` : "Copied";
+      await copy(`${location.origin}${location.pathname}#args=${encoded}`, linkButton, doneText);
     } catch (error) {
-      complain([{ path: [], reason: error.message }]);
+      showErrors([{ path: [], reason: error.message }]);
     }
   });
 
-  // Begin -----------------------------------------------------------------------------------------------------------
+  // Start -----------------------------------------------------------------------------------------------------------
 
-  linker.hidden = false;
+  linkButton.hidden = false;
   document.getElementById("keys").hidden = false;
   document.getElementById("confirmation")?.setAttribute("hidden", "");
-  takeLink();
+  readLink();
   window.addEventListener("hashchange", () => {
-    takeLink();
+    readLink();
     redraw();
   });
-  if (!document.querySelector(".runner-columns-none")) begin();
+  if (!document.querySelector(".runner-columns-no-arguments")) createForm();
 })();

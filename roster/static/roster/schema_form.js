@@ -1,6 +1,6 @@
 "use strict";
 
-/* A form made from a JSON Schema: `new SchemaForm(box, schema, changed)`.
+/* A form for a JSON Schema: `new SchemaForm(box, schema, onChange)`.
 
    The value is a plain JSON value. Fields read and write places in it. Schemas come from members and are not trusted.
    Texts become text nodes. References are resolved only inside the schema. Patterns are not tried, because one could
@@ -16,8 +16,8 @@
   const MAX_PARTS = 200; // of one allOf, references included
   const MAX_HOPS = 20;
   const MAX_WORK = 20_000; // schemas visited for one drawing
-  const MAX_FIRST = 300; // initial values of one new place
-  const SEVERAL = 12; // choices that are shown as checkboxes
+  const MAX_INITIAL = 300; // initial values of one new place
+  const MAX_CHECKBOXES = 12; // choices that are shown as checkboxes
 
   const FORMATS = {
     date: { type: "date", pattern: /^\d{4}-\d{2}-\d{2}$/, hint: "a date: 2026-01-31" },
@@ -52,24 +52,24 @@
     else Object.defineProperty(holder, key, { value, writable: true, enumerable: true, configurable: true });
   }
 
-  function shortened(value, length) {
+  function shorten(value, length) {
     const text = typeof value === "string" ? value : String(JSON.stringify(value));
     return text.length > length ? `${text.slice(0, length - 1)}…` : text;
   }
 
   function element(tag, className, ...children) {
-    const made = document.createElement(tag);
-    if (className) made.className = className;
-    made.append(...children.filter((child) => child !== null));
-    return made;
+    const node = document.createElement(tag);
+    if (className) node.className = className;
+    node.append(...children.filter((child) => child !== null));
+    return node;
   }
 
-  function button(text, className, pressed, label) {
-    const made = element("button", className, text);
-    made.type = "button";
-    if (label) made.setAttribute("aria-label", label);
-    made.addEventListener("click", pressed);
-    return made;
+  function button(text, className, onClick, label) {
+    const node = element("button", className, text);
+    node.type = "button";
+    if (label) node.setAttribute("aria-label", label);
+    node.addEventListener("click", onClick);
+    return node;
   }
 
   // Schemas ---------------------------------------------------------------------------------------------------------
@@ -90,10 +90,10 @@
     /* Charge one visit of a schema, because small schemas can branch without end. Throws CannotShow. */
     spend(steps = 1) {
       this.#work += steps;
-      if (this.#work > MAX_WORK) throw new CannotShow("its schema branches too much");
+      if (this.#work > MAX_WORK) throw new CannotShow("the schema has too many alternatives");
     }
 
-    /* The schema with its references and allOf merged. `unshowable` says what could not be merged. */
+    /* The schema with its references and allOf merged. `unsupported` is the reason why a part could not be merged. */
     flat(schema) {
       this.spend();
       if (!isObject(schema)) return this.#flat(schema, { parts: 0 }, 0);
@@ -101,31 +101,31 @@
       return this.#flattened.get(schema);
     }
 
-    /* `spent` is shared by all parts of one schema. */
-    #flat(schema, spent, hops) {
+    /* `count` is shared by all parts of one schema. */
+    #flat(schema, count, hops) {
       this.spend();
-      spent.parts += 1;
-      if (schema === false) return { unshowable: "the schema allows nothing here" };
+      count.parts += 1;
+      if (schema === false) return { unsupported: "the schema allows no value here" };
       if (!isObject(schema)) return {};
-      if (spent.parts > MAX_PARTS || hops > MAX_HOPS) return { unshowable: "its schema refers on and on" };
+      if (count.parts > MAX_PARTS || hops > MAX_HOPS) return { unsupported: "the schema has too many references" };
       const { $ref: reference, allOf: parts, ...own } = schema;
       let flat = {};
       if (typeof reference === "string") {
         const target = this.#target(reference);
-        if (target === undefined) return { ...own, unshowable: `its schema refers to ${shortened(reference, 60)}` };
-        flat = this.#flat(target, spent, hops + 1);
+        if (target === undefined) return { ...own, unsupported: `the schema refers to ${shorten(reference, 60)}, which it does not contain` };
+        flat = this.#flat(target, count, hops + 1);
       }
       for (const part of asList(parts)) {
-        if (flat.unshowable) break;
-        flat = merged(flat, this.#flat(part, spent, hops + 1));
+        if (flat.unsupported) break;
+        flat = merge(flat, this.#flat(part, count, hops + 1));
       }
-      return merged(flat, own);
+      return merge(flat, own);
     }
 
     /* Charge each of them, because the shared part may be long. */
     #joined(base, part) {
       this.spend(1 + Object.keys(asObject(base.properties)).length / 10);
-      return merged(base, part);
+      return merge(base, part);
     }
 
     #target(reference) {
@@ -133,7 +133,7 @@
       if (!reference.startsWith("#/")) return undefined;
       let place = this.root;
       for (const part of reference.slice(2).split("/")) {
-        const key = unescaped(part);
+        const key = unescapePart(part);
         if (key === undefined || typeof place !== "object" || place === null || !has(place, key)) return undefined;
         place = place[key];
       }
@@ -143,14 +143,14 @@
     /* The alternatives of anyOf or oneOf, each merged with the shared part. Empty if there are none. */
     alternatives(schema) {
       const { anyOf, oneOf, ...base } = schema;
-      const several = asList(anyOf).length ? anyOf : asList(oneOf);
-      if (several.length) return several.slice(0, MAX_CHOICES).map((part) => this.#joined(base, this.flat(part)));
+      const alternatives = asList(anyOf).length ? anyOf : asList(oneOf);
+      if (alternatives.length) return alternatives.slice(0, MAX_CHOICES).map((part) => this.#joined(base, this.flat(part)));
       const types = asList(schema.type).filter((type) => typeof type === "string");
       return types.length > 1 ? types.map((type) => ({ ...schema, type })) : [];
     }
   }
 
-  function unescaped(part) {
+  function unescapePart(part) {
     try {
       return decodeURIComponent(part).replaceAll("~1", "/").replaceAll("~0", "~");
     } catch {
@@ -158,7 +158,7 @@
     }
   }
 
-  function merged(one, other) {
+  function merge(one, other) {
     const properties = { ...asObject(one.properties), ...asObject(other.properties) };
     const required = [...asList(one.required), ...asList(other.required)];
     return {
@@ -191,7 +191,7 @@
   const isNull = (schema) => typeOf(schema) === "null" || (has(schema, "const") && schema.const === null);
 
   /* A scalar's validation error. Empty if the browser finds none. The server validates again. */
-  function complaint(schema, value) {
+  function validationError(schema, value) {
     if (typeof value === "number") {
       if (typeOf(schema) === "integer" && !Number.isInteger(value)) return "must be a whole number";
       if (value < schema.minimum) return `must be ${schema.minimum} or more`;
@@ -218,7 +218,7 @@
 
   class SchemaForm {
     #box;
-    #changed;
+    #onChange;
     #schemas;
     #root;
     #places = new Map(); // by path as JSON: what can show an error there
@@ -226,13 +226,13 @@
     #number = 0;
     value = {};
 
-    constructor(box, schema, changed) {
+    constructor(box, schema, onChange) {
       this.#box = box;
-      this.#changed = changed;
+      this.#onChange = onChange;
       this.#schemas = new Schemas(schema);
       this.#root = this.#schemas.flat(schema);
-      if (this.#root.unshowable) throw new CannotShow(this.#root.unshowable);
-      if (!["object", ""].includes(typeOf(this.#root))) throw new CannotShow("the schema is not that of an object");
+      if (this.#root.unsupported) throw new CannotShow(this.#root.unsupported);
+      if (!["object", ""].includes(typeOf(this.#root))) throw new CannotShow("the schema does not describe an object");
     }
 
     /* Draw the form again, for this value. Throws CannotShow. */
@@ -244,16 +244,16 @@
 
     /* Show each error at its field, or at the nearest one around it. Returns the errors without a field. */
     showErrors(errors) {
-      for (const place of this.#places.values()) place.say("");
-      const homeless = [];
+      for (const place of this.#places.values()) place.setError("");
+      const remaining = [];
       let first = null;
       for (const { path, reason } of errors) {
         const place = this.#nearest(path);
-        if (!place) homeless.push({ path, reason });
-        else place.say([place.said, place.exact(path) ? reason : `${path.join(".")}: ${reason}`].filter(Boolean).join("; "));
+        if (!place) remaining.push({ path, reason });
+        else place.setError([place.error, place.hasPath(path) ? reason : `${path.join(".")}: ${reason}`].filter(Boolean).join("; "));
         first ??= place;
       }
-      return { homeless, first };
+      return { remaining, first };
     }
 
     /* Required fields that are empty, if an empty text is certainly not a valid value. */
@@ -262,8 +262,8 @@
     }
 
     /* The first field whose text is not a value. */
-    get broken() {
-      return [...this.#places.values()].find((place) => place.isBroken) ?? null;
+    get invalidPlace() {
+      return [...this.#places.values()].find((place) => place.isInvalid) ?? null;
     }
 
     #nearest(path) {
@@ -305,10 +305,10 @@
         this.#redraw(focus);
       } catch (error) {
         if (!(error instanceof CannotShow)) throw error;
-        this.#changed(this.value, error.message);
+        this.#onChange(this.value, error.message);
         return;
       }
-      this.#changed(this.value);
+      this.#onChange(this.value);
     }
 
     // Places of the value
@@ -322,43 +322,43 @@
       if (typeof holder === "object" && holder !== null) put(holder, path.at(-1), value);
     }
 
-    #drop(path) {
+    #remove(path) {
       const holder = this.#at(path.slice(0, -1));
       if (Array.isArray(holder)) holder.splice(path.at(-1), 1);
       else if (isObject(holder)) delete holder[path.at(-1)];
     }
 
     /* The initial value of a new place. */
-    #first(schema, depth = 0, left = { values: MAX_FIRST }) {
+    #initialValue(schema, depth = 0, left = { values: MAX_INITIAL }) {
       left.values -= 1;
       const flat = this.#schemas.flat(schema);
       for (const key of ["default", "const"]) if (has(flat, key)) return copy(flat[key]);
       if (asList(flat.enum).length) return copy(flat.enum[0]);
       const [alternative] = this.#schemas.alternatives(flat);
-      if (alternative && depth < MAX_DEPTH) return this.#first(alternative, depth + 1, left);
+      if (alternative && depth < MAX_DEPTH) return this.#initialValue(alternative, depth + 1, left);
       const type = typeOf(flat);
-      if (type === "object") return this.#firstObject(flat, depth, left);
+      if (type === "object") return this.#initialObject(flat, depth, left);
       if (type === "array") return [];
       if (type === "number" || type === "integer") return typeof flat.minimum === "number" ? flat.minimum : 0;
       return { string: "", boolean: false }[type] ?? null;
     }
 
-    #firstObject(flat, depth, left) {
-      const made = {};
+    #initialObject(flat, depth, left) {
+      const object = {};
       for (const [key, part] of Object.entries(asObject(flat.properties)).slice(0, MAX_CHOICES)) {
-        const isWanted = asList(flat.required).includes(key) || (isObject(part) && has(part, "default"));
+        const isIncluded = asList(flat.required).includes(key) || (isObject(part) && has(part, "default"));
         if (depth >= MAX_DEPTH || left.values <= 0) break;
-        if (isWanted) put(made, key, this.#first(part, depth + 1, left));
+        if (isIncluded) put(object, key, this.#initialValue(part, depth + 1, left));
       }
-      return made;
+      return object;
     }
 
     /* A list that the user adds gets a first item. */
-    #firstGroup(schema) {
-      const first = this.#first(schema);
+    #initialGroup(schema) {
+      const first = this.#initialValue(schema);
       if (typeOf(schema) !== "array") return isObject(first) ? first : {};
       if (Array.isArray(first) && (first.length || schema.maxItems === 0)) return first;
-      return [this.#first(this.#itemSchema(schema, 0))];
+      return [this.#initialValue(this.#itemSchema(schema, 0))];
     }
 
     #itemSchema(schema, index) {
@@ -375,38 +375,38 @@
       if (has(isOfType, type) && !isOfType[type](value)) return false;
       if (!isObject(value) || depth > 2) return true;
       if (asList(flat.required).some((key) => !has(value, key))) return false;
-      const known = asObject(flat.properties);
-      if (flat.additionalProperties === false && Object.keys(value).some((key) => !has(known, key))) return false;
-      return Object.entries(known).every(([key, part]) => !has(value, key) || this.#fits(part, value[key], depth + 1));
+      const properties = asObject(flat.properties);
+      if (flat.additionalProperties === false && Object.keys(value).some((key) => !has(properties, key))) return false;
+      return Object.entries(properties).every(([key, part]) => !has(value, key) || this.#fits(part, value[key], depth + 1));
     }
 
     // Drawing. A spot is { schema, path, label, required, depth, extra }: `schema` is flat.
 
     #members(spot) {
       const { schema, path, depth } = spot;
-      const known = asObject(schema.properties);
+      const properties = asObject(schema.properties);
       const required = asList(schema.required);
       const others = isObject(schema.additionalProperties) ? schema.additionalProperties : {};
-      const drawn = [];
-      for (const [key, part] of Object.entries(known)) {
+      const fields = [];
+      for (const [key, part] of Object.entries(properties)) {
         const spot = { schema: this.#schemas.flat(part), path: [...path, key], label: key, required: required.includes(key), depth: depth + 1 };
-        if (!this.#isSettled(spot)) drawn.push(this.#field(spot));
+        if (!this.#isFixed(spot)) fields.push(this.#field(spot));
       }
       for (const key of Object.keys(asObject(this.#at(path)))) {
-        if (has(known, key)) continue;
-        drawn.push(this.#field({ schema: this.#schemas.flat(others), path: [...path, key], label: key, required: false, depth: depth + 1, extra: true }));
+        if (has(properties, key)) continue;
+        fields.push(this.#field({ schema: this.#schemas.flat(others), path: [...path, key], label: key, required: false, depth: depth + 1, extra: true }));
       }
-      const takesMore = isObject(schema.additionalProperties) || (schema.additionalProperties !== false && !Object.keys(known).length);
-      if (takesMore) drawn.push(this.#adder(path, others));
-      return drawn;
+      const takesMore = isObject(schema.additionalProperties) || (schema.additionalProperties !== false && !Object.keys(properties).length);
+      if (takesMore) fields.push(this.#newEntry(path, others));
+      return fields;
     }
 
     /* There is nothing to choose: the value is required, fixed, and present. */
-    #isSettled({ schema, path, required }) {
+    #isFixed({ schema, path, required }) {
       return required && has(schema, "const") && same(schema.const, this.#at(path));
     }
 
-    #adder(path, schema) {
+    #newEntry(path, schema) {
       const name = element("input", "sf-key");
       name.type = "text";
       name.placeholder = "name";
@@ -417,9 +417,9 @@
           return;
         }
         const place = [...path, name.value];
-        this.#rebuild(place, () => this.#put(place, this.#first(schema)));
+        this.#rebuild(place, () => this.#put(place, this.#initialValue(schema)));
       };
-      return element("div", "sf-adder", name, button("Add entry", "sf-button", add));
+      return element("div", "sf-new-entry", name, button("Add entry", "sf-button", add));
     }
 
     #field(spot) {
@@ -427,22 +427,22 @@
       if (this.#fieldsLeft < 0) throw new CannotShow(`it would have more than ${MAX_FIELDS} fields`);
       const { schema, depth, path } = spot;
       const value = this.#at(path);
-      if (schema.unshowable) return this.#json(spot, `Not as a field: ${schema.unshowable}.`);
-      if (depth > MAX_DEPTH) return this.#json(spot, "Nested too deep for fields.");
+      if (schema.unsupported) return this.#json(spot, `This value has no field: ${schema.unsupported}.`);
+      if (depth > MAX_DEPTH) return this.#json(spot, "This value is nested too deeply for fields.");
       if (has(schema, "const")) return this.#choice(spot, [schema.const]);
       if (Array.isArray(schema.enum)) return this.#choice(spot, schema.enum);
       const alternatives = this.#schemas.alternatives(schema);
       if (alternatives.length) return this.#alternatives(spot, alternatives);
       const type = typeOf(schema);
       const isEmpty = value === undefined || (value === null && (spot.nullable || type === "object" || type === "array"));
-      const mayBeShown = isEmpty || !has(isOfType, type) || isOfType[type](value);
+      const fitsField = isEmpty || !has(isOfType, type) || isOfType[type](value);
       // The field of an integer can contain 1.5 and show that it is wrong.
-      if (!mayBeShown && !(type === "integer" && typeof value === "number")) return this.#json(spot, `What is there is not of type ${type}.`);
+      if (!fitsField && !(type === "integer" && typeof value === "number")) return this.#json(spot, `The current value does not have the type ${type}.`);
       switch (type) {
         case "object":
-          return this.#isFree(schema) ? this.#json(spot) : this.#group(spot, () => this.#members(spot));
+          return this.#isAnyObject(schema) ? this.#json(spot) : this.#group(spot, () => this.#members(spot));
         case "array":
-          return this.#isOfFew(schema) ? this.#boxes(spot) : this.#group(spot, () => this.#items(spot));
+          return this.#hasFewChoices(schema) ? this.#boxes(spot) : this.#group(spot, () => this.#items(spot));
         case "string":
           return this.#text(spot);
         case "number":
@@ -457,67 +457,67 @@
       }
     }
 
-    #isFree(schema) {
+    #isAnyObject(schema) {
       return !Object.keys(asObject(schema.properties)).length && !isObject(schema.additionalProperties);
     }
 
-    #isOfFew(schema) {
+    #hasFewChoices(schema) {
       const choices = asList(this.#schemas.flat(schema.items).enum);
-      return schema.uniqueItems === true && choices.length > 0 && choices.length <= SEVERAL;
+      return schema.uniqueItems === true && choices.length > 0 && choices.length <= MAX_CHECKBOXES;
     }
 
     // Frames
 
-    #frame(spot, control, { says = control, note = "" } = {}) {
+    #frame(spot, control, { target = control, note = "" } = {}) {
       const id = this.#newId();
       control.id = id;
       const label = element("label", "sf-label", ...this.#labels(spot));
       label.htmlFor = id;
-      return this.#framed(spot, "div", label, control, says, note);
+      return this.#framed(spot, "div", label, control, target, note);
     }
 
     #labels({ schema, label, required, extra, path }) {
       const isItem = typeof path.at(-1) === "number";
-      const title = typeof schema.title === "string" && schema.title.trim() ? shortened(schema.title, MAX_LABEL) : "";
-      const name = shortened(label, MAX_LABEL);
+      const title = typeof schema.title === "string" && schema.title.trim() ? shorten(schema.title, MAX_LABEL) : "";
+      const name = shorten(label, MAX_LABEL);
       return [
         element("span", "sf-title", title || name),
         title && title !== name ? element("code", "sf-name", name) : null,
         required && !isItem ? element("span", "sf-required", "required") : null,
-        extra ? element("span", "sf-optional", "more") : null,
+        extra ? element("span", "sf-optional", "additional") : null,
         schema.deprecated === true ? element("span", "sf-optional", "deprecated") : null,
       ]
         .filter(Boolean)
         .flatMap((part) => [part, " "]); // separate words for screen readers
     }
 
-    #framed(spot, tag, head, body, says, note) {
+    #framed(spot, tag, head, body, target, note) {
       const { schema, path, extra } = spot;
       const id = this.#newId();
       const help = this.#help(schema, note, id);
       const error = element("p", "sf-error");
       error.id = `${id}-error`;
       error.hidden = true;
-      says.setAttribute("aria-describedby", [help && help.id, error.id].filter(Boolean).join(" "));
+      target.setAttribute("aria-describedby", [help && help.id, error.id].filter(Boolean).join(" "));
       const frame = element(tag, tag === "div" ? "sf-field" : "sf-group", head, help, body, error);
-      if (extra) frame.append(this.#remover(path, "Remove"));
+      if (extra) frame.append(this.#removeButton(path, "Remove"));
       const place = {
-        box: says,
-        said: "",
+        box: target,
+        error: "",
         path,
-        isBroken: false,
+        isInvalid: false,
         isMissing: () => false,
-        exact: (asked) => asked.length === path.length,
-        say: (text) => {
-          place.said = text;
-          error.textContent = shortened(text, MAX_TEXT);
+        hasPath: (errorPath) => errorPath.length === path.length, // of the errors at or below this place
+        setError: (text) => {
+          place.error = text;
+          error.textContent = shorten(text, MAX_TEXT);
           error.hidden = !text;
-          says.setAttribute("aria-invalid", String(Boolean(text)));
+          target.setAttribute("aria-invalid", String(Boolean(text)));
           frame.classList.toggle("sf-wrong", Boolean(text));
         },
       };
       this.#places.set(JSON.stringify(path), place);
-      says.place = place;
+      target.place = place;
       return frame;
     }
 
@@ -527,7 +527,7 @@
       const help = element("div", "sf-help");
       help.id = `${id}-help`;
       if (description.length > MAX_SHORT_TEXT) {
-        const more = element("details", "", element("summary", "", shortened(description, 160)), element("p", "", shortened(description, MAX_TEXT)));
+        const more = element("details", "", element("summary", "", shorten(description, 160)), element("p", "", shorten(description, MAX_TEXT)));
         help.append(more);
       } else if (description) help.append(element("p", "", description));
       if (note) help.append(element("p", "sf-note", note));
@@ -539,9 +539,9 @@
       return `sf-${this.#number}`;
     }
 
-    #remover(path, text) {
-      return button(`${text} ${shortened(path.at(-1), 60)}`, "sf-button sf-remove", () => {
-        this.#rebuild(path.slice(0, -1), () => this.#drop(path));
+    #removeButton(path, text) {
+      return button(`${text} ${shorten(path.at(-1), 60)}`, "sf-button sf-remove", () => {
+        this.#rebuild(path.slice(0, -1), () => this.#remove(path));
       });
     }
 
@@ -551,10 +551,10 @@
     #set(spot, control, value) {
       if (value !== undefined) this.#put(spot.path, value);
       else if (typeof spot.path.at(-1) === "number") this.#put(spot.path, spot.nullable ? null : "");
-      else this.#drop(spot.path);
-      control.place.isBroken = false;
-      control.place.say(value === undefined ? "" : complaint(spot.schema, value));
-      this.#changed(this.value);
+      else this.#remove(spot.path);
+      control.place.isInvalid = false;
+      control.place.setError(value === undefined ? "" : validationError(spot.schema, value));
+      this.#onChange(this.value);
     }
 
     #nothing(spot) {
@@ -563,8 +563,8 @@
     }
 
     #placeholder(schema) {
-      if (has(schema, "default") && schema.default !== null && schema.default !== "") return `default: ${shortened(schema.default, 60)}`;
-      if (asList(schema.examples).length) return `such as ${shortened(schema.examples[0], 60)}`;
+      if (has(schema, "default") && schema.default !== null && schema.default !== "") return `default: ${shorten(schema.default, 60)}`;
+      if (asList(schema.examples).length) return `for example ${shorten(schema.examples[0], 60)}`;
       return "";
     }
 
@@ -599,13 +599,13 @@
       control.placeholder = this.#placeholder(schema);
       control.addEventListener("input", () => {
         if (control.validity.badInput || (control.value && !Number.isFinite(control.valueAsNumber))) {
-          control.place.isBroken = true;
-          control.place.say("must be a number");
+          control.place.isInvalid = true;
+          control.place.setError("must be a number");
           return;
         }
         if (losesDigits(control)) {
-          control.place.isBroken = true;
-          control.place.say("has more digits than fields can hold; use the JSON");
+          control.place.isInvalid = true;
+          control.place.setError("has more digits than a field can hold. Change it in the JSON");
           return;
         }
         this.#set(spot, control, control.value === "" ? this.#nothing(spot) : control.valueAsNumber);
@@ -627,15 +627,15 @@
       const index = current === undefined ? -1 : choices.findIndex((choice) => same(choice, current));
       const isOptional = !required && typeof path.at(-1) !== "number";
       if (isOptional || index < 0 || nullable) {
-        const byDefault = has(schema, "default") && schema.default !== null ? ` (default: ${shortened(schema.default, 60)})` : "";
-        control.append(new Option(index < 0 && current !== undefined && current !== null ? shortened(current, MAX_LABEL) : `not sent${byDefault}`, ""));
+        const byDefault = has(schema, "default") && schema.default !== null ? ` (default: ${shorten(schema.default, 60)})` : "";
+        control.append(new Option(index < 0 && current !== undefined && current !== null ? shorten(current, MAX_LABEL) : `not sent${byDefault}`, ""));
       }
       choices.forEach((choice, position) => {
         const word = choice === true ? "yes" : choice === false ? "no" : typeof choice === "string" && choice ? choice : JSON.stringify(choice);
-        control.append(new Option(titles[position] || shortened(word, MAX_LABEL), String(position), false, position === index));
+        control.append(new Option(titles[position] || shorten(word, MAX_LABEL), String(position), false, position === index));
       });
       control.addEventListener("change", () => this.#set(spot, control, control.value === "" ? this.#nothing(spot) : copy(choices[Number(control.value)])));
-      const note = values.length > choices.length ? `The first ${MAX_CHOICES} of ${values.length} choices; the others as JSON.` : "";
+      const note = values.length > choices.length ? `The first ${MAX_CHOICES} of ${values.length} choices. Enter other values in the JSON.` : "";
       return this.#frame(spot, control, { note });
     }
 
@@ -652,8 +652,8 @@
         try {
           this.#set(spot, control, control.value.trim() ? JSON.parse(control.value) : this.#nothing(spot));
         } catch {
-          control.place.isBroken = true;
-          control.place.say("is not JSON yet");
+          control.place.isInvalid = true;
+          control.place.setError("is not valid JSON");
         }
       });
       return this.#frame(spot, control, { note: note || "Any JSON value." });
@@ -666,40 +666,40 @@
       const { path, schema, required, label } = spot;
       const legend = element("legend", "sf-legend", ...this.#labels(spot));
       const isOptional = !required && typeof path.at(-1) !== "number" && !spot.extra;
-      const isThere = this.#at(path) !== undefined && this.#at(path) !== null;
-      if (!isThere) {
+      const isPresent = this.#at(path) !== undefined && this.#at(path) !== null;
+      if (!isPresent) {
         const name = typeof schema.title === "string" && schema.title.trim() ? schema.title : label;
-        const add = button(`Add ${shortened(name, 60)}`, "sf-button", () => {
-          this.#rebuild(path, () => this.#put(path, this.#firstGroup(schema)));
+        const add = button(`Add ${shorten(name, 60)}`, "sf-button", () => {
+          this.#rebuild(path, () => this.#put(path, this.#initialGroup(schema)));
         });
         return this.#framed(spot, "fieldset", legend, element("div", "sf-members", add), add, "");
       }
       const body = element("div", "sf-members", ...members());
       const frame = this.#framed(spot, "fieldset", legend, body, body, "");
-      if (isOptional) frame.append(this.#remover(path, "Take out"));
+      if (isOptional) frame.append(this.#removeButton(path, "Remove"));
       return frame;
     }
 
     #items({ schema, path, depth }) {
       const items = asList(this.#at(path));
-      const drawn = items.map((_, index) => {
+      const fields = items.map((_, index) => {
         const spot = { schema: this.#itemSchema(schema, index), path: [...path, index], label: `${index + 1}`, required: true, depth: depth + 1 };
         const tools = element("div", "sf-item-tools");
         if (index > 0) tools.append(button("↑", "sf-button", () => this.#swap(path, index - 1), `Move ${index + 1} up`));
-        if (items.length > (Number(schema.minItems) || 0)) tools.append(this.#itemRemover(path, index));
+        if (items.length > (Number(schema.minItems) || 0)) tools.append(this.#removeItemButton(path, index));
         return element("div", "sf-item", this.#field(spot), tools);
       });
-      const isFull = items.length >= schema.maxItems || this.#itemSchema(schema, items.length).unshowable;
+      const isFull = items.length >= schema.maxItems || this.#itemSchema(schema, items.length).unsupported;
       const add = button("Add an item", "sf-button", () => {
         const place = [...path, items.length];
-        this.#rebuild(place, () => this.#put(place, this.#first(this.#itemSchema(schema, items.length))));
+        this.#rebuild(place, () => this.#put(place, this.#initialValue(this.#itemSchema(schema, items.length))));
       });
-      return [...drawn, ...(isFull ? [] : [add])];
+      return [...fields, ...(isFull ? [] : [add])];
     }
 
-    #itemRemover(path, index) {
+    #removeItemButton(path, index) {
       return button("×", "sf-button", () => {
-        this.#rebuild(path, () => this.#drop([...path, index]));
+        this.#rebuild(path, () => this.#remove([...path, index]));
       }, `Remove ${index + 1}`);
     }
 
@@ -720,10 +720,10 @@
         box.checked = asList(this.#at(path)).some((item) => same(item, choice));
         box.addEventListener("change", () => {
           const boxes = [...body.querySelectorAll("input")];
-          const chosen = choices.filter((_, index) => boxes[index].checked);
-          this.#set(spot, body, chosen.length || spot.required ? chosen : undefined);
+          const selection = choices.filter((_, index) => boxes[index].checked);
+          this.#set(spot, body, selection.length || spot.required ? selection : undefined);
         });
-        body.append(element("label", "sf-box", box, shortened(choice, MAX_LABEL)));
+        body.append(element("label", "sf-box", box, shorten(choice, MAX_LABEL)));
       }
       const legend = element("legend", "sf-legend", ...this.#labels(spot));
       return this.#framed(spot, "fieldset", legend, body, body, "");
@@ -735,7 +735,7 @@
       const others = alternatives.filter((part) => !isNull(part));
       const nullable = others.length < alternatives.length;
       if (alternatives.every((part) => has(part, "const"))) {
-        return this.#choice(spot, alternatives.map((part) => part.const), alternatives.map((part) => (typeof part.title === "string" ? shortened(part.title, MAX_LABEL) : "")));
+        return this.#choice(spot, alternatives.map((part) => part.const), alternatives.map((part) => (typeof part.title === "string" ? shorten(part.title, MAX_LABEL) : "")));
       }
       if (others.length === 1) {
         // "Something or null" is a field that may be empty. Its own title comes first.
@@ -748,47 +748,47 @@
     #branches(spot, alternatives) {
       const { path, depth, required, extra } = spot;
       const value = this.#at(path);
-      const isThere = value !== undefined;
+      const isPresent = value !== undefined;
       const isOptional = !required && typeof path.at(-1) !== "number" && !extra;
-      const chosen = isThere ? Math.max(0, alternatives.findIndex((part) => this.#fits(part, value))) : -1;
+      const selectedIndex = isPresent ? Math.max(0, alternatives.findIndex((part) => this.#fits(part, value))) : -1;
       const control = element("select", "sf-select sf-branch");
-      control.setAttribute("aria-label", `Kind of ${shortened(spot.label, 60)}`);
-      if (isOptional || !isThere) control.append(new Option("not sent", ""));
-      alternatives.forEach((part, index) => control.append(new Option(branchName(part, index), String(index), false, index === chosen)));
+      control.setAttribute("aria-label", `Type of ${shorten(spot.label, 60)}`);
+      if (isOptional || !isPresent) control.append(new Option("not sent", ""));
+      alternatives.forEach((part, index) => control.append(new Option(branchName(part, index), String(index), false, index === selectedIndex)));
       control.addEventListener("change", () => {
         this.#rebuild(path, () => {
-          if (control.value === "") this.#drop(path);
-          else this.#put(path, this.#first(alternatives[Number(control.value)]));
+          if (control.value === "") this.#remove(path);
+          else this.#put(path, this.#initialValue(alternatives[Number(control.value)]));
         });
       });
       const body = element("div", "sf-members", control);
       const legend = element("legend", "sf-legend", ...this.#labels(spot));
       const frame = this.#framed(spot, "fieldset", legend, body, control, "");
-      if (chosen >= 0) body.append(...this.#branch(spot, alternatives[chosen], depth));
+      if (selectedIndex >= 0) body.append(...this.#branch(spot, alternatives[selectedIndex], depth));
       return frame;
     }
 
     /* The properties of an object are directly in the fieldset. Anything else is a field in it. */
     #branch(spot, schema, depth) {
       const value = this.#at(spot.path);
-      if (depth >= MAX_DEPTH || typeOf(schema) !== "object" || !isObject(value) || this.#isFree(schema)) {
+      if (depth >= MAX_DEPTH || typeOf(schema) !== "object" || !isObject(value) || this.#isAnyObject(schema)) {
         const place = this.#places.get(JSON.stringify(spot.path));
         const field = this.#field({ ...spot, schema: { ...schema, title: "Value", description: undefined }, required: true, extra: false, depth: depth + 1 });
         if (isNull(schema)) this.#places.set(JSON.stringify(spot.path), place);
         return isNull(schema) ? [] : [field];
       }
       const description = typeof schema.description === "string" && schema.description !== spot.schema.description;
-      return [...(description ? [element("p", "sf-note", shortened(schema.description, MAX_SHORT_TEXT))] : []), ...this.#members({ ...spot, schema, depth })];
+      return [...(description ? [element("p", "sf-note", shorten(schema.description, MAX_SHORT_TEXT))] : []), ...this.#members({ ...spot, schema, depth })];
     }
   }
 
   function branchName(schema, index) {
-    if (typeof schema.title === "string" && schema.title.trim()) return shortened(schema.title, MAX_LABEL);
-    if (has(schema, "const")) return shortened(schema.const, MAX_LABEL);
+    if (typeof schema.title === "string" && schema.title.trim()) return shorten(schema.title, MAX_LABEL);
+    if (has(schema, "const")) return shorten(schema.const, MAX_LABEL);
     const kind = Object.values(asObject(schema.properties)).find((part) => isObject(part) && has(part, "const"));
-    if (kind) return shortened(kind.const, MAX_LABEL);
+    if (kind) return shorten(kind.const, MAX_LABEL);
     const type = typeOf(schema);
-    return type ? `${index + 1}: ${shortened(schema.format ?? type, 40)}` : `choice ${index + 1}`;
+    return type ? `${index + 1}: ${shorten(schema.format ?? type, 40)}` : `choice ${index + 1}`;
   }
 
   window.SchemaForm = SchemaForm;

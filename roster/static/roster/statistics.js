@@ -8,7 +8,7 @@ document.addEventListener("click", (event) => {
   event.preventDefault();
   section.dataset.live = link.dataset.part;
   section.dispatchEvent(new CustomEvent("live:refresh"));
-  const here = new URL(location.href);
-  here.searchParams.set("span", new URL(link.href).searchParams.get("span"));
-  history.replaceState(null, "", here);
+  const address = new URL(location.href);
+  address.searchParams.set("span", new URL(link.href).searchParams.get("span"));
+  history.replaceState(null, "", address);
 });

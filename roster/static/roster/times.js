@@ -10,22 +10,22 @@
     [Infinity, 86400, "days"],
   ];
 
-  function inWords(seconds) {
+  function durationText(seconds) {
     const [, unit, word] = STEPS.find(([limit]) => seconds < limit);
     return `${Math.floor(seconds / unit)} ${word}`;
   }
 
-  function tell() {
+  function updateTimes() {
     if (document.hidden) return;
     for (const time of document.querySelectorAll("time[data-ago], time[data-until]")) {
-      const passed = (Date.now() - Date.parse(time.dateTime)) / 1000;
-      const text = inWords(Math.max(0, time.hasAttribute("data-until") ? -passed : passed));
+      const age = (Date.now() - Date.parse(time.dateTime)) / 1000;
+      const text = durationText(Math.max(0, time.hasAttribute("data-until") ? -age : age));
       if (time.textContent !== text) time.textContent = text;
     }
   }
 
-  document.addEventListener("live:updated", tell);
-  document.addEventListener("visibilitychange", tell);
-  setInterval(tell, 1000);
-  tell();
+  document.addEventListener("live:updated", updateTimes);
+  document.addEventListener("visibilitychange", updateTimes);
+  setInterval(updateTimes, 1000);
+  updateTimes();
 })();

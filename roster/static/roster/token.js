@@ -5,17 +5,17 @@
   const scope = document.getElementById("id_scope");
   if (!scope) return;
 
-  function show() {
+  function showFields() {
     for (const field of ["members", "tools"]) {
       const row = document.querySelector(`.field-${field}`);
       // Choices from before a change of the scope stay visible, because the form refuses them.
-      const isChosen = document.querySelectorAll(`#id_${field}_to option, select#id_${field} option:checked`).length > 0;
-      row.hidden = scope.value !== field && !isChosen;
+      const hasChoice = document.querySelectorAll(`#id_${field}_to option, select#id_${field} option:checked`).length > 0;
+      row.hidden = scope.value !== field && !hasChoice;
     }
   }
 
-  scope.addEventListener("change", show);
-  show();
+  scope.addEventListener("change", showFields);
+  showFields();
 })();
 
 /* A token's page: the configuration follows the choices, and contains a token that was just created. */
@@ -49,29 +49,29 @@
 
   if (secret) {
     document.getElementById("secret-note")?.remove();
-    const shown = document.querySelector(".messagelist code.token");
+    const code = document.querySelector(".messagelist code.token");
     const copy = document.createElement("button");
     copy.type = "button";
     copy.className = "copy-token";
     copy.textContent = "Copy";
     copy.setAttribute("aria-label", "Copy the token");
-    shown.id = "new-token";
-    copy.dataset.copy = shown.id;
-    shown.after(" ", copy);
+    code.id = "new-token";
+    copy.dataset.copy = code.id;
+    code.after(" ", copy);
   }
 
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("button[data-copy]");
     if (!button) return;
     const source = document.getElementById(button.dataset.copy);
-    const said = (await isCopied(source)) ? "Copied." : "Selected: press Ctrl+C to copy.";
-    document.getElementById("copied").textContent = said;
-    button.textContent = said.startsWith("Copied") ? "Copied" : "Selected";
+    const isCopied = await copyText(source);
+    document.getElementById("copy-status").textContent = isCopied ? "Copied." : "The text is selected. Press Ctrl+C to copy it.";
+    button.textContent = isCopied ? "Copied" : "Selected";
     setTimeout(() => (button.textContent = "Copy"), 2000);
   });
 
-  /* Without a secure context scripts have no clipboard. Then the text is selected. */
-  async function isCopied(source) {
+  /* Returns whether the text was copied. Without a secure context scripts have no clipboard, and the text is selected. */
+  async function copyText(source) {
     try {
       await navigator.clipboard.writeText(source.textContent);
       return true;

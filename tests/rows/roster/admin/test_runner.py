@@ -285,7 +285,7 @@ def test_an_earlier_calls_arguments_come_without_its_secrets(page: Client, echo:
 
     arguments, text = begun(page, echo, **{"from": row.pk})
     assert arguments == {"text": "x", "login": {}, "keys": [None]}
-    assert "fill in again: login.key, keys.0" in text
+    assert "Enter them again: login.key, keys.0" in text
     assert "********" not in text.split('id="snippets"')[0]
 
 
@@ -309,7 +309,7 @@ def test_arguments_that_were_not_kept_are_no_beginning_and_the_page_says_why(
     row = make_call(echo, status="succeeded", **columns)
     arguments, text = begun(page, echo, **{"from": row.pk})
     assert arguments == {"text": ""}
-    assert f"These are not the arguments of call {row.pk}: " in text
+    assert f"The arguments of call {row.pk} are not available: " in text
     assert reason in text
 
 
@@ -363,8 +363,8 @@ def test_secrets_are_never_stored_in_a_set(page: Client, echo: Tool) -> None:
     (message,) = save(page, echo, "mine", SECRETS)
 
     assert Preset.objects.get().arguments == {"text": "x", "login": {}, "keys": [None]}
-    assert message["text"] == "Saved as “mine”. Without its secrets: keys.0, login.key."
-    assert "fill in again: keys.0, login.key." in begun(page, echo, preset=Preset.objects.get().pk)[1]
+    assert message["text"] == "Saved the preset “mine”. Its secrets are not stored: keys.0, login.key."
+    assert "Enter them again: keys.0, login.key." in begun(page, echo, preset=Preset.objects.get().pk)[1]
 
 
 def test_what_became_a_secret_since_is_not_shown(page: Client, echo: Tool, alice: User) -> None:
