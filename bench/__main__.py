@@ -187,7 +187,7 @@ Tool.objects.bulk_create(
 """
 
 
-def roster(requests_made: int) -> list[Figure]:
+def roster(request_count: int) -> list[Figure]:
     """GET /api/roster/ of 200 members of 20 tools."""
     took = []
     with bench_hall(0) as hall:
@@ -196,7 +196,7 @@ def roster(requests_made: int) -> list[Figure]:
         token = hall.token()
         session = requests.Session()
         session.headers["Authorization"] = f"Bearer {token}"
-        for number in range(requests_made + 5):
+        for number in range(request_count + 5):
             began = time.monotonic()
             answer = session.get(f"http://127.0.0.1:{hall.port}/api/roster/", timeout=20)
             if number >= 5:
@@ -283,15 +283,15 @@ SCENARIOS: dict[str, tuple[Callable[[int], list[Figure]], int]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     choices = [*SCENARIOS, "peers", []]
-    told = "all of them when none is named; `peers` installs those that `gateway` measures beside ours"
-    parser.add_argument("scenario", nargs="*", choices=choices, help=told)
-    chosen = parser.parse_args().scenario or list(SCENARIOS)
-    if "peers" in chosen:
+    help_text = "all of them when none is named; `peers` installs those that `gateway` measures beside ours"
+    parser.add_argument("scenario", nargs="*", choices=choices, help=help_text)
+    names = parser.parse_args().scenario or list(SCENARIOS)
+    if "peers" in names:
         peers.install()
-        chosen.remove("peers")
+        names.remove("peers")
     load, cores = psutil.getloadavg()[0], psutil.cpu_count()
     print(f"{cores} cores, load {load:.2f} before the run, Python {sys.version.split()[0]}")
-    for name in chosen:
+    for name in names:
         run, size = SCENARIOS[name]
         for figure in run(size):
             print(figure, flush=True)

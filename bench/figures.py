@@ -17,8 +17,8 @@ class Figure:
         text = f"{self.name:<66} {self.value:>9.2f} {self.unit:<8}"
         if self.bound is None:
             return text
-        kept = self.value >= self.bound if self.at_least else self.value <= self.bound
-        return text + f" {'at least' if self.at_least else 'at most'} {self.bound:g}: {'yes' if kept else 'NO'}"
+        is_within = self.value >= self.bound if self.at_least else self.value <= self.bound
+        return text + f" {'at least' if self.at_least else 'at most'} {self.bound:g}: {'yes' if is_within else 'NO'}"
 
 
 def percentile(values: list[float], part: float) -> float:

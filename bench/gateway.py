@@ -82,7 +82,7 @@ def _side_by_side(rounds: int) -> list[Figure]:
             *_rivals(direct[False].url),
         ]
         probes: dict[bool, list[Load]] = {False: [], True: []}
-        found: dict[str, list[Round]] = {contestant.name: [] for contestant in contestants}
+        rounds_by_name: dict[str, list[Round]] = {contestant.name: [] for contestant in contestants}
         for number in range(rounds):
             first = number * len(contestants) // rounds
             for contestant in contestants[first:] + contestants[:first]:
@@ -96,9 +96,9 @@ def _side_by_side(rounds: int) -> list[Figure]:
                     print(f"({contestant.name} is out of this round: {error})", flush=True)
                     continue
                 probes[contestant.lean] += around
-                found[contestant.name].append(Round(load, statistics.mean(one.per_second for one in around)))
-    _print_table(found, probes)
-    return _bounds(found, [contestant for contestant in contestants if found[contestant.name]])
+                rounds_by_name[contestant.name].append(Round(load, statistics.mean(one.per_second for one in around)))
+    _print_table(rounds_by_name, probes)
+    return _bounds(rounds_by_name, [contestant for contestant in contestants if rounds_by_name[contestant.name]])
 
 
 def _rivals(upstream: str) -> list[Contestant]:
@@ -137,13 +137,13 @@ def _endpoint(
     return Endpoint(f"http://127.0.0.1:{port}{path}", tool, style, token, roots)
 
 
-def _print_table(found: dict[str, list[Round]], probes: dict[bool, list[Load]]) -> None:
+def _print_table(rounds_by_name: dict[str, list[Round]], probes: dict[bool, list[Load]]) -> None:
     columns = ("calls/s", "of direct", "p50 ms", "p95 ms", "p99 ms", "CPU ms/call", "client's")
     print(f"{'16 clients, medians':<34}" + "".join(f"{column:>12}" for column in columns))
     for lean, loads in probes.items():
         if loads:
             _print_row("direct, lean client and server" if lean else "direct", loads, 1.0)
-    for name, rounds in found.items():
+    for name, rounds in rounds_by_name.items():
         if rounds:
             of_direct = statistics.median(one.of_direct for one in rounds)
             _print_row(name, [one.load for one in rounds], of_direct)
@@ -157,9 +157,9 @@ def _print_row(name: str, loads: list[Load], of_direct: float) -> None:
     print(f"{name:<34}{median('per_second'):12,.0f}{of_direct:12.3f}{times}", flush=True)
 
 
-def _bounds(found: dict[str, list[Round]], contestants: list[Contestant]) -> list[Figure]:
+def _bounds(rounds_by_name: dict[str, list[Round]], contestants: list[Contestant]) -> list[Figure]:
     of_direct = {
-        contestant.name: statistics.median(one.of_direct for one in found[contestant.name])
+        contestant.name: statistics.median(one.of_direct for one in rounds_by_name[contestant.name])
         for contestant in contestants
     }
     if OURS not in of_direct:
@@ -168,7 +168,7 @@ def _bounds(found: dict[str, list[Round]], contestants: list[Contestant]) -> lis
     figures = [
         Figure("gateway, token and records on, calls a second of direct", ours, "x", 0.2, at_least=True),
         Figure("  the stretch", ours, "x", 0.3, at_least=True),
-        Figure("  CPU of the whole hall a call", _cpu(found[OURS]), "ms", 0.45),
+        Figure("  CPU of the whole hall a call", _cpu(rounds_by_name[OURS]), "ms", 0.45),
     ]
     if QUEUED_CALLS in of_direct and HUB in of_direct:
         ratio = of_direct[QUEUED_CALLS] / of_direct[HUB]
@@ -176,12 +176,12 @@ def _bounds(found: dict[str, list[Round]], contestants: list[Contestant]) -> lis
             Figure("REST, queued / mcp-hub's REST over HTTP, which keeps nothing", ratio, "x", 0.6, at_least=True)
         ]
     if QUEUED_CALLS in of_direct and FASTMCP in of_direct:
-        ratio = _cpu(found[QUEUED_CALLS]) / _cpu(found[FASTMCP])
+        ratio = _cpu(rounds_by_name[QUEUED_CALLS]) / _cpu(rounds_by_name[FASTMCP])
         figures += [Figure("  CPU of a call / that of FastMCP's proxy", ratio, "x", 0.5)]
     if STDIO_MEMBER in of_direct:
         figures += [Figure("an HTTP member / a stdio member, calls a second", ours / of_direct[STDIO_MEMBER], "x", 1.2)]
     if HUB_STDIO in of_direct:
-        ratio, cpu_ratio = ours / of_direct[HUB_STDIO], _cpu(found[OURS]) / _cpu(found[HUB_STDIO])
+        ratio, cpu_ratio = ours / of_direct[HUB_STDIO], _cpu(rounds_by_name[OURS]) / _cpu(rounds_by_name[HUB_STDIO])
         figures += [
             Figure("gateway / mcp-hub's REST over stdio, calls a second", ratio, "x", 1.5, at_least=True),
             Figure("  CPU of a call", cpu_ratio, "x", 0.5),
@@ -235,9 +235,9 @@ def _while_busy() -> list[Figure]:
             hall.manage("shell", "-v0", "-c", QUEUE)
             before = _queued(hall)
             busy = measure(endpoint, LOAD_SECONDS)
-            left = _queued(hall)
+            after = _queued(hall)
         around.append(measure(direct, PROBE_SECONDS))
-    if not left:
+    if not after:
         raise SystemExit("bench: the queue was empty before the load was over")
     calls = statistics.mean(one.per_second for one in around)
     return [
@@ -246,7 +246,7 @@ def _while_busy() -> list[Figure]:
         Figure("  of what it is without them", busy.per_second / idle.per_second, "x"),
         Figure("  95th percentile", busy.p95, "ms"),
         Figure("  without them", idle.p95, "ms"),
-        Figure("  queued calls done a second meanwhile", (before - left) / LOAD_SECONDS, "1/s"),
+        Figure("  queued calls done a second meanwhile", (before - after) / LOAD_SECONDS, "1/s"),
     ]
 
 
@@ -393,8 +393,8 @@ class _Client:
             "Accept": "application/json, text/event-stream",
             "MCP-Protocol-Version": "2025-06-18",
         })  # fmt: skip
-        told = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}}
-        self._http.headers["Mcp-Session-Id"] = self.ask("initialize", told).headers["Mcp-Session-Id"]
+        params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}}
+        self._http.headers["Mcp-Session-Id"] = self.ask("initialize", params).headers["Mcp-Session-Id"]
 
     def ask(self, method: str, params: dict[str, Any]) -> requests.Response:
         message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}

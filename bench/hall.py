@@ -95,8 +95,15 @@ class BenchHall:
         """A member that runs a Python script, e.g. `script.py ${PORT}`. Before the runtime starts."""
         folder = self.folder / "members" / name
         folder.mkdir()
-        told = {"name": name, "version": "1", "transport": "http", "command": sys.executable, "args": argv, **manifest}
-        (folder / "guild-member.json").write_text(json.dumps(told))
+        content = {
+            "name": name,
+            "version": "1",
+            "transport": "http",
+            "command": sys.executable,
+            "args": argv,
+            **manifest,
+        }
+        (folder / "guild-member.json").write_text(json.dumps(content))
         self.names.append(name)
 
     def _add_example(self, name: str) -> None:
@@ -166,8 +173,8 @@ class BenchHall:
             done = len(members) == len(self.names) and all(member["status"] == "connected" for member in members)
             return members if done else None
 
-        found: list[dict[str, Any]] = wait_until(everybody, seconds, "every member is connected")
-        return found
+        members: list[dict[str, Any]] = wait_until(everybody, seconds, "every member is connected")
+        return members
 
     def sqlite(self) -> sqlite3.Connection:
         return sqlite3.connect(self.data / "guildhall.sqlite3", isolation_level=None)

@@ -110,10 +110,10 @@ class Client:
 
     async def call(self) -> None:
         self.calls += 1
-        message, expected = self._message()
+        message, expected_text = self._message()
         reply = await self._post(message)
-        if expected not in reply.body:
-            raise SystemExit(f"wrong answer: {reply.status} {reply.body[:500]!r}, not {expected!r}")
+        if expected_text not in reply.body:
+            raise SystemExit(f"wrong answer: {reply.status} {reply.body[:500]!r}, not {expected_text!r}")
 
     def _message(self) -> tuple[dict[str, Any], bytes]:
         """What is sent, and what must be in the answer: the very text, so that no two answers can be mixed up."""
@@ -162,9 +162,14 @@ async def main() -> None:
     seconds, used = time.perf_counter() - began, time.process_time() - used
     took.sort()
     shares = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-    shown = {name: took[int(len(took) * share)] * 1000 for name, share in shares.items()}
-    told = {"calls": len(took), "per_second": len(took) / seconds, "client_cpu": used / len(took) * 1000, **shown}
-    print(json.dumps(told), flush=True)
+    percentiles = {name: took[int(len(took) * share)] * 1000 for name, share in shares.items()}
+    report = {
+        "calls": len(took),
+        "per_second": len(took) / seconds,
+        "client_cpu": used / len(took) * 1000,
+        **percentiles,
+    }
+    print(json.dumps(report), flush=True)
     for client in clients:
         await client.connection.close()
 

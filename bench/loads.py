@@ -89,12 +89,12 @@ def _line_of(process: subprocess.Popen[str]) -> str:
 def measure(endpoint: Endpoint, seconds: float, *, number: int = 16, lean: bool = False) -> Load:
     """Raises LoadError."""
     with clients(endpoint, seconds=seconds, number=number, lean=lean) as process:
-        counted = [one for root in endpoint.roots for one in family(root) if one == root or not _is_echo(one)]
-        before = cpu_seconds(counted)
+        processes = [each for root in endpoint.roots for each in family(root) if each == root or not _is_echo(each)]
+        before = cpu_seconds(processes)
         begin(process)
-        told: dict[str, Any] = json.loads(_line_of(process))
-        used = cpu_seconds(counted) - before
-    return Load(**told, cpu=used / told["calls"] * 1000)
+        report: dict[str, Any] = json.loads(_line_of(process))
+        used = cpu_seconds(processes) - before
+    return Load(**report, cpu=used / report["calls"] * 1000)
 
 
 def wait_open(endpoint: Endpoint, what: str) -> None:

@@ -42,7 +42,7 @@ class Peer:
     @property
     def is_installed(self) -> bool:
         with contextlib.suppress(OSError):
-            return self._stamp.read_text() == self._wanted
+            return self._stamp.read_text() == self._requirements
         return False
 
     def program(self, name: str) -> str:
@@ -58,14 +58,14 @@ class Peer:
         else:
             _run(sys.executable, "-m", "venv", str(self.folder))
             _run(self.program("python"), "-m", "pip", "install", "-q", "--disable-pip-version-check", *self.packages)
-        self._stamp.write_text(self._wanted)
+        self._stamp.write_text(self._requirements)
 
     @property
     def _stamp(self) -> Path:
         return self.folder / ".installed"
 
     @property
-    def _wanted(self) -> str:
+    def _requirements(self) -> str:
         return " ".join(self.packages)
 
 
@@ -144,9 +144,9 @@ class Rival:
                 wait_open(endpoint, self.name)
                 yield endpoint
             finally:
-                for started in reversed(family(process)):
+                for each in reversed(family(process)):
                     with contextlib.suppress(psutil.Error):
-                        started.kill()
+                        each.kill()
                 process.wait()
 
 

@@ -68,7 +68,7 @@ print(added, time.monotonic() - began)
 """
 
 
-def statistics(requests_made: int) -> list[Figure]:
+def statistics(request_count: int) -> list[Figure]:
     """A week of a million calls: catching up, a busy minute, and reading."""
     with bench_hall(0) as hall:
         _fill(hall, CALLS, ago=7 * 86400, seconds=7 * 86400 - 300)
@@ -76,7 +76,7 @@ def statistics(requests_made: int) -> list[Figure]:
         _fill(hall, BUSY_MINUTE, ago=100, seconds=60)
         minute = _sum(hall, BUSY_MINUTE, ago=5)
         _fill(hall, 600, ago=4, seconds=3)  # what a reader has to count by itself
-        api, parts, lists, search = _reads(hall, hall.start_web(), requests_made)
+        api, parts, lists, search = _reads(hall, hall.start_web(), request_count)
     return [
         Figure(f"summing a week of {CALLS:,} calls, after a stop", caught_up, "s"),
         Figure(f"summing a minute of {BUSY_MINUTE:,} calls", 1000 * minute, "ms", 1000),
@@ -151,8 +151,8 @@ def _timed(web: psutil.Process, session: requests.Session, address: Callable[[in
 def _logged_in(base: str) -> requests.Session:
     session = requests.Session()
     address = f"{base}/admin/login/?next=/admin/"
-    found = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', session.get(address, timeout=20).text)
-    form = {"username": "looker", "password": PASSWORD, "csrfmiddlewaretoken": found[1] if found else ""}
+    match = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', session.get(address, timeout=20).text)
+    form = {"username": "looker", "password": PASSWORD, "csrfmiddlewaretoken": match[1] if match else ""}
     answer = session.post(address, form, headers={"Referer": address}, timeout=20)
     if "/login/" in answer.url:
         raise SystemExit("bench: cannot log in")

@@ -87,7 +87,7 @@ def _call_by_rest(hall: BenchHall, member: str, tool: str, arguments: dict[str, 
 
 def memory(rounds: int) -> list[Figure]:
     """All of a hall with one member, after a page of the admin, a call by REST and one through the gateway."""
-    found = []
+    samples = []
     for _ in range(rounds):
         with bench_hall(1, prepare=False) as hall:
             up = hall.start_up()
@@ -95,10 +95,10 @@ def memory(rounds: int) -> list[Figure]:
             _page_of_the_admin(hall)
             _call_by_gateway(hall)
             time.sleep(1)
-            found.append({process.pid: (_name(process), pss(process)) for process in family(up)})
-    totals = [sum(size for _, size in one.values()) for one in found]
+            samples.append({process.pid: (_name(process), pss(process)) for process in family(up)})
+    totals = [sum(size for _, size in each.values()) for each in samples]
     figures = [Figure("memory (PSS) of a hall with one member", statistics.median(totals), "MB", 130)]
-    figures += [Figure(f"  {name}", size, "MB") for name, size in found[-1].values()]
+    figures += [Figure(f"  {name}", size, "MB") for name, size in samples[-1].values()]
     return figures
 
 
