@@ -44,8 +44,8 @@ def readyz(request: HttpRequest) -> JsonResponse:
     """
     deadline = time.monotonic() + READY_SECONDS
     looks = [DATABASE_LOOK, BROKER_LOOK] if settings.REDIS_URL else [DATABASE_LOOK]
-    under_way = [look.begin() for look in looks]
-    checks = {name: is_there for each in under_way for name, is_there in each.result(deadline).items()}
+    answers = [look.begin() for look in looks]
+    checks = {name: is_there for answer in answers for name, is_there in answer.result(deadline).items()}
     is_ready = all(checks.values())
     return JsonResponse({"ready": is_ready, **checks}, status=200 if is_ready else 503)
 

@@ -18,7 +18,7 @@ from django.db.models.expressions import RawSQL
 from django.utils import timezone
 
 from mcp_runtime.rows import plain_sql
-from mcp_runtime.rows.kept_queries import KeptQuery
+from mcp_runtime.rows.compiled_queries import CompiledQuery
 from mcp_runtime.security.limits import Owner
 from roster.models import Call, Hall
 
@@ -86,12 +86,12 @@ def find_queued(exclusions: Exclusions, limit: int) -> list[Call]:
 
 
 @lru_cache(MAX_CACHED_STATEMENTS)
-def _queue_query(exclusions: Exclusions) -> KeptQuery[Call]:
+def _queue_query(exclusions: Exclusions) -> CompiledQuery[Call]:
     rows = active_calls(Status.QUEUED).exclude(member_id__in=exclusions.members)
     for (user_id, token_id), members in list(exclusions.requesters)[:MAX_REQUESTERS]:
         condition = {} if members is None else {"member_id__in": members}
         rows = rows.exclude(requested_by_id=user_id, token=token_id, **condition)
-    return KeptQuery(
+    return CompiledQuery(
         lambda: rows.order_by("id"),
         columns=("member_id", "tool_name", "arguments", "timeout", "secret_paths", "requested_by_id", "token_id"),
         related={"member": ("name", "manifest")},

@@ -49,7 +49,7 @@ from mcp_runtime.protocol.errors import (
 )
 from mcp_runtime.rows import plain_sql
 from mcp_runtime.rows.changes import CALL_ENDED, notify
-from mcp_runtime.rows.kept_queries import KeptQuery, Slot
+from mcp_runtime.rows.compiled_queries import CompiledQuery, Slot
 from mcp_runtime.schemas import schema_work, secrets, validation
 from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import OPERATOR, Principal
@@ -165,7 +165,7 @@ def _require_same_call(first: Call, member_name: str, tool_name: str, arguments:
 
 
 # The database reads the necessary parts of `definition`. It may be megabytes, and to decode it blocks all threads.
-_TOOLS = KeptQuery(
+_TOOLS = CompiledQuery(
     lambda: (
         Tool.objects.annotate(schema=KT("definition__inputSchema"), task=KT("definition__execution__taskSupport"))
         .filter(member__name=Slot("member"), name=Slot("tool"), listed=True)
@@ -215,7 +215,7 @@ def _check_arguments(member: GuildMember, tool: Tool, schema: str, arguments: An
     try:
         validation.validate(schema, arguments)
     except validation.ArgumentsError as error:
-        errors = [(one.path, one.reason) for one in error.errors]
+        errors = [(each.path, each.reason) for each in error.errors]
         raise InvalidArgumentsError(f"{place}: {error}", error.path, error.reason, errors) from error
     except validation.BrokenSchemaError as error:
         fault = str(error)
@@ -378,11 +378,11 @@ def prune(*, days: int, keep: int) -> int:
     and to the rollups, so that /metrics and the plots still count its calls.
     """
     count = 0
-    finished = Call.objects.filter(status__in=Call.FINISHED)
-    old = finished.filter(finished_at__lt=timezone.now() - timedelta(days=days))
-    newest_surplus = finished.order_by("-id").values_list("id", flat=True)[keep : keep + 1].first()
-    surplus = finished.filter(id__lte=newest_surplus) if newest_surplus else finished.none()
-    for rows in (old, surplus):
+    finished_calls = Call.objects.filter(status__in=Call.FINISHED)
+    expired = finished_calls.filter(finished_at__lt=timezone.now() - timedelta(days=days))
+    newest_surplus = finished_calls.order_by("-id").values_list("id", flat=True)[keep : keep + 1].first()
+    surplus = finished_calls.filter(id__lte=newest_surplus) if newest_surplus else finished_calls.none()
+    for rows in (expired, surplus):
         while ids := list(rows.order_by("id").values_list("id", flat=True)[:PRUNE_BATCH]):
             statistics.add_calls(ids)
             count += _prune_batch(ids)
@@ -410,8 +410,8 @@ def _prune_batch(ids: list[int]) -> int:
 
 def call_counts() -> dict[tuple[str, str], int]:
     """Return the number of ended calls by member name and outcome (succeeded, cancelled, or the error kind)."""
-    finished = Call.objects.filter(status__in=Call.FINISHED).order_by()
-    current = finished.values("member__name", "error_kind", "status").annotate(count=Count("id"))
+    finished_calls = Call.objects.filter(status__in=Call.FINISHED).order_by()
+    current = finished_calls.values("member__name", "error_kind", "status").annotate(count=Count("id"))
     totals = CallTotal.objects.annotate(kind=Value("")).values_list("member__name", "kind", "outcome", "count")
     counts: dict[tuple[str, str], int] = {}
     # One statement, because a prune between two would lower the counters. A scraper would see a restart.

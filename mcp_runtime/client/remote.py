@@ -125,8 +125,8 @@ def header_fault(name: str, value: str) -> str:
         return f"must be one line of visible ASCII, at most {MAX_VALUE:,} characters, no space at either end"
     if "${" in REFERENCE.sub("\0", value):
         return "only ${env:NAME} and ${file:PATH} are filled in"
-    if own := [env for env, _ in REFERENCE.findall(value) if OWN_VARIABLE.fullmatch(env)]:
-        return f"{own[0]} {NOT_FOR_MEMBERS}"
+    if own_variables := [env for env, _ in REFERENCE.findall(value) if OWN_VARIABLE.fullmatch(env)]:
+        return f"{own_variables[0]} {NOT_FOR_MEMBERS}"
     if SECRET_NAME.search(name) and not REFERENCE.search(value):
         return f"holds a secret in clear; {REFERENCE_HINT}"
     return ""
@@ -243,8 +243,8 @@ def _mask_prefixes(text: str, secret: str) -> str:
     """Mask a secret of which `text` has only the beginning, because a quote was cut off."""
     if len(secret) <= SECRET_PREFIX:
         return text
-    first, *others = text.split(secret[:SECRET_PREFIX])
-    return first + "".join("***" + part[_common(part, secret[SECRET_PREFIX:]) :] for part in others)
+    first, *parts = text.split(secret[:SECRET_PREFIX])
+    return first + "".join("***" + part[_common(part, secret[SECRET_PREFIX:]) :] for part in parts)
 
 
 def _common(text: str, other: str) -> int:

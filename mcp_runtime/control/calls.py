@@ -63,8 +63,8 @@ def end_waiting() -> None:
 
 def calls_version() -> tuple[Any, ...]:
     """A value that changes when a call is queued, started, cancelled or ends. Costs the same for a million calls."""
-    ended = Call.objects.filter(finished_at__isnull=False).order_by("-finished_at").values("finished_at")[:1]
-    newest = Call.objects.order_by("-id").annotate(last_end=Subquery(ended)).values_list("id", "last_end").first()
+    last_end = Call.objects.filter(finished_at__isnull=False).order_by("-finished_at").values("finished_at")[:1]
+    newest = Call.objects.order_by("-id").annotate(last_end=Subquery(last_end)).values_list("id", "last_end").first()
     active = active_calls().order_by("status", "id").values_list("id", "status", "cancel_requested_at")
     return newest, list(active[:MAX_COMPARED])
 

@@ -106,14 +106,14 @@ def take(
     `lease_id` of the first try, which may have taken the lease already.
     """
     row = row or require_free()
-    lease_id, own = lease_id or uuid.uuid4(), RuntimeId.own()
+    lease_id, runtime = lease_id or uuid.uuid4(), RuntimeId.own()
     rows = Hall.objects.filter(_last_beat_is(row.heartbeat_at), pk=1, lease_id=row.lease_id)
     with transaction.atomic():
         is_taken = rows.update(
             lease_id=lease_id,
             lease_host=socket.gethostname(),
-            lease_pid=own.pid,
-            lease_runtime=str(own),
+            lease_pid=runtime.pid,
+            lease_runtime=str(runtime),
             lease_taken_at=Now(),
             heartbeat_at=Now(),
         )
@@ -129,8 +129,8 @@ def _last_beat_is(moment: datetime | None) -> Q:
     if moment is None:
         return Q(heartbeat_at=None)
     # SQLite compares text, and its clock writes three digits where Django writes six.
-    near = timedelta(milliseconds=0.5)
-    return Q(heartbeat_at__range=(moment - near, moment + near))
+    tolerance = timedelta(milliseconds=0.5)
+    return Q(heartbeat_at__range=(moment - tolerance, moment + tolerance))
 
 
 def renew(lease_id: uuid.UUID) -> bool:

@@ -146,10 +146,10 @@ def _no_others(names: frozenset[str]) -> Check:
 
 
 def _others(names: frozenset[str], check: Check) -> Check:
-    def others(value: Any) -> bool:
+    def others_fit(value: Any) -> bool:
         return type(value) is not dict or _all_fit(check, (part for name, part in value.items() if name not in names))
 
-    return others
+    return others_fit
 
 
 def _scalar_check(keyword: str, limit: Any) -> Check:

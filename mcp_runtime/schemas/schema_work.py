@@ -164,14 +164,14 @@ class Work:
             # The library's dictionaries are written in Rust. There a RecursionError becomes a panic, not an Exception.
             raise RecursionError from error
 
-    def look(self, expected: float = 0.0) -> None:
-        """Check the time. Raises TooMuchWorkError if it is over, or will be after `expected` more seconds."""
+    def look(self, expected_seconds: float = 0.0) -> None:
+        """Check the time. Raises TooMuchWorkError if it is over, or will be after `expected_seconds` more seconds."""
         now = time.thread_time()
-        if now + expected > self._next:
-            self._pause(now, expected)
+        if now + expected_seconds > self._next:
+            self._pause(now, expected_seconds)
 
-    def _pause(self, now: float, expected: float) -> None:
-        if now + expected > self._end:
+    def _pause(self, now: float, expected_seconds: float) -> None:
+        if now + expected_seconds > self._end:
             raise TooMuchWorkError
         if now > self._pace.step_end:
             self._pace.step_aside(now)

@@ -282,7 +282,7 @@ def mask(arguments: dict[str, Any], paths: Sequence[Sequence[str | int]]) -> dic
     """A copy of `arguments` with MASK at `paths`. Places that do not exist are skipped."""
     if [] in paths:
         return dict.fromkeys(arguments, MASK)
-    masked: dict[str, Any] = _changed(arguments, _tree_of(paths), _hide)
+    masked: dict[str, Any] = _copy_with_changes(arguments, _tree_of(paths), _hide)
     return masked
 
 
@@ -290,7 +290,7 @@ def without(arguments: dict[str, Any], paths: Sequence[Sequence[str | int]]) -> 
     """A copy of `arguments` without the values at `paths`. A property is removed, an item of a list becomes null."""
     if [] in paths:
         return {}
-    remaining: dict[str, Any] = _changed(arguments, _tree_of(paths), _remove)
+    remaining: dict[str, Any] = _copy_with_changes(arguments, _tree_of(paths), _remove)
     return remaining
 
 
@@ -320,15 +320,15 @@ def _tree_of(paths: Sequence[Sequence[str | int]]) -> _Tree:
     return tree
 
 
-def _changed(value: Any, tree: _Tree, change: Callable[[Any, Any], None]) -> Any:
+def _copy_with_changes(value: Any, tree: _Tree, change: Callable[[Any, Any], None]) -> Any:
     copied = value.copy()
-    for key, rest in tree.items():
+    for key, subtree in tree.items():
         if isinstance(value, dict) != isinstance(key, str) or not _is_there(value, key):
             continue
-        if rest is None:
+        if subtree is None:
             change(copied, key)
         elif isinstance(value[key], (dict, list)):
-            copied[key] = _changed(value[key], rest, change)
+            copied[key] = _copy_with_changes(value[key], subtree, change)
     return copied
 
 

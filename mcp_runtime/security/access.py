@@ -116,9 +116,9 @@ class Principal:
             return False
         return self.reaches(member) and (self.views_tools or self.views_calls if tool else self.views_figures)
 
-    def may_cancel(self, member: str, made_by: int | None) -> bool:
+    def may_cancel(self, member: str, requester_id: int | None) -> bool:
         """Whether a call of the member may be cancelled: one's own, or any call if one may stop the member."""
-        return (made_by is not None and made_by == self.user_id) or self.may_control(member)
+        return (requester_id is not None and requester_id == self.user_id) or self.may_control(member)
 
 
 OPERATOR = Principal(
@@ -192,9 +192,9 @@ def require_all_figures(principal: Principal) -> None:
         raise NotAllowedError(f"Figures are of whole members, and {_token(principal)} is for some tools alone.")
 
 
-def require_cancel(principal: Principal, member: str, made_by: int | None) -> None:
+def require_cancel(principal: Principal, member: str, requester_id: int | None) -> None:
     """Raises NotAllowedError, which says what is missing."""
-    if not principal.may_cancel(member, made_by):
+    if not principal.may_cancel(member, requester_id):
         raise NotAllowedError(_sentences(_lacks(principal, CONTROL, principal.controls, member, None)))
 
 

@@ -309,16 +309,16 @@ class Account:
 
     def __init__(self, budget: ByteBudget, owner: Owner, free: int = 0) -> None:
         self._budget, self._owner, self._free = budget, owner, free
-        self._size = self._counted = 0
+        self._size = self._counted_bytes = 0
 
     def change(self, size: int) -> None:
         """Add `size` bytes, or remove them if it is negative. Counts nothing if it raises BudgetError."""
-        counted = max(self._size + size - self._free, 0)
-        if counted > self._counted:
-            self._budget.take(self._owner, counted - self._counted)
-        elif counted < self._counted:
-            self._budget.give_back(self._owner, self._counted - counted)
-        self._size, self._counted = self._size + size, counted
+        counted_bytes = max(self._size + size - self._free, 0)
+        if counted_bytes > self._counted_bytes:
+            self._budget.take(self._owner, counted_bytes - self._counted_bytes)
+        elif counted_bytes < self._counted_bytes:
+            self._budget.give_back(self._owner, self._counted_bytes - counted_bytes)
+        self._size, self._counted_bytes = self._size + size, counted_bytes
 
     def close(self) -> None:
         self.change(-self._size)

@@ -23,7 +23,7 @@ from django.utils import timezone
 
 from mcp_runtime.protocol.errors import AccessError, TokenError
 from mcp_runtime.rows import plain_sql
-from mcp_runtime.rows.kept_queries import KeptQuery, Slot
+from mcp_runtime.rows.compiled_queries import CompiledQuery, Slot
 from mcp_runtime.security.access import CONTROL, INVOKE, VIEW_CALLS, VIEW_MEMBERS, VIEW_TOOLS, Principal
 from mcp_runtime.security.limits import Limits
 from roster.models import GuildMember, Hall, Token
@@ -41,7 +41,7 @@ _VERSION_AND_USER = f"SELECT ({_VERSION}), is_active FROM {User._meta.db_table} 
 
 _VERSION_OF_TOKEN = RawSQL(_VERSION, ())  # noqa: S611 - a constant
 # Most requests need only this of a token: it is good, and was used a moment ago. That saves reading two whole rows.
-_GOOD_TOKENS = KeptQuery(
+_GOOD_TOKENS = CompiledQuery(
     lambda: (
         Token.objects.annotate(version=_VERSION_OF_TOKEN)
         .filter(Q(expires_at=None) | Q(expires_at__gt=Slot("now")), digest=Slot("digest"), revoked_at=None)
@@ -51,7 +51,7 @@ _GOOD_TOKENS = KeptQuery(
     columns=["id"],
     annotations=["version"],
 )
-_TOKENS = KeptQuery(
+_TOKENS = CompiledQuery(
     lambda: Token.objects.annotate(version=_VERSION_OF_TOKEN).filter(digest=Slot("digest")).order_by(),
     related={"user": ()},
     annotations=["version"],
@@ -70,7 +70,7 @@ def principal_of_user(user: User) -> Principal:
     if not rows or not rows[0][1]:
         raise AccessError(f"user {user.get_username()!r} is not active")
     current_version = None if rows[0][0] is None else str(rows[0][0])
-    if (entry := _cached(("user", user.pk), current_version)) is not None:
+    if (entry := _current_entry(("user", user.pk), current_version)) is not None:
         return entry.principal
     fresh = User.objects.get(pk=user.pk)
     return _store(("user", user.pk), current_version, _principal(fresh, _rights_of([fresh])[fresh.pk]))
@@ -86,7 +86,7 @@ def holder_of(text: str) -> tuple[User, Principal]:
     digest, now = Token.digest_of(text), timezone.now()
     touched = now - timedelta(seconds=TOUCH_SECONDS)
     good: Any = _GOOD_TOKENS.first(digest=digest, now=_in_sql(now), touched=_in_sql(touched))
-    entry = None if good is None else _cached(("token", good.pk), good.version)
+    entry = None if good is None else _current_entry(("token", good.pk), good.version)
     if entry is not None and entry.user is not None:
         return copy(entry.user), entry.principal  # a copy, because a view may change it
     return _read_holder(digest)
@@ -198,8 +198,8 @@ def _rights_of(users: Iterable[User]) -> dict[int, _Rights]:
     codenames = [permission.partition(".")[2] for permission in _ALL_RIGHTS.permissions]
     condition = {"permission__codename__in": codenames, "permission__content_type__app_label": "roster"}
     permissions: dict[int, set[str]] = defaultdict(set)
-    own = User.user_permissions.through.objects.filter(user__in=ids, **condition)
-    for user_id, codename in own.values_list("user_id", "permission__codename"):
+    rows = User.user_permissions.through.objects.filter(user__in=ids, **condition)
+    for user_id, codename in rows.values_list("user_id", "permission__codename"):
         permissions[user_id].add(f"roster.{codename}")
     of_group: dict[int, set[str]] = defaultdict(set)
     for group_id, codename in Group.permissions.through.objects.filter(**condition).values_list(
@@ -214,8 +214,8 @@ def _rights_of(users: Iterable[User]) -> dict[int, _Rights]:
     for member, group_id in GuildMember.objects.exclude(groups=None).values_list("name", "groups__id"):
         reserved[member].add(group_id)
     for user_id in ids:
-        closed = frozenset(member for member, allowed in reserved.items() if not allowed & groups[user_id])
-        rights[user_id] = _Rights(frozenset(permissions[user_id]), closed)
+        closed_members = frozenset(member for member, group_ids in reserved.items() if not group_ids & groups[user_id])
+        rights[user_id] = _Rights(frozenset(permissions[user_id]), closed_members)
     return rights
 
 
@@ -245,7 +245,7 @@ class _CacheEntry:
 _cache: dict[tuple[str, int], _CacheEntry] = {}
 
 
-def _cached(key: tuple[str, int], current_version: str | None) -> _CacheEntry | None:
+def _current_entry(key: tuple[str, int], current_version: str | None) -> _CacheEntry | None:
     entry = _cache.get(key)
     if entry is None or entry.version != current_version or time.monotonic() > entry.created_at + CACHE_SECONDS:
         return None

@@ -93,7 +93,7 @@ OPEN_TO_INTERFACES = {
     "mcp_runtime.system.console",
     "mcp_runtime.rows.database.damage",
     "mcp_runtime.rows.database.give_connection_back",
-    "mcp_runtime.rows.kept_queries",
+    "mcp_runtime.rows.compiled_queries",
     "mcp_runtime.protocol.errors",
     "mcp_runtime.runtime.processes",
     "mcp_runtime.runtime.warm",

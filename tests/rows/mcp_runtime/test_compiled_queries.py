@@ -13,7 +13,7 @@ from django.db.models.sql.compiler import SQLCompiler
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from mcp_runtime.rows.kept_queries import KeptQuery, Slot
+from mcp_runtime.rows.compiled_queries import CompiledQuery, Slot
 from roster.models import Call, GuildMember, Token
 
 pytestmark = pytest.mark.django_db
@@ -39,8 +39,8 @@ def calls() -> list[Call]:
 
 
 def test_rows_are_read_as_django_reads_them(calls: list[Call]) -> None:
-    kept = KeptQuery(lambda: Call.objects.filter(tool_name=Slot("tool")).order_by("id"), related={"member": ()})
-    found, expected = kept.read(tool="echo"), list(Call.objects.select_related("member").order_by("id"))
+    query = CompiledQuery(lambda: Call.objects.filter(tool_name=Slot("tool")).order_by("id"), related={"member": ()})
+    found, expected = query.read(tool="echo"), list(Call.objects.select_related("member").order_by("id"))
     assert found == calls
     for ours, djangos in zip(found, expected, strict=True):
         assert values(ours) == values(djangos)
@@ -53,9 +53,9 @@ def values(row: Any) -> dict[str, Any]:
 
 
 def test_columns_that_are_not_named_are_read_when_they_are_asked_for(calls: list[Call]) -> None:
-    kept = KeptQuery(lambda: Call.objects.order_by("id"), columns=["tool_name"], related={"member": ["manifest"]})
+    query = CompiledQuery(lambda: Call.objects.order_by("id"), columns=["tool_name"], related={"member": ["manifest"]})
     with CaptureQueriesContext(connection) as queries:
-        first = kept.read()[0]
+        first = query.read()[0]
         assert (first.tool_name, first.member.manifest) == ("echo", {"name": "anna"})
     assert len(queries) == 1
     with CaptureQueriesContext(connection) as queries:
@@ -65,34 +65,34 @@ def test_columns_that_are_not_named_are_read_when_they_are_asked_for(calls: list
 
 
 def test_each_execution_has_its_own_values_and_limit(calls: list[Call]) -> None:
-    kept = KeptQuery(lambda: Call.objects.filter(timeout__gt=Slot("low"), timeout__lt=Slot("high")).order_by("id"))
-    assert kept.read(low=0, high=100) == calls
-    assert kept.read(low=0, high=100, limit=1) == calls[:1]
-    assert kept.read(low=10, high=100) == calls[1:]
-    assert kept.first(low=0, high=100) == calls[0]
-    assert kept.first(low=100, high=100) is None
+    query = CompiledQuery(lambda: Call.objects.filter(timeout__gt=Slot("low"), timeout__lt=Slot("high")).order_by("id"))
+    assert query.read(low=0, high=100) == calls
+    assert query.read(low=0, high=100, limit=1) == calls[:1]
+    assert query.read(low=10, high=100) == calls[1:]
+    assert query.first(low=0, high=100) == calls[0]
+    assert query.first(low=100, high=100) is None
     with pytest.raises(KeyError, match="high"):
-        kept.read(low=1)
+        query.read(low=1)
 
 
 def test_what_the_queryset_adds_comes_along(calls: list[Call]) -> None:
-    kept: KeptQuery[Any] = KeptQuery(
+    query: CompiledQuery[Any] = CompiledQuery(
         lambda: Call.objects.annotate(word=Concat("tool_name", Value("!"))).order_by("id"),
         related={"member": ["name"]},
         annotations=["word"],
     )
-    assert [(row.word, row.member.name) for row in kept.read()] == [("echo!", "anna")] * 2
+    assert [(row.word, row.member.name) for row in query.read()] == [("echo!", "anna")] * 2
 
 
 def test_the_sql_is_put_together_once(calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    kept = KeptQuery(lambda: asked.append(1) or Call.objects.filter(pk=Slot("pk")))  # type: ignore[func-returns-value]
-    assert kept.first(pk=calls[0].pk) == calls[0]
+    querysets = []
+    query = CompiledQuery(lambda: querysets.append(1) or Call.objects.filter(pk=Slot("pk")))  # type: ignore[func-returns-value]
+    assert query.first(pk=calls[0].pk) == calls[0]
 
     def put_together(*_: Any, **__: Any) -> Any:
         raise AssertionError("a statement was put together")
 
     with monkeypatch.context() as patch:
         patch.setattr(SQLCompiler, "as_sql", put_together)
-        assert kept.first(pk=calls[1].pk) == calls[1]
-    assert asked == [1]
+        assert query.first(pk=calls[1].pk) == calls[1]
+    assert querysets == [1]

@@ -15,7 +15,7 @@ M = TypeVar("M", bound=Model)
 
 
 class Slot(Expression):
-    """A placeholder in a kept query. Each execution passes its value, in the form of the database."""
+    """A placeholder in a compiled query. Each execution passes its value, in the form of the database."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Slot(Expression):
         return "%s", (self,)
 
 
-class KeptQuery(Generic[M]):
+class CompiledQuery(Generic[M]):
     """The queryset `rows()`. It is called once, so its conditions are slots or constants.
 
     columns      the columns to read, or all if there are none. The others are deferred, as by `only`
@@ -54,27 +54,27 @@ class KeptQuery(Generic[M]):
 
     def read(self, *, limit: int | None = None, **values: Any) -> list[M]:
         """Read at most `limit` objects. `values` has a value for each slot."""
-        sql, parameters, own, related = self._compilation
+        sql, parameters, model_columns, related = self._compilation
         arguments = [values[each.name] if isinstance(each, Slot) else each for each in parameters]
         if limit is not None:
             sql, arguments = f"{sql} LIMIT %s", [*arguments, limit]
-        return [self._instance(own, related, row) for row in plain_sql.read(sql, arguments)]
+        return [self._instance(model_columns, related, row) for row in plain_sql.read(sql, arguments)]
 
     @cached_property
     def _compilation(self) -> tuple[str, Sequence[Any], _Columns, dict[str, _Columns]]:
         rows = self._rows()
-        own = _Columns(rows.model, self._columns)
+        model_columns = _Columns(rows.model, self._columns)
         related = {
             name: _Columns(rows.model._meta.get_field(name).related_model, columns)
             for name, columns in self._related.items()
         }
-        names = [*own.names, *(f"{key}__{name}" for key, of_key in related.items() for name in of_key.names)]
+        names = [*model_columns.names, *(f"{key}__{name}" for key, of_key in related.items() for name in of_key.names)]
         sql, parameters = rows.values_list(*names, *self._annotations).query.sql_with_params()
-        return sql, parameters, own, related
+        return sql, parameters, model_columns, related
 
-    def _instance(self, own: _Columns, related: dict[str, _Columns], row: Sequence[Any]) -> M:
-        end = len(own.names)
-        instance: M = own.instance(row[:end])
+    def _instance(self, model_columns: _Columns, related: dict[str, _Columns], row: Sequence[Any]) -> M:
+        end = len(model_columns.names)
+        instance: M = model_columns.instance(row[:end])
         for key, columns in related.items():
             begin, end = end, end + len(columns.names)
             setattr(instance, key, columns.instance(row[begin:end]))
