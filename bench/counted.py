@@ -102,21 +102,21 @@ class OneMember:
     def __init__(self, row: GuildMember, url: str) -> None:
         connection = JsonRpcClient(url)
         connection.connect(30)
-        self.live = LiveMember(row.pk, row.name, 0, connection, NoProcess(), url)
-        self.live.connected_at = 1.0
+        self.live_member = LiveMember(row.pk, row.name, 0, connection, NoProcess(), url)
+        self.live_member.connected_at = 1.0
         self.restarts = Restarts()
-        self.awaited: set[int] = set()
+        self.awaited_ids: set[int] = set()
 
     def connected_member(self, member_id: int) -> LiveMember | None:
-        return self.live if member_id == self.live.member_id else None
+        return self.live_member if member_id == self.live_member.member_id else None
 
     def live_members(self) -> list[LiveMember]:
-        return [self.live]
+        return [self.live_member]
 
     def own_row(self, member_id: int) -> QuerySet[GuildMember]:
         return GuildMember.objects.filter(pk=member_id)
 
-    def handle_connection_failure(self, live: LiveMember, error: Exception) -> None:
+    def handle_connection_failure(self, live_member: LiveMember, error: Exception) -> None:
         sys.exit(f"the server failed: {error}")
 
 

@@ -162,9 +162,9 @@ class Dispatcher:
             rows = statements.find_queued(self._slots.exclusions(self._waiting_calls.members), size)
             candidates = self._select_candidates(rows)
             calls = self._claim(candidates)
-            for call, live in in_turn(calls, lambda pair: requester_of(pair[0])):
-                exchange = self._running.add(call, live)
-                self._run_in_pool(self._call, (call, live, exchange))
+            for call, member in in_turn(calls, lambda pair: requester_of(pair[0])):
+                exchange = self._running.add(call, member)
+                self._run_in_pool(self._call, (call, member, exchange))
             if len(rows) < size and len(candidates) == len(rows):
                 return  # there are no more rows, and each of these had free slots
             if not calls and candidates:
@@ -184,11 +184,11 @@ class Dispatcher:
         """
         candidates: list[tuple[Call, LiveMember]] = []
         for row in rows:
-            live = self._lifecycle.connected_member(row.member_id)
-            if live is None:
+            member = self._lifecycle.connected_member(row.member_id)
+            if member is None:
                 self._waiting_calls.add_member(row.member_id)
             elif self._slots.try_reserve(row):
-                candidates.append((row, live))
+                candidates.append((row, member))
         return candidates
 
     def _claim(self, candidates: list[tuple[Call, LiveMember]]) -> list[tuple[Call, LiveMember]]:
@@ -200,7 +200,7 @@ class Dispatcher:
             for row, _ in candidates:
                 if row.pk not in claimed_ids:
                     self._slots.release(row)
-        return [(row, live) for row, live in candidates if row.pk in claimed_ids]
+        return [(row, member) for row, member in candidates if row.pk in claimed_ids]
 
     def _claim_ids(self, ids: list[int]) -> set[int]:
         """Claim these rows, and return the ids of those whose claim succeeded."""
@@ -211,44 +211,44 @@ class Dispatcher:
 
     # Calling ------------------------------------------------------------------------------------------------------
 
-    def _call(self, call: Call, live: LiveMember, exchange: Exchange) -> None:
+    def _call(self, call: Call, member: LiveMember, exchange: Exchange) -> None:
         """Call the member and hand over the outcome. Runs in a thread of the pool."""
         try:
-            outcome = self._outcome(call, live, exchange)
+            outcome = self._outcome(call, member, exchange)
         except Exception as error:
             logger.exception("internal error during call %d", call.pk)
             reason = explain(call, f"an internal error of the hall ended the call: {error!r}")
             outcome = Outcome.failed(ErrorKind.TRANSPORT, reason)
         if outcome.size > BIG_OUTCOME:
-            self._outcomes.write_big(call, outcome, live.big_outcome_lock)
+            self._outcomes.write_big(call, outcome, member.big_outcome_lock)
         else:
             self._outcomes.add(call, outcome)
         self._watch.notify()
         if outcome.error_kind == ErrorKind.TIMEOUT:
-            live.client.cancel(exchange, "the deadline passed")  # last, because the outcome must not wait for it
+            member.client.cancel(exchange, "the deadline passed")  # last, because the outcome must not wait for it
 
-    def _outcome(self, call: Call, live: LiveMember, exchange: Exchange) -> Outcome:
+    def _outcome(self, call: Call, member: LiveMember, exchange: Exchange) -> Outcome:
         try:
-            result = live.client.invoke_tool(call.tool_name, call.arguments, call.timeout, exchange=exchange)
+            result = member.client.invoke_tool(call.tool_name, call.arguments, call.timeout, exchange=exchange)
         except ConnectError as error:
-            if live.process.exited.wait(EXIT_GRACE):
-                reason = live.describe_end("during the call" if error.was_sent else "before it accepted the call")
+            if member.process.exited.wait(EXIT_GRACE):
+                reason = member.describe_end("during the call" if error.was_sent else "before it accepted the call")
                 exit_error = ConnectError(reason, is_refusal=not error.was_sent)
-                return Outcome.of_error(exit_error, member=live.name, tool=call.tool_name)
+                return Outcome.of_error(exit_error, member=member.name, tool=call.tool_name)
             # A server may accept only one connection at a time. While other calls run in it, it is probably well.
-            if error.is_refusal or self.calls_in(live.member_id) + live.relayed_calls < 2:
-                unit_of_work(partial(self._lifecycle.handle_connection_failure, live, error))
-            return Outcome.of_error(error, member=live.name, tool=call.tool_name)
+            if error.is_refusal or self.calls_in(member.member_id) + member.relayed_calls < 2:
+                unit_of_work(partial(self._lifecycle.handle_connection_failure, member, error))
+            return Outcome.of_error(error, member=member.name, tool=call.tool_name)
         except ClientError as error:
             if isinstance(error, RequestTimeoutError):
-                live.silence.note_timeout(call.timeout)
+                member.silence.note_timeout(call.timeout)
             elif not isinstance(error, RequestCancelledError):
-                live.silence.note_answer()
-            outcome = Outcome.of_error(error, member=live.name, tool=call.tool_name)
+                member.silence.note_answer()
+            outcome = Outcome.of_error(error, member=member.name, tool=call.tool_name)
             if outcome.error_kind == ErrorKind.PROTOCOL:
                 logger.warning("%s", outcome.error_message)  # REQ-MCP-HTTP-42
             return outcome
-        live.silence.note_answer()
+        member.silence.note_answer()
         return Outcome.succeeded(result)
 
     def write_outcomes(self) -> None:

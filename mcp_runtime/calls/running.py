@@ -31,12 +31,12 @@ class RunningCalls:
     def __contains__(self, pk: int) -> bool:
         return pk in self._calls
 
-    def add(self, call: Call, live: LiveMember) -> Exchange:
+    def add(self, call: Call, member: LiveMember) -> Exchange:
         """Add a call, and return the exchange to call the member with."""
         exchange = Exchange(partial(self._note_progress, call.pk))
         with self._lock:
-            self._calls[call.pk] = (call, live, exchange)
-            live.calls += 1
+            self._calls[call.pk] = (call, member, exchange)
+            member.calls += 1
         return exchange
 
     def remove(self, call: Call) -> int:
@@ -56,10 +56,10 @@ class RunningCalls:
             call = self._calls.get(pk)
         if call is None:
             return
-        _, live, exchange = call
+        _, member, exchange = call
         if not exchange.is_aborted:
             # In a thread, because sending to a member that hangs takes until the timeout.
-            threading.Thread(target=live.client.cancel, args=(exchange, reason), daemon=True).start()
+            threading.Thread(target=member.client.cancel, args=(exchange, reason), daemon=True).start()
 
     def _note_progress(self, call_id: int, params: dict[str, Any]) -> None:
         if progress := mcp.progress_of(params):

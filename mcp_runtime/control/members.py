@@ -207,7 +207,7 @@ def log_after(row: GuildMember, cursor: str, lines: int) -> logs.Part:
 
 def whole_log(row: GuildMember) -> Iterator[bytes]:
     """The whole log as far as it is stored, oldest first."""
-    return logs.whole(_log_of(row))
+    return logs.read_whole(_log_of(row))
 
 
 def _log_of(row: GuildMember) -> Path:

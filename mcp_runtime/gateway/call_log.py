@@ -307,7 +307,7 @@ class Recorder:
             outcome, result, error_data = self._outcome(call)
         principal = call.principal
         arguments, paths = self._arguments(call)
-        started, finished = _datetime_of(call.started_at), _datetime_of(call.finished_at)
+        started_at, finished_at = _datetime_of(call.started_at), _datetime_of(call.finished_at)
         return {
             "member_id": call.member_id,
             "tool_name": jsonrpc.storable(call.tool[:255]),
@@ -319,9 +319,9 @@ class Recorder:
             "requester": principal.name + (f" ({principal.token_name})" if principal.token_name else ""),
             "secret_paths": json.dumps(jsonrpc.storable(paths)) if paths else "[]",
             "status": str(outcome.status),
-            "queued_at": started,
-            "started_at": started,
-            "finished_at": finished,
+            "queued_at": started_at,
+            "started_at": started_at,
+            "finished_at": finished_at,
             "result": result,
             "error_kind": str(outcome.error_kind),
             "error_message": jsonrpc.storable(outcome.error_message) if outcome.error_message else "",

@@ -38,7 +38,7 @@ class Sessions:
 
     def __init__(self, on_drop: Callable[[ClientSession], None]) -> None:
         self._sessions: OrderedDict[str, ClientSession] = OrderedDict()
-        self._ended: OrderedDict[str, None] = OrderedDict()  # by digest
+        self._ended_digests: OrderedDict[str, None] = OrderedDict()  # by digest
         # Of sessions that are not in memory, by digest.
         self._extra_states: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._on_drop = on_drop
@@ -73,31 +73,32 @@ class Sessions:
     def end(self, session: ClientSession) -> None:
         if self._sessions.pop(session.id, None) is not None:
             self._drop(session)
-        self._ended[_digest(session.id)] = None
-        while len(self._ended) > MAX_ENDED_SESSIONS:
-            self._ended.popitem(last=False)
+        self._ended_digests[_digest(session.id)] = None
+        while len(self._ended_digests) > MAX_ENDED_SESSIONS:
+            self._ended_digests.popitem(last=False)
 
     def extra_states(self) -> dict[str, Any]:
         """Return what `restore` needs in the next runtime, for JSON."""
         in_memory = {
             _digest(session.id): state for session in self._sessions.values() if (state := session.extra_state())
         }
-        return {"ended": list(self._ended), "told": {**self._extra_states, **in_memory}}
+        return {"ended": list(self._ended_digests), "states": {**self._extra_states, **in_memory}}
 
     def restore(self, states: dict[str, Any]) -> None:
         """Restore the result of `extra_states`.
 
         Raise LookupError, TypeError, ValueError or AttributeError for anything else.
         """
-        for digest, state in states["told"].items():
+        # The file of an earlier version has "told" instead of "states".
+        for digest, state in states["states" if "states" in states else "told"].items():
             uris = {member: [str(uri) for uri in uris] for member, uris in state.get("uris", {}).items()}
             self._extra_states[digest] = {"level": str(state.get("level", "")), "uris": uris}
-        self._ended.update((str(digest), None) for digest in states["ended"])
+        self._ended_digests.update((str(digest), None) for digest in states["ended"])
 
     def _restore_from_id(self, session_id: str) -> ClientSession | None:
         """Create a session from its id. It is from an earlier runtime, or was removed from memory."""
         digest = _digest(session_id)
-        if digest in self._ended:
+        if digest in self._ended_digests:
             return None
         try:
             payload = signing.loads(session_id, salt=SALT, max_age=MAX_AGE)

@@ -196,10 +196,10 @@ def _read_tolerantly(reader: Callable[[bytes], Read], data: bytes) -> Read:
     try:
         return reader(data)
     except ProtocolError:
-        whole = _without_halves(data)
-        if whole == data or b"\0" in data:
+        repaired_data = _without_halves(data)
+        if repaired_data == data or b"\0" in data:
             raise
-        return reader(whole)
+        return reader(repaired_data)
 
 
 def _without_halves(data: bytes) -> bytes:

@@ -47,17 +47,21 @@ class ExtrasLoader:
 
     def member_changed(self, member_id: int) -> None:
         """Handle a change of the member's status. A new process may have other lists."""
-        for live in self._lifecycle.live_members():
-            if live.member_id == member_id and live.connected_at and self._loaded_processes.get(member_id) is not live:
+        for live_member in self._lifecycle.live_members():
+            if (
+                live_member.member_id == member_id
+                and live_member.connected_at
+                and self._loaded_processes.get(member_id) is not live_member
+            ):
                 self.lists_changed(member_id)
 
     def lists_changed(self, member_id: int) -> None:
-        live = self._lifecycle.connected_member(member_id)
-        if live is None:
+        live_member = self._lifecycle.connected_member(member_id)
+        if live_member is None:
             return
         if (task := self._tasks.get(member_id)) is None or task.done():
-            self._loaded_processes[member_id] = live
-            self._tasks[member_id] = asyncio.ensure_future(self._load(live))
+            self._loaded_processes[member_id] = live_member
+            self._tasks[member_id] = asyncio.ensure_future(self._load(live_member))
         elif member_id not in self._pending_reloads:  # the lists that are being loaded may be outdated
             self._pending_reloads.add(member_id)
             task.add_done_callback(partial(self._once_more, member_id))
@@ -66,35 +70,37 @@ class ExtrasLoader:
         self._pending_reloads.discard(member_id)
         self.lists_changed(member_id)
 
-    async def _load(self, live: LiveMember) -> None:
+    async def _load(self, live_member: LiveMember) -> None:
         """Request a member's prompts and resources."""
-        capabilities = live.client.capabilities
+        capabilities = live_member.client.capabilities
         try:
             async with asyncio.timeout(LOAD_SECONDS):
                 entries_by_kind = {
-                    kind: await self._list_of(live, method, kind)
+                    kind: await self._list_of(live_member, method, kind)
                     for method, kind in LISTS.items()
                     if kind != "tools" and ("prompts" if kind == "prompts" else "resources") in capabilities
                 }
         except (ClientError, TimeoutError) as error:
-            logger.warning("member %r did not list its prompts and resources: %s", live.name, error)
-            if (timer := self._timers.get(live.member_id)) is not None:
+            logger.warning("member %r did not list its prompts and resources: %s", live_member.name, error)
+            if (timer := self._timers.get(live_member.member_id)) is not None:
                 timer.cancel()
             loop = asyncio.get_running_loop()
-            self._timers[live.member_id] = loop.call_later(RETRY_SECONDS, self.lists_changed, live.member_id)
+            self._timers[live_member.member_id] = loop.call_later(
+                RETRY_SECONDS, self.lists_changed, live_member.member_id
+            )
             return
         extras = Extras(
             entries_by_kind.get("prompts", ()),
             entries_by_kind.get("resources", ()),
             entries_by_kind.get("resourceTemplates", ()),
         )
-        self._members.set_extras(live.name, extras)
+        self._members.set_extras(live_member.name, extras)
 
-    async def _list_of(self, live: LiveMember, method: str, kind: str) -> tuple[Entry, ...]:
+    async def _list_of(self, live_member: LiveMember, method: str, kind: str) -> tuple[Entry, ...]:
         entries: list[Entry] = []
         size = 0
         try:
-            async with contextlib.aclosing(self._pages(live, method, kind)) as pages:
+            async with contextlib.aclosing(self._pages(live_member, method, kind)) as pages:
                 async for page in pages:
                     entries += page
                     size += sum(len(entry.own_json) for entry in page)
@@ -106,8 +112,8 @@ class ExtrasLoader:
                 raise
             return ()  # many members with resources do not support templates
 
-    async def _pages(self, live: LiveMember, method: str, kind: str) -> AsyncGenerator[list[Entry]]:
-        route = self._upstream.route_to(live)
+    async def _pages(self, live_member: LiveMember, method: str, kind: str) -> AsyncGenerator[list[Entry]]:
+        route = self._upstream.route_to(live_member)
         meta = {"_meta": mcp.modern_meta(mcp.HALL_NAME, mcp.HALL_VERSION, {})}
         params: dict[str, Any] = meta
         count = 0
@@ -119,7 +125,7 @@ class ExtrasLoader:
                 async with contextlib.aclosing(reply):
                     async for event in reply.events:
                         body = event.data if event.is_last else body
-            read = partial(_page, live.name, kind, MAX_ENTRIES - count)
+            read = partial(_page, live_member.name, kind, MAX_ENTRIES - count)
             entries, more, cursor = await self._upstream.read_in_thread(OPERATOR.owner, read, body)
             yield entries
             count += more

@@ -114,8 +114,9 @@ class Members:
 
     def connected_member(self, member: OfferedMember) -> LiveMember | None:
         """Return its process if it is connected and runs now."""
-        live = self._lifecycle.connected_member(member.pk)
-        return None if live is None or live.process.is_over else live  # its status changes a bit later than its exit
+        live_member = self._lifecycle.connected_member(member.pk)
+        # Its status changes a bit later than its exit.
+        return None if live_member is None or live_member.process.is_over else live_member
 
     async def wait_until_connected(self, member: OfferedMember, request: Request) -> LiveMember:
         """Return its process as soon as it is connected. Start it if necessary (REQ-MCP-HTTP-19).
@@ -127,8 +128,8 @@ class Members:
         look = partial(self._no_use_waiting, member.pk, started_at, started_at + seconds)
         while True:
             event = self._changes.setdefault(member.pk, asyncio.Event())
-            if (live := self.connected_member(member)) is not None:
-                return live
+            if (live_member := self.connected_member(member)) is not None:
+                return live_member
             reason, last_reason = await asyncio.get_running_loop().run_in_executor(None, unit_of_work, look)
             if reason:
                 raise failures.unavailable(member.name, reason)

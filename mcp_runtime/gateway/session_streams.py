@@ -62,7 +62,7 @@ class SessionStreams:
             (
                 candidate
                 for candidate in self._upstream_sessions.sessions_of(session)
-                if candidate.route.live.name == name
+                if candidate.route.live_member.name == name
             ),
             None,
         )

@@ -51,15 +51,15 @@ class Announcements:
                 else:
                     self._pending_refreshes.add(member_id)
 
-    def listen_to(self, live: LiveMember) -> None:
+    def listen_to(self, member: LiveMember) -> None:
         """Listen to the member in a separate thread, as long as it is connected."""
-        threading.Thread(target=self._listen, args=(live,), name=f"listen-{live.name}", daemon=True).start()
+        threading.Thread(target=self._listen, args=(member,), name=f"listen-{member.name}", daemon=True).start()
 
-    def _listen(self, live: LiveMember) -> None:
-        while self._members.connected_member(live.member_id) is live:
+    def _listen(self, member: LiveMember) -> None:
+        while self._members.connected_member(member.member_id) is member:
             began_at = time.monotonic()
             try:
-                live.client.listen(live.listening, LISTEN_SECONDS)
+                member.client.listen(member.listening, LISTEN_SECONDS)
             except HttpStatusError as error:
                 if error.status in (404, 405, 501):
                     return  # the member has no such stream
@@ -67,8 +67,8 @@ class Announcements:
                 pass
             # After a long stream the next one begins soon, because requests of the member need an answer.
             pause = max(LISTEN_PAUSE - (time.monotonic() - began_at), min(LISTEN_AGAIN, LISTEN_PAUSE))
-            if live.process.exited.wait(pause) or live.stop_requested.is_set():
+            if member.process.exited.wait(pause) or member.stop_requested.is_set():
                 return
-            if live.announces_changes:
-                self._pending_refreshes.add(live.member_id)  # it may have announced changes between two streams
-                self._on_lists_changed(live.member_id)
+            if member.announces_changes:
+                self._pending_refreshes.add(member.member_id)  # it may have announced changes between two streams
+                self._on_lists_changed(member.member_id)

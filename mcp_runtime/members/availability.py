@@ -34,7 +34,7 @@ class Availability:
 
         Both are moments of `time.monotonic()`.
         """
-        self._lifecycle.awaited.add(member.pk)
+        self._lifecycle.awaited_ids.add(member.pk)
         if member.removed_at:
             return "its folder is gone"
         if not member.enabled:
@@ -59,5 +59,5 @@ class Availability:
                 rows.update(next_restart_at=restarts.plan(member.pk, moment))
                 self._wake_supervisor()
             next_try = moment if next_try is None else min(next_try, moment)
-        late = time.monotonic() > deadline or (next_try is not None and next_try > deadline)
-        return member.last_reason if late else ""
+        is_late = time.monotonic() > deadline or (next_try is not None and next_try > deadline)
+        return member.last_reason if is_late else ""

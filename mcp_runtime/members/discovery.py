@@ -90,9 +90,9 @@ def _wants_new_process(row: GuildMember, manifest: Manifest, directory: str) -> 
 
 def _apply_fault(file: ManifestFile, rows: dict[str, GuildMember], names_on_disk: set[str], report: SyncReport) -> str:
     """Write a row for a folder that cannot be used. It is shown with its fault, instead of being missing."""
-    here = [row for row in rows.values() if row.directory == file.directory and row.name not in names_on_disk]
+    rows_of_folder = [row for row in rows.values() if row.directory == file.directory and row.name not in names_on_disk]
     # A folder whose member was renamed also has an older row, of a member that was removed.
-    row = min(here, key=lambda row: row.removed_at is not None, default=None)
+    row = min(rows_of_folder, key=lambda row: row.removed_at is not None, default=None)
     name = row.name if row else _free_name(file.name_hint or file.directory, set(rows) | names_on_disk)
     values: dict[str, Any] = {
         "directory": file.directory,

@@ -70,7 +70,7 @@ class Lifecycle:
         )
         self.restarts = self._statuses.restarts
         self.ending = self._statuses.ending
-        self.awaited: set[int] = set()  # members for which calls wait; they are started before others
+        self.awaited_ids: set[int] = set()  # members for which calls wait; they are started before others
 
     # Live members -------------------------------------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ class Lifecycle:
         member = GuildMember.objects.get(pk=member_id)
         if not self._statuses.to_starting(member, automatic=automatic):
             return
-        self.awaited.discard(member_id)
+        self.awaited_ids.discard(member_id)
         try:
             member.refresh_from_db()  # the folder may have changed until the status changed
             self._starting.bring_up(member, Manifest.from_json(member.manifest))
@@ -106,17 +106,18 @@ class Lifecycle:
         finally:
             self._starting.forget_start(member_id)
 
-    def _handle_connected(self, live: LiveMember, manifest: Manifest) -> None:
-        if live.process.exited.is_set():
-            self._handle_crash(live)  # it exited after its answer and before its row changed, so nobody else saw it
-        elif live.announces_changes or (live.client.session.id and manifest.transport != "stdio"):
+    def _handle_connected(self, live_member: LiveMember, manifest: Manifest) -> None:
+        if live_member.process.exited.is_set():
+            # It exited after its answer and before its row changed, so no other thread noticed it.
+            self._handle_crash(live_member)
+        elif live_member.announces_changes or (live_member.client.session.id and manifest.transport != "stdio"):
             # In a session it may also ask something outside a call. The bridge of a stdio member answers that itself.
-            self._announcements.listen_to(live)
-        self._on_change(live.member_id)
+            self._announcements.listen_to(live_member)
+        self._on_change(live_member.member_id)
 
     def _record_failed_start(self, member: GuildMember, error: McpRuntimeError) -> None:
-        live = self._members.get(member.pk)
-        tail = self._starting.tail(member.pk) if live is None else live.process.tail()
+        live_member = self._members.get(member.pk)
+        tail = self._starting.tail(member.pk) if live_member is None else live_member.process.tail()
         code = error.exit_code if isinstance(error, ExitedEarlyError) else None
         url = member.manifest.get("url")
         what = f"reached at {remote.display_url(url)}" if url else "started"
@@ -142,66 +143,70 @@ class Lifecycle:
 
     def _handle_exit(self, member_process: MemberProcess) -> None:
         """Handle the end of a process. During a start or a stop another thread waits for it and handles it."""
-        for live in self.live_members():
-            if live.process is not member_process:
+        for live_member in self.live_members():
+            if live_member.process is not member_process:
                 continue
-            if live.connected_at is None:
-                live.talk.abort()  # another program on its port may have received the request, and may never answer
-            elif not live.stop_requested.is_set():
+            if live_member.connected_at is None:
+                live_member.talk.abort()  # another program on its port may have the request, and may never answer
+            elif not live_member.stop_requested.is_set():
                 try:
-                    self._handle_crash(live)
+                    self._handle_crash(live_member)
                 finally:
                     connections.close_all()  # idle threads of the pool must have no connection
 
-    def _handle_crash(self, live: LiveMember) -> None:
+    def _handle_crash(self, live_member: LiveMember) -> None:
         """REQ-MCP-HTTP-16, 17"""
-        code = live.process.exit_code or 0
-        message = f"member {live.name!r} exited without being asked, with {describe_exit(code)}"
-        self._members.remove(live)
-        self._record_failure(live, "exit", message, exit_code=code)
-        process.kill_tagged(live.process.tag)
+        code = live_member.process.exit_code or 0
+        message = f"member {live_member.name!r} exited without being asked, with {describe_exit(code)}"
+        self._members.remove(live_member)
+        self._record_failure(live_member, "exit", message, exit_code=code)
+        process.kill_tagged(live_member.process.tag)
 
-    def handle_connection_failure(self, live: LiveMember, error: ConnectError) -> None:
+    def handle_connection_failure(self, live_member: LiveMember, error: ConnectError) -> None:
         """End a connected member that refused or reset a connection, and put it in ERROR at once (REQ-MCP-HTTP-41)."""
-        if live.process.exited.wait(EXIT_GRACE) or live.stop_requested.is_set() or not self._members.holds(live):
+        if (
+            live_member.process.exited.wait(EXIT_GRACE)
+            or live_member.stop_requested.is_set()
+            or not self._members.holds(live_member)
+        ):
             return  # its exit or its stop is the cause, and is recorded instead
-        live.stop_requested.set()
-        live.process.kill()
-        process.kill_tagged(live.process.tag)
-        self._members.remove(live)
-        where = f"at {live.endpoint}" if live.is_remote else f"on port {live.port}"
-        self._record_failure(live, "connection", f"member {live.name!r} does not answer {where}: {error}")
+        live_member.stop_requested.set()
+        live_member.process.kill()
+        process.kill_tagged(live_member.process.tag)
+        self._members.remove(live_member)
+        where = f"at {live_member.endpoint}" if live_member.is_remote else f"on port {live_member.port}"
+        self._record_failure(live_member, "connection", f"member {live_member.name!r} does not answer {where}: {error}")
 
-    def fail(self, live: LiveMember, cause: str, message: str) -> None:
+    def fail(self, live_member: LiveMember, cause: str, message: str) -> None:
         """End the process of a connected member that does not work, and put it in ERROR."""
-        if live.stop_requested.is_set() or not self._members.holds(live):
+        if live_member.stop_requested.is_set() or not self._members.holds(live_member):
             return  # another thread ends it
-        live.stop_requested.set()
-        live.process.stop()
-        self._members.remove(live)
-        self._record_failure(live, cause, message)
+        live_member.stop_requested.set()
+        live_member.process.stop()
+        self._members.remove(live_member)
+        self._record_failure(live_member, cause, message)
 
     def handle_lost_process(self, member_id: int) -> None:
         """Handle a row with a process that does not exist. It counts as a failure like any other."""
-        live = self._members.get(member_id)
-        if live is not None:
-            self._members.remove(live)
+        live_member = self._members.get(member_id)
+        if live_member is not None:
+            self._members.remove(live_member)
         name = GuildMember.objects.values_list("name", flat=True).get(pk=member_id)
         message = f"member {name!r}: its process is gone, and the hall missed when and why"
         self._to_error(member_id, [Status.STARTING, Status.CONNECTED], "lost track", message)
         if GuildMember.objects.filter(pk=member_id, status=Status.STOPPING).exists():
             self.stop(member_id)
 
-    def _record_failure(self, live: LiveMember, cause: str, message: str, exit_code: int | None = None) -> None:
+    def _record_failure(self, live_member: LiveMember, cause: str, message: str, exit_code: int | None = None) -> None:
         """CONNECTED -> ERROR, for a member whose process or connection has ended."""
         self._to_error(
-            live.member_id,
+            live_member.member_id,
             [Status.CONNECTED],
             cause,
             message,
-            tail=live.process.tail(),
+            tail=live_member.process.tail(),
             exit_code=exit_code,
-            was_stable=live.was_stable,
+            was_stable=live_member.was_stable,
         )
 
     def _to_error(self, member_id: int, sources: list[str], cause: str, message: str, **facts: Any) -> None:
@@ -218,25 +223,25 @@ class Lifecycle:
         With `sweep` it also searches all processes of the machine for those that left the member's group. That is slow,
         so a stop of all members does it only once.
         """
-        live = self._members.get(member_id)
-        if live is not None:
-            live.stop_requested.set()
-            live.listening.abort()  # servers that end gracefully wait for the end of their streams
-            live.process.terminate()  # before the database, which may not be available, and may say so late
-            if live.is_remote:
-                live.talk.abort()
+        live_member = self._members.get(member_id)
+        if live_member is not None:
+            live_member.stop_requested.set()
+            live_member.listening.abort()  # servers that end gracefully wait for the end of their streams
+            live_member.process.terminate()  # before the database, which may not be available, and may say so late
+            if live_member.is_remote:
+                live_member.talk.abort()
         try:
             self._statuses.to_stopping(member_id, cause)
         except Error as error:
             logger.warning("cannot write that member %d is stopping (%s)", member_id, str(error).strip())
             connection.close()
-        if live is not None:
+        if live_member is not None:
             give_connection_back()
-            live.process.wait_or_kill(timeout)
+            live_member.process.wait_or_kill(timeout)
             if sweep:
-                process.kill_tagged(live.process.tag)
-            self._members.remove(live)
-        self._statuses.to_disconnected(member_id, cause, live)
+                process.kill_tagged(live_member.process.tag)
+            self._members.remove(live_member)
+        self._statuses.to_disconnected(member_id, cause, live_member)
         self._on_change(member_id)
 
     def kill_everything(self) -> None:
@@ -247,29 +252,29 @@ class Lifecycle:
 
     def refresh(self, member_id: int) -> None:
         """List the tools of a connected member again. A failure puts it in ERROR (REQ-MCP-HTTP-39)."""
-        live = self.connected_member(member_id)
-        if live is None:
+        live_member = self.connected_member(member_id)
+        if live_member is None:
             return
-        live.talk = Exchange()
+        live_member.talk = Exchange()
         try:
-            tool_list = live.client.list_tools(REQUEST_TIMEOUT, live.talk)
+            tool_list = live_member.client.list_tools(REQUEST_TIMEOUT, live_member.talk)
         except RequestCancelledError:
             return
         except ClientError as error:
-            if live.process.exited.wait(EXIT_GRACE) or live.stop_requested.is_set():
+            if live_member.process.exited.wait(EXIT_GRACE) or live_member.stop_requested.is_set():
                 return
-            if (live.calls or live.relayed_calls) and isinstance(error, RequestTimeoutError):
+            if (live_member.calls or live_member.relayed_calls) and isinstance(error, RequestTimeoutError):
                 # A member that serves one request at a time is busy, not broken. Its end would fail its calls.
                 logger.warning(
                     "member %r did not list its tools while %d calls ran in it",
-                    live.name,
-                    live.calls + live.relayed_calls,
+                    live_member.name,
+                    live_member.calls + live_member.relayed_calls,
                 )
                 return
-            self.fail(live, "tools/list", f"member {live.name!r}: tools/list failed: {error}")
+            self.fail(live_member, "tools/list", f"member {live_member.name!r}: tools/list failed: {error}")
         else:
             rows = tools.rows_of(member_id, tool_list.tools)
-            warnings = [*tool_list.warnings, *live.exposure]
+            warnings = [*tool_list.warnings, *live_member.exposure]
             persistently(lambda: self._write_tools(member_id, rows, warnings))
             self._on_change(member_id)
 
@@ -280,9 +285,9 @@ class Lifecycle:
 
     def abort_refresh(self, member_id: int) -> None:
         """Abort a `refresh` that is in progress in another thread, because a silent member must not delay a stop."""
-        live = self._members.get(member_id)
-        if live is not None:
-            live.talk.abort()
+        live_member = self._members.get(member_id)
+        if live_member is not None:
+            live_member.talk.abort()
 
     def request_refreshes(self) -> None:
         """Request refreshes of members that announced changes of their tools. The supervisor calls it each turn."""

@@ -68,8 +68,8 @@ class LiveMembers:
     def __init__(self) -> None:
         self._members: dict[int, LiveMember] = {}
 
-    def add(self, live: LiveMember) -> None:
-        self._members[live.member_id] = live
+    def add(self, member: LiveMember) -> None:
+        self._members[member.member_id] = member
 
     def get(self, member_id: int) -> LiveMember | None:
         return self._members.get(member_id)
@@ -79,16 +79,16 @@ class LiveMembers:
 
     def connected_member(self, member_id: int) -> LiveMember | None:
         """The member, if it may be called now."""
-        live = self._members.get(member_id)
-        return live if live and live.connected_at and not live.stop_requested.is_set() else None
+        member = self._members.get(member_id)
+        return member if member and member.connected_at and not member.stop_requested.is_set() else None
 
-    def holds(self, live: LiveMember) -> bool:
+    def holds(self, member: LiveMember) -> bool:
         """Whether this process or connection still serves the member."""
-        return self._members.get(live.member_id) is live
+        return self._members.get(member.member_id) is member
 
-    def remove(self, live: LiveMember) -> None:
+    def remove(self, member: LiveMember) -> None:
         """Remove a member whose process or connection has ended, and close its client."""
-        if self.holds(live):
-            self._members.pop(live.member_id, None)  # another thread may remove it at the same moment
-        live.listening.abort()
-        live.client.close()
+        if self.holds(member):
+            self._members.pop(member.member_id, None)  # another thread may remove it at the same moment
+        member.listening.abort()
+        member.client.close()

@@ -221,7 +221,7 @@ def part_after(path: Path, cursor: str = "", *, lines: int) -> Part:
         return Part(_split_lines(data) if data else [], _cursor_at(newest, begin + len(complete + newline)))
 
 
-def whole(path: Path) -> Iterator[bytes]:
+def read_whole(path: Path) -> Iterator[bytes]:
     """The whole stored log, oldest first, as it is now. Lines that are written meanwhile are left out."""
     with ExitStack() as stack:
         files = [stack.enter_context(closing(file)) for file in _generations(path)]

@@ -116,7 +116,7 @@ class Output:
         self._pipe = pipe
         self._descriptor = pipe.fileno()
         self._log = log
-        self._rest = b""
+        self._incomplete_line = b""
         self._next_read: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._is_complete = threading.Event()
@@ -152,7 +152,7 @@ class Output:
     def _read_last(self) -> None:
         if not self._is_closed:
             self._read(LAST_BYTES)
-            if self._rest and not self._is_closed:
+            if self._incomplete_line and not self._is_closed:
                 self._keep(b"\n")
             self._loop.call_later(DRAIN_AFTER_EXIT, self._close)
         self._is_complete.set()
@@ -169,16 +169,16 @@ class Output:
         return READ_COST
 
     def _keep(self, chunk: bytes) -> int:
-        whole, newline, rest = chunk.rpartition(b"\n")
+        complete, newline, incomplete = chunk.rpartition(b"\n")
         if newline:
-            whole, self._rest = self._rest + whole, rest
+            complete, self._incomplete_line = self._incomplete_line + complete, incomplete
         else:
-            whole, self._rest = b"", self._rest + chunk
-        lines = _lines(whole) if newline else []
-        if len(self._rest) > MAX_LINE:
-            end = len(self._rest) // MAX_LINE * MAX_LINE
-            lines += _lines(self._rest[:end])
-            self._rest = self._rest[end:]
+            complete, self._incomplete_line = b"", self._incomplete_line + chunk
+        lines = _lines(complete) if newline else []
+        if len(self._incomplete_line) > MAX_LINE:
+            end = len(self._incomplete_line) // MAX_LINE * MAX_LINE
+            lines += _lines(self._incomplete_line[:end])
+            self._incomplete_line = self._incomplete_line[end:]
         visible_count = self._log.write(lines) if lines else 0
         return len(chunk) + LINE_COST * len(lines) + SHOWN_COST * visible_count
 
@@ -191,7 +191,7 @@ class Output:
         self._paused.discard(self)
         self._loop.remove_reader(self._descriptor)
         self._pipe.close()
-        if self._rest:
+        if self._incomplete_line:
             self._keep(b"\n")
         self._log.close()
 

@@ -53,10 +53,10 @@ def tag_prefix(hall_id: uuid.UUID, runtime: RuntimeId) -> str:
     return f"{hall_id}/{runtime}/"
 
 
-def child_environment(own: Mapping[str, str], tag: str) -> dict[str, str]:
-    """The allow-listed part of our environment, the member's `own` variables, and its environment tag."""
+def child_environment(variables: Mapping[str, str], tag: str) -> dict[str, str]:
+    """The allow-listed part of our environment, the member's own `variables`, and its environment tag."""
     environment = {name: value for name, value in os.environ.items() if name in INHERITED}
-    return {**environment, **own, TAG_VARIABLE: tag}
+    return {**environment, **variables, TAG_VARIABLE: tag}
 
 
 def user_umask() -> int:

@@ -46,85 +46,87 @@ class Introduction:
     warnings: list[str]
 
 
-def await_introduction(live: LiveMember, manifest: Manifest) -> Introduction:
+def await_introduction(member: LiveMember, manifest: Manifest) -> Introduction:
     """Raises McpRuntimeError: it exited, it is to be stopped, it took too long, or it does not speak MCP."""
-    if live.limits is None:
-        handshake = _shake_hands_remotely(live, manifest.start_timeout or INITIALIZE_TIMEOUT, manifest.protocol_version)
+    if member.limits is None:
+        handshake = _shake_hands_remotely(
+            member, manifest.start_timeout or INITIALIZE_TIMEOUT, manifest.protocol_version
+        )
     else:
-        _await_port(live, live.limits)
-        handshake = _shake_hands(live, live.limits, manifest.protocol_version)
-    addresses = _listening_addresses(live)
-    tool_list = _list_tools(live)
-    rows = tools.rows_of(live.member_id, tool_list.tools)
-    live.exposure = _exposure_warnings(addresses, live.port)
-    return Introduction(handshake, rows, [*tool_list.warnings, *live.exposure])
+        _await_port(member, member.limits)
+        handshake = _shake_hands(member, member.limits, manifest.protocol_version)
+    addresses = _listening_addresses(member)
+    tool_list = _list_tools(member)
+    rows = tools.rows_of(member.member_id, tool_list.tools)
+    member.exposure = _exposure_warnings(addresses, member.port)
+    return Introduction(handshake, rows, [*tool_list.warnings, *member.exposure])
 
 
-def _await_port(live: LiveMember, limits: StartLimits) -> None:
-    while not ports.answers(live.port):
-        _require_alive(live)
+def _await_port(member: LiveMember, limits: StartLimits) -> None:
+    while not ports.answers(member.port):
+        _require_alive(member)
         if limits.remaining() <= 0:
             raise NotListeningError(limits.budget)
         elapsed = time.monotonic() - limits.spawned_at
-        live.process.exited.wait(min(max(PROBE_SHARE * elapsed, PROBE_INTERVAL), PROBE_INTERVAL_LATER))
+        member.process.exited.wait(min(max(PROBE_SHARE * elapsed, PROBE_INTERVAL), PROBE_INTERVAL_LATER))
 
 
-def _shake_hands(live: LiveMember, limits: StartLimits, version: str) -> InitializeResult:
+def _shake_hands(member: LiveMember, limits: StartLimits, version: str) -> InitializeResult:
     """Send initialize, and repeat it while the server on the port is not ready (REQ-MCP-HTTP-14)."""
     deadline, last = limits.handshake_deadline(), "no connection"
     while (remaining := deadline - time.monotonic()) > 0:
-        _require_alive(live)
+        _require_alive(member)
         try:
-            with limits.enforce(live.talk):
-                return live.client.connect(remaining, live.talk, version=version)
+            with limits.enforce(member.talk):
+                return member.client.connect(remaining, member.talk, version=version)
         except ConnectError as error:
             last = str(error)  # the socket is open, the server behind it not ready
         except RequestTimeoutError as error:
             last = str(error)
             break
         except ClientError:
-            _require_alive(live)
+            _require_alive(member)
             raise
-        live.process.exited.wait(PROBE_INTERVAL_LATER)
-    _require_alive(live)
+        member.process.exited.wait(PROBE_INTERVAL_LATER)
+    _require_alive(member)
     raise StartTimeoutError(limits.handshake_seconds, last)
 
 
-def _shake_hands_remotely(live: LiveMember, timeout: float, version: str) -> InitializeResult:
+def _shake_hands_remotely(member: LiveMember, timeout: float, version: str) -> InitializeResult:
     """Send initialize once. If the remote server does not answer, the restart policy decides on the next try."""
-    _require_alive(live)
+    _require_alive(member)
     try:
-        return live.client.connect(timeout, live.talk, version=version)
+        return member.client.connect(timeout, member.talk, version=version)
     except RequestTimeoutError as error:
         raise StartTimeoutError(timeout) from error
     except ClientError:
-        _require_alive(live)
+        _require_alive(member)
         raise
 
 
-def _list_tools(live: LiveMember) -> ToolList:
+def _list_tools(member: LiveMember) -> ToolList:
     try:
-        return live.client.list_tools(REQUEST_TIMEOUT, live.talk)
+        return member.client.list_tools(REQUEST_TIMEOUT, member.talk)
     except ClientError as error:
-        _require_alive(live)
+        _require_alive(member)
         raise McpRuntimeError(f"tools/list failed: {error}") from error
 
 
-def _listening_addresses(live: LiveMember) -> set[str]:
+def _listening_addresses(member: LiveMember) -> set[str]:
     """The address where the member listens. Empty if it is not known.
 
     If it does not, a stranger took its port and answered. Then it will exit as soon as it has found out, and that
     may take as long as it computes.
     """
-    if isinstance(live.process, NoProcess) or live.limits is None:
+    if isinstance(member.process, NoProcess) or member.limits is None:
         return set()
     began_at = time.monotonic()
-    while not (addresses := ports.listening_addresses(live.process.pid, live.port)):
-        has_grace = time.monotonic() - began_at < EXIT_GRACE or (live.is_computing and live.limits.remaining() > 0)
+    while not (addresses := ports.listening_addresses(member.process.pid, member.port)):
+        has_grace = time.monotonic() - began_at < EXIT_GRACE or (member.is_computing and member.limits.remaining() > 0)
         if not has_grace:
             break
-        live.process.exited.wait(PROBE_INTERVAL_LATER)
-        _require_alive(live)
+        member.process.exited.wait(PROBE_INTERVAL_LATER)
+        _require_alive(member)
     return addresses
 
 
@@ -138,8 +140,8 @@ def _exposure_warnings(addresses: set[str], port: int) -> list[str]:
     )
 
 
-def _require_alive(live: LiveMember) -> None:
-    if live.stop_requested.is_set():
-        raise StoppedWhileStartingError(live.name)
-    if live.process.exited.is_set():
-        raise ExitedEarlyError(live.process.exit_code or 0)
+def _require_alive(member: LiveMember) -> None:
+    if member.stop_requested.is_set():
+        raise StoppedWhileStartingError(member.name)
+    if member.process.exited.is_set():
+        raise ExitedEarlyError(member.process.exit_code or 0)

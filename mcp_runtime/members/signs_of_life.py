@@ -37,71 +37,71 @@ class SignsOfLife:
         self._run_apart = run_apart
         # Member id -> since when how many calls timed out, as of the last ping.
         self._last_pings: dict[int, tuple[float, int]] = {}
-        self._pings_under_way: set[int] = set()
+        self._pings_in_progress: set[int] = set()
 
     def turn(self) -> None:
         """Ping members with another call that timed out, and clear the rows of those that answer again."""
         last_pings, self._last_pings = self._last_pings, {}
-        for live in self._lifecycle.live_members():
-            silence = live.silence
-            if not live.connected_at or not silence.timeouts:
+        for member in self._lifecycle.live_members():
+            silence = member.silence
+            if not member.connected_at or not silence.timeouts:
                 continue
             reason = silence.began_at, silence.timeouts
-            may_ask = live.member_id not in self._pings_under_way and len(self._pings_under_way) < MAX_PINGS
-            if last_pings.get(live.member_id) != reason and may_ask and self._begin_asking(live):
-                last_pings[live.member_id] = reason
-            if live.member_id in last_pings:
-                self._last_pings[live.member_id] = last_pings[live.member_id]
+            may_ask = member.member_id not in self._pings_in_progress and len(self._pings_in_progress) < MAX_PINGS
+            if last_pings.get(member.member_id) != reason and may_ask and self._begin_asking(member):
+                last_pings[member.member_id] = reason
+            if member.member_id in last_pings:
+                self._last_pings[member.member_id] = last_pings[member.member_id]
         self.note_answers()
 
-    def _begin_asking(self, live: LiveMember) -> bool:
-        self._pings_under_way.add(live.member_id)
+    def _begin_asking(self, member: LiveMember) -> bool:
+        self._pings_in_progress.add(member.member_id)
         try:
-            self._run_apart(partial(self._ask_apart, live))
+            self._run_apart(partial(self._ask_apart, member))
         except RuntimeError as error:  # the system gives no thread
-            logger.warning("member %r cannot be asked for a sign of life (%s); trying again", live.name, error)
-            self._pings_under_way.discard(live.member_id)
+            logger.warning("member %r cannot be asked for a sign of life (%s); trying again", member.name, error)
+            self._pings_in_progress.discard(member.member_id)
             return False
         return True
 
-    def _ask_apart(self, live: LiveMember) -> None:
+    def _ask_apart(self, member: LiveMember) -> None:
         try:
-            unit_of_work(partial(self.ask, live))
+            unit_of_work(partial(self.ask, member))
         except Exception:
-            logger.exception("asking member %r for a sign of life failed", live.name)
+            logger.exception("asking member %r for a sign of life failed", member.name)
         finally:
             connections.close_all()  # the thread ends here
-            self._pings_under_way.discard(live.member_id)
+            self._pings_in_progress.discard(member.member_id)
 
-    def ask(self, live: LiveMember) -> None:
+    def ask(self, member: LiveMember) -> None:
         """Ping the member, for at most PING_TIMEOUT seconds, and record it if there was no answer."""
-        timeouts = live.silence.timeouts
+        timeouts = member.silence.timeouts
         try:
-            live.client.ping(PING_TIMEOUT)
+            member.client.ping(PING_TIMEOUT)
         except (RequestTimeoutError, ConnectError):
-            since = timezone.now() - timedelta(seconds=time.monotonic() - live.silence.began_at)
-            if live.silence.timeouts and not live.stop_requested.is_set() and not live.process.exited.is_set():
-                self._no_answer(live, timeouts, since)
+            since = timezone.now() - timedelta(seconds=time.monotonic() - member.silence.began_at)
+            if member.silence.timeouts and not member.stop_requested.is_set() and not member.process.exited.is_set():
+                self._no_answer(member, timeouts, since)
         except ClientError:
-            live.silence.note_answer()  # an error is an answer
+            member.silence.note_answer()  # an error is an answer
         else:
-            live.silence.note_answer()
+            member.silence.note_answer()
 
-    def _no_answer(self, live: LiveMember, timeouts: int, since: datetime) -> None:
+    def _no_answer(self, member: LiveMember, timeouts: int, since: datetime) -> None:
         calls = f"{timeouts} calls" if timeouts > 1 else "a call"
         message = (
-            f"member {live.name!r} has given no answer since {since:%H:%M:%S} UTC: {calls} timed out, "
+            f"member {member.name!r} has given no answer since {since:%H:%M:%S} UTC: {calls} timed out, "
             f"and a ping had no answer within {PING_TIMEOUT:g} s"
         )
-        row = self._lifecycle.own_row(live.member_id).filter(status=Status.CONNECTED)
+        row = self._lifecycle.own_row(member.member_id).filter(status=Status.CONNECTED)
         if row.filter(no_answer_since=None).update(no_answer_since=since):
             logger.warning("%s", message)
         if timeouts >= ENOUGH_TIMEOUTS and row.filter(manifest__unresponsive="restart").exists():
-            self._lifecycle.fail(live, "no answer", message)
+            self._lifecycle.fail(member, "no answer", message)
 
     def note_answers(self) -> None:
         """Clear the rows of members that have answered since."""
         rows = GuildMember.objects.filter(status=Status.CONNECTED, no_answer_since__isnull=False)
-        silent = {live.member_id for live in self._lifecycle.live_members() if live.silence.timeouts}
+        silent = {member.member_id for member in self._lifecycle.live_members() if member.silence.timeouts}
         for member_id in rows.exclude(pk__in=silent).values_list("pk", flat=True):
             self._lifecycle.own_row(member_id).update(no_answer_since=None)

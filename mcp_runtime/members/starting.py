@@ -63,8 +63,8 @@ class StartOptions:
 class Starting:
     """Brings up members whose rows are STARTING, each in the thread of its caller.
 
-    `on_connected(live, manifest)` is called when one is up, `on_exit(process)` at the end of any process, however it
-    came, and `on_notification(member_id, method, params)` for what they say outside calls.
+    `on_connected(live_member, manifest)` is called when a member is connected. `on_exit(process)` is called at the end
+    of every process. `on_notification(member_id, method, params)` is called for notifications outside calls.
     """
 
     def __init__(
@@ -102,19 +102,22 @@ class Starting:
         while True:
             port = self._claim_port(member, tried_ports)
             tried_ports.add(port)
-            live = self._spawn(member, manifest, port)
+            live_member = self._spawn(member, manifest, port)
             give_connection_back()
             try:
-                self._connect(live, manifest)
+                self._connect(live_member, manifest)
             except ExitedEarlyError as error:
-                self._forget(live)
-                if not _port_was_taken(manifest, error, live.process.tail()) or len(tried_ports) >= MAX_PORT_TRIES:
+                self._forget(live_member)
+                if (
+                    not _was_port_in_use(manifest, error, live_member.process.tail())
+                    or len(tried_ports) >= MAX_PORT_TRIES
+                ):
                     raise
                 logger.info("member %r found port %d taken; trying the next", member.name, port)
             except Exception:
                 give_connection_back()
-                live.process.stop()
-                self._forget(live)
+                live_member.process.stop()
+                self._forget(live_member)
                 raise
             else:
                 return
@@ -131,11 +134,11 @@ class Starting:
     def abort(self, member_id: int) -> None:
         """Stop a `bring_up` of another thread, also a later one. It raises StoppedWhileStartingError."""
         self._aborted_starts.add(member_id)
-        live = self._members.get(member_id)
-        if live is not None:
-            live.stop_requested.set()
-            live.process.stop()
-            live.talk.abort()  # with a remote server, which does not end
+        live_member = self._members.get(member_id)
+        if live_member is not None:
+            live_member.stop_requested.set()
+            live_member.process.stop()
+            live_member.talk.abort()  # with a remote server, which does not end
 
     def note_progress(self) -> None:
         """Write the last output of members with long starts onto their rows. The supervisor calls it each turn."""
@@ -143,12 +146,12 @@ class Starting:
         if now < self._progress_noted_at + PROGRESS_INTERVAL:
             return
         self._progress_noted_at = now
-        for live in self._members.all():
-            if live.connected_at is None and now > live.process.spawned_at + PROGRESS_AFTER:
-                line = live.process.last_line()[:PROGRESS_LENGTH]
-                if line != live.progress:
-                    self._statuses.own_row(live.member_id).filter(status=Status.STARTING).update(progress=line)
-                    live.progress = line
+        for live_member in self._members.all():
+            if live_member.connected_at is None and now > live_member.process.spawned_at + PROGRESS_AFTER:
+                line = live_member.process.last_line()[:PROGRESS_LENGTH]
+                if line != live_member.progress:
+                    self._statuses.own_row(live_member.member_id).filter(status=Status.STARTING).update(progress=line)
+                    live_member.progress = line
 
     def kill_everything(self) -> None:
         """Kill all that this runtime started, and start nothing more. For a lost lease and the end of a stop.
@@ -175,14 +178,14 @@ class Starting:
             headers=remote.resolve(manifest.headers, remote.Sources(folder, private)),
             on_notification=partial(self._on_notification, member.pk),
         )
-        live = LiveMember(member.pk, member.name, 0, client, NoProcess(), remote.display_url(manifest.url))
-        self._begin(live)
+        live_member = LiveMember(member.pk, member.name, 0, client, NoProcess(), remote.display_url(manifest.url))
+        self._begin(live_member)
         give_connection_back()
         try:
-            self._connect(live, manifest)
+            self._connect(live_member, manifest)
         except Exception:
             give_connection_back()
-            self._forget(live)
+            self._forget(live_member)
             raise
 
     # A process ----------------------------------------------------------------------------------------------------
@@ -215,7 +218,7 @@ class Starting:
             argv = bridge.command_line(port, argv, self._options.max_result_bytes)
         tag = f"{self._tag_prefix}{next(self._spawns)}/{member.name}"
         environment = process.child_environment(manifest.environment(port), tag)
-        with self._spawn_under_way(member.name):
+        with self._count_spawn(member.name):
             member_process = MemberProcess.spawn(
                 argv,
                 directory=self._options.members_dir / member.directory,
@@ -237,12 +240,14 @@ class Starting:
             has_port=manifest.transport == "http",
             is_first=member.restarts == 0,
         )
-        live = LiveMember(member.pk, member.name, port, client, member_process, f"http://localhost:{port}/mcp", limits)
-        self._begin(live)
-        return live
+        live_member = LiveMember(
+            member.pk, member.name, port, client, member_process, f"http://localhost:{port}/mcp", limits
+        )
+        self._begin(live_member)
+        return live_member
 
     @contextlib.contextmanager
-    def _spawn_under_way(self, name: str) -> Iterator[None]:
+    def _count_spawn(self, name: str) -> Iterator[None]:
         """Enter this around every spawn. `kill_everything` waits for it, and after that it raises an error."""
         with self._spawning:
             if self._is_closed:
@@ -257,31 +262,33 @@ class Starting:
 
     # Both ---------------------------------------------------------------------------------------------------------
 
-    def _begin(self, live: LiveMember) -> None:
-        self._members.add(live)
-        if live.member_id in self._aborted_starts:  # before there was anybody to stop
-            live.stop_requested.set()
+    def _begin(self, live_member: LiveMember) -> None:
+        self._members.add(live_member)
+        if live_member.member_id in self._aborted_starts:  # before there was anybody to stop
+            live_member.stop_requested.set()
 
-    def _connect(self, live: LiveMember, manifest: Manifest) -> None:
-        introduction = await_introduction(live, manifest)
-        if not self._statuses.to_connected(live, introduction):
+    def _connect(self, live_member: LiveMember, manifest: Manifest) -> None:
+        introduction = await_introduction(live_member, manifest)
+        if not self._statuses.to_connected(live_member, introduction):
             raise McpRuntimeError(LEASE_LOST)
-        live.connected_at = time.monotonic()
-        live.announces_changes = introduction.handshake.announces_changes
-        logger.info("member %r is connected: %s, %d tools", live.name, live.endpoint, len(introduction.tools))
+        live_member.connected_at = time.monotonic()
+        live_member.announces_changes = introduction.handshake.announces_changes
+        logger.info(
+            "member %r is connected: %s, %d tools", live_member.name, live_member.endpoint, len(introduction.tools)
+        )
         for warning in introduction.warnings:
-            logger.warning("member %r: %s", live.name, warning)
-        if live.stop_requested.is_set():
-            raise StoppedWhileStartingError(live.name)
-        self._on_connected(live, manifest)
+            logger.warning("member %r: %s", live_member.name, warning)
+        if live_member.stop_requested.is_set():
+            raise StoppedWhileStartingError(live_member.name)
+        self._on_connected(live_member, manifest)
 
-    def _forget(self, live: LiveMember) -> None:
-        self._tails[live.member_id] = live.process.tail()
-        self._members.remove(live)
-        process.kill_tagged(live.process.tag)
+    def _forget(self, live_member: LiveMember) -> None:
+        self._tails[live_member.member_id] = live_member.process.tail()
+        self._members.remove(live_member)
+        process.kill_tagged(live_member.process.tag)
 
 
-def _port_was_taken(manifest: Manifest, error: ExitedEarlyError, tail: str) -> bool:
+def _was_port_in_use(manifest: Manifest, error: ExitedEarlyError, tail: str) -> bool:
     if manifest.transport == "stdio":  # the server itself knows of no port, and its exit code 2 means something else
         return error.exit_code == PORT_TAKEN_EXIT_CODE and bridge.PORT_TAKEN in tail
     words = tail.lower()

@@ -84,22 +84,22 @@ class Statuses:
         cause = "restart" if automatic else "start"
         return self._move(member.pk, [Status.DISCONNECTED, Status.ERROR], Status.STARTING, cause=cause, **facts)
 
-    def to_connected(self, live: LiveMember, introduction: Introduction) -> bool:
+    def to_connected(self, live_member: LiveMember, introduction: Introduction) -> bool:
         """STARTING -> CONNECTED, with its tools"""
-        return persistently(lambda: self._write_connected(live, introduction))
+        return persistently(lambda: self._write_connected(live_member, introduction))
 
-    def _write_connected(self, live: LiveMember, introduction: Introduction) -> bool:
+    def _write_connected(self, live_member: LiveMember, introduction: Introduction) -> bool:
         handshake = introduction.handshake
         with transaction.atomic():
             is_moved = self._move(
-                live.member_id,
+                live_member.member_id,
                 [Status.STARTING],
                 Status.CONNECTED,
                 cause="handshake",
                 last_error="",
                 warnings=introduction.warnings,
-                pid=live.process.pid,
-                last_port=live.port or None,
+                pid=live_member.process.pid,
+                last_port=live_member.port or None,
                 started_at=timezone.now(),
                 protocol_version=handshake.protocol_version,
                 server_info=handshake.server_info,
@@ -107,7 +107,7 @@ class Statuses:
                 instructions=handshake.instructions,
             )
             if is_moved:
-                tools.write(live.member_id, introduction.tools)
+                tools.write(live_member.member_id, introduction.tools)
             return is_moved
 
     def to_error(
@@ -161,10 +161,10 @@ class Statuses:
         """STARTING | CONNECTED -> STOPPING"""
         return self._move(member_id, [Status.STARTING, Status.CONNECTED], Status.STOPPING, cause=cause)
 
-    def to_disconnected(self, member_id: int, cause: str, live: LiveMember | None) -> bool:
-        """Any status except DISCONNECTED -> DISCONNECTED, after `live` has ended."""
+    def to_disconnected(self, member_id: int, cause: str, live_member: LiveMember | None) -> bool:
+        """Any status except DISCONNECTED -> DISCONNECTED, after `live_member` has ended."""
         facts: dict[str, Any] = {"pid": None, "next_restart_at": None, "restarts": 0, "warnings": []}
-        facts |= {"exit_code": live.process.exit_code} if live else {}
+        facts |= {"exit_code": live_member.process.exit_code} if live_member else {}
         sources = [Status.STOPPING, Status.ERROR, Status.CONNECTED, Status.STARTING]
 
         def write() -> bool:

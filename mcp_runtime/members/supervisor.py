@@ -152,8 +152,8 @@ class Supervisor:
     def serve(self) -> None:
         """Do the main part of a turn, for all members that are not in their desired state."""
         self._free_slots()
-        members, awaited = unfulfilled(self._due_restarts()).defer(*LARGE), self._lifecycle.awaited
-        for member in sorted(members, key=lambda member: member.pk not in awaited):
+        members, awaited_ids = unfulfilled(self._due_restarts()).defer(*LARGE), self._lifecycle.awaited_ids
+        for member in sorted(members, key=lambda member: member.pk not in awaited_ids):
             self._serve(member)
 
     def _due_restarts(self) -> set[int]:
@@ -195,14 +195,14 @@ class Supervisor:
         """List the tools of connected remote servers again from time to time. A failure puts them in ERROR."""
         now = time.monotonic()
         last_checks, self._last_checks = self._last_checks, {}
-        for live in self._lifecycle.live_members():
-            if live.is_remote and live.connected_at:
-                last_check = max(last_checks.get(live.member_id, 0), live.connected_at)
-                look = partial(self._lifecycle.refresh, live.member_id)
+        for live_member in self._lifecycle.live_members():
+            if live_member.is_remote and live_member.connected_at:
+                last_check = max(last_checks.get(live_member.member_id, 0), live_member.connected_at)
+                look = partial(self._lifecycle.refresh, live_member.member_id)
                 is_due = now - last_check >= REMOTE_CHECK_SECONDS
-                if is_due and self._run_apart(live.member_id, live.name, "refresh", look):
+                if is_due and self._run_apart(live_member.member_id, live_member.name, "refresh", look):
                     last_check = now
-                self._last_checks[live.member_id] = last_check
+                self._last_checks[live_member.member_id] = last_check
 
     def sync_if_changed(self) -> None:
         current = fingerprint(self._members_dir)
@@ -309,9 +309,9 @@ class Supervisor:
         now = time.monotonic()
         with self._lock:
             durations = {member_id: now - began_at for member_id, began_at in self._slots.items()}
-        lives = {live.member_id: live for live in self._lifecycle.live_members()}
+        live_members = {live_member.member_id: live_member for live_member in self._lifecycle.live_members()}
         for member_id, seconds in durations.items():
-            if _should_free_slot(seconds, lives.get(member_id)):
+            if _should_free_slot(seconds, live_members.get(member_id)):
                 self._give_slot_back(member_id)
 
     def _take_slot(self, member_id: int) -> bool:
@@ -327,8 +327,11 @@ class Supervisor:
             self._slots.pop(member_id, None)
 
 
-def _should_free_slot(seconds: float, live: LiveMember | None) -> bool:
-    """Whether a start gives its slot back after this many seconds. `live` is None without process or connection."""
-    if live is None or seconds > LONGEST_START_SLOT_SECONDS:
+def _should_free_slot(seconds: float, live_member: LiveMember | None) -> bool:
+    """Whether a start gives its slot back after this many seconds.
+
+    `live_member` is None if the member has no process and no connection.
+    """
+    if live_member is None or seconds > LONGEST_START_SLOT_SECONDS:
         return seconds > START_SLOT_SECONDS
-    return seconds > min(IDLE_START_SLOT_SECONDS, START_SLOT_SECONDS) and not live.is_computing
+    return seconds > min(IDLE_START_SLOT_SECONDS, START_SLOT_SECONDS) and not live_member.is_computing

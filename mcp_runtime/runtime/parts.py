@@ -123,8 +123,8 @@ class Parts:
         gateway = self._make_gateway()
         gateway.start()
         self.gateway = gateway
-        for live in self.lifecycle.live_members():  # it has heard of none yet
-            gateway.member_changed(live.member_id)
+        for member in self.lifecycle.live_members():  # it has heard of none yet
+            gateway.member_changed(member.member_id)
         self.sessions.start()
         housekeeping.start(self._stop_requested)
 

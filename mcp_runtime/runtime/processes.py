@@ -304,8 +304,8 @@ def is_of_the_hall(pid: int) -> bool:
             environment = file.read().split(b"\0")
     except OSError:
         return False
-    own = {b"%s=%s" % item for item in os.environb.items()}
-    return any(variable.startswith(HALL_VARIABLES) and variable not in own for variable in environment)
+    own_environment = {b"%s=%s" % item for item in os.environb.items()}
+    return any(variable.startswith(HALL_VARIABLES) and variable not in own_environment for variable in environment)
 
 
 def part_environment() -> dict[str, str]:

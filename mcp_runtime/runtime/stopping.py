@@ -120,8 +120,8 @@ class Stopping:
 
     def _stop_members(self) -> None:
         threads = [
-            threading.Thread(target=self._stop_member, args=(live.member_id,))
-            for live in self._parts.lifecycle.live_members()
+            threading.Thread(target=self._stop_member, args=(member.member_id,))
+            for member in self._parts.lifecycle.live_members()
         ]
         for thread in threads:
             thread.start()
@@ -129,9 +129,9 @@ class Stopping:
             thread.join()
 
     def _calls_in(self, member_id: int) -> int:
-        live = self._parts.lifecycle.connected_member(member_id)
-        own: int = self._parts.dispatcher.calls_in(member_id) if self._parts.dispatcher is not None else 0
-        return own + (live.relayed_calls if live else 0)
+        member = self._parts.lifecycle.connected_member(member_id)
+        dispatcher_calls: int = self._parts.dispatcher.calls_in(member_id) if self._parts.dispatcher is not None else 0
+        return dispatcher_calls + (member.relayed_calls if member else 0)
 
     def _stop_member(self, member_id: int) -> None:
         """Stop a member. Its calls may run for CALLS_GRACE, and the process gets the rest of the time."""

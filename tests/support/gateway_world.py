@@ -116,7 +116,7 @@ class World:
         self.failures: list[str] = []
         self.wake_count = 0
         self.restarts = Restarts()
-        self.awaited: set[int] = set()
+        self.awaited_ids: set[int] = set()
         self.max_bytes = MAX_BYTES
         self.record_bytes = 4096
         self._gateway: Gateway | None = None

@@ -55,8 +55,8 @@ class Introductions:
         }
 
     async def _own_introduction(self, member: OfferedMember, client: Client) -> dict[str, Any]:
-        live = self._members.connected_member(member)
-        route = None if live is None else self._upstream.route_to(live, member.max_concurrency)
+        live_member = self._members.connected_member(member)
+        route = None if live_member is None else self._upstream.route_to(live_member, member.max_concurrency)
         result = await self._upstream_sessions.discovery_of(member.pk, route, client)
         if not isinstance(result.get("capabilities"), dict):
             return {}

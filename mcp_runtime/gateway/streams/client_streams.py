@@ -235,24 +235,24 @@ class ClientStreams:
         was_away = False
         while True:
             member = self._members.roster.members.get(name)
-            live = self._members.connected_member(member) if member else None
-            if live is None or member is None:
+            live_member = self._members.connected_member(member) if member else None
+            if live_member is None or member is None:
                 stream.ready[name].set()
                 was_away = True
                 await self._member_changed.wait()
                 continue
-            if (was_away or previous not in (None, live)) and stream.place.member is not None:
+            if (was_away or previous not in (None, live_member)) and stream.place.member is not None:
                 # It is a new process. Lists now come from the member and no longer from memory, and the member may
                 # list more for the client than for the hall.
                 stream.notify_all_changed()
-            previous, was_away = live, False
-            route = self._upstream.route_to(live, member.max_concurrency)
+            previous, was_away = live_member, False
+            route = self._upstream.route_to(live_member, member.max_concurrency)
             try:
                 await self._listen(stream, route)
             except HttpStatusError as error:
                 if error.status in NO_STREAM:
                     stream.ready[name].set()
-                    while self._members.connected_member(member) is live:
+                    while self._members.connected_member(member) is live_member:
                         await self._member_changed.wait()
             except (ClientError, TimeoutError):
                 pass
@@ -265,14 +265,14 @@ class ClientStreams:
         if await self._upstream_sessions.is_modern(route, stream.client):
             async with contextlib.aclosing(self._modern.listen(route, stream.client, stream.filter())) as messages:
                 async for message in messages:
-                    stream.ready[route.live.name].set()  # the first message is its acknowledgement
+                    stream.ready[route.live_member.name].set()  # the first message is its acknowledgement
                     with contextlib.suppress(ProtocolError):  # an unreadable message has no receiver
-                        if stream.is_for_client(route.live.name, message):
-                            stream.forward(route.live.name, message, "")
+                        if stream.is_for_client(route.live_member.name, message):
+                            stream.forward(route.live_member.name, message, "")
                     del message  # as below
             return
         upstream_session = await self._upstream_sessions.session_for(route, stream.client)
-        uris = [uri for name, uri in stream.resources() if name == route.live.name]
+        uris = [uri for name, uri in stream.resources() if name == route.live_member.name]
         await self._listeners.share(stream, upstream_session, uris)
 
     def _reader(self, listener: UpstreamListener) -> OpenStream | None:
@@ -282,7 +282,7 @@ class ClientStreams:
         """
         if listener.session is None:
             return None
-        name = listener.upstream_session.route.live.name
+        name = listener.upstream_session.route.live_member.name
         streams = [stream for stream in self._open_streams if stream.client.session is listener.session]
         return next(
             (stream for stream in streams if not stream.outbox.is_closed and stream.client.principal.may_see(name)),

@@ -142,7 +142,7 @@ class UpstreamListeners:
                 await self._upstream_sessions.subscribe(upstream_session, uri)
             await asyncio.wait({listener.task, opening}, return_when=FIRST_COMPLETED)
             if listener.is_open.is_set():
-                stream.ready[upstream_session.route.live.name].set()
+                stream.ready[upstream_session.route.live_member.name].set()
             await asyncio.wait({listener.task})  # it continues when the client's stream is closed
             listener.task.result()
         finally:
@@ -172,7 +172,7 @@ class UpstreamListeners:
             if (reader := self._reader_of(listener)) is not None:
                 reader.outbox.put(event.data, event.event_id if reader in listener.streams else "")
             return
-        name = listener.upstream_session.route.live.name
+        name = listener.upstream_session.route.live_member.name
         for stream in [stream for stream in listener.streams if not stream.outbox.is_closed]:
             with contextlib.suppress(ProtocolError):  # an unreadable message has no receiver
                 if listener.upstream_session.id is not None or stream.is_for_client(name, message):
@@ -222,9 +222,9 @@ class UpstreamListeners:
                 del self._listeners[listener.upstream_session]
 
     def _is_current(self, listener: UpstreamListener) -> bool:
-        live = listener.upstream_session.route.live
-        member = self._members.roster.members.get(live.name)
-        return member is not None and self._members.connected_member(member) is live
+        live_member = listener.upstream_session.route.live_member
+        member = self._members.roster.members.get(live_member.name)
+        return member is not None and self._members.connected_member(member) is live_member
 
     def _is_idle(self, listener: UpstreamListener) -> bool:
         if listener.session is not None and listener.upstream_session not in self._upstream_sessions.sessions_of(

@@ -86,7 +86,7 @@ class AnswerStreams:
 
     async def _events(self, source: Source, request: Request) -> AsyncGenerator[Event]:
         """Yield the events for a client with a session. It gets the member's event ids, to resume the stream itself."""
-        prefix, events = f"{source.upstream_session.route.live.name}/", source.events
+        prefix, events = f"{source.upstream_session.route.live_member.name}/", source.events
         retry_ms: int | None = None
         async with contextlib.aclosing(source.parts) as parts:
             async for data in parts:
@@ -116,14 +116,16 @@ class AnswerStreams:
             request.method == "tools/call" or request.size <= MAX_RESUMABLE_REQUEST,
         )
         if session is not None and request.takes_stream and is_small:
-            key = source.upstream_session.route.live.member_id, source.sent_id
+            key = source.upstream_session.route.live_member.member_id, source.sent_id
             session.renamed[key] = request.id, request.rewriting
             while len(session.renamed) > MAX_RESUMABLE_IDS:
                 del session.renamed[next(iter(session.renamed))]
 
     def events_after(self, event_id: str, source: Source, request: Request) -> AsyncGenerator[Event]:
         """Yield the events after that one, for a client that lost the stream."""
-        return self.explain_errors(self._reopened_events(event_id, source, request), source.upstream_session.route.live)
+        return self.explain_errors(
+            self._reopened_events(event_id, source, request), source.upstream_session.route.live_member
+        )
 
     async def _reopened_events(self, event_id: str, source: Source, request: Request) -> AsyncGenerator[Event]:
         source.events.last_event_id = event_id.partition("/")[2]
@@ -187,15 +189,15 @@ class AnswerStreams:
             self._upstream_sessions.send_cancelled(source.upstream_session, source.sent_id, "the client did not answer")
         )
 
-    async def explain_errors(self, events: AsyncGenerator[Event], live: LiveMember) -> AsyncGenerator[Event]:
+    async def explain_errors(self, events: AsyncGenerator[Event], live_member: LiveMember) -> AsyncGenerator[Event]:
         try:
             async with contextlib.aclosing(events):
                 async for event in events:
                     yield event
         except StreamEndedError as error:
-            raise await self._upstream.exit_error(live) or error from error
+            raise await self._upstream.exit_error(live_member) or error from error
         except ConnectError as error:
-            raise await self._upstream.explain(live, error) from error
+            raise await self._upstream.explain(live_member, error) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,9 @@ class ModernMembers:
                 our_id = self._upstream_sessions.new_id()
                 answer_future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
                 now = asyncio.get_running_loop().time()
-                session.questions[our_id] = Question(route.live.member_id, now, partial(_set_result, answer_future))
+                session.questions[our_id] = Question(
+                    route.live_member.member_id, now, partial(_set_result, answer_future)
+                )
                 request.deadline.pause()
                 try:
                     yield Event(envelope.encode(jsonrpc.request(our_id, method, question.get("params"))))
@@ -173,7 +175,7 @@ class ModernMembers:
         try:
             if response.status != 200 or response.content_type != mcp.EVENT_STREAM:
                 raise HttpStatusError(response.status)
-            events = self._upstream.events(response, mcp.EventStream(), member_id=route.live.member_id)
+            events = self._upstream.events(response, mcp.EventStream(), member_id=route.live_member.member_id)
             async with contextlib.aclosing(events) as parts:
                 async for data in parts:
                     message = await self._upstream.message(data, client.principal.owner) if data else None

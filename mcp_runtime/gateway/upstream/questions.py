@@ -56,10 +56,10 @@ class Questions:
 
         If too many questions wait for an answer, send the member an error and return None.
         """
-        live, now = upstream_session.route.live, asyncio.get_running_loop().time()
+        live_member, now = upstream_session.route.live_member, asyncio.get_running_loop().time()
         # While a client waits for the result of a task, a member may ask questions for it on either stream.
         task = tasks.find_task(message, [running.task for running in session.running.values()])
-        if not self._has_room_for_question(session, live.member_id, now):
+        if not self._has_room_for_question(session, live_member.member_id, now):
             text = f"{MAX_QUESTIONS} questions wait for an answer already"
             await self._upstream_sessions.reply(
                 upstream_session, jsonrpc.error_response(message.id, jsonrpc.INTERNAL_ERROR, text)
@@ -74,7 +74,7 @@ class Questions:
                 upstream_session, {**tasks.restore_task_id(task, reply), "id": member_id}
             )
 
-        session.questions[our_id] = Question(live.member_id, now, answer)
+        session.questions[our_id] = Question(live_member.member_id, now, answer)
         if request is not None:
             request.questions.append(our_id)
             request.deadline.pause()
@@ -112,11 +112,13 @@ class Questions:
         has_reader: Callable[[], bool] = lambda: True,
     ) -> AsyncGenerator[Event]:
         """Yield the events of a member's stream for the client. Decline questions that no client can answer."""
-        live, events = upstream_session.route.live, mcp.EventStream()
+        live_member, events = upstream_session.route.live_member, mcp.EventStream()
         try:
-            async with contextlib.aclosing(self._upstream.events(response, events, member_id=live.member_id)) as parts:
+            async with contextlib.aclosing(
+                self._upstream.events(response, events, member_id=live_member.member_id)
+            ) as parts:
                 async for data in parts:
-                    event_id = f"{live.name}/{events.last_event_id}" if events.last_event_id else ""
+                    event_id = f"{live_member.name}/{events.last_event_id}" if events.last_event_id else ""
                     client_data = await self._event_data(data, upstream_session, session, has_reader) if data else data
                     del data  # it may have megabytes, and the next one may come in an hour
                     if client_data is not None:
@@ -144,7 +146,7 @@ class Questions:
                 return None
             return await self.ask(message, upstream_session, session, None)
         if message.is_response:
-            key = upstream_session.route.live.member_id, message.id
+            key = upstream_session.route.live_member.member_id, message.id
             if session is None or key not in session.renamed:
                 return None  # nobody waits for this response
             request_id, rewrite = session.renamed[key]

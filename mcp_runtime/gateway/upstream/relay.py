@@ -54,16 +54,17 @@ class Relay:
         refusals = 0
         while True:
             # Do not ask the operating system each time. A process that just ended refuses connections anyway.
-            live = None if refusals else self._members.seems_connected(member)
-            live = live or await self._members.wait_until_connected(member, request)
-            route = self._upstream.route_to(live, member.max_concurrency)
+            live_member = None if refusals else self._members.seems_connected(member)
+            live_member = live_member or await self._members.wait_until_connected(member, request)
+            route = self._upstream.route_to(live_member, member.max_concurrency)
             owner, within = request.client.principal.owner, f"within {request.deadline.seconds:g} s"
             request.unsent_reason = f"none of its {member.max_concurrency} slots became free {within}"
             await route.slots.take(owner)
             request.unsent_reason = f"it accepted no connection, or began no session, {within}"
-            live.relayed_calls += 1
+            live_member.relayed_calls += 1
             try:
-                if self._members.seems_connected(member) is live:  # it may have ended while the call waited for a slot
+                # It may have ended while the call waited for a slot.
+                if self._members.seems_connected(member) is live_member:
                     return _keep_slot_until_over(route, owner, await self._ask_and_note_silence(route, request))
             except ConnectError as error:
                 _release_slot(route, owner)
@@ -78,7 +79,7 @@ class Relay:
 
     async def _ask_and_note_silence(self, route: Route, request: Request) -> Reply:
         """Return the member's reply, or its beginning. Record in `Silence` whether the member answered."""
-        silence, started_at = route.live.silence, time.monotonic()
+        silence, started_at = route.live_member.silence, time.monotonic()
         try:
             reply = await self.ask_at(route, request)
         except ConnectError:
@@ -101,9 +102,9 @@ class Relay:
         try:
             reply = await self._ask_once(route, request)
         except ConnectError as error:
-            raise await self._upstream.explain(route.live, error) from error
+            raise await self._upstream.explain(route.live_member, error) from error
         if isinstance(reply, Stream):
-            reply.events = self._streams.explain_errors(reply.events, route.live)
+            reply.events = self._streams.explain_errors(reply.events, route.live_member)
         return reply
 
     async def _ask_once(self, route: Route, request: Request) -> Reply:
@@ -191,5 +192,5 @@ def _keep_slot_until_over(route: Route, owner: Owner, reply: Reply) -> Reply:
 
 
 def _release_slot(route: Route, owner: Owner) -> None:
-    route.live.relayed_calls -= 1
+    route.live_member.relayed_calls -= 1
     route.slots.give_back(owner)

@@ -41,16 +41,16 @@ Part = TypeVar("Part", bytes, Raw)
 class Route:
     """The route to one process of a member."""
 
-    live: LiveMember
+    live_member: LiveMember
     slots: Places
     address: Address = field(init=False)
     headers: dict[str, str] = field(init=False, repr=False)
     state: object = field(default=None, init=False, repr=False)  # what `UpstreamSessions` stores about the member
 
     def __post_init__(self) -> None:
-        self.address = Address.of(self.live.client.url)
+        self.address = Address.of(self.live_member.client.url)
         self.headers = {
-            **self.live.client.headers.values,
+            **self.live_member.client.headers.values,
             "Accept": f"{mcp.JSON}, {mcp.EVENT_STREAM}",
             "Accept-Encoding": "identity",
             "Content-Type": mcp.JSON,
@@ -76,11 +76,11 @@ class Upstream:
         self._connections.close()
         self._reader.shutdown(wait=False, cancel_futures=True)
 
-    def route_to(self, live: LiveMember, slots: int | None = None) -> Route:
+    def route_to(self, live_member: LiveMember, slots: int | None = None) -> Route:
         """Return the route to the process. `slots` None leaves its number of slots unchanged."""
-        route = self._routes.get(live.member_id)
-        if route is None or route.live is not live:
-            route = self._routes[live.member_id] = Route(live, Places(slots or 0))
+        route = self._routes.get(live_member.member_id)
+        if route is None or route.live_member is not live_member:
+            route = self._routes[live_member.member_id] = Route(live_member, Places(slots or 0))
         elif slots is not None:
             route.slots.allow(slots)
         return route
@@ -96,7 +96,7 @@ class Upstream:
         *,
         is_first: bool = False,
     ) -> Response:
-        secrets = route.live.client.headers.secrets
+        secrets = route.live_member.client.headers.secrets
         return await self._connections.request(
             route.address, verb, headers, body, secrets, owner, on_write, is_first=is_first
         )
@@ -199,36 +199,36 @@ class Upstream:
         finally:
             account.close()
 
-    async def explain(self, live: LiveMember, error: ConnectError) -> ClientError:
+    async def explain(self, live_member: LiveMember, error: ConnectError) -> ClientError:
         """Return the error of the member's exit if there was one, else the failed connection, which is recorded.
 
         A failed connection is often the first sign of an exit.
         """
-        if exit_error := await self.exit_error(live, is_refusal=error.is_refusal):
+        if exit_error := await self.exit_error(live_member, is_refusal=error.is_refusal):
             return exit_error
         # A server with one slot cannot accept all connections. As long as other calls run in it, it has not failed.
-        is_failure = error.is_refusal or live.calls + live.relayed_calls < 2
-        if is_failure and live.member_id not in self._failing_members:
+        is_failure = error.is_refusal or live_member.calls + live_member.relayed_calls < 2
+        if is_failure and live_member.member_id not in self._failing_members:
             # Record it once for all calls that fail together. There are few threads, and others need them.
-            self._failing_members.add(live.member_id)
+            self._failing_members.add(live_member.member_id)
             try:
-                work = partial(self._lifecycle.handle_connection_failure, live, error)
+                work = partial(self._lifecycle.handle_connection_failure, live_member, error)
                 await asyncio.get_running_loop().run_in_executor(None, unit_of_work, work)
             finally:
-                self._failing_members.discard(live.member_id)
+                self._failing_members.discard(live_member.member_id)
         return error
 
     @staticmethod
-    async def exit_error(live: LiveMember, *, is_refusal: bool = False) -> ConnectError | None:
+    async def exit_error(live_member: LiveMember, *, is_refusal: bool = False) -> ConnectError | None:
         """Return the error that explains the member's exit; None while it runs."""
         # Do not wait in a thread. If a member closes the connections of many calls, these would block all threads.
         deadline = asyncio.get_running_loop().time() + EXIT_GRACE
-        while not live.process.exited.is_set():
+        while not live_member.process.exited.is_set():
             if asyncio.get_running_loop().time() > deadline:
                 return None
             await asyncio.sleep(EXIT_POLL_SECONDS)
         when = "before it accepted the call" if is_refusal else "during the call"
-        return ConnectError(live.describe_end(when), is_refusal=is_refusal)
+        return ConnectError(live_member.describe_end(when), is_refusal=is_refusal)
 
 
 def _answer_error(response: Response, data: bytes) -> ClientError:

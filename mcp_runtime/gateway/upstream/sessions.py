@@ -121,7 +121,7 @@ class UpstreamSessions:
 
     async def is_modern(self, route: Route, client: Client) -> bool:
         """Return whether to use the modern version: the member requires it, or the member and the client support it."""
-        if route.live.client.is_modern:
+        if route.live_member.client.is_modern:
             return True
         return client.is_modern and await self._speaks_modern(route)
 
@@ -143,7 +143,7 @@ class UpstreamSessions:
                 response = await self._upstream.send(route, "POST", headers, jsonrpc.encode(message), HALL_OWNER)
                 if response.status != 200:
                     response.close()
-                    self._discoveries.pop(route.live.member_id, None)
+                    self._discoveries.pop(route.live_member.member_id, None)
                     return False
                 answer = await self._first_answer(response, message["id"])
             versions = envelope.small(answer.fields.get("supportedVersions"))
@@ -151,7 +151,7 @@ class UpstreamSessions:
         except (ClientError, TimeoutError):
             state.next_probe_at = asyncio.get_running_loop().time() + PROBE_RETRY_SECONDS
             return False
-        self._store_discovery(route.live.member_id, answer.result if is_modern else None)
+        self._store_discovery(route.live_member.member_id, answer.result if is_modern else None)
         return is_modern
 
     def _store_discovery(self, member_id: int, result: Any) -> None:
@@ -173,10 +173,10 @@ class UpstreamSessions:
 
     async def session_for(self, route: Route, client: Client) -> UpstreamSession:
         """Return the session with the member for this client. Begin one if necessary."""
-        shared, has_sessions = self._state_of(route).shared, bool(route.live.client.session.id)
+        shared, has_sessions = self._state_of(route).shared, bool(route.live_member.client.session.id)
         if has_sessions and client.session is not None:
             return await self._get_or_open(
-                self._by_client_session.setdefault(client.session, {}), route.live.member_id, route, client
+                self._by_client_session.setdefault(client.session, {}), route.live_member.member_id, route, client
             )
         key = (
             *client.principal.owner,
@@ -213,7 +213,7 @@ class UpstreamSessions:
         return opening.result() if opening.done() else await asyncio.shield(opening)
 
     async def _open(self, route: Route, client: Client) -> UpstreamSession:
-        hall_session = route.live.client.session
+        hall_session = route.live_member.client.session
         if not hall_session.id:
             version = await self._negotiate_version(route, client)
             return UpstreamSession(route, version, None, client.principal.owner)
@@ -236,7 +236,7 @@ class UpstreamSessions:
         The hall's own handshake shows only one version. Without a session, the member stores nothing of another
         handshake.
         """
-        hall_version, requested = route.live.client.session.version, _sessionless_version(route, client)
+        hall_version, requested = route.live_member.client.session.version, _sessionless_version(route, client)
         if requested == hall_version:
             return hall_version
         params = {**mcp.initialize_params(CLIENT_NAME, CLIENT_VERSION, {}), "protocolVersion": requested}
@@ -398,7 +398,7 @@ def _capabilities_key(client: Client) -> str:
 
 def _sessionless_version(route: Route, client: Client) -> str:
     """Return the version for a member without sessions, if the member supports it."""
-    return client.session.version if client.session else route.live.client.session.version
+    return client.session.version if client.session else route.live_member.client.session.version
 
 
 def _result(opening: asyncio.Future[UpstreamSession]) -> UpstreamSession | None:

@@ -180,4 +180,4 @@ def test_a_restart_that_somebody_asked_for_is_waited_for(hall: Hall_) -> None:
 def test_a_member_that_a_call_waits_for_is_one_to_start_first(hall: Hall_) -> None:
     row = member(status="disconnected")
     assert verdict(hall, row) == ""
-    assert hall.awaited == {row.pk}
+    assert hall.awaited_ids == {row.pk}

@@ -129,7 +129,7 @@ class Hall_:
         self.failed: list[tuple[str, str]] = []
         self.woken = 0
         self.restarts = Restarts()
-        self.awaited: set[int] = set()
+        self.awaited_ids: set[int] = set()
         self.ended = 0  # calls that the pool is done with
         self.held_connection = False
         self._run_in_pool = run_in_pool

@@ -321,7 +321,7 @@ def test_no_more_starts_at_a_time_than_there_are_places(two_places: Turns) -> No
 def test_members_that_calls_wait_for_are_started_before_the_others(two_places: Turns) -> None:
     for name in "abcde":
         add(name)
-    two_places.asked.awaited = {GuildMember.objects.get(name="d").pk}
+    two_places.asked.awaited_ids = {GuildMember.objects.get(name="d").pk}
     two_places.asked.released.clear()
     assert two_places.take() == [("start", "a"), ("start", "d")]
 

@@ -322,12 +322,12 @@ def test_the_whole_log_is_all_files_oldest_first(path: Path) -> None:
         rotate_all(path)
         write(path, text)
 
-    assert b"".join(logs.whole(path)) == b"oldest\nolder\nnewest\n"
+    assert b"".join(logs.read_whole(path)) == b"oldest\nolder\nnewest\n"
 
 
 def test_the_whole_log_ends_though_it_grows(path: Path) -> None:
     write(path, "one")
-    parts = logs.whole(path)
+    parts = logs.read_whole(path)
     first = next(parts)
     write(path, "two")
 
@@ -335,7 +335,7 @@ def test_the_whole_log_ends_though_it_grows(path: Path) -> None:
 
 
 def test_the_whole_of_no_log_is_nothing(path: Path) -> None:
-    assert list(logs.whole(path)) == []
+    assert list(logs.read_whole(path)) == []
 
 
 # What is shown ----------------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def test_more_subscriptions_than_are_remembered_are_not(kept: Sessions) -> None:
     session = begin(kept)
     session.log_level = "info"
     session.subscriptions = {"notes": {"x" * (client_sessions.MAX_SESSION_STATE + 1)}}
-    assert list(kept.extra_states()["told"].values()) == [{"level": "info"}]
+    assert list(kept.extra_states()["states"].values()) == [{"level": "info"}]
 
 
 @pytest.mark.parametrize("odd", [{}, {"ended": 1, "told": {}}, {"ended": [], "told": {"a": {"uris": 1}}}])
