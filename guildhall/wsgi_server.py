@@ -103,13 +103,16 @@ class WsgiServer:
                     environment[OWNER] = partial(self._owners.learn, client_of(exchange))
                     await self._answer(exchange, answer)
             except TooLargeError:
-                _refuse(exchange, 413, f"The body is larger than {server.MAX_BODY:,} bytes.")
+                _refuse(exchange, 413, f"Content Too Large: the request body has more than {server.MAX_BODY:,} bytes.")
             except TimeoutError:
-                _refuse(exchange, 408, f"The body did not come within {server.BODY_SECONDS:g} s.")
+                _refuse(
+                    exchange, 408, f"Request Timeout: the request body did not arrive within {server.BODY_SECONDS:g} s."
+                )
             except BudgetError as error:
+                status, phrase = (503, "Service Unavailable") if error.is_full else (429, "Too Many Requests")
                 whose = "" if error.is_full else " from you or your address"
-                text = f"Too many large requests{whose} are being answered. Try again in a moment."
-                _refuse(exchange, 503 if error.is_full else 429, text)
+                text = f"{phrase}: too many large requests{whose} are in progress. Try again in a moment."
+                _refuse(exchange, status, text)
             finally:
                 self._partial_bodies.pop(exchange, None)
 
@@ -354,7 +357,7 @@ class Answer:
         if self._exchange.has_begun:
             self._exchange.abort()
         else:
-            _refuse(self._exchange, 500, "The server failed.")
+            _refuse(self._exchange, 500, "Internal Server Error")
 
 
 class Owners:

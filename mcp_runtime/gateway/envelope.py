@@ -164,7 +164,7 @@ def answer_to(sent_id: Any, messages: list[Message]) -> Message:
     """
     responses = [message for message in messages if message.is_response]
     if len(responses) != 1:
-        raise ProtocolError("the answer is not a JSON-RPC 2.0 response to what was asked")
+        raise ProtocolError("the answer is not a JSON-RPC 2.0 response to this request")
     (answer,) = responses
     if answer.answers(sent_id) or answer.is_unaddressed_error:
         return answer
@@ -246,7 +246,7 @@ def check_text(data: bytes) -> None:
             raise ProtocolError(f"the answer is not JSON ({error}): {jsonrpc.excerpt(data)}") from error
     # The same depth as jsonrpc.check_depth, which does not count the outermost value.
     if nests_deeper(data, jsonrpc.MAX_DEPTH + 1):
-        raise ProtocolError(f"nested more than {jsonrpc.MAX_DEPTH} deep")
+        raise ProtocolError(f"nested more than {jsonrpc.MAX_DEPTH} levels deep")
 
 
 def nests_deeper(data: bytes, limit: int) -> bool:
@@ -315,7 +315,7 @@ def _decoded(decoder: msgspec.json.Decoder[Any], data: bytes | Raw) -> Any:
     except RecursionError as error:
         raise ProtocolError("the answer is nested too deeply") from error
     except msgspec.ValidationError as error:  # JSON, but no object
-        raise ProtocolError("the answer is not a JSON-RPC 2.0 response to what was asked") from error
+        raise ProtocolError("the answer is not a JSON-RPC 2.0 response to this request") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"the answer is not JSON ({error}): {jsonrpc.excerpt(bytes(data))}") from error
 

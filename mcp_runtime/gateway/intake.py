@@ -148,10 +148,10 @@ async def read_body(exchange: HttpExchange, reserve: Callable[[int], None] = lam
     try:
         return await exchange.body(reserve)
     except TooLargeError:
-        text = f"the message is larger than {MAX_BODY:,} bytes"
+        text = f"Invalid Request: the message has more than {MAX_BODY:,} bytes"
         raise Refusal(413, MethodError(INVALID_REQUEST, text)) from None
     except TimeoutError:
-        text = f"the body did not come within {BODY_SECONDS:g} s"
+        text = f"Invalid Request: the request body did not arrive within {BODY_SECONDS:g} s"
         raise Refusal(408, MethodError(INVALID_REQUEST, text)) from None
 
 
@@ -194,7 +194,7 @@ def check_shape(body: bytes) -> None:
         raise ProtocolError(f"the body has more than {MAX_EXPONENTS:,} numbers with exponents")
     # The same limit as in `jsonrpc.check_depth`, which does not count the outermost value as a level.
     if envelope.nests_deeper(body, jsonrpc.MAX_DEPTH + 1):
-        raise ProtocolError(f"the body is nested more than {jsonrpc.MAX_DEPTH} deep")
+        raise ProtocolError(f"the body is nested more than {jsonrpc.MAX_DEPTH} levels deep")
 
 
 def _count_opening_brackets(text: bytes) -> int:

@@ -159,7 +159,7 @@ class Response:
                 self._account.change(size)
             except BudgetError:
                 self._unread_bytes -= size
-                self._connection.fail(ProtocolError("more than is kept waits to be passed on"))
+                self._connection.fail(ProtocolError("too many bytes of answers wait to be read"))
                 return True
         if self._is_discarded:
             if self._unread_bytes > MAX_DISCARDED:
@@ -426,5 +426,5 @@ def _encode_request(address: Address, verb: str, headers: Mapping[str, str], bod
     head = "\r\n".join(lines)
     # Some values came from clients and members. None may add a header.
     if head.count("\n") != len(lines) - 1 or head.count("\r") != len(lines) - 1 or "\0" in head:
-        raise ProtocolError("a header would hold a line break")
+        raise ProtocolError("a header contains a line break")
     return f"{head}\r\n\r\n".encode() + (body or b"")

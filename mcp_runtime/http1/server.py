@@ -1,8 +1,8 @@
 """The HTTP/1.1 server of the gateway and the web. A reply goes out in one piece or as a stream.
 
-The module does little because each call pays for all of its code. The parser is httptools, as in `client`. TLS,
-compression and upgrades are the work of a proxy in front. Everything has a limit: heads, bodies, connections, and the
-time to wait for each.
+The server has few features, because each call pays for all of its code. The parser is httptools, as in `client`. TLS,
+compression and upgrades are the work of a proxy in front. Heads, bodies and connections have limits, and so has the
+time to wait for each of them.
 
 The module is long because each request goes back and forth between three classes. `HttpServer` starts it, its
 `_Connection` reads and writes, and its `HttpExchange` is what the rest of the hall sees. To follow one request you need
@@ -34,11 +34,11 @@ logger = logging.getLogger("guildhall.gateway")
 
 MAX_CONNECTIONS = 4_096
 MAX_HEAD = 65_536  # bytes of a request's headers
-MAX_FIELDS = 128  # lines of them
-HEAD_SECONDS = 10.0  # for a whole head
+MAX_FIELDS = 128  # lines of headers
+HEAD_SECONDS = 10.0  # for a complete head
 MAX_BODY = 4_000_000  # bytes
 BODY_SECONDS = 30.0
-MAX_UNREAD = 65_536  # unread bytes of a body. With more, its sender waits
+MAX_UNREAD = 65_536  # unread bytes of a body. With more, the sender must wait
 MAX_BUFFERED = 64_000_000  # bytes of all replies that clients have not read yet, and of incomplete heads
 MAX_PIPELINED = 256  # requests of a connection that wait behind the current one
 MAX_DISCARDED = 4_000_000  # bytes of a discarded body, before the next request
@@ -48,12 +48,15 @@ IDLE_SECONDS = 75.0  # between two requests
 BLOCKED_CHECK = 64  # how many clients start to read slowly before the unread bytes are checked again
 CHECK_SECONDS = 1.0  # between two checks of the deadlines
 
-# A proxy in front might use the first one, and we the last.
+# Headers that may occur only once. A proxy in front might use the first one, and this server the last.
 ONLY_ONCE = frozenset((b"host", b"authorization", b"origin"))
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 WITHOUT_BODY = (204, 304)
+
+HEAD_TOO_LONG = f"Request Header Fields Too Large: the headers have more than {MAX_HEAD:,} bytes."
+TOO_MANY_FIELDS = f"Request Header Fields Too Large: there are more than {MAX_FIELDS} header lines."
 
 
 class ClientDisconnectedError(Exception):
@@ -65,7 +68,7 @@ class TooLargeError(Exception):
 
 
 class HttpExchange:
-    """One request, whose head has come, and its reply. Names of headers are in lower case."""
+    """One request whose head has arrived, and its reply. Names of headers are in lower case."""
 
     def __init__(
         self, connection: _Connection, verb: str, url: bytes, headers: dict[bytes, bytes], *, is_kept_alive: bool
@@ -92,11 +95,11 @@ class HttpExchange:
         self._cancelling = 0
 
     async def body(self, reserve: Callable[[int], None] = lambda size: None, *, step: int = 0) -> bytes:
-        """Read the whole body, once.
+        """Return the whole body. It can be read only once.
 
-        `reserve(size)` is called with the bytes that will be in memory, before they are read. It may raise. If the
-        length is known, it is reserved at once. With `step` so many bytes are reserved at a time. Raises TooLargeError,
-        TimeoutError, and ClientDisconnectedError.
+        `reserve(size)` is called with the number of bytes that will be in memory, before they are read. It may raise.
+        A known length is reserved at once. If `step` is given, that many bytes are reserved at a time. Raises
+        TooLargeError, TimeoutError after BODY_SECONDS, and ClientDisconnectedError.
         """
         if not self.is_complete:
             async with asyncio.timeout(BODY_SECONDS):
@@ -158,13 +161,13 @@ class HttpExchange:
         self._connection.write(b"%x\r\n%b\r\n" % (len(part), part) if self._is_chunked else part)
 
     async def drain(self) -> None:
-        """Wait for a client that reads slowly. Raises ClientDisconnectedError."""
+        """Wait until a slow client has read enough. Raises ClientDisconnectedError."""
         await self._connection.drain()
         if self._connection.is_lost:
             raise ClientDisconnectedError
 
     async def write(self, part: bytes) -> None:
-        """`put` and `drain`."""
+        """Send the next piece, and wait until a slow client has read enough. Raises ClientDisconnectedError."""
         self.put(part)
         await self.drain()
 
@@ -176,7 +179,7 @@ class HttpExchange:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the client reads more slowly than we write. Any thread may ask."""
+        """Whether the client reads more slowly than we write. Any thread may read this."""
         return self._connection.is_blocked
 
     @property
@@ -204,15 +207,15 @@ class HttpExchange:
         if not self.is_kept_alive:
             lines.append(b"connection: close")
         head = b"\r\n".join(lines)
-        # Some values come from clients. None may add a header.
+        # Some values come from clients. No value may add a header.
         if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1:
-            raise ValueError("a header would hold a line break")
+            raise ValueError("a header contains a line break")
         return head + b"\r\n\r\n"
 
     # While the client is there ------------------------------------------------------------------------------------
 
     def __enter__(self) -> HttpExchange:
-        """The block ends with ClientDisconnectedError when the client closes the connection."""
+        """Let the block raise ClientDisconnectedError when the client closes the connection."""
         if self._connection.is_lost:
             raise ClientDisconnectedError
         self._task = asyncio.current_task()
@@ -229,7 +232,7 @@ class HttpExchange:
     # From connection and server
 
     def take(self, part: bytes) -> bool:
-        """Add a part of the body. False asks the connection to pause."""
+        """Add a part of the body. Returns False if the connection must stop reading for now."""
         self._parts += part
         if len(self._parts) > self._reserved_bytes:
             self._wake()
@@ -239,7 +242,7 @@ class HttpExchange:
         self._connection.abort()
 
     def complete(self) -> None:
-        """The body has come to its end."""
+        """Mark the body as complete."""
         self.is_complete = True
         self._wake()
 
@@ -256,7 +259,7 @@ class HttpExchange:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection. Requests that come before the current one is answered wait in the pipeline."""
+    """One connection. Requests that arrive before the current one is answered wait in the pipeline."""
 
     _transport: asyncio.Transport
 
@@ -265,12 +268,12 @@ class _Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._pipeline: collections.deque[HttpExchange] = collections.deque()
-        self._current: HttpExchange | None = None  # that is being answered
+        self._current: HttpExchange | None = None  # the request that is being answered
         self._latest: HttpExchange | None = None  # the current one, or the last that was answered
-        self._incoming: HttpExchange | None = None  # whose body is being received
+        self._incoming: HttpExchange | None = None  # the request whose body is being received
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
-        self._has_progress = False  # the bytes that are read include a head or a part of a body
+        self._has_progress = False  # whether the bytes that are read include a head or a part of a body
         self._is_reading_head = False
         self._head_bytes = 0
         self._field_count = 0
@@ -279,12 +282,12 @@ class _Connection(asyncio.Protocol):
         self._is_lingering = False
         self._is_paused = False
         self._is_last = False  # no request may follow the latest one
-        self._unsent_bytes = math.inf  # when the client was late
+        self._unsent_bytes = math.inf  # at the last missed deadline
         self._drain_waiter: asyncio.Future[None] | None = None
         self.is_lost = False
         self.version = "1.1"
         self.address = ("", 0)
-        self.deadline = math.inf  # when the client must have sent something
+        self.deadline = math.inf  # the latest time at which the client must have sent something
 
     @property
     def is_blocked(self) -> bool:
@@ -296,7 +299,7 @@ class _Connection(asyncio.Protocol):
         return self._server.is_closed and not self._pipeline
 
     def close_if_idle(self) -> None:
-        """Close the connection if it waits for a request of which nothing has come."""
+        """Close the connection if it waits for a request and has received no part of it."""
         if self._current is None and not self._pipeline and not self._is_reading_head:
             self._transport.close()
 
@@ -321,9 +324,9 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
 
     def close_overdue(self) -> None:
-        """Close a connection after its deadline. What is already written is still sent while the client reads."""
+        """Close a connection after its deadline. Written data is still sent, as long as the client reads it."""
         if self._is_reading_head and not self._transport.is_closing():
-            self._refuse(408, f"The headers did not come within {HEAD_SECONDS:g} s.")
+            self._refuse(408, f"Request Timeout: the headers did not arrive within {HEAD_SECONDS:g} s.")
         unsent_bytes = self._transport.get_write_buffer_size()
         if self._transport.is_closing() and unsent_bytes >= self._unsent_bytes:
             self._transport.abort()
@@ -340,7 +343,7 @@ class _Connection(asyncio.Protocol):
             self.address = (peer[0].removeprefix("::ffff:"), peer[1])  # an IPv4 client of a dual-stack socket
         self.deadline = self._loop.time() + HEAD_SECONDS
         if not self._server.admit(self):
-            self._refuse(503, "Too many connections are open.", [(b"retry-after", b"2")])
+            self._refuse(503, "Service Unavailable: too many connections are open.", [(b"retry-after", b"2")])
             self.close()
 
     def data_received(self, data: bytes) -> None:
@@ -358,13 +361,13 @@ class _Connection(asyncio.Protocol):
             self._ignore_upgrade(data[upgrade.args[0] :])
             return
         except httptools.HttpParserError:
-            if not self._is_last or self._incoming is not None:  # otherwise nobody would read the refusal
+            if not self._is_last or self._incoming is not None:  # otherwise the client would not read the refusal
                 self._refuse(*self._refusal)
                 return
         if not self._has_progress:  # trailers and chunk extensions count as a head
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD:
-                self._refuse(431, "The headers are too long.")
+                self._refuse(431, HEAD_TOO_LONG)
         self._advance()
 
     # There is no `eof_received`. A client that stops sending counts as disconnected, because closing the connection
@@ -392,7 +395,7 @@ class _Connection(asyncio.Protocol):
 
     @property
     def buffered_bytes(self) -> int:
-        """Memory for data that the client has not read yet, and for an incomplete head."""
+        """The bytes in memory that the client has not read yet, with those of an incomplete head."""
         return 0 if self.is_lost else self._transport.get_write_buffer_size() + self._head_bytes
 
     def resume_writing(self) -> None:
@@ -414,22 +417,22 @@ class _Connection(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._incoming is None:  # otherwise it is a trailer, which is ignored
+        if self._incoming is None:  # otherwise it is a trailer, which the server ignores
             name = name.lower()
             self._field_count += 1
             if self._field_count > MAX_FIELDS:
-                self._refusal = (431, "There are too many headers.")
+                self._refusal = (431, TOO_MANY_FIELDS)
                 raise ValueError("too many headers")
             if name not in self._headers:
                 self._headers[name] = value
             elif name in ONLY_ONCE:
-                raise ValueError("duplicate of a header that may come only once")
+                raise ValueError("a header that may occur only once is repeated")
             else:  # RFC 9110, 5.3; RFC 6265 for cookies
                 self._headers[name] += (b"; " if name == b"cookie" else b", ") + value
 
     def on_headers_complete(self) -> None:
         if len(self._url) + sum(len(name) + len(value) for name, value in self._headers.items()) > MAX_HEAD:
-            self._refusal = (431, "The headers are too long.")
+            self._refusal = (431, HEAD_TOO_LONG)
             raise ValueError("the head is too long")
         self._has_progress, self._head_bytes = True, 0
         self._is_reading_head = False
@@ -460,12 +463,12 @@ class _Connection(asyncio.Protocol):
                 self._wait_for_next()
 
     def _ignore_upgrade(self, rest: bytes) -> None:
-        """Read a request without its Upgrade header.
+        """Parse the request again without its Upgrade header. `rest` is the data after its head.
 
-        Some clients ask for HTTP/2 with their first request. The parser stops there, and skips the body.
+        Some clients request HTTP/2 with their first request. The parser stops at this header, and skips the body.
         """
         exchange = self._pipeline.pop()
-        if exchange.verb == "CONNECT" or self._pipeline:  # a pipeline of upgrades would nest calls of this method
+        if exchange.verb == "CONNECT" or self._pipeline:  # a pipeline of upgrades would call this method recursively
             self._refuse(400, "Bad Request: this server is not a proxy.")
             return
         self._parser, self._is_last = httptools.HttpRequestParser(self), False
@@ -494,7 +497,7 @@ class _Connection(asyncio.Protocol):
 
     async def drain(self) -> None:
         if self._drain_waiter is not None:
-            await asyncio.shield(self._drain_waiter)  # the cancellation of one wait does not cancel the others
+            await asyncio.shield(self._drain_waiter)  # so that the cancellation of one wait does not cancel the others
 
     def resume(self) -> None:
         if self._is_paused and not self.is_lost:
@@ -509,7 +512,7 @@ class _Connection(asyncio.Protocol):
     def finish(self, exchange: HttpExchange) -> None:
         self._current = None
         if self.is_last_answer:
-            exchange.is_kept_alive = False  # the reply may have begun before
+            exchange.is_kept_alive = False  # the reply may have begun before the server was closed
         if not exchange.is_kept_alive and exchange.is_complete:
             self.deadline = self._loop.time() + IDLE_SECONDS
             self._transport.close()
@@ -523,9 +526,9 @@ class _Connection(asyncio.Protocol):
             self.resume()
 
     def _linger(self) -> None:
-        """Send no more, and close when the client has finished sending, or after BODY_SECONDS.
+        """Send nothing more. Close the connection when the client has finished sending, or after BODY_SECONDS.
 
-        Closing a connection while data still comes resets it. Most clients then never see their answer.
+        Closing a connection while data still arrives resets it. Most clients then never see the reply.
         """
         if self._is_lingering or self._transport.is_closing():
             return
@@ -544,7 +547,7 @@ class _Connection(asyncio.Protocol):
         if (
             self._pipeline
             and self._current is None
-            and self._drain_waiter is None  # otherwise replies would pile up for a client that reads none
+            and self._drain_waiter is None  # otherwise replies would accumulate for a client that reads none
             and not self._transport.is_closing()
         ):
             self._current = self._latest = self._pipeline.popleft()
@@ -554,12 +557,12 @@ class _Connection(asyncio.Protocol):
             self._pause()
             if len(self._pipeline) > MAX_PIPELINED:
                 self.abort()
-        elif self._is_paused and self._incoming is None:  # only a reader notices that the client closed the connection
+        elif self._is_paused and self._incoming is None:  # a paused one does not notice that the client closed it
             self.resume()
 
 
 class HttpServer:
-    """Listens, and calls `answer` for each request in a separate task."""
+    """Listens on sockets, and runs `answer` for each request in a separate task."""
 
     def __init__(self, answer: Callable[[HttpExchange], Coroutine[Any, Any, None]]) -> None:
         self._answer = answer
@@ -577,21 +580,21 @@ class HttpServer:
             self._listeners.append(await loop.create_server(lambda: _Connection(self), sock=sock, backlog=BACKLOG))
 
     def stop_listening(self) -> None:
-        """Accept no more connections. Open ones are closed after their next answer, which announces it.
+        """Accept no more connections. Open connections are closed after their next reply, which announces this.
 
-        So a client with one more request connects again. It waits in the backlog if another process keeps the socket.
+        A client with one more request connects again. It waits in the backlog if another process keeps the socket open.
         """
         self.is_closed = True
         for listener in self._listeners:
             listener.close()
 
     def close_idle(self) -> None:
-        """Close the connections on which nothing has come since the last answer."""
+        """Close the connections that have received nothing since their last reply."""
         for connection in self._connections:
             connection.close_if_idle()
 
     async def stop(self, seconds: float) -> None:
-        """Stop. Requests that are being answered get so many seconds."""
+        """Stop the server. Requests in progress have `seconds` to end."""
         deadline = asyncio.get_running_loop().time() + seconds
         self.stop_listening()
         self.close_idle()
@@ -602,7 +605,7 @@ class HttpServer:
         for connection in self._connections:
             connection.close()
         while self._connections and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.005)  # the last replies are being sent
+            await asyncio.sleep(0.005)  # the last replies are still being sent
         for connection in list(self._connections):
             connection.abort()
         if self._check_timer is not None:
@@ -611,7 +614,7 @@ class HttpServer:
     # From connections
 
     def admit(self, connection: _Connection) -> bool:
-        """Accept a connection unless there are too many. If so, connections that wait for their clients make room."""
+        """Return whether the connection is accepted. If there are too many, others that wait for clients are closed."""
         if len(self._connections) >= max_connections() and not self._make_room():
             return False
         self._connections[connection] = None
@@ -620,10 +623,10 @@ class HttpServer:
         return True
 
     def _make_room(self) -> bool:
-        """Close the oldest connections that wait for their clients, of the host with most of these.
+        """Close the oldest connections that wait for their clients, of the host with most of them. False if none wait.
 
-        A client that sends a request at once is answered before its connection is the oldest, however many connections
-        its host has. Several are closed together, because the search goes through all connections.
+        A client that sends a request at once gets its reply before its connection is the oldest, however many
+        connections its host has. Several are closed together, because the search goes through all connections.
         """
         waiting = [connection for connection in self._connections if connection.is_waiting_for_client]
         if not waiting:
@@ -635,13 +638,13 @@ class HttpServer:
         return True
 
     def count_blocked(self) -> None:
-        """Count one more client that reads slowly. Only some of these counts check all connections."""
+        """Count one more client that reads slowly. Every BLOCKED_CHECK of them, check all connections."""
         self._blocked += 1
         if self._blocked % BLOCKED_CHECK == 0:
             self._limit_buffered()
 
     def _limit_buffered(self) -> None:
-        """Close connections until the total is small enough. Those of the owner with most bytes are first."""
+        """Close connections until their bytes fit the limit. Those of the owner with most bytes are closed first."""
         sizes = {connection: size for connection in self._connections if (size := connection.buffered_bytes)}
         total = sum(sizes.values())
         if total <= MAX_BUFFERED:
@@ -681,7 +684,7 @@ class HttpServer:
 
 
 def max_connections() -> int:
-    """Half of the files that the process may open. Members, database and logs need the other half."""
+    """The limit of connections. It is half of the files that the process may open, because other parts need some."""
     return min(MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
 
@@ -696,7 +699,7 @@ def _date_line(second: int) -> bytes:
 
 
 def _strip_authority(url: bytes, headers: dict[bytes, bytes]) -> bytes:
-    """The path of `http://host/path`, the form for proxies (RFC 9112, 3.2.2). This host replaces the Host header."""
+    """Return the path of `http://host/path`, the form for proxies (RFC 9112, 3.2.2). It sets the Host header."""
     scheme, _, rest = url.partition(b"://")
     if scheme.lower() not in (b"http", b"https"):
         return url

@@ -111,7 +111,7 @@ def decode(body: bytes, subject: str = "the answer", *, exact: bool = False) -> 
         # Decode the bytes here, because `loads` also accepts UTF-16, and surrogates in UTF-8, which are not checked.
         value = _DECODER.decode(body.decode().removeprefix("\ufeff"))
     except RecursionError as error:
-        raise ProtocolError(f"{subject} is nested too deep to be read") from error
+        raise ProtocolError(f"{subject} is nested too deeply") from error
     except ValueError as error:  # covers JSONDecodeError, UnicodeDecodeError and integers without end
         raise ProtocolError(f"{subject} is not JSON ({error}): {excerpt(body)}") from error
     if not exact and is_unstorable(body):
@@ -144,7 +144,7 @@ def is_unstorable(body: bytes) -> bool:
 def check_depth(value: Any, depth: int = 0) -> None:
     """Raise ProtocolError if `value` nests deeper than MAX_DEPTH or contains 1e999. Databases refuse such JSON."""
     if depth > MAX_DEPTH:
-        raise ProtocolError(f"nested more than {MAX_DEPTH} deep")
+        raise ProtocolError(f"nested more than {MAX_DEPTH} levels deep")
     if isinstance(value, (dict, list)):
         for item in value.values() if isinstance(value, dict) else value:
             if isinstance(item, (dict, list, float)):

@@ -415,7 +415,7 @@ def test_a_json_rpc_error_from_before_the_id_was_read_counts(peers: Peers) -> No
         (b'{"jsonrpc":"2.0","id":1,"result":{"a":-Infinity}}', "not JSON"),
         (b'{"jsonrpc":"2.0","id":1,"result":{"a":1e999}}', "too large to be stored"),
         (b'{"jsonrpc":"2.0","id":1,"result":{"a":' + b"9" * 5000 + b"}}", "not JSON"),
-        (b'{"jsonrpc":"2.0","id":1,"result":{"a":' + b"[" * 200 + b"]" * 200 + b"}}", "100 deep"),
+        (b'{"jsonrpc":"2.0","id":1,"result":{"a":' + b"[" * 200 + b"]" * 200 + b"}}", "100 levels deep"),
         (b'{"jsonrpc":"2.0","id":1,"result":{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}}", "too deep"),
         (b'{"jsonrpc":"2.0","id":"' + b"x" * 1_000_000 + b'","result":{}}', "but 1 was asked"),
     ],

@@ -136,7 +136,7 @@ def test_large_integers_are_kept_and_endless_ones_refused() -> None:
 
 def test_nesting_is_taken_to_the_bound_and_not_beyond() -> None:
     assert decode(encode(nested(MAX_DEPTH))) == nested(MAX_DEPTH)
-    with pytest.raises(ProtocolError, match=f"more than {MAX_DEPTH} deep"):
+    with pytest.raises(ProtocolError, match=f"more than {MAX_DEPTH} levels deep"):
         decode(encode(nested(MAX_DEPTH + 1)))
     with pytest.raises(ProtocolError, match="too deep"):
         decode(b"[" * 1_000_000 + b"]" * 1_000_000)

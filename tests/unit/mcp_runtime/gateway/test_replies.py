@@ -65,8 +65,8 @@ def test_events_are_written_as_streams_have_them(event: Event, sent: bytes) -> N
 @pytest.mark.parametrize(
     ("fault", "status", "text"),
     [
-        (TooLargeError(), 413, "the message is larger than 5,000 bytes"),
-        (TimeoutError(), 408, "the body did not come within 2.5 s"),
+        (TooLargeError(), 413, "Invalid Request: the message has more than 5,000 bytes"),
+        (TimeoutError(), 408, "Invalid Request: the request body did not arrive within 2.5 s"),
     ],
 )
 def test_a_body_that_does_not_come_is_refused(

@@ -877,7 +877,7 @@ NO_ANSWERS: dict[str, tuple[Any, str]] = {
         lambda asked: asked.json(result("x")),
         "answered another request than this one; the call may have run",
     ),
-    "an array": (lambda asked: asked.json([1]), "not a JSON-RPC 2.0 response to what was asked"),
+    "an array": (lambda asked: asked.json([1]), "not a JSON-RPC 2.0 response to this request"),
     "nothing": (lambda asked: asked.http(202), "answered with HTTP status 202"),
     "a failure": (lambda asked: asked.http(500, b"oops", kind="text/plain"), "answered with HTTP status 500: 'oops'"),
     "a redirect": (lambda asked: asked.http(307, Location="http://x.example/"), "307, a redirect"),
