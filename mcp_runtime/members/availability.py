@@ -50,7 +50,7 @@ class Availability:
         next_try = restarts.next_try(member)
         if member.restart_requested_at is None and (next_try is None or is_tried_slowly(member)):
             if restarts.failed_at(member) > since:
-                return member.last_reason  # it was tried for this call, and failed
+                return member.last_reason  # it was started for this call, and failed
             # A call starts a member that nothing else starts soon, but never sooner than its back-off allows.
             moment = max(restarts.earliest(member), time.monotonic())
             if moment <= deadline and (next_try is None or moment < next_try):

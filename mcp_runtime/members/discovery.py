@@ -30,14 +30,15 @@ class SyncReport:
 
 
 def owners() -> dict[str, str]:
-    """Names, and the folders that had them at the last sync, because a copy must not take a member's place."""
+    """The folder of each name at the last sync, by name, because a copy must not take a member's place."""
     return dict(GuildMember.objects.filter(removed_at=None, manifest_error="").values_list("name", "directory"))
 
 
 def sync(members_dir: Path) -> SyncReport:
-    """Read every manifest under `members_dir` and make the rows match: add, change, mark as removed.
+    """Read every manifest under `members_dir`, and add, change or mark rows as removed to match.
 
-    A member whose manifest became unusable keeps what it had, and shows the fault; a running one runs on.
+    A member whose manifest became unusable keeps its last valid manifest, and shows the fault. If it runs, it continues
+    to run.
     """
     files = read_all(members_dir, owners=owners())
     report = SyncReport()

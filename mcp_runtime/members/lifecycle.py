@@ -70,12 +70,12 @@ class Lifecycle:
         )
         self.restarts = self._statuses.restarts
         self.ending = self._statuses.ending
-        self.awaited_ids: set[int] = set()  # members for which calls wait; they are started before others
+        self.awaited_ids: set[int] = set()  # members for which calls wait. They are started before others
 
     # Live members -------------------------------------------------------------------------------------------------
 
     def connected_member(self, member_id: int) -> LiveMember | None:
-        """The member, if it may be called now."""
+        """The member if it may be called now, otherwise None."""
         return self._members.connected_member(member_id)
 
     def live_members(self) -> list[LiveMember]:
@@ -155,7 +155,7 @@ class Lifecycle:
                     connections.close_all()  # idle threads of the pool must have no connection
 
     def _handle_crash(self, live_member: LiveMember) -> None:
-        """REQ-MCP-HTTP-16, 17"""
+        """Handle an exit that nobody requested (REQ-MCP-HTTP-16, 17)."""
         code = live_member.process.exit_code or 0
         message = f"member {live_member.name!r} exited without being asked, with {describe_exit(code)}"
         self._members.remove(live_member)

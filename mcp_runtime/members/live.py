@@ -78,7 +78,7 @@ class LiveMembers:
         return list(self._members.values())
 
     def connected_member(self, member_id: int) -> LiveMember | None:
-        """The member, if it may be called now."""
+        """The member if it may be called now, otherwise None."""
         member = self._members.get(member_id)
         return member if member and member.connected_at and not member.stop_requested.is_set() else None
 

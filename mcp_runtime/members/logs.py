@@ -1,6 +1,6 @@
-"""A member's log file: find it, read its end, follow it, in one go or in parts. No Django.
+"""Reads a member's log file: its path, its last lines, new lines as they are written, or all of it. No Django.
 
-Its writer rotates it (`name.log` becomes `name.log.1`) whenever it likes, and what a member writes may be anything.
+The writer rotates the file at any time: `name.log` becomes `name.log.1`. A member may write any bytes.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from io import FileIO
 from pathlib import Path
 
 MAX_BYTES = 1_000_000
-# A line without an end is given out in parts of about this size, so that memory stays bounded.
+# A line without an end is returned in parts of about this size, so that memory stays bounded.
 MAX_LINE_BYTES = 64_000
 FOLLOW_INTERVAL = 0.2
 BACKUPS = 2  # rotated files that are kept
-# Of one part. When more has been written since, the part is only the end of it.
+# Bytes of one part. If more has been written since the last part, the part has only the last lines.
 PART_BYTES = 256_000
 FINGERPRINT_BYTES = 64
 DOWNLOAD_BYTES = 65_536
 CUT = "…"
 
-_COLOURS_AND_SUCH = re.compile(
+_ESCAPE_SEQUENCES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|[ -/]*[0-~])"
 )
 UNSEEN = "\N{REPLACEMENT CHARACTER}"
-# Nearly all that must not be shown, in one go. The rest that is not ASCII is checked character by character.
+# The characters that must not be shown, except some outside ASCII. Those are checked one by one.
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 _NOT_ASCII_TEXT = re.compile(rf"[^ -~\t{UNSEEN}]+")
 
@@ -41,13 +41,13 @@ def path_of(data_dir: Path, name: str) -> Path:
 
 
 def rotated_path(path: Path, times: int = 1) -> Path:
-    """Where `path` goes when it is full, and from there so many times on."""
+    """The path of the file that was rotated `times` times from `path`."""
     return path.with_name(f"{path.name}.{times}")
 
 
 def plain(text: str) -> str:
-    """`text` without a terminal's colours and titles; what else must not be shown becomes replacement characters."""
-    text = _COLOURS_AND_SUCH.sub("", text) if "\x1b" in text else text
+    """`text` without escape sequences. Other characters that must not be shown become replacement characters."""
+    text = _ESCAPE_SEQUENCES.sub("", text) if "\x1b" in text else text
     return text if text.isprintable() else _NOT_ASCII_TEXT.sub(_harmless, _CONTROLS.sub(UNSEEN, text))
 
 
@@ -60,18 +60,18 @@ def _harmless(match: re.Match[str]) -> str:
 
 @dataclass(frozen=True)
 class _End:
-    """The last bytes of a file, and which file that was: names change hands when a log is rotated."""
+    """The last bytes of a file, and its identity, because a rotation gives its name to another file."""
 
     data: bytes = b""
     identity: tuple[int, int] | None = None
     is_cut: bool = False
-    """Whether the same file holds more before `data`."""
+    """Whether the same file has more bytes before `data`."""
 
 
 def tail(path: Path, lines: int, *, max_bytes: int = MAX_BYTES) -> list[str]:
     """The last `lines` lines, oldest first, from at most `max_bytes` bytes of the log and the file rotated before it.
 
-    Empty when there is no log. What is not UTF-8 shows as replacement characters.
+    Empty if there is no log. Bytes that are not UTF-8 become replacement characters.
     """
     return _last_lines(path, _end_of(path, max_bytes), lines, max_bytes)
 
@@ -80,7 +80,7 @@ def _last_lines(path: Path, newest: _End, lines: int, max_bytes: int) -> list[st
     end = newest
     if not newest.is_cut and newest.data.count(b"\n") < lines and len(newest.data) < max_bytes:
         older = _end_of(rotated_path(path), max_bytes - len(newest.data))
-        # Rotated between the two reads, it is the very file that was read already.
+        # If the log was rotated between the two reads, this is the file that was already read.
         if older.identity != newest.identity:
             end = replace(older, data=older.data + newest.data)
     last = _split_lines(end.data)
@@ -107,12 +107,12 @@ def _read_end(file: FileIO, max_bytes: int) -> _End:
 def _open(path: Path) -> FileIO | None:
     try:
         return path.open("rb", buffering=0)
-    except OSError:  # not there yet, or being rotated at this moment
+    except OSError:  # it does not exist yet, or is being rotated at this moment
         return None
 
 
 def _split_lines(data: bytes) -> list[str]:
-    # At newlines alone: str.splitlines would also split at the form feeds in binary noise.
+    # Split only at newlines, because str.splitlines would also split at form feeds in binary data.
     parts = data.split(b"\n")
     return [_text(part) for part in (parts if parts[-1] else parts[:-1])]
 
@@ -129,9 +129,10 @@ def _pause() -> None:
 
 
 def follow(path: Path, *, lines: int = 0, pause: Callable[[], object] = _pause) -> Iterator[str]:
-    """The last `lines` lines, then each line once it is complete, for ever. The file need not be there yet.
+    """The last `lines` lines, and then each new line when it is complete, without end. The file need not exist yet.
 
-    Outlives rotation and truncation. `pause` is called whenever there is nothing new; close the iterator to stop.
+    It continues after rotation and truncation. `pause` is called when there is nothing new. To stop, close the
+    iterator.
     """
     with closing(_Follower(path)) as follower:
         newest = follower.read_end()
@@ -150,7 +151,7 @@ def follow(path: Path, *, lines: int = 0, pause: Callable[[], object] = _pause) 
 
 
 class _Follower:
-    """The file at `path`, whichever that is by now, read onwards."""
+    """Reads the file at `path` onwards. After a rotation it continues with the new file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -169,7 +170,7 @@ class _Follower:
         self._file = self._file or _open(self._path)
         if self._file is None:
             return b""
-        # Look before reading: nothing is written to a file after its rotation, so an empty read is then its end.
+        # Check before the read. Nothing is written to a file after its rotation, so an empty read is then its end.
         is_rotated = not self._is_in_place(self._file)
         chunk = self._file.read(MAX_LINE_BYTES)
         if not chunk and is_rotated:
@@ -190,19 +191,20 @@ class _Follower:
 
 @dataclass(frozen=True)
 class Part:
-    """Some complete lines, and the cursor to ask for those behind them."""
+    """Some complete lines, and the cursor for the lines after them."""
 
     lines: list[str]
     cursor: str = ""
     is_gap: bool = False
-    """Whether something between the cursor that was given and `lines` was left out, or is gone."""
+    """Whether lines between the cursor of the call and `lines` are missing."""
 
 
 def part_after(path: Path, cursor: str = "", *, lines: int) -> Part:
-    """The lines behind the cursor of an earlier part; without one, or when they are too many, the last `lines` lines.
+    """The lines after the cursor of an earlier part. Without a cursor, or if they are too many, the last `lines` lines.
 
-    Nothing is kept between two parts, and the cost is that of what is new: the cursor says in which file the reader was
-    and where, and finds it again under whatever name it has by now. A cursor of nonsense is one of a file that is gone.
+    Nothing is stored between two parts, and only new bytes are read. The cursor identifies the file and the offset in
+    it, and finds the file under its current name. An invalid cursor counts as one of a file that does not exist any
+    more.
     """
     with ExitStack() as stack:
         files = [stack.enter_context(closing(file)) for file in _generations(path)]
@@ -222,7 +224,7 @@ def part_after(path: Path, cursor: str = "", *, lines: int) -> Part:
 
 
 def read_whole(path: Path) -> Iterator[bytes]:
-    """The whole stored log, oldest first, as it is now. Lines that are written meanwhile are left out."""
+    """The whole stored log, oldest bytes first. Lines that are written during the read are left out."""
     with ExitStack() as stack:
         files = [stack.enter_context(closing(file)) for file in _generations(path)]
         for file in reversed(files):
@@ -233,7 +235,7 @@ def read_whole(path: Path) -> Iterator[bytes]:
 
 
 def _generations(path: Path) -> list[FileIO]:
-    """The file and those rotated before it, newest first, each once: one may be rotated between two opens."""
+    """The file and those rotated before it, newest first. A rotation between two opens does not repeat a file."""
     files: dict[tuple[int, int], FileIO] = {}
     for name in [path, *(rotated_path(path, times) for times in range(1, BACKUPS + 1))]:
         file = _open(name)
@@ -254,14 +256,14 @@ def _last_part(path: Path, newest: FileIO, lines: int, *, is_gap: bool) -> Part:
 
 
 def _cursor_at(file: FileIO, offset: int) -> str:
-    """The inode alone does not identify a file, because it is used again after a deletion: the last bytes count too."""
+    """The cursor for `offset`. It has a checksum of the last bytes, because inodes are used again after a deletion."""
     begin = max(0, offset - FINGERPRINT_BYTES)
     last_bytes = os.pread(file.fileno(), offset - begin, begin)
     return f"{os.fstat(file.fileno()).st_ino}-{offset}-{zlib.crc32(last_bytes)}"
 
 
 def _place_of(cursor: str, files: list[FileIO], sizes: list[int]) -> tuple[int, int] | None:
-    """Which of the files the cursor is in, and where; None when it is in none of them."""
+    """The index of the cursor's file and the offset in it. None if it is in none of the files."""
     match = re.fullmatch(r"[0-9]{1,20}-([0-9]{1,15})-[0-9]{1,10}", cursor)
     if match is None:
         return None

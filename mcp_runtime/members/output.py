@@ -24,17 +24,18 @@ TAIL_LINES = 20
 MAX_LINE = 4000
 LOG_BYTES = 1_000_000
 READ_BYTES = 16_384
-LAST_BYTES = 1_048_576  # of what a dead member wrote last; the largest pipe that Linux gives to a user
-# All members together are read this fast; beyond it they wait in their own write(). What costs CPU beside the bytes
-# counts as so many bytes more: each read, each line, each line that the console shows. All of it is 1 to 5 % of a core.
+LAST_BYTES = 1_048_576  # of the last output of a member that ended. No user's pipe in Linux is larger
+# The output of all members together is read at this speed. Members that write faster wait in their own write(). Each
+# read, each line and each line on the console costs CPU time too, and counts as this many more bytes. All of it takes
+# 1 to 5 % of a core.
 BYTES_PER_SECOND = 500_000
 READ_COST = 500
 LINE_COST = 20
-SHOWN_COST = 500
-PAUSE = 0.02  # seconds between two reads of a member at least
+CONSOLE_COST = 500
+PAUSE = 0.02  # the minimum of seconds between two reads of a member
 CONSOLE_LINES_PER_SECOND = 50
 COMPLAIN_SECONDS = 60.0
-# Who else holds the pipe, a process that got away, is heard this long after the exit.
+# Seconds after the exit of a member in which the output of other processes with its pipe is still read.
 DRAIN_AFTER_EXIT = 2.0
 
 
@@ -51,7 +52,7 @@ class MemberLog:
         self._lines_this_second = 0
 
     def write(self, lines: Sequence[str]) -> int:
-        """Keep `lines`; how many of them the console shows."""
+        """Write `lines` to the log and the console. Returns how many of them the console shows."""
         clean = [logs.plain(line) for line in lines]
         self._tail.extend(clean)
         stamp = _stamp(time.time())
@@ -92,7 +93,7 @@ class _LogFile(logging.handlers.RotatingFileHandler):
         self._complain_at = 0.0
 
     def handleError(self, record: logging.LogRecord) -> None:
-        stream, self.stream = self.stream, None  # else what is stuck in its buffer would fail with all that follows
+        stream, self.stream = self.stream, None  # otherwise the text in its buffer would make all further writes fail
         if stream is not None:
             with contextlib.suppress(OSError):
                 stream.close()
@@ -108,9 +109,9 @@ def _stamp(seconds: float) -> str:
 
 
 class Output:
-    """The reading end of a member's pipe, which it closes. One thread reads those of all members."""
+    """The reading end of a member's pipe. It closes the pipe. One thread reads the pipes of all members."""
 
-    _paused: ClassVar[set[Output]] = set()  # have just been read; the reading thread's own
+    _paused: ClassVar[set[Output]] = set()  # those that were just read; only the reading thread uses it
 
     def __init__(self, pipe: IO[bytes], log: MemberLog) -> None:
         self._pipe = pipe
@@ -125,12 +126,12 @@ class Output:
         self._loop.call_soon_threadsafe(self._listen)
 
     def finish(self, timeout: float) -> None:
-        """Its member is dead: returns when what it wrote last is kept, after `timeout` seconds at most."""
+        """Read the last output of a member that ended. Waits for that at most `timeout` seconds."""
         self._loop.call_soon_threadsafe(self._read_last)
         self.wait_until_read(timeout)
 
     def wait_until_read(self, timeout: float) -> None:
-        """After `finish`: returns when what it wrote last is kept, after `timeout` seconds at most."""
+        """Wait until `finish` has read the last output, at most `timeout` seconds."""
         self._is_complete.wait(timeout)
 
     # On the reading thread ----------------------------------------------------------------------------------------
@@ -146,7 +147,7 @@ class Output:
             return
         self._loop.remove_reader(self._descriptor)
         self._paused.add(self)
-        # Those that pause share the second equally, so one that writes little is read soon whatever the others write.
+        # Paused members share the speed equally, so a member that writes little is read soon whatever others write.
         self._next_read = self._loop.call_later(max(PAUSE, cost * len(self._paused) / BYTES_PER_SECOND), self._listen)
 
     def _read_last(self) -> None:
@@ -158,7 +159,7 @@ class Output:
         self._is_complete.set()
 
     def _read(self, most: int) -> int:
-        """What it wrote, up to `most` bytes; what that cost."""
+        """Read up to `most` bytes, and store them. Returns the cost in bytes."""
         try:
             chunk = os.read(self._descriptor, most)
         except BlockingIOError:
@@ -180,7 +181,7 @@ class Output:
             lines += _lines(self._incomplete_line[:end])
             self._incomplete_line = self._incomplete_line[end:]
         visible_count = self._log.write(lines) if lines else 0
-        return len(chunk) + LINE_COST * len(lines) + SHOWN_COST * visible_count
+        return len(chunk) + LINE_COST * len(lines) + CONSOLE_COST * visible_count
 
     def _close(self) -> None:
         if self._is_closed:
@@ -197,7 +198,7 @@ class Output:
 
 
 def _lines(text: bytes) -> list[str]:
-    """Its lines, long ones in pieces. All of it is decoded at once, for most lines are short."""
+    """The lines of `text`. Long lines are split. The text is decoded at once, because most lines are short."""
     lines = [line.rstrip("\r") for line in text.decode("utf-8", "replace").split("\n")]
     if max(map(len, lines)) <= MAX_LINE:
         return lines

@@ -17,14 +17,14 @@ from collections.abc import Iterator
 import psutil
 
 LOOPBACK = ("127.0.0.1", "::1")
-# Of the kernel's answers about sockets: linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h.
+# The kernel's interface for sockets: linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h.
 NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY = 4, 20
 DUMP = (SOCK_DIAG_BY_FAMILY, 0x301)  # type and flags of the message: a request for all that match
-LISTENS = 1 << 10  # the one state that is asked for
+LISTENS = 1 << 10  # the only state in the request
 DIAG_SECONDS, DIAG_BYTES = 1.0, 65_536
 _DIAG_REQUEST = struct.Struct("=IHH8xBB2xI2s46x")
 _DIAG_ANSWER = struct.Struct("=IH10xB7x16s44xI")
-_DIAG_END = struct.Struct("=16xi")  # a negative errno where the kernel could not tell, or nothing
+_DIAG_END = struct.Struct("=16xi")  # a negative errno if the kernel has no answer, otherwise 0
 _NOT_THERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
@@ -38,7 +38,8 @@ def candidates(first: int, last: int, last_port: int | None = None) -> Iterator[
 def is_free(port: int) -> bool:
     """Whether nobody has bound `port` on this machine's loopback.
 
-    Both families: handed-out addresses say `localhost`, and a stranger on ::1 would answer some of them.
+    It checks IPv4 and IPv6. The addresses of members contain `localhost`, so another process on ::1 would get some of
+    their requests.
     """
     return all(_can_bind(host, port) for host in LOOPBACK)
 
@@ -47,7 +48,7 @@ def _can_bind(host: str, port: int) -> bool:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            # As servers do: connections in TIME_WAIT are no reason to pass a port over.
+            # As servers do. A port with connections in TIME_WAIT is free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except OSError as error:
@@ -69,7 +70,7 @@ def listening_addresses(pid: int, port: int) -> set[str]:
         process = psutil.Process(pid)
         addresses = _listens(process, port, listeners)
         if listeners is not None and addresses == set(listeners.values()):
-            return addresses  # mostly: to find descendants takes a look at all processes there are
+            return addresses  # in most cases. Finding descendants reads all processes of the machine
         return addresses.union(*(_listens(child, port, listeners) for child in process.children(recursive=True)))
     except psutil.Error:
         return set()
@@ -101,7 +102,7 @@ def _listeners_on(port: int) -> dict[str, str] | None:
             for family in (socket.AF_INET, socket.AF_INET6):
                 kernel.send(_DIAG_REQUEST.pack(_DIAG_REQUEST.size, *DUMP, family, socket.IPPROTO_TCP, LISTENS, number))
                 error = _take_listeners(kernel, listeners)
-                if error and family == socket.AF_INET:  # no tcp_diag; without IPv6 there is nothing to tell of it
+                if error and family == socket.AF_INET:  # there is no tcp_diag. Without IPv6 the error means nothing
                     raise OSError(error, os.strerror(error))
     except OSError:
         return None
@@ -109,7 +110,7 @@ def _listeners_on(port: int) -> dict[str, str] | None:
 
 
 def _take_listeners(kernel: socket.socket, listeners: dict[str, str]) -> int:
-    """Put those of the answer into `listeners`. The errno that it ends with, or 0."""
+    """Add the sockets of the kernel's answer to `listeners`. Returns the errno at its end, or 0."""
     answer = b""
     while True:
         answer = answer or kernel.recv(DIAG_BYTES)
@@ -126,7 +127,7 @@ def _open_files(pid: int) -> Iterator[str]:
     folder = f"/proc/{pid}/fd"
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
-            with contextlib.suppress(OSError):  # closed meanwhile
+            with contextlib.suppress(OSError):  # it was closed in the meantime
                 yield os.readlink(f"{folder}/{name}")
 
 

@@ -31,7 +31,7 @@ from mcp_runtime.system.runtime_id import RuntimeId
 logger = logging.getLogger("guildhall.runtime")
 
 TAG_VARIABLE = "GUILD_HALL_MEMBER"
-# What a child gets of our environment; never our settings, keys or addresses.
+# The variables that a child gets from our environment. Our settings, keys and addresses are not among them.
 INHERITED = frozenset(
     (
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR"),
@@ -39,29 +39,29 @@ INHERITED = frozenset(
     )
 )
 STOP_TIMEOUT = 3.0  # seconds from SIGTERM to SIGKILL
-REAP_TIMEOUT = 5.0  # a killed process is gone in milliseconds, unless the kernel holds it
+REAP_TIMEOUT = 5.0  # a killed process ends in milliseconds, unless it hangs in the kernel
 REAP_INTERVAL = 0.005
-LAST_WORDS_TIMEOUT = 0.05  # what a dead member wrote last is in the pipe already
-LATE_WORDS_TIMEOUT = 2.0  # where it is not read by then, on a busy machine, and somebody wants it
-# Threads that do what an exit asks for, among it writes to the database; more exits at once wait for each other.
+LAST_OUTPUT_TIMEOUT = 0.05  # for the last output of a member that ended, because it is already in the pipe
+LATE_OUTPUT_TIMEOUT = 2.0  # for the same on a busy machine, if somebody needs it
+# Threads that handle exits, which includes writes to the database. If there are more exits at once, some wait.
 EXIT_THREADS = 8
 exit_threads = ThreadPoolExecutor(EXIT_THREADS, thread_name_prefix="member-exit")
 
 
 def tag_prefix(hall_id: uuid.UUID, runtime: RuntimeId) -> str:
-    """How the environment tags of all that `runtime` starts for the hall begin."""
+    """The prefix of the environment tags of all processes that `runtime` starts for the hall."""
     return f"{hall_id}/{runtime}/"
 
 
 def child_environment(variables: Mapping[str, str], tag: str) -> dict[str, str]:
-    """The allow-listed part of our environment, the member's own `variables`, and its environment tag."""
+    """The allowed part of our environment, the member's own `variables`, and its environment tag."""
     environment = {name: value for name, value in os.environ.items() if name in INHERITED}
     return {**environment, **variables, TAG_VARIABLE: tag}
 
 
 def user_umask() -> int:
-    """The umask that the hall was started with, for what it starts in turn; its own is private (see the settings)."""
-    return int(os.environ.get("GUILD_HALL_USER_UMASK", "-1"), 8)  # -1: as ours
+    """The umask of the user who started the hall, for its members. The hall's own is private (see the settings)."""
+    return int(os.environ.get("GUILD_HALL_USER_UMASK", "-1"), 8)  # -1 means that it does not change
 
 
 class MemberProcess:
@@ -92,8 +92,8 @@ class MemberProcess:
     ) -> MemberProcess:
         """Start `argv` in `directory` (REQ-MCP-HTTP-11). Raises SpawnError (REQ-MCP-HTTP-40).
 
-        `on_exit` is called once, from one of `exit_threads`, which may wait, after the end; what is left of the group
-        is dead by then.
+        `on_exit` is called once after the end, in one of `exit_threads`, and may wait. By then the whole group has
+        ended.
         """
         if not directory.is_dir():
             raise SpawnError(f"its folder {directory} is gone")
@@ -123,7 +123,7 @@ class MemberProcess:
     def tail(self) -> str:
         """The last lines of its output. Waits for them if it has just ended."""
         if self.exited.is_set():
-            self._output.wait_until_read(LATE_WORDS_TIMEOUT)
+            self._output.wait_until_read(LATE_OUTPUT_TIMEOUT)
         return self._log.tail()
 
     def last_line(self) -> str:
@@ -139,7 +139,7 @@ class MemberProcess:
             return False
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # reaped in this moment
+        except ChildProcessError:  # it was reaped at this moment
             return True
 
     # Watching -----------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class MemberProcess:
                 self._signal_group(signal.SIGKILL)
             self.exit_code = self._popen.wait()
             self._reaped = True
-        self._output.finish(LAST_WORDS_TIMEOUT)
+        self._output.finish(LAST_OUTPUT_TIMEOUT)
         self.exited.set()
         exit_threads.submit(self._run_exit_handler, on_exit)
 
@@ -167,7 +167,7 @@ class MemberProcess:
         try:
             on_exit(self)
         except Exception:
-            logger.exception("what the exit of process %d asks for failed", self.pid)
+            logger.exception("the handler of the exit of process %d failed", self.pid)
         finally:
             self.exit_handled.set()
 
@@ -196,7 +196,7 @@ class MemberProcess:
                 self._signal_group(number)
 
     def _signal_group(self, number: signal.Signals) -> None:
-        # EPERM: on macOS a zombie leader refuses; elsewhere a member that changed its user.
+        # EPERM comes from a zombie leader (macOS), or from a member that changed its user.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
@@ -233,18 +233,18 @@ class NoProcess:
 
 
 def kill_tagged(tag: str) -> int:
-    """SIGKILL every process whose environment tag is `tag`, or begins with it when it ends in `/`. Returns how many."""
-    if not tag:  # which every process but the members' carries
+    """SIGKILL every process whose environment tag is `tag`, or begins with it if it ends in `/`. Returns how many."""
+    if not tag:  # processes that are not of members have no tag
         return 0
     return _kill_all(lambda process: carries(process, tag))
 
 
 def kill_left_behind(hall_id: uuid.UUID, last_holder: str = "") -> int:
-    """SIGKILL what runtimes of the hall left that are provably dead. Returns how many processes there were.
+    """SIGKILL the processes of the hall's runtimes that are provably dead. Returns how many there were.
 
     `last_holder` is the runtime that the lease names. A process without our environment is found only if its
     runtime is this one, or is named in the environment of another process. A copy of the database is the same hall, so
-    what its living runtime started is not ended.
+    the processes of a living runtime are not ended.
     """
     dead: set[str] = set()  # the prefixes of their environment tags
 
@@ -287,13 +287,13 @@ def _kill_all(is_target: Callable[[psutil.Process], bool]) -> int:
         killed.update(targets)
         if time.monotonic() > deadline:
             break
-        # Not psutil.wait_procs: it reaps children of ours, whose end their watching threads then never see.
+        # Not psutil.wait_procs, which reaps our children. Then the threads that watch them would never see their end.
         time.sleep(REAP_INTERVAL)
     return len(killed)
 
 
 def carries(process: psutil.Process, tag: str) -> bool:
-    """Whether it lives, is not ourselves, and has the tag, as its birthmark or in its environment."""
+    """Whether another living process has the tag, as its birthmark or in its environment."""
     try:
         return (
             process.pid != os.getpid()

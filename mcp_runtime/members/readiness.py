@@ -27,10 +27,11 @@ from mcp_runtime.protocol.errors import (
 )
 from roster.models import Tool
 
-# Between two looks whether a port accepts: rarer the longer it takes, for many that start share the CPU with our looks.
+# Seconds between two checks whether a port accepts connections. The longer a start takes, the rarer they are, because
+# all starting members and the checks share the CPU.
 PROBE_INTERVAL = 0.01
 PROBE_INTERVAL_LATER = 0.05
-PROBE_SHARE = 0.06  # of the time that it has taken
+PROBE_SHARE = 0.06  # of the time since the spawn
 
 
 class StoppedWhileStartingError(McpRuntimeError):
@@ -47,7 +48,10 @@ class Introduction:
 
 
 def await_introduction(member: LiveMember, manifest: Manifest) -> Introduction:
-    """Raises McpRuntimeError: it exited, it is to be stopped, it took too long, or it does not speak MCP."""
+    """Wait until the member is ready, and return its data.
+
+    Raises McpRuntimeError if it exited, is to be stopped, took too long, or does not speak MCP.
+    """
     if member.limits is None:
         handshake = _shake_hands_remotely(
             member, manifest.start_timeout or INITIALIZE_TIMEOUT, manifest.protocol_version
@@ -80,7 +84,7 @@ def _shake_hands(member: LiveMember, limits: StartLimits, version: str) -> Initi
             with limits.enforce(member.talk):
                 return member.client.connect(remaining, member.talk, version=version)
         except ConnectError as error:
-            last = str(error)  # the socket is open, the server behind it not ready
+            last = str(error)  # the socket is open, but the server is not ready
         except RequestTimeoutError as error:
             last = str(error)
             break
@@ -113,10 +117,10 @@ def _list_tools(member: LiveMember) -> ToolList:
 
 
 def _listening_addresses(member: LiveMember) -> set[str]:
-    """The address where the member listens. Empty if it is not known.
+    """The addresses where the member listens. Empty if they are not known.
 
-    If it does not, a stranger took its port and answered. Then it will exit as soon as it has found out, and that
-    may take as long as it computes.
+    If it listens nowhere, another process took its port and answered. Then the member will exit when it notices that,
+    which may take as long as it computes.
     """
     if isinstance(member.process, NoProcess) or member.limits is None:
         return set()

@@ -1,6 +1,6 @@
-"""Members whose calls time out are pinged; without an answer that is shown, and they are restarted if they want to be.
+"""Pings members whose calls time out. Records that there was no answer, and restarts members that want that.
 
-The calls themselves tell (`Silence`): while nobody calls, nothing is asked (REQ-MCP-HTTP-21).
+Only timeouts of calls start a ping (`Silence`). While nobody calls a member, it gets no ping (REQ-MCP-HTTP-21).
 """
 
 from __future__ import annotations
@@ -25,17 +25,20 @@ logger = logging.getLogger("guildhall.runtime")
 Status = GuildMember.Status
 
 PING_TIMEOUT = 5.0
-MAX_PINGS = 8  # at a time, each in a thread; other members wait for the next turn
-ENOUGH_TIMEOUTS = 3  # calls in a row, before a member is restarted
+MAX_PINGS = 8  # at the same time, each in a thread. Other members wait for the next turn
+ENOUGH_TIMEOUTS = 3  # of calls in a row, before a member is restarted
 
 
 class SignsOfLife:
-    """The supervisor calls it each turn. `run_apart(work)` runs work in a thread, or raises RuntimeError."""
+    """Pings members in threads. The supervisor calls `turn` each turn.
+
+    `run_apart(work)` runs `work` in a thread. It raises RuntimeError if the system gives no thread.
+    """
 
     def __init__(self, lifecycle: Lifecycle, run_apart: Callable[[Callable[[], None]], object]) -> None:
         self._lifecycle = lifecycle
         self._run_apart = run_apart
-        # Member id -> since when how many calls timed out, as of the last ping.
+        # Member id -> the begin of the silence and the number of timeouts, at the last ping.
         self._last_pings: dict[int, tuple[float, int]] = {}
         self._pings_in_progress: set[int] = set()
 
@@ -47,33 +50,33 @@ class SignsOfLife:
             if not member.connected_at or not silence.timeouts:
                 continue
             reason = silence.began_at, silence.timeouts
-            may_ask = member.member_id not in self._pings_in_progress and len(self._pings_in_progress) < MAX_PINGS
-            if last_pings.get(member.member_id) != reason and may_ask and self._begin_asking(member):
+            may_ping = member.member_id not in self._pings_in_progress and len(self._pings_in_progress) < MAX_PINGS
+            if last_pings.get(member.member_id) != reason and may_ping and self._begin_ping(member):
                 last_pings[member.member_id] = reason
             if member.member_id in last_pings:
                 self._last_pings[member.member_id] = last_pings[member.member_id]
         self.note_answers()
 
-    def _begin_asking(self, member: LiveMember) -> bool:
+    def _begin_ping(self, member: LiveMember) -> bool:
         self._pings_in_progress.add(member.member_id)
         try:
-            self._run_apart(partial(self._ask_apart, member))
+            self._run_apart(partial(self._ping_apart, member))
         except RuntimeError as error:  # the system gives no thread
-            logger.warning("member %r cannot be asked for a sign of life (%s); trying again", member.name, error)
+            logger.warning("member %r cannot be pinged (%s); trying again", member.name, error)
             self._pings_in_progress.discard(member.member_id)
             return False
         return True
 
-    def _ask_apart(self, member: LiveMember) -> None:
+    def _ping_apart(self, member: LiveMember) -> None:
         try:
-            unit_of_work(partial(self.ask, member))
+            unit_of_work(partial(self.ping, member))
         except Exception:
-            logger.exception("asking member %r for a sign of life failed", member.name)
+            logger.exception("the ping of member %r failed", member.name)
         finally:
             connections.close_all()  # the thread ends here
             self._pings_in_progress.discard(member.member_id)
 
-    def ask(self, member: LiveMember) -> None:
+    def ping(self, member: LiveMember) -> None:
         """Ping the member, for at most PING_TIMEOUT seconds, and record it if there was no answer."""
         timeouts = member.silence.timeouts
         try:
@@ -81,13 +84,13 @@ class SignsOfLife:
         except (RequestTimeoutError, ConnectError):
             since = timezone.now() - timedelta(seconds=time.monotonic() - member.silence.began_at)
             if member.silence.timeouts and not member.stop_requested.is_set() and not member.process.exited.is_set():
-                self._no_answer(member, timeouts, since)
+                self._record_no_answer(member, timeouts, since)
         except ClientError:
             member.silence.note_answer()  # an error is an answer
         else:
             member.silence.note_answer()
 
-    def _no_answer(self, member: LiveMember, timeouts: int, since: datetime) -> None:
+    def _record_no_answer(self, member: LiveMember, timeouts: int, since: datetime) -> None:
         calls = f"{timeouts} calls" if timeouts > 1 else "a call"
         message = (
             f"member {member.name!r} has given no answer since {since:%H:%M:%S} UTC: {calls} timed out, "
@@ -100,7 +103,7 @@ class SignsOfLife:
             self._lifecycle.fail(member, "no answer", message)
 
     def note_answers(self) -> None:
-        """Clear the rows of members that have answered since."""
+        """Clear the rows of members that have answered again."""
         rows = GuildMember.objects.filter(status=Status.CONNECTED, no_answer_since__isnull=False)
         silent = {member.member_id for member in self._lifecycle.live_members() if member.silence.timeouts}
         for member_id in rows.exclude(pk__in=silent).values_list("pk", flat=True):

@@ -1,8 +1,8 @@
-"""How long one start may take, and what the machine has to do with it. No Django.
+"""The time limits of one start. They depend on how busy the machine is. No Django.
 
-The initialize handshake has 5 s (REQ-MCP-HTTP-14, 20). They begin when the member's port accepts connections. Until
-then a budget counts: 5 s without the time in which the server waited for a CPU, so that a busy machine ends no start,
-and 30 s at most. After a failure it is 30 s in any case.
+The initialize handshake has 5 s (REQ-MCP-HTTP-14, 20). They begin when the member's port accepts connections. Before
+that, the start has a budget of 5 s. Time in which the server waited for a CPU does not count, so that a busy machine
+ends no start, but the budget never exceeds 30 s. After a failure it is always 30 s.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from mcp_runtime.protocol.errors import RequestCancelledError, RequestTimeoutErr
 
 START_BUDGET = 5.0
 LONGEST_START_BUDGET = 30.0
-# A few hundred megabytes at an ordinary line's speed: longer is mostly a registry that does not answer.
+# Enough for a few hundred megabytes over an ordinary line. A longer start is mostly a registry that does not answer.
 FETCHING_START_BUDGET = 120.0
-BUSY_SHARE = 0.5  # of the time since its spawn that a start computes, or would
+BUSY_SHARE = 0.5  # of the time since the spawn. A start that runs, or waits for a CPU, for more of it is computing
 
 
 @dataclass(frozen=True)
 class CpuTime:
-    """Seconds in which processes ran, and in which they were ready to run while others did."""
+    """Seconds in which processes ran, and seconds in which they waited for a CPU."""
 
     running: float
     waiting: float
 
 
 def cpu_time(pid: int, *, alone: bool = False) -> CpuTime | None:
-    """Of the process and, unless `alone`, its descendants that live, of each its main thread.
+    """The CPU time of the process and of its living descendants. With `alone`, only that of the process.
 
-    None where the system does not tell. Source: Linux, Documentation/scheduler/sched-stats.rst.
+    It counts only the main thread of each process. None if the system does not report it. Source: Linux,
+    Documentation/scheduler/sched-stats.rst.
     """
     running = waiting = 0
     try:
@@ -55,20 +56,24 @@ def cpu_time(pid: int, *, alone: bool = False) -> CpuTime | None:
 
 @dataclass
 class StartLimits:
-    """Of one start of the process `pid`. Times in seconds; moments are those of `time.monotonic()`."""
+    """The limits of one start, whose process is `pid`. Times are in seconds, moments those of `time.monotonic()`."""
 
     pid: int
     spawned_at: float
     budget: float
     longest: float
     handshake: float | None
-    """From when the port accepts; None: what is left of the budget."""
+    """Seconds from the moment when the port accepts connections. None means the rest of the budget."""
 
     @classmethod
     def of(
         cls, pid: int, spawned_at: float, *, start_timeout: float | None, fetches: bool, has_port: bool, is_first: bool
     ) -> StartLimits:
-        """`start_timeout` bounds budget and handshake together. A stdio server has no port: its budget is for both."""
+        """The limits for a manifest. `start_timeout` limits the budget and the handshake together.
+
+        `fetches` means that the command fetches the server first. `is_first` means that the last start did not fail. A
+        stdio server has no port, so its budget is for the handshake too.
+        """
         if start_timeout is not None:
             return cls(pid, spawned_at, start_timeout, start_timeout, None)
         handshake = INITIALIZE_TIMEOUT if has_port else None
@@ -77,7 +82,7 @@ class StartLimits:
         return cls(pid, spawned_at, START_BUDGET if is_first else LONGEST_START_BUDGET, LONGEST_START_BUDGET, handshake)
 
     def remaining(self) -> float:
-        """Of the budget, as of now. Not above 0: it is over."""
+        """The seconds that remain of the budget. Zero or less means that it is used up."""
         elapsed = time.monotonic() - self.spawned_at
         if elapsed >= self.budget and self.budget < self.longest:
             cpu = cpu_time(self.pid)
@@ -87,11 +92,9 @@ class StartLimits:
 
     @property
     def is_computing(self) -> bool:
-        """Whether the start keeps a CPU busy, or would if it had one; not one that hangs, or waits for a network."""
-        for alone in (
-            True,
-            False,
-        ):  # mostly it is the process itself; to find descendants takes a look at all there are
+        """Whether the start keeps a CPU busy, or waits for one. False if it hangs, or waits for the network."""
+        # Mostly it is the process itself. Finding descendants is slow, because it reads all processes of the machine.
+        for alone in (True, False):
             cpu = cpu_time(self.pid, alone=alone)
             if cpu is not None and cpu.running + cpu.waiting > BUSY_SHARE * (time.monotonic() - self.spawned_at):
                 return True
@@ -102,13 +105,16 @@ class StartLimits:
         return self.handshake or self.budget
 
     def handshake_deadline(self) -> float:
-        """As of now, when the port accepts."""
+        """The deadline of the handshake. Call it when the port accepts connections."""
         return time.monotonic() + self.handshake if self.handshake else self.spawned_at + self.longest
 
     @contextlib.contextmanager
     def enforce(self, exchange: Exchange) -> Iterator[None]:
-        """For a handshake that has what is left of the budget, which grows. Raises RequestTimeoutError at its end."""
-        if self.handshake or self.budget >= self.longest:  # its deadline is known before
+        """Abort the handshake in the block at the end of the budget, and raise RequestTimeoutError.
+
+        It does nothing if the deadline of the handshake is fixed. The budget is not, because it may still grow.
+        """
+        if self.handshake or self.budget >= self.longest:  # the deadline is fixed, and the request has it
             yield
             return
         is_over = threading.Event()
@@ -124,7 +130,7 @@ class StartLimits:
         try:
             yield
         except RequestCancelledError:
-            if self.remaining() > 0:  # it was somebody else
+            if self.remaining() > 0:  # somebody else aborted it
                 raise
         finally:
             is_over.set()

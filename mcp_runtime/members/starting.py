@@ -35,20 +35,21 @@ from roster.models import GuildMember, PortAllocation
 
 logger = logging.getLogger("guildhall.runtime")
 
-# Processes started in search of a free port: a server that exits with 2 for another reason must not try ten thousand.
+# Processes that a start may try for a free port. Otherwise a server that exits with 2 for another reason would try all
+# ports.
 MAX_PORT_TRIES = 10
 PORT_TAKEN_EXIT_CODE = 2  # the plugin contract
 PORT_TAKEN_WORDS = ("eaddrinuse", "address already in use", "address in use")
 SPAWN_GRACE = 0.3
-PROGRESS_AFTER = 0.8  # seconds of a start; with the turn that looks, readers see it after about one
-PROGRESS_INTERVAL = 0.9  # between two writes: turns may follow each other much quicker than the usual second
+PROGRESS_AFTER = 0.8  # seconds from the spawn. With the next turn, the row has the progress after about one second
+PROGRESS_INTERVAL = 0.9  # seconds between two writes, because short turns may follow each other quickly
 PROGRESS_LENGTH = 200  # of GuildMember.progress
-LEASE_LOST = "the runtime lost its lease meanwhile"
+LEASE_LOST = "the runtime lost its lease during the start"
 
 
 @dataclass(frozen=True)
 class StartOptions:
-    """The settings of the hall for every start of one runtime. `private` files are never read for a header."""
+    """The settings of the hall for every start of one runtime. Files in `private` are never read for a header."""
 
     hall_id: uuid.UUID
     runtime: RuntimeId
@@ -83,14 +84,14 @@ class Starting:
         self._on_connected = on_connected
         self._on_exit = on_exit
         self._on_notification = on_notification
-        # Each process has its own environment tag, because a search for what one left must never find its successor.
+        # Each process has its own environment tag, so that a search for what a start left never finds the next process.
         self._tag_prefix = process.tag_prefix(options.hall_id, options.runtime)
         self._spawns = itertools.count(1)
         self._spawning = threading.Condition()
-        self._spawning_now = 0  # under _spawning, as is _closed
+        self._spawning_now = 0  # under the lock of _spawning, as is _is_closed
         self._is_closed = False
         self._aborted_starts: set[int] = set()
-        self._tails: dict[int, str] = {}  # of starts that failed, until the failure is written
+        self._tails: dict[int, str] = {}  # last output of failed starts, until the failure is written
         self._progress_noted_at = 0.0
 
     def bring_up(self, member: GuildMember, manifest: Manifest) -> None:
@@ -138,7 +139,7 @@ class Starting:
         if live_member is not None:
             live_member.stop_requested.set()
             live_member.process.stop()
-            live_member.talk.abort()  # with a remote server, which does not end
+            live_member.talk.abort()  # for a remote server, which has no process
 
     def note_progress(self) -> None:
         """Write the last output of members with long starts onto their rows. The supervisor calls it each turn."""
@@ -264,7 +265,7 @@ class Starting:
 
     def _begin(self, live_member: LiveMember) -> None:
         self._members.add(live_member)
-        if live_member.member_id in self._aborted_starts:  # before there was anybody to stop
+        if live_member.member_id in self._aborted_starts:  # the abort came before there was a process
             live_member.stop_requested.set()
 
     def _connect(self, live_member: LiveMember, manifest: Manifest) -> None:
@@ -289,7 +290,7 @@ class Starting:
 
 
 def _was_port_in_use(manifest: Manifest, error: ExitedEarlyError, tail: str) -> bool:
-    if manifest.transport == "stdio":  # the server itself knows of no port, and its exit code 2 means something else
+    if manifest.transport == "stdio":  # the server itself has no port, so its exit code 2 means something else
         return error.exit_code == PORT_TAKEN_EXIT_CODE and bridge.PORT_TAKEN in tail
     words = tail.lower()
     return error.exit_code == PORT_TAKEN_EXIT_CODE or (

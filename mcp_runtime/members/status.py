@@ -1,6 +1,6 @@
 """The only writer of a member's status.
 
-    DISCONNECTED -> STARTING -> CONNECTED -> STOPPING -> DISCONNECTED          (`stop` is legal in STARTING too)
+    DISCONNECTED -> STARTING -> CONNECTED -> STOPPING -> DISCONNECTED          (`stop` is allowed in STARTING too)
     STARTING, CONNECTED -> ERROR -> STARTING | DISCONNECTED
 
 Each arrow is one compare-and-set under the lease, and one StatusChange row in the same transaction. A runtime that
@@ -38,7 +38,7 @@ SLOWLY = f"it failed {{}} times in a row, and is tried every {SLOW_DELAY / 60:g}
 def reset_rows() -> None:
     """Reset the rows of an earlier runtime's members. No member is connected, and no port is in use.
 
-    For the transaction that takes the lease (`lease.take`): nobody sees those rows under a lease that is live.
+    It is for the transaction that takes the lease (`lease.take`), so that nobody sees the old rows under a live lease.
     """
     PortAllocation.objects.all().delete()
     members = list(GuildMember.objects.exclude(status=Status.DISCONNECTED, next_restart_at=None))

@@ -1,10 +1,10 @@
-"""guild-member.json: what it may hold, and what the files in the members folder come to.
+"""guild-member.json: its keys, and reading the files in the members folder.
 
-declaration   each key once: its type, its bounds, its meaning; a manifest as a value
-parser        JSON values against the declaration: a manifest, or every fault in it
-schema        the published schema, made of the declaration
-files         which folders hold a manifest, and what each file comes to
+declaration   the type, the bounds and the meaning of each key; the class Manifest
+parser        validates JSON values by the declaration. Returns a manifest, or raises all faults
+schema        generates the published schema from the declaration
+files         finds the folders with a manifest, and reads each file
 
-A new key is a field in `declaration`; CONTRIBUTING says where else it goes.
-Members, the web and commands use this; it knows no Django, and starts nothing.
+A new key is a field in `declaration`. CONTRIBUTING names the other places.
+Members, the web and commands use this package. It does not import Django, and starts nothing.
 """

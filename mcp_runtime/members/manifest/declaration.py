@@ -1,7 +1,7 @@
-"""What guild-member.json may hold: each key once, with its type, its bounds and its meaning.
+"""Declares each key of guild-member.json once, with its type, its bounds and its meaning.
 
-`parser` reads by this declaration, and the published schema is made of it (`schema`). A new key is a field here.
-CONTRIBUTING says where else it goes.
+`parser` validates by this declaration, and `schema` generates the published schema from it. A new key is a field here.
+CONTRIBUTING names the other places.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mcp_runtime.protocol.mcp import MODERN_VERSION
 
 PLAIN = r"^[^\x00]*$"  # PostgreSQL stores no NUL
 MAX_SECONDS = 86_400.0
-# Commands that fetch the server before they start it, the first time; each as the words it begins with.
+# Commands that fetch the server before its first start. Each is given by its first words.
 FETCHING_COMMANDS = (
     *(("npx",), ("npm", "exec"), ("npm", "x"), ("pnpx",), ("pnpm", "dlx"), ("yarn", "dlx"), ("bunx",), ("bun", "x")),
     *(("uvx",), ("uv", "run"), ("uv", "tool", "run"), ("pipx", "run"), ("docker",), ("podman",)),
@@ -32,7 +32,7 @@ def _text(longest: int, description: str | None = None, *, shortest: int | None 
 
 
 def _pattern(pattern: str, error: str, description: str | None = None, examples: list[str] | None = None) -> Meta:
-    """`error` is what the author reads; `{value}` in it stands for the text that does not match."""
+    """`error` is the message for the author. `{value}` in it stands for the text that does not match."""
     return Meta(pattern=pattern, description=description, examples=examples, extra={"error": error})
 
 
@@ -48,7 +48,7 @@ HeaderValue = Annotated[str, _text(remote.MAX_VALUE)]
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A member's manifest, found valid. Times in seconds. It has either a `command` or a `url`."""
+    """A valid manifest of a member. Times are in seconds. It has either a `command` or a `url`."""
 
     name: Annotated[
         str,
@@ -104,7 +104,7 @@ class Manifest:
             "${file:PATH} for the content of a file; a secret must be one of them.",
         ),
     ] = field(default_factory=dict)
-    """With references in the place of secrets; `remote.resolve` fills them in."""
+    """Their secrets are references, which `remote.resolve` fills in."""
     enabled: Annotated[
         bool, Meta(description="Whether the member may run at all, until an operator says otherwise.")
     ] = True
@@ -117,7 +117,7 @@ class Manifest:
             "A stdio server has no port: the first of these is for its handshake too."
         ),
     ] = None
-    """Without it `start_limits` says."""
+    """Without it, `start_limits` sets the limits."""
     timeout: Annotated[Seconds, Meta(description="Seconds a tool call may take in total.")] = 30.0
     tool_timeouts: Annotated[
         dict[ToolName, Seconds], Meta(description="Seconds for single tools, by name, in place of timeout.")
@@ -161,7 +161,7 @@ class Manifest:
         return {key: _with_port(value, port) for key, value in self.env.items()}
 
     def as_json(self) -> dict[str, Any]:
-        """What is kept on the member's row; `from_json` gives it back."""
+        """The manifest as JSON values, for the member's row. `from_json` reverses it."""
         return {**asdict(self), "args": list(self.args)}
 
     @classmethod
@@ -171,13 +171,13 @@ class Manifest:
 
     @property
     def fetches_server(self) -> bool:
-        """Whether the command fetches the server before it starts it, the first time."""
+        """Whether the command fetches the server before its first start."""
         words = (os.path.basename(self.command), *(arg for arg in self.args if not arg.startswith("-")))
         return any(words[: len(command)] == command for command in FETCHING_COMMANDS)
 
     @property
     def process_digest(self) -> str:
-        """Changes with everything that only a new process, or connection, can follow; not with texts and limits."""
+        """A digest that changes if a new process or connection is needed. Texts and limits do not change it."""
         process = [getattr(self, key) for key in PROCESS_KEYS]
         return hashlib.sha256(json.dumps(process, sort_keys=True).encode()).hexdigest()
 
@@ -189,12 +189,12 @@ def _with_port(text: str, port: int) -> str:
 _KEYS = {"display_name": "displayName"}
 _TYPE = cast(msgspec.inspect.DataclassType, msgspec.inspect.type_info(Manifest))
 FIELDS = {_KEYS.get(field.name, field.name): field for field in _TYPE.fields}
-"""The declaration, by key in the file."""
+"""The fields of the declaration, by their keys in the file."""
 
-# The server's settings: at the top in the seeds' form, under `mcp` in the first Guild Hall's.
+# The server's settings. The seeds have them at the top, and the first Guild Hall had them under `mcp`.
 SERVER_KEYS = ("transport", "command", "args", "env", "url", "headers")
 # A change of one of these restarts the member, because a process or connection has them from its beginning.
 PROCESS_KEYS = ("name", *SERVER_KEYS, "protocol_version")
-# Those that are not in the declaration: another place for the server's, and what editors look for.
+# All keys. `mcp` is another place for the server's settings, and editors need `$schema`. Neither is in the declaration.
 KEYS = {*FIELDS, "mcp", "$schema"}
 REQUIRED_KEYS = ("name", "version", "transport")

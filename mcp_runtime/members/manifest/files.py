@@ -1,6 +1,6 @@
-"""Manifests on disk: which folders hold one, what each file comes to, and who owns a name.
+"""Manifests on disk: finds the folders, reads the files, and decides which folder owns a name.
 
-Links are followed with care: a folder is found once, and a file that lies outside of the members folder is not read.
+It follows links with care. A folder is found only once, and a file outside the members folder is not read.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ MAX_BYTES = 1_000_000
 
 @dataclass(frozen=True)
 class ManifestFile:
-    """What one folder's manifest came to: a manifest, or the fault that makes it unusable; warnings beside it.
+    """The result for one folder: its manifest, or the error that makes it unusable, and warnings.
 
-    All its texts can be stored and printed, whatever the file holds.
+    All its texts can be stored and printed, whatever the file contains.
     """
 
     directory: str
-    """Relative to the members folder, with `/`."""
+    """The path relative to the members folder, with `/`."""
     manifest: Manifest | None
     error: ManifestError | None = None
     warnings: tuple[str, ...] = ()
     name_hint: str = ""
-    """The name a faulty manifest still tells, if it does."""
+    """The name in a manifest with faults, if it can be read."""
 
     @property
     def fault(self) -> str:
-        """The error with the file it is in; empty when there is none."""
+        """The error, with the path of the file. Empty if there is none."""
         return f"{self.directory}/{FILE_NAME}: {self.error}" if self.error else ""
 
 
@@ -47,10 +47,10 @@ class ManifestFile:
 
 
 def find(members_dir: Path) -> Iterator[Path]:
-    """Every folder with a manifest, up to two levels deep, by name. Links out of `members_dir` are passed over.
+    """Every folder with a manifest, up to two levels deep, by name. Links out of `members_dir` are skipped.
 
-    A link to a member's folder is found as well, and refused when it is read. One to the members folder, or to a
-    collection in it, is passed over: all members in it would be there twice.
+    A link to a member's folder is found too, and refused when it is read. A link to the members folder, or to a
+    collection in it, is skipped, because all members in it would occur twice.
     """
     root = members_dir.resolve()
     for folder in _folders(members_dir, root):
@@ -61,7 +61,7 @@ def find(members_dir: Path) -> Iterator[Path]:
 
 
 def has_manifest(folder: Path) -> bool:
-    """Whether it holds a manifest, or might: one that may not be looked into is shown with that fault."""
+    """Whether the folder may contain a manifest. A folder that cannot be read counts, and gets that fault."""
     return os.path.lexists(folder / FILE_NAME) or not os.access(folder, os.X_OK)
 
 
@@ -81,7 +81,7 @@ def _is_folder_inside(entry: Path, root: Path) -> bool:
 
 
 def fingerprint(members_dir: Path) -> frozenset[tuple[str, int, int, int]]:
-    """Differs when a manifest came, went or was written: cheap enough to ask every second."""
+    """Changes when a manifest is added, removed or written. It is cheap enough for every second."""
     prints = set()
     for folder in find(members_dir):
         try:
@@ -94,7 +94,7 @@ def fingerprint(members_dir: Path) -> frozenset[tuple[str, int, int, int]]:
 
 
 def read_all(members_dir: Path, owners: Mapping[str, str] | None = None) -> list[ManifestFile]:
-    """Every manifest under `members_dir`, good and bad. `owners` tells the folders that had their names before."""
+    """Every manifest under `members_dir`, also those with faults. `owners` has the earlier folder of each name."""
     folders = [(folder, folder.relative_to(members_dir).as_posix()) for folder in find(members_dir)]
     return read_folders(folders, owners, root=members_dir)
 
@@ -102,10 +102,10 @@ def read_all(members_dir: Path, owners: Mapping[str, str] | None = None) -> list
 def read_folders(
     folders: Iterable[tuple[Path, str]], owners: Mapping[str, str] | None = None, *, root: Path | None = None
 ) -> list[ManifestFile]:
-    """The manifests of these folders, each with what to call the folder. `root` is the members folder.
+    """The manifests of these folders, which are pairs of a path and a name. `root` is the members folder.
 
-    A name that several use belongs to the folder that `owners` (name to folder) tells, else to the first: a copy of a
-    member's folder must not take the place of the original.
+    If several folders use one name, it belongs to the folder that `owners` has for it, or else to the first one. So a
+    copy of a member's folder does not take the place of the original.
     """
     folders = list(folders)
     originals = _originals(folders)
@@ -141,7 +141,7 @@ def _duplicate_folder(directory: str, original: str) -> ManifestFile:
 
 
 def _fold(name: str) -> str:
-    """Names differ by more than case: the log files of "Echo" and "echo" are one file on some systems."""
+    """Names must differ by more than case, because "Echo.log" and "echo.log" are one file on some systems."""
     return name.casefold()
 
 
@@ -153,13 +153,13 @@ def _refuse_duplicate_name(file: ManifestFile, winners: Mapping[str, str]) -> Ma
 
 
 def read_file(folder: Path, directory: str, root: Path | None = None) -> ManifestFile:
-    """The manifest in `folder`. Its file may be a link, but not out of `root`, or of the folder where there is none."""
+    """The manifest in `folder`. Its file may be a link, but not out of `root`. Without a root, not out of the folder."""
     name_hint, key_warnings = "", []
     try:
         _require_storable(directory)
         values = _load(folder / FILE_NAME, root or folder)
         name_hint = "" if name_error(values.get("name")) else values["name"]
-        key_warnings = unknown_keys(values)  # with a fault too: a missing key may be misspelt
+        key_warnings = unknown_keys(values)  # with an error too, because a missing key may be misspelt
         manifest, warnings = parse(values)
     except ManifestError as error:
         return _faulty(directory, error, tuple(key_warnings), name_hint)
@@ -182,7 +182,7 @@ def _load(path: Path, root: Path) -> dict[str, Any]:
         place = path.resolve(strict=True)
         if not place.is_relative_to(root.resolve()):
             raise ManifestError("", "is a link to a file outside of the members folder; put the file itself there")
-        # A pipe or device would keep the reader for ever.
+        # A pipe or a device could block the reader for ever.
         if not place.is_file():
             raise ManifestError("", "is not a file")
         with place.open("rb") as file:
@@ -195,7 +195,7 @@ def _load(path: Path, root: Path) -> dict[str, Any]:
         raise ManifestError("", f"cannot be read: {error.strerror}") from error
     except RecursionError as error:
         raise ManifestError("", "nested too deep") from error
-    except RuntimeError as error:  # before Python 3.13: links that lead to each other
+    except RuntimeError as error:  # links that lead to each other, before Python 3.13
         raise ManifestError("", "cannot be read: too many levels of symbolic links") from error
     except ValueError as error:
         raise ManifestError("", f"not JSON: {error}") from error
@@ -221,7 +221,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def command_fault(manifest: Manifest, folder: Path) -> str:
-    """Why the command could not be started from the member's `folder`; empty when it looks startable."""
+    """Why the command cannot be started from the member's `folder`. Empty if nothing is wrong."""
     command = manifest.command
     if manifest.url:
         return ""

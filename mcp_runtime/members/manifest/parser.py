@@ -1,8 +1,7 @@
-"""Validation: JSON values against the declaration. Every fault is reported, with its key and what to write.
+"""Validates JSON values by the declaration. It reports every fault, with its key and what to write.
 
-What the declaration cannot say is validated by hand here: which keys exclude each other, that a key under `mcp` may not
-be at the top too, names that are the hall's own, and what makes a url or a header one that may be sent
-(`client.remote`).
+The declaration cannot express some rules, which are code here. Some keys exclude each other. A key under `mcp` may not
+be at the top too. Some names are reserved for the hall. `client.remote` has the rules for a url and for headers.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from mcp_runtime.protocol.errors import ManifestError
 RESERVED_ENV_PREFIX = "GUILD_HALL_"
 MAX_FAULTS = 20
 MAX_WARNINGS = 20
-MAX_QUOTED = 80  # characters of what the manifest holds
+MAX_QUOTED = 80  # characters of a text of the manifest
 
 
 def parse(values: dict[str, Any]) -> tuple[Manifest, list[str]]:
-    """The manifest of these JSON values, and warnings (REQ-MCP-HTTP-1 to 4). Raises ManifestError with every fault."""
+    """Return the manifest and warnings (REQ-MCP-HTTP-1 to 4). Raises ManifestError with every fault."""
     if not isinstance(values.get("mcp", {}), dict):
         raise ManifestError("mcp", "must be an object")
     document = _Input.of(values)
@@ -41,12 +40,12 @@ def parse(values: dict[str, Any]) -> tuple[Manifest, list[str]]:
 
 
 def name_error(name: Any) -> str:
-    """Why it cannot be the name of a member; empty when it can."""
+    """Why it cannot be the name of a member. Empty if it can."""
     return next((error.reason for error in _errors(FIELDS["name"].type, name, "name")), "")
 
 
 def unknown_keys(values: dict[str, Any]) -> list[str]:
-    """Warnings of keys that are none."""
+    """Warnings about unknown keys."""
     keys = [key for key in values if key not in KEYS]
     if isinstance(under_mcp := values.get("mcp"), dict):
         keys += [f"mcp.{key}" for key in under_mcp if key not in SERVER_KEYS]
@@ -65,11 +64,11 @@ def _port_warnings(manifest: Manifest) -> list[str]:
 
 @dataclass(frozen=True)
 class _Input:
-    """Values by key, wherever they stand, and where that is."""
+    """The values by key, both from the top and from `mcp`. `nested` has those from `mcp`."""
 
     values: dict[str, Any]
     nested: Mapping[str, Any]
-    doubled: list[str]
+    repeated: list[str]
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> _Input:
@@ -82,7 +81,7 @@ class _Input:
 
 
 def _faults(document: _Input) -> Iterator[ManifestError]:
-    for key in document.doubled:
+    for key in document.repeated:
         yield ManifestError(key, "is given twice: at the top and under mcp")
     sound = set()
     for key, field in FIELDS.items():
@@ -102,7 +101,7 @@ def _faults(document: _Input) -> Iterator[ManifestError]:
 
 
 def _errors(kind: inspect.Type, value: Any, path: str, error: str = "") -> Iterator[ManifestError]:
-    """Where `value` is not of the kind that was declared."""
+    """The faults of `value`, if it is not of the declared kind."""
     if isinstance(kind, inspect.Metadata):
         yield from _errors(kind.type, value, path, (kind.extra or {}).get("error", ""))
     elif isinstance(kind, inspect.UnionType):  # with None, for an absent key
@@ -135,7 +134,7 @@ def _object_errors(kind: inspect.DictType, value: Any, path: str) -> Iterator[Ma
 
 
 def _error(kind: inspect.Type, value: Any, error: str) -> str:
-    """What is wrong with a value that has no parts; empty when nothing is."""
+    """What is wrong with a value that has no parts. Empty if nothing is wrong."""
     if isinstance(kind, inspect.BoolType):
         return "" if isinstance(value, bool) else "must be true or false"
     if isinstance(kind, (inspect.FloatType, inspect.IntType)):
@@ -145,7 +144,7 @@ def _error(kind: inspect.Type, value: Any, error: str) -> str:
     if isinstance(kind, inspect.LiteralType):
         choices = " or ".join(f'"{choice}"' for choice in kind.values)
         return "" if value in kind.values else f"{value[:MAX_QUOTED]!r} is not supported; use {choices}"
-    return _text_error(cast(inspect.StrType, kind), value, error)  # no other kind is declared
+    return _text_error(cast(inspect.StrType, kind), value, error)  # the declaration has no other kinds
 
 
 def _number_error(kind: inspect.FloatType | inspect.IntType, value: Any, error: str) -> str:
@@ -158,7 +157,7 @@ def _number_error(kind: inspect.FloatType | inspect.IntType, value: Any, error: 
 
 
 def _is_within(kind: inspect.FloatType | inspect.IntType, value: float) -> bool:
-    """Whether the number is finite and within the bounds that are declared."""
+    """Whether the number is finite and within the declared bounds."""
     return (
         abs(value) <= sys.float_info.max
         and (kind.ge is None or value >= kind.ge)
@@ -185,7 +184,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _plain(kind: inspect.Type, value: Any) -> Any:
-    """`value` as the type that was declared: JSON has one kind of number, and arrays for tuples."""
+    """`value` as the declared type, because JSON has one kind of number, and arrays for tuples."""
     if isinstance(kind, inspect.Metadata):
         return _plain(kind.type, value)
     if isinstance(kind, inspect.UnionType):
@@ -222,7 +221,7 @@ def _exclusions(document: _Input) -> Iterator[ManifestError]:
 
 
 def _value_faults(sound: Mapping[str, Any], document: _Input) -> Iterator[ManifestError]:
-    """What may not be sent, or be given to a process, of keys that are right otherwise."""
+    """The faults of values whose type is right, but which may not be sent or passed to a process."""
     for name in sound.get("env", ()):
         if name.startswith(RESERVED_ENV_PREFIX):
             reason = "names beginning with GUILD_HALL_ are the hall's own"

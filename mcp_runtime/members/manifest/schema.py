@@ -1,8 +1,8 @@
-"""The published JSON Schema, made of the declaration: `python -m mcp_runtime.members.manifest.schema` prints it.
+"""Generates the published JSON Schema from the declaration. `python -m mcp_runtime.members.manifest.schema` prints it.
 
-What the declaration cannot say is added here, of the same regular expressions that the parser goes by: which keys
-exclude each other, names that are the hall's own, and what a url and a header may be. The parser alone says whether two
-headers differ by case only, and whether a url's address and port are ones that there are.
+Rules that the declaration cannot express are added here, with the same regular expressions as in the parser: keys that
+exclude each other, reserved names, and the form of a url and of headers. Only the parser checks whether two headers
+differ only by case, and whether the host and the port of a url are possible.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def published() -> dict[str, Any]:
 
 
 def _declaration(key: str) -> dict[str, Any]:
-    """One key as it is declared. `null` stands for a key that is not given, and no manifest may write it."""
+    """The schema of one key. `null` in the declaration means that the key is absent, and no manifest may contain it."""
     field = FIELDS[key]
     part: dict[str, Any] = _PROPERTIES[field.name]
     if "anyOf" in part:
@@ -72,7 +72,7 @@ def _any_case(pattern: re.Pattern[str]) -> str:
     )
 
 
-# Empty texts and the transport stand for keys that are not given: what would be published as a default is none.
+# For these keys the default in the declaration means that the key is absent. So it is not published as a default.
 _WITHOUT_DEFAULT = {"displayName", "description", "transport", "command", "url"}
 _PROPERTIES = msgspec.json.schema(Manifest)["$defs"]["Manifest"]["properties"]
 _NOT_DECLARED: dict[str, dict[str, Any]] = {
@@ -105,7 +105,7 @@ _NOT_DECLARED: dict[str, dict[str, Any]] = {
                 }
             }
         ],
-        # Beside `patternProperties` it would leave out the headers that hold secrets.
+        # Any other value would apply only to headers that `patternProperties` does not match.
         "additionalProperties": True,
     },
 }
