@@ -24,7 +24,7 @@ class Connection:
         self.request: CallerRequest | None = None  # the request that is being answered
         self.is_listening = False  # it gets the events that belong to no request
         self.listens_for: Session | None = None
-        self.is_over = False  # the last reply was sent; further input is discarded
+        self.is_over = False  # the last reply was sent. Further input is discarded
         self.is_busy = False  # `Connections._serve` is taking its requests, and continues with the next ones
 
 
@@ -33,7 +33,7 @@ class Session:
 
     def __init__(self, session_id: str) -> None:
         self.id = session_id
-        self.level = ""  # of log messages; empty if the client has set none
+        self.level = ""  # of log messages. Empty if the client has set none
         self.uris: set[str] = set()  # of the resources to which it is subscribed
         self.stream: Connection | None = None
 

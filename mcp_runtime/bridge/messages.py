@@ -15,7 +15,7 @@ else:
     Message = dict
 
 READ_BYTES = 65_536  # in one read, from a caller or the server
-LINE_ENDS = 512  # bytes that remain at each end of a line that is too long; the id of an answer is in one of them
+LINE_ENDS = 512  # bytes that remain at each end of a line that is too long. The id of an answer is in one of them
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR = -32700, -32600, -32601, -32602, -32603
 
 _ID_FIRST = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,18})\s*,')

@@ -105,7 +105,7 @@ class StdioServer:
         except BlockingIOError:
             pass
         except OSError:
-            self._close_input()  # the server has closed its input; while it runs, requests get an error
+            self._close_input()  # the server has closed its input. While it runs, requests get an error
             return
         self._watch(self._stdin, selectors.EVENT_WRITE, (lambda _: self._write()) if self._unsent else None)
 

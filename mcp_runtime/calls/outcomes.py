@@ -19,14 +19,14 @@ from roster.models import Call
 
 logger = logging.getLogger("guildhall.runtime")
 
-MAX_BATCH = 16  # outcomes written before the next look at the queue; each takes about a millisecond
+MAX_BATCH = 16  # outcomes written before the next look at the queue. Each takes about a millisecond
 BIG_OUTCOME = 100_000  # characters
 
 CallOutcome = tuple[Call, Outcome]
 
 
 class OutcomeWriter:
-    """Write the outcomes of calls. Any thread adds outcomes; only the dispatcher's thread calls `write`.
+    """Write the outcomes of calls. Any thread adds outcomes. Only the dispatcher's thread calls `write`.
 
     `after_write(call)` is called once after each.
     """
@@ -69,7 +69,7 @@ class OutcomeWriter:
             with lock:
                 unit_of_work(lambda: self._write_batch([(call, outcome)]))
         except Error:
-            self.add(call, outcome)  # the database is away; `write` tries again
+            self.add(call, outcome)  # the database is not available. `write` tries again
         else:
             self._complete(call)
 
@@ -94,7 +94,7 @@ class OutcomeWriter:
                 for call, outcome in items:
                     self._write(call, outcome)
         except (OperationalError, InterfaceError):
-            raise  # the database is away; the whole batch is written again
+            raise  # the database is not available. The whole batch is written again
         except Exception:  # noqa: BLE001 - logged below, for the call that causes it
             for call, outcome in items:
                 self._write_or_replace(call, outcome)

@@ -32,7 +32,7 @@ def cancellations(lease_id: uuid.UUID) -> QuerySet[Call]:
 
 
 class QueueWatch:
-    """Tell the dispatcher when to work. Any thread may notify; only the dispatcher's thread waits.
+    """Tell the dispatcher when to work. Any thread may notify. Only the dispatcher's thread waits.
 
     Call `open` before the first wait, and `close` after the last.
     """

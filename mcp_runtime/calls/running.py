@@ -23,7 +23,7 @@ class RunningCalls:
         self._lease_id = lease_id
         self._lock = threading.Lock()
         self._calls: dict[int, tuple[Call, LiveMember, Exchange]] = {}
-        self._progress: dict[int, dict[str, Any]] = {}  # by call id; the last progress, not written yet
+        self._progress: dict[int, dict[str, Any]] = {}  # by call id: the last progress that is not written yet
 
     def __len__(self) -> int:
         return len(self._calls)

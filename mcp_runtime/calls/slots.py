@@ -22,7 +22,7 @@ def requester_of(call: Call) -> Owner:
 
 
 class CallSlots:
-    """The `concurrency` slots of one hall. Only one thread reserves slots; any thread releases them."""
+    """The `concurrency` slots of one hall. Only one thread reserves slots. Any thread releases them."""
 
     def __init__(self, concurrency: int) -> None:
         self._concurrency = concurrency
@@ -42,7 +42,7 @@ class CallSlots:
         return len(self._waiting_groups)
 
     def try_reserve(self, row: Call) -> bool:
-        """Reserve the slots of a call. Return False if it must wait; its group is then excluded until `recheck`."""
+        """Reserve the slots of a call. If it must wait, return False, and exclude its group until `recheck`."""
         request = row.member_id, int(row.member.manifest.get("max_concurrency", 16)), requester_of(row)
         if group := self._blocking_group(*request):
             self._waiting_groups[group] = request

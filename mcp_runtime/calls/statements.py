@@ -24,7 +24,7 @@ from roster.models import Call, Hall
 
 Status = Call.Status
 
-MAX_REQUESTERS = 250  # excluded by one query; SQLite limits the length of a condition
+MAX_REQUESTERS = 250  # excluded by one query. SQLite limits the length of a condition
 MAX_CACHED_STATEMENTS = 64
 _TABLE = Call._meta.db_table
 _FIELDS = {field.attname: field for field in Call._meta.concrete_fields}

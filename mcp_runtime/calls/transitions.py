@@ -97,7 +97,7 @@ def queue(
 ) -> tuple[Call, bool]:
     """Create the row of a call. Return it and True, or the earlier call with `idempotency_key` and False.
 
-    A key belongs to the token of the request; without a token, to the user.
+    A key belongs to the token of the request, or without a token to the user.
 
     Raises RequestRefusedError if the member or the tool is unknown or disabled, if the arguments do not match the input
     schema of the tool, or if the key was used for another call. Raises AccessError if the principal may not call it.
@@ -210,7 +210,7 @@ def _check_arguments(member: GuildMember, tool: Tool, schema: str, arguments: An
         reason = "text with NUL characters or lone surrogates cannot be stored"
         raise InvalidArgumentsError(f"{place}: {reason}", "", reason)
     if tool.schema_error and tool.schema_error not in validation.PASSING_FAULTS:
-        return  # the tool shows the error; the member checks the arguments itself
+        return  # the tool shows the error. The member checks the arguments itself
     fault = ""
     try:
         validation.validate(schema, arguments)

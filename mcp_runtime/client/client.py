@@ -99,7 +99,7 @@ class JsonRpcClient:
     def connect(
         self, timeout: float = INITIALIZE_TIMEOUT, exchange: Exchange | None = None, *, version: str | None = None
     ) -> InitializeResult:
-        """Shake hands. A server that refuses is tried without a handshake, the modern way. `version` can require that.
+        """Begin with a handshake. If the server refuses it, connect the modern way. `version` can require that.
 
         The specification recommends to try the modern way first. Our requirements ask for the handshake first
         (REQ-MCP-HTTP-13).
@@ -118,14 +118,14 @@ class JsonRpcClient:
                 raise refusal from None
 
     def discover(self, timeout: float = INITIALIZE_TIMEOUT, exchange: Exchange | None = None) -> InitializeResult:
-        """Ask a modern server about itself (`server/discover`)."""
+        """Request the data of a modern server about itself (`server/discover`)."""
         session = Session(mcp.MODERN_VERSION)
         result = parse_discover(self.call("server/discover", {}, timeout, exchange, session))
         self.session, self.capabilities = session, result.capabilities
         return result
 
     def initialize(self, timeout: float = INITIALIZE_TIMEOUT, exchange: Exchange | None = None) -> InitializeResult:
-        """The handshake's three steps within `timeout` (REQ-MCP-HTTP-13, 20, 25)."""
+        """Complete the handshake's three steps within `timeout` seconds (REQ-MCP-HTTP-13, 20, 25)."""
         deadline = time.monotonic() + timeout
         exchange = exchange or Exchange()
         params = mcp.initialize_params(CLIENT_NAME, CLIENT_VERSION, self._own_capabilities)
@@ -314,7 +314,7 @@ class JsonRpcClient:
             if not 200 <= response.status_code < 300:
                 raise HttpStatusError(response.status_code, jsonrpc.excerpt(self._transport.body(response)))
             if {"Content-Length", "Transfer-Encoding"} & set(response.headers):
-                self._transport.body(response)  # frees the connection; without these headers the body has no end
+                self._transport.body(response)  # this frees the connection. Without these headers the body has no end
 
     def listen(self, exchange: Exchange, timeout: float) -> None:
         """Pass the server's notifications to `on_notification` until the stream ends or `timeout` has passed.

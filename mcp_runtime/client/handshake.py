@@ -1,4 +1,4 @@
-"""What a server says about itself, in its answer to `initialize` or, if it is modern, to `server/discover`."""
+"""The data of a server about itself, from its response to `initialize`, or to `server/discover` if it is modern."""
 
 from __future__ import annotations
 

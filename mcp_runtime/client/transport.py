@@ -1,4 +1,4 @@
-"""HTTP to one server with hard deadlines: exchanges, sockets, connections, and the translation of errors.
+"""HTTP to one server with hard deadlines. It has exchanges, sockets, connections, and the translation of errors.
 
 The timeout of `requests` is for each read, so a server that sends one byte a second could block a call for ever. Here
 the socket itself has the deadline. Each read and each write waits only for the remaining time. So no timer, thread or
@@ -80,7 +80,7 @@ class Exchange:
         self.request_id: int | None = None
         self.deadline = 0.0
         self.session = Session()
-        self.server_requests = 0  # how many came while the answer is awaited
+        self.server_requests = 0  # requests of the server before the answer
         self.is_sent = False  # the server may have read a part of the request
 
     def begin(self, request_id: int | None, timeout: float) -> None:
@@ -114,14 +114,14 @@ class Exchange:
             self._socket = None
 
     def require_time(self) -> None:
-        """For loops over data that is already read. Raises RequestCancelledError, TimeoutError after the deadline."""
+        """Raise RequestCancelledError if it was aborted, TimeoutError after the deadline. For loops that do no I/O."""
         with self._lock:
             self._require_not_aborted()
         if time.monotonic() >= self.deadline:
             raise TimeoutError("the deadline of the request passed")
 
     def pause(self, seconds: float) -> None:
-        """Wait. Raises RequestCancelledError as soon as it is aborted, TimeoutError at the deadline."""
+        """Wait `seconds`. Raises RequestCancelledError as soon as it is aborted, TimeoutError at the deadline."""
         end = time.monotonic() + seconds
         while (remaining := end - time.monotonic()) > 0:
             self.require_time()
@@ -129,7 +129,7 @@ class Exchange:
         self.require_time()
 
     def mark_aborted(self) -> None:
-        """From now on an answer is ignored."""
+        """Ignore all answers from now on."""
         with self._lock:
             self.is_aborted = True
 
@@ -201,7 +201,7 @@ class _DeadlineSocket(socket.socket):
 
 
 class _DeadlineTlsSocket(_DeadlineSocket, ssl.SSLSocket):
-    """The same over TLS, including the TLS handshake."""
+    """A _DeadlineSocket with TLS. The deadline includes the TLS handshake."""
 
     def do_handshake(self, block: bool = False) -> None:
         try:
@@ -339,7 +339,7 @@ class Adapter(HTTPAdapter):
 
 
 class Transport:
-    """Requests to one server, each with `headers`. No answer may have more than `max_bytes`."""
+    """Sends requests to one server, each with `headers`. No answer may have more than `max_bytes` bytes."""
 
     def __init__(self, url: str, *, connections: int, max_bytes: int, headers: remote.Headers) -> None:
         self.url = requests.Request("POST", url).prepare().url or url
@@ -361,7 +361,7 @@ class Transport:
         headers: Mapping[str, str],
         message: dict[str, Any] | None = None,
     ) -> Iterator[requests.Response]:
-        """Send one request, and give its response before the body is read. Errors of libraries become ours."""
+        """Send one request. Returns the response before its body is read. Errors of libraries become ClientErrors."""
         body = None if message is None else quick_json.encode(message)
         request = self._prepare(verb, {**self._headers(exchange.session), **headers}, body)
         limit = Timeout(connect=min(CONNECT_TIMEOUT, timeout), total=timeout)

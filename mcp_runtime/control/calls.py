@@ -133,7 +133,7 @@ def output_validation_error(output_schema: dict[str, Any], value: Any) -> str:
 # Statistics -------------------------------------------------------------------------------------------------------
 
 
-SPANS = tuple(statistics.SPANS)  # the names of the time spans; the first is the default
+SPANS = tuple(statistics.SPANS)  # the names of the time spans. The first is the default
 SPARK_POINTS = statistics.SPARK_POINTS
 
 

@@ -53,11 +53,11 @@ IDLE_WRITE_SECONDS = 2.0  # without calls: client programs are written from time
 RETRY_SECONDS = 0.2  # between two attempts to write the same calls
 GIVE_UP_SECONDS = 600.0  # after which a batch is dropped: its calls may be at fault, and others wait
 LOCK_SECONDS = 0.4  # to wait for SQLite's write lock at once, so that a stop is noticed
-STOP_SECONDS = 1.0  # for all remaining calls; after a failure in the second half there is no further attempt
+STOP_SECONDS = 1.0  # for all remaining calls. After a failure in the second half there is no further attempt
 BATCH = 500
 MAX_WAITING = 20_000
 MAX_WAITING_BYTES = 64_000_000  # of requests and responses
-LARGE = 65_536  # bytes of a request; above this, only the stored part of its arguments is encoded
+LARGE = 65_536  # bytes of a request. Above this, only the stored part of its arguments is encoded
 CUT = mcp.CUT
 # CPU time to search the arguments of one call for secrets. All other calls wait for it, and the search in paced steps
 # takes four times as long.
@@ -66,14 +66,14 @@ SECRETS_SECONDS = 0.1
 
 @dataclass(eq=False, slots=True)
 class FinishedCall:
-    """One call in progress. Only its first end counts; later ones are ignored."""
+    """One call in progress. Only its first end counts. Later ones are ignored."""
 
     recorder: Recorder
     member_id: int
     member: str
     tool: str
     arguments: Any
-    schema: str | None  # as JSON; None if it was unknown at the start, empty if it marks no secrets
+    schema: str | None  # as JSON. None if it was unknown at the start, empty if it marks no secrets
     principal: Principal
     timeout: float
     size: int = 0  # bytes of the request

@@ -46,7 +46,7 @@ def insert(rows: list[Row]) -> None:
 def _insert_together(rows: list[Row]) -> None:
     try:
         _execute(rows)
-    except (OperationalError, InterfaceError):  # the database is unavailable or locked; no row is at fault
+    except (OperationalError, InterfaceError):  # the database is unavailable or locked. No row is at fault
         raise
     except Exception:  # noqa: BLE001 - insert_alone logs the row that is at fault
         for row in rows:

@@ -58,7 +58,7 @@ class OfferedTool:
     listed_name: str
     own_json: bytes
     listed_json: bytes
-    secretive_schema: str  # of its arguments, as JSON; empty if it marks no secrets
+    secretive_schema: str  # of its arguments, as JSON. Empty if it marks no secrets
     parameter_headers: Mapping[mcp.Place, str]  # headers that repeat an argument, by its place
     needs_task: bool = False  # it runs only as a task, which `/mcp` does not support
     digest: bytes = b""  # of everything that it was created from
@@ -128,7 +128,7 @@ class OfferedMember:
 
 @dataclass(frozen=True)
 class Selection:
-    """The members that an address selects; None selects all. The principal decides which of them a token may use."""
+    """The members that an address selects. None selects all. The principal decides which of them a token may use."""
 
     members: frozenset[str] | None = None
 
@@ -238,7 +238,7 @@ class Roster:
         return None
 
     def resource(self, uri: str, principal: Principal, selection: Selection) -> tuple[str, str] | None:
-        """Return the member of a resource and the member's URI for it; None if no member or several have it."""
+        """Return the member of a resource and the member's URI for it, or None if no member or several have it."""
         owners = self.owners_of(uri, principal, selection)
         return owners[0] if len(owners) == 1 else None
 
@@ -265,7 +265,7 @@ def resource_uri(member: str, uri: str) -> str:
 
 
 def entry(member: str, kind: str, definition: dict[str, Any]) -> Entry | None:
-    """Return an entry for a member's prompt, resource or template; None if it has no valid name or URI."""
+    """Return an entry for a member's prompt, resource or template, or None if it has no valid name or URI."""
     name = KEYS[kind]
     key = definition.get(name)
     if not isinstance(key, str):
@@ -310,7 +310,7 @@ def literals_match(literals: tuple[str, ...], uri: str) -> bool:
 
 
 def members_of_session(session_id: int, user_id: int | None) -> frozenset[str] | None:
-    """Return the members of an agent session that the user or the operator created; None if there is none."""
+    """Return the members of an agent session that the user or the operator created, or None if there is none."""
     session = AgentSession.objects.filter(Q(created_by=None) | Q(created_by=user_id), pk=session_id).first()
     return None if session is None else frozenset(session.members.values_list("name", flat=True))
 
@@ -365,7 +365,7 @@ def _tool(member: str, name: str, definition: dict[str, Any], digest: bytes, *, 
 
 
 def _parameter_headers(schema: Any, text: str) -> Mapping[mcp.Place, str]:
-    """Return the headers that a schema asks for; none if it is invalid. Most ask for none and are skipped."""
+    """Return the headers that a schema asks for, or none if it is invalid. Most ask for none and are skipped."""
     if "x-mcp-header" not in text:
         return {}
     try:

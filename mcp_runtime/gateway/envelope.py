@@ -23,8 +23,8 @@ from msgspec import Raw
 from mcp_runtime.protocol import jsonrpc
 from mcp_runtime.protocol.errors import ForeignAnswerError, ProtocolError, RemoteError
 
-MAX_KEYS = 20  # of an outermost object; JSON-RPC has six
-MAX_ID = 1_000  # characters; the id of a question is stored until it is answered
+MAX_KEYS = 20  # of an outermost object. JSON-RPC has six
+MAX_ID = 1_000  # characters. The id of a question is stored until it is answered
 MAX_KEY = 1_000  # characters of one key
 MAX_SMALL = 65_536  # bytes of a part that is decoded: ids, error codes, questions
 # Keys of an object and items of an array that are decoded at once. No other thread runs meanwhile, for 0.2 ms. Objects
@@ -383,7 +383,7 @@ def _code(error: Mapping[str, Raw]) -> int:
 
 
 def fields(value: Any) -> dict[str, Any]:
-    """Return the keys and undecoded values of an object; empty for anything else.
+    """Return the keys and undecoded values of an object. Empty for anything else.
 
     Raise ProtocolError for a large object with more than MAX_FIELDS keys. Read large ones outside of the event loop.
     """
@@ -398,7 +398,7 @@ def fields(value: Any) -> dict[str, Any]:
 
 
 def items(value: Any) -> list[Any]:
-    """Return the undecoded items of an array; empty for anything else.
+    """Return the undecoded items of an array. Empty for anything else.
 
     Raise ProtocolError for a large array with more than MAX_ITEMS items. Read large ones outside of the event loop.
     """
@@ -426,7 +426,7 @@ def _first(value: Raw) -> bytes:
 
 
 def text(value: Any) -> str:
-    """Return a short string; empty for any other value."""
+    """Return a short string. Empty for any other value."""
     string = small(value) if isinstance(value, Raw) and _first(value) == b'"' else value
     return string if isinstance(string, str) else ""
 

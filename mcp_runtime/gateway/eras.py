@@ -122,7 +122,7 @@ def text_of(headers: Mapping[bytes, bytes], name: str) -> str | None:
 
 
 def decode_header(value: str) -> str | None:
-    """Return a header's value with its Base64 wrapping decoded; None if that fails. See mcp.header_value."""
+    """Return a header's value with its Base64 wrapping decoded, or None if that fails. See mcp.header_value."""
     if not (value.startswith("=?base64?") and value.endswith("?=")):
         return value
     try:
@@ -155,13 +155,13 @@ def for_modern(method: str, params: Mapping[str, Any], response: dict[str, Any])
 
 
 def _data(error: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data of an error; empty if it is large."""
+    """Return the data of an error. Empty if it is large."""
     data = error.get("data")
     return {} if is_large(data) else fields(data)
 
 
 def error_code(response: Mapping[str, Any]) -> int:
-    """Return the code of an error response; 0 for a result."""
+    """Return the code of an error response, or 0 for a result."""
     code = small(fields(response.get("error")).get("code"))
     return code if isinstance(code, int) else 0
 
@@ -176,7 +176,7 @@ def for_handshake(method: str, response: dict[str, Any]) -> dict[str, Any]:
     result = fields(response["result"])
     converted = {key: value for key, value in result.items() if key not in ("resultType", "ttlMs", "cacheScope")}
     if "structuredContent" in converted and not is_object(converted["structuredContent"]):
-        del converted["structuredContent"]  # before 2026-07-28 it must be an object; the text has the same content
+        del converted["structuredContent"]  # before 2026-07-28 it must be an object. The text has the same content
     if is_object(converted.get("_meta")):
         converted["_meta"] = {
             key: value for key, value in fields(converted["_meta"]).items() if not key.startswith(META)

@@ -28,7 +28,7 @@ LOAD_SECONDS = 10.0
 RETRY_SECONDS = 30.0  # after a failure
 MAX_ENTRIES = 2_000
 MAX_ENTRY = 262_144  # bytes of a prompt or a resource in a list, its icons included
-MAX_ENTRIES_BYTES = 2_000_000  # of one kind; no further page is requested above it
+MAX_ENTRIES_BYTES = 2_000_000  # of one kind. No further page is requested above it
 MAX_PAGES = 100
 
 

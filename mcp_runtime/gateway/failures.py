@@ -33,7 +33,7 @@ def forbidden(caller: str, member: str, tool: str) -> MethodError:
 
 
 def of_member(error: ClientError, member: str, request: Request) -> MethodError:
-    """Return a member's failure for the agent. JSON-RPC errors of the member stay unchanged; others get its name."""
+    """Return a member's failure for the agent. JSON-RPC errors of the member stay unchanged. Others get its name."""
     error.was_sent = request.is_sent
     if not error.was_sent:
         return unavailable(member, str(error))

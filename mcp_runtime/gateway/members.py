@@ -43,7 +43,7 @@ class Members:
         self._extras: dict[str, Extras] = {}
         self._next_reload_at = 0.0
         self._stale = asyncio.Event()
-        self._changes: dict[int, asyncio.Event] = {}  # by member; set when a member changes that requests wait for
+        self._changes: dict[int, asyncio.Event] = {}  # by member. Set when a member changes that requests wait for
         self.roster = Roster()
         self.on_reload: Callable[[], Awaitable[None]] | None = None
 
@@ -139,7 +139,7 @@ class Members:
                     await event.wait()
 
     def _no_use_waiting(self, member_id: int, started_at: float, deadline: float) -> tuple[str, str]:
-        """Return why waiting is useless, or nothing; and why a member failed that waits for its restart."""
+        """Return why waiting is useless, and why the member failed if it is in ERROR. Both texts may be empty."""
         self._availability.ask_for_start(member_id)
         row = GuildMember.objects.get(pk=member_id)
         last_reason = row.last_reason if row.status == GuildMember.Status.ERROR else ""

@@ -14,7 +14,7 @@ from mcp_runtime.security.limits import BudgetError, ByteBudget, Owner
 logger = logging.getLogger("guildhall.gateway")
 
 MAX_WAITING = 1_000  # messages in a stream that is not read
-MAX_WAITING_BYTES = 1_000_000  # of these messages; a single message may be larger
+MAX_WAITING_BYTES = 1_000_000  # of these messages. A single message may be larger
 
 
 class Outbox:

@@ -42,7 +42,7 @@ class Post:
 
 
 def checked_id(message: dict[str, Any]) -> Any:
-    """Return the id of a request. MCP allows strings and integers; JSON-RPC also allows other numbers."""
+    """Return the id of a request. MCP allows strings and integers. JSON-RPC also allows other numbers."""
     message_id = message.get("id")
     if isinstance(message_id, str) and len(message_id) > MAX_REQUEST_ID:  # it is stored longer than the message
         raise Refusal(400, MethodError(INVALID_REQUEST, f"an id can have at most {MAX_REQUEST_ID:,} characters"))

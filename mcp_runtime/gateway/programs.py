@@ -25,10 +25,10 @@ logger = logging.getLogger("guildhall.gateway")
 
 WRITE_SECONDS = 60.0  # between two writes of one row
 FORGET_SECONDS = 600.0
-MAX_TALLIES = 1_000  # in memory; further programs are not recorded until others have been inactive for FORGET_SECONDS
+MAX_TALLIES = 1_000  # in memory. Further programs are not recorded until others have been inactive for FORGET_SECONDS
 MAX_TALLIES_OF_USER = 200  # a user can have any number of tokens
 MAX_TALLIES_OF_TOKEN = 100
-MAX_OF_TOKEN = 20  # rows; the least recently seen is deleted
+MAX_OF_TOKEN = 20  # rows. The least recently seen is deleted
 MAX_AT_ONCE = 50  # rows of one write
 MAX_NAME = 100
 MAX_VERSION = 50

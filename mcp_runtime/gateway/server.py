@@ -107,7 +107,7 @@ class Gateway:
         self._call_soon(self._on_lists_changed, member_id)
 
     def stop_accepting(self) -> None:
-        """Accept no new calls. Calls in progress continue. This takes DOORS_SECONDS; clients still get responses.
+        """Accept no new calls. Calls in progress continue, and get their responses. It takes STOP_LISTENING_SECONDS.
 
         New connections wait in the listening sockets for the next runtime, if `manage.py up` keeps the sockets open.
         """

@@ -16,7 +16,7 @@ _saving = threading.Lock()
 
 
 def load(directory: Path) -> dict[str, Any]:
-    """Return the content of the file; empty if it is missing or cannot be read."""
+    """Return the content of the file. Empty if it is missing or cannot be read."""
     try:
         states = json.loads((directory / NAME).read_bytes())
     except FileNotFoundError:
@@ -28,7 +28,7 @@ def load(directory: Path) -> dict[str, Any]:
 
 
 def save(directory: Path, states: dict[str, Any]) -> None:
-    """Write the file. Any thread may call this; a lock makes the writes sequential."""
+    """Write the file. Any thread may call this. A lock makes the writes sequential."""
     path, draft = directory / NAME, directory / f"{NAME}.new"
     with _saving:
         try:

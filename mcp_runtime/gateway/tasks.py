@@ -1,6 +1,6 @@
 """Limit each task of a member to the token that created it.
 
-Specification: 25-11: basic/utilities/tasks; 26: io.modelcontextprotocol/tasks.
+Specification: basic/utilities/tasks (25-11) and io.modelcontextprotocol/tasks (26).
 
 A member sees the hall as its only client, so it lets any request use a task if the id is right. Therefore the gateway
 seals the id of a task for the token that created it, and requires a sealed id in every request. Nobody else can read,

@@ -427,7 +427,7 @@ class _Connection(asyncio.Protocol):
                 self._headers[name] = value
             elif name in ONLY_ONCE:
                 raise ValueError("a header that may occur only once is repeated")
-            else:  # RFC 9110, 5.3; RFC 6265 for cookies
+            else:  # RFC 9110, 5.3, and RFC 6265 for cookies
                 self._headers[name] += (b"; " if name == b"cookie" else b", ") + value
 
     def on_headers_complete(self) -> None:

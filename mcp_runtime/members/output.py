@@ -111,7 +111,7 @@ def _stamp(seconds: float) -> str:
 class Output:
     """The reading end of a member's pipe. It closes the pipe. One thread reads the pipes of all members."""
 
-    _paused: ClassVar[set[Output]] = set()  # those that were just read; only the reading thread uses it
+    _paused: ClassVar[set[Output]] = set()  # those that were just read. Only the reading thread uses it
 
     def __init__(self, pipe: IO[bytes], log: MemberLog) -> None:
         self._pipe = pipe

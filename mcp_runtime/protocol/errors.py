@@ -172,7 +172,7 @@ class ErrorKind(StrEnum, metaclass=_Choices):
     remark: str
     hint: str
 
-    TOOL = (  # a result with isError; the member is well
+    TOOL = (  # a result with isError. The member is well
         "tool",
         "",
         "The tool ran and reported an error. Read its message, change the arguments, and call again.",
@@ -199,7 +199,7 @@ class ErrorKind(StrEnum, metaclass=_Choices):
         "; the call was not sent",
         "The call was never sent, so it is safe to repeat. The member's page says why the member was not available.",
     )
-    LOST = (  # the runtime ended while it ran; never run again automatically
+    LOST = (  # the runtime ended while the call ran. It is never run again automatically
         "lost",
         "",
         "The runtime ended while this call ran. Nobody knows what the call did. Check before you call again.",

@@ -180,8 +180,8 @@ class EventStream:
     def __init__(self) -> None:
         self.last_event_id = ""
         self.retry_ms: int | None = None
-        self._rest = bytearray()  # of an incomplete line; it grows in place, because a line may come byte by byte
-        self._data = bytearray()  # of complete lines, with line ends; as a list, short lines take sixteen times that
+        self._rest = bytearray()  # of an incomplete line. It grows in place, because a line may come byte by byte
+        self._data = bytearray()  # of complete lines, with line ends. As a list, short lines take sixteen times that
         self._after_return = False
         self._at_beginning = True
 

@@ -26,7 +26,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 COMMAND = [sys.executable, "-I", "-S", os.path.abspath(__file__)]
 WORKER = [sys.executable, "-m", "mcp_runtime.runtime.worker"]
 SWEEP_INTERVAL = 0.005
-SWEEP_SECONDS = 5.0  # at most; a process that hangs in the kernel may not end even then
+SWEEP_SECONDS = 5.0  # at most. A process that hangs in the kernel may not end even then
 # After the death of `manage.py up` the worker gets SIGTERM, and this much later SIGKILL.
 ORPHANED_SECONDS = 1.0
 

@@ -32,7 +32,7 @@ RESTART_DELAYS = (1.0, 2.0, 4.0)
 QUICK_DEATH_SECONDS = 10.0
 PATIENCE_SECONDS = 8.0
 LOOK_SECONDS = 0.2
-KILL_SECONDS = 1.0  # from a second SIGTERM to SIGKILL, for a part that hangs; also for the end of its orphans
+KILL_SECONDS = 1.0  # from a second SIGTERM to SIGKILL, for a part that hangs, and for the end of its orphans
 # Only the hall's processes have these variables. They identify them on systems without birthmarks.
 HALL_VARIABLES = (b"GUILD_HALL_MEMBER=", b"GUILD_HALL_GUARD_PID=", b"GUILD_HALL_END_WITH_PARENT=")
 PROGRAM = os.path.realpath(__file__)
@@ -140,7 +140,7 @@ class Part:
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = ForkedProcess(pid) if pid else None
         self._started_at = time.monotonic()
         self._quick_deaths = 0
-        self.start_at: float | None = None if pid else 0.0  # when to start it; None while it runs
+        self.start_at: float | None = None if pid else 0.0  # when to start it, or None while it runs
 
     def start(self) -> None:
         self.start_at = None

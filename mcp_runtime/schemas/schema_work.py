@@ -55,7 +55,7 @@ class _Turns:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._free_at: dict[Hashable, float] = {}  # by owner: when the next step may begin; only for work in progress
+        self._free_at: dict[Hashable, float] = {}  # by owner: when the next step may begin. Only for work in progress
 
     def next(self, owner: Hashable, overdrawn: float) -> float:
         """Seconds until the owner's next step. `overdrawn` is the CPU time of the last step beyond STEP_SECONDS."""

@@ -34,7 +34,7 @@ from mcp_runtime.schemas.secrets import TOO_COMPLEX, secret_marks
 
 # Budgets in seconds of the thread's own CPU time, so waiting for the interpreter does not count.
 CHECK_SECONDS = 1.0  # for one schema, against its meta-schema
-VALIDATION_SECONDS = 0.5  # for one validation; a schema takes 5 to 20 microseconds for a value
+VALIDATION_SECONDS = 0.5  # for one validation. A schema takes 5 to 20 microseconds for a value
 # Top-level errors that are compared to find the most relevant ones.
 MAX_COMPARED = 1000
 # Validation errors that are listed at once, the most relevant first.

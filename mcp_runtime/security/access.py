@@ -48,7 +48,7 @@ class Principal:
     token_name: str = ""
     token_hint: str = ""
     expires_at: datetime | None = None
-    members: frozenset[str] | None = None  # the token's scope: these members; None: all members
+    members: frozenset[str] | None = None  # the members in the token's scope. None means all members
     tools: frozenset[tuple[str, str]] | None = None  # the token's scope: these tools, each (member, tool)
     limits: Limits = NO_LIMITS
 

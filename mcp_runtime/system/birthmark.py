@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 
 LIMIT: int = getattr(resource, "RLIMIT_RTTIME", -1)
-FLAG = 1 << 62  # marks a birthmark; below it are 24 bits for the runtime and 37 for the member
+FLAG = 1 << 62  # marks a birthmark. Below it are 24 bits for the runtime and 37 for the member
 MEMBER_BITS = 37
 PART = ""  # the environment tag of the hall's own parts, whose birthmark belongs to no member
 _PART_FLAG = 1 << 61

@@ -130,7 +130,7 @@ class Writer:
         try:
             thread.start()
             self._thread = thread
-        except RuntimeError:  # no thread can be started, or the interpreter ends; the next text tries again
+        except RuntimeError:  # no thread can be started, or the interpreter ends. The next text tries again
             with contextlib.suppress(queue.Empty):
                 while True:
                     self._write_now(self._texts.get_nowait())

@@ -18,9 +18,9 @@ class RuntimeId:
     """Identifies one process. No other process has the same values. As text it is `pid.started.namespace.boot`."""
 
     pid: int
-    started: int  # clock ticks since the boot; on other systems than Linux milliseconds since the epoch
-    namespace: str  # of pids; "" on other systems than Linux
-    boot: str  # of the machine; on other systems than Linux it identifies only the machine
+    started: int  # clock ticks since the boot. On other systems than Linux milliseconds since the epoch
+    namespace: str  # of pids. "" on other systems than Linux
+    boot: str  # of the machine. On other systems than Linux it identifies only the machine
 
     def __str__(self) -> str:
         return f"{self.pid}.{self.started}.{self.namespace}.{self.boot}"

@@ -25,7 +25,7 @@ class Rewriting:
     async def rewrite(
         self, reply: Reply, request: Request, work: Callable[[bytes], bytes], *, is_throughout: bool = False
     ) -> Reply:
-        """Rewrite the response in a member's reply with `work`; with `is_throughout`, also the events before it.
+        """Rewrite the response in a member's reply with `work`. With `is_throughout`, rewrite the events before it too.
 
         `work` is stored as long as the client may resume the stream.
         """

@@ -19,7 +19,7 @@ from mcp_runtime.protocol.errors import ClientError, MethodError
 from mcp_runtime.protocol.jsonrpc import INVALID_PARAMS
 from mcp_runtime.security.access import Principal
 
-LIST_TIMEOUT = 5.0  # to request a list from a member; after that, use the one in memory
+LIST_TIMEOUT = 5.0  # to request a list from a member. After that, use the one in memory
 
 
 class MemberEndpoints:

@@ -32,7 +32,7 @@ logger = logging.getLogger("guildhall.gateway")
 
 COMMENT_SECONDS = 15.0  # between two comments that keep an idle stream open
 READY_SECONDS = 2.0  # to open streams to members before the client gets its acknowledgement
-RESOLVED_AT_ONCE = 5  # URIs of a stream before other work may run; each is compared with the templates of all members
+RESOLVED_AT_ONCE = 5  # URIs of a stream before other work may run. Each is compared with the templates of all members
 
 
 class TooManyStreamsError(Exception):
@@ -140,7 +140,7 @@ class ClientStreams:
         for stream in list(self._open_streams):
             try:
                 stream.client.principal = await principal_of(stream.client.authorization)
-            except (AccessError, Error):  # without the database access cannot be checked; the client can reconnect
+            except (AccessError, Error):  # without the database access cannot be checked. The client can reconnect
                 stream.outbox.close()
                 continue
             member = stream.place.member

@@ -156,7 +156,7 @@ class ResumableStreams:
         await paused_stream.stream.aclose()
 
     def give_up_all(self, session: ClientSession | None = None) -> None:
-        """End all paused streams of the session; None ends those of all sessions."""
+        """End all paused streams of the session. None ends those of all sessions."""
         for paused_stream in list(self._paused_streams.values()):
             if session is None or paused_stream.session is session:
                 self.give_up(paused_stream.request)

@@ -32,7 +32,7 @@ class Questions:
     async def forward(
         self, data: bytes, message: Message, upstream_session: UpstreamSession, request: Request
     ) -> bytes | None:
-        """Return the message for the client, or None. A question gets an id of ours; a notification stays unchanged."""
+        """Return the message for the client, or None. A question gets an id of ours. A notification stays unchanged."""
         if message.is_request:
             session = request.client.session
             if session is None or not request.takes_stream or not _may_ask(session, message):

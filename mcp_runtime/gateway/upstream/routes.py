@@ -24,7 +24,7 @@ from mcp_runtime.rows.database import unit_of_work
 from mcp_runtime.security import limits
 from mcp_runtime.security.limits import Account, BudgetError, Owner, Places
 
-UNCOUNTED_BYTES = 16_384  # bytes of an unfinished event that are not counted for each stream; most events are shorter
+UNCOUNTED_BYTES = 16_384  # bytes of an unfinished event that are not counted for each stream. Most events are shorter
 EXIT_POLL_SECONDS = 0.005  # between two checks whether a member has exited
 STREAM_ENDED = "the event stream ended without the answer"
 
@@ -130,7 +130,7 @@ class Upstream:
         return answer
 
     async def error_to(self, response: Response, data: bytes, sent_id: str) -> Message | None:
-        """Return the JSON-RPC error to exactly that request; None for anything else."""
+        """Return the JSON-RPC error to exactly that request, or None for anything else."""
         try:
             answer = await self._read_answer(response, data, sent_id)
         except ClientError:
@@ -146,7 +146,7 @@ class Upstream:
         return await self.read_in_thread(owner, envelope.read_opened, data)
 
     async def read_in_thread(self, owner: Owner, work: Callable[[Part], Read], part: Part) -> Read:
-        """Run `work` on a part; on a large one in another thread, so that the event loop can serve others.
+        """Return `work(part)`. For a large part it runs in another thread, so that the event loop can serve others.
 
         One large part is read at a time. The owner who has waited longest since its last turn is next.
         """
@@ -220,7 +220,7 @@ class Upstream:
 
     @staticmethod
     async def exit_error(live_member: LiveMember, *, is_refusal: bool = False) -> ConnectError | None:
-        """Return the error that explains the member's exit; None while it runs."""
+        """Return the error that explains the member's exit, or None while it runs."""
         # Do not wait in a thread. If a member closes the connections of many calls, these would block all threads.
         deadline = asyncio.get_running_loop().time() + EXIT_GRACE
         while not live_member.process.exited.is_set():

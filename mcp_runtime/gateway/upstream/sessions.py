@@ -102,7 +102,7 @@ class UpstreamSessions:
         self._prefix = f"gh-{secrets.token_hex(4)}"
         self._by_client_session: WeakKeyDictionary[ClientSession, Openings] = WeakKeyDictionary()
         self.background = BackgroundTasks()
-        self._discoveries: dict[int, dict[str, Any]] = {}  # by member; stays while the member is stopped
+        self._discoveries: dict[int, dict[str, Any]] = {}  # by member. An entry stays while the member is stopped
         # Set by `ClientStreams`.
         self.open_listener: Callable[[UpstreamSession, ClientSession | None], Awaitable[None]] | None = None
 

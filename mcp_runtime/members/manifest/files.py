@@ -153,7 +153,7 @@ def _refuse_duplicate_name(file: ManifestFile, winners: Mapping[str, str]) -> Ma
 
 
 def read_file(folder: Path, directory: str, root: Path | None = None) -> ManifestFile:
-    """The manifest in `folder`. Its file may be a link, but not out of `root`. Without a root, not out of the folder."""
+    """The manifest in `folder`. Its file may be a link, but not out of `root`, which is by default the folder."""
     name_hint, key_warnings = "", []
     try:
         _require_storable(directory)
