@@ -71,7 +71,7 @@ SPANS = {span.name: span for span in (Span("hour", 60, 60), Span("day", 900, 96)
 
 @dataclass(frozen=True)
 class Point:
-    """The calls that ended in the `Span.seconds` after `begins_at`. Durations in seconds are None if no call started."""
+    """The calls that ended in the `Span.seconds` after `begins_at`. Durations are seconds. None if no call started."""
 
     begins_at: datetime
     calls: int

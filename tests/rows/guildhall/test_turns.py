@@ -346,7 +346,7 @@ def test_a_request_that_uses_much_is_soon_behind(bench: Bench) -> None:
     assert bench.told == ["", "anna"]
 
 
-def test_what_comes_back_from_a_long_wait_is_as_what_comes_anew(bench: Bench) -> None:
+def test_a_request_after_a_long_wait_counts_as_a_new_request(bench: Bench) -> None:
     bench.used(ANNA, 0.5)
     bench.used(BERT, 0.495)
     own = begun(bench, BERT)

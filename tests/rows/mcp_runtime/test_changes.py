@@ -126,7 +126,7 @@ def test_a_notice_on_another_channel_or_of_a_transaction_that_was_rolled_back_is
 
 
 @pytest.mark.django_db
-def test_nobody_needs_to_be_told_on_sqlite() -> None:
+def test_sqlite_needs_no_notification() -> None:
     with CaptureQueriesContext(connection) as queries:
         notify("some_channel")
     assert len(queries) == (1 if connection.vendor == "postgresql" else 0)

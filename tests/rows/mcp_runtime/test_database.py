@@ -67,7 +67,7 @@ def test_each_try_gets_a_connection_of_its_own() -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("error", [DataError("too long"), ValueError("a bug")])
-def test_what_trying_again_cannot_mend_is_raised_at_once(error: Exception) -> None:
+def test_an_error_that_another_try_cannot_fix_is_raised_at_once(error: Exception) -> None:
     work = Failing(error)
     with pytest.raises(type(error)):
         persistently(work)
@@ -140,7 +140,7 @@ def test_a_start_waits_for_what_passes_and_says_so_once(
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("error", LASTING)
-def test_a_start_does_not_wait_for_what_somebody_has_to_mend(error: OperationalError) -> None:
+def test_a_start_does_not_wait_for_a_fault_that_somebody_must_fix(error: OperationalError) -> None:
     work = Failing(error)
     with pytest.raises(OperationalError):
         patiently(work, lambda: False)

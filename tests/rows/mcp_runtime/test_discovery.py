@@ -181,7 +181,7 @@ def test_a_broken_manifest_takes_the_name_it_tells_or_its_folders(tmp_path: Path
     assert sorted(present()) == ["member", "some-folder", "told"]
 
 
-def test_a_mended_manifest_heals_its_row(tmp_path: Path) -> None:
+def test_a_fixed_manifest_clears_the_fault_of_its_row(tmp_path: Path) -> None:
     put(tmp_path, "echo", args=5)
     sync(tmp_path)
     pk = member("echo").pk

@@ -1233,7 +1233,7 @@ def start_and_sweep(hall: Hall_, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @in_a_loop
-def test_a_notification_is_heard_at_once(make_hall: Callable[..., Hall_], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notification_starts_work_at_once(make_hall: Callable[..., Hall_], monkeypatch: pytest.MonkeyPatch) -> None:
     hall = make_hall(has_broker=True)
     anna = hall.add()
     monkeypatch.setattr(queue_watch, "SQLITE_INTERVALS", [(math.inf, 3600.0)])

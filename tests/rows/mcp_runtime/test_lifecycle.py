@@ -72,7 +72,7 @@ def serving_all() -> set[threading.Thread]:
 # Start ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_start_ends_connected_with_everything_that_was_told_written_down(stage: Stage) -> None:
+def test_a_start_ends_connected_with_the_members_data_on_its_row(stage: Stage) -> None:
     member = stage.up()
     first = stage.port_range[0]
     (process,) = stage.processes()
@@ -259,7 +259,7 @@ def test_a_manifest_that_cannot_be_read_back_is_an_error(stage: Stage) -> None:
     assert row(member).status == "error"
 
 
-def test_ends_that_wait_for_a_locked_database_are_told_as_what_they_are(
+def test_ends_that_wait_for_a_locked_database_are_recorded_with_their_true_cause(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those that wait for their turn to be written."""
@@ -516,7 +516,7 @@ def test_a_stop_that_was_not_written_to_its_end_is_finished(stage: Stage) -> Non
 
 
 @pytest.mark.parametrize(("number", "said"), [(signal.SIGKILL, "signal SIGKILL"), (signal.SIGTERM, "signal SIGTERM")])
-def test_an_exit_nobody_asked_for_is_an_error_at_once(stage: Stage, number: signal.Signals, said: str) -> None:
+def test_an_exit_that_nobody_requested_is_an_error_at_once(stage: Stage, number: signal.Signals, said: str) -> None:
     member = stage.up()
     pid = row(member).pid
     assert pid is not None
@@ -718,7 +718,7 @@ def test_a_database_that_is_away_does_not_keep_a_process_alive(stage: Stage, mon
 # Refresh ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_refresh_lists_the_tools_anew(stage: Stage) -> None:
+def test_a_refresh_lists_the_tools_again(stage: Stage) -> None:
     member = stage.up(tools=[ECHO, {"name": "old"}])
     stage.set("tools.json", json.dumps([{"name": "new"}, ECHO]))
     stage.changes.clear()
@@ -925,7 +925,7 @@ def then_closed(work: Callable[..., Any], *args: Any) -> None:
         connection.close()
 
 
-def test_a_spawn_that_is_under_way_is_swept_with_the_rest(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spawn_in_progress_is_killed_with_the_rest(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     member = stage.add()
     spawn, begun, may_go_on = MemberProcess.spawn, threading.Event(), threading.Event()
 

@@ -216,7 +216,7 @@ def test_the_manifest_can_leave_that_to_people(stage: RemoteStage) -> None:
 # The look that is taken now and then ------------------------------------------------------------------------------
 
 
-def test_a_refresh_lists_the_tools_anew(stage: RemoteStage) -> None:
+def test_a_refresh_lists_the_tools_again(stage: RemoteStage) -> None:
     server = stage.serve()
     member = stage.up_remote(server)
     server.behaviours["tools/list"] = lambda r: r.result({"tools": [{"name": "other", "inputSchema": {}}]})

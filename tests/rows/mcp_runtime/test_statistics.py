@@ -89,7 +89,7 @@ minutes = lambda number: timedelta(minutes=number)  # noqa: E731
 
 
 @pytest.mark.usefixtures("set_clock")
-def test_a_call_is_told_the_same_before_and_after_it_was_summed(anna: GuildMember) -> None:
+def test_a_call_is_counted_the_same_before_and_after_its_rollup(anna: GuildMember) -> None:
     ended(anna, minutes(2), number=3)
     ended(anna, minutes(1), number=2, status="failed", took=3)
     ended(anna, minutes(1), status="cancelled", took=None)
@@ -154,7 +154,7 @@ def test_calls_are_counted_on_when_the_clock_was_ahead_and_is_put_right(
     assert statistics.roll_up() == 1
 
 
-def test_calls_that_are_under_way_are_in_no_figure(anna: GuildMember) -> None:
+def test_calls_in_progress_are_in_no_figure(anna: GuildMember) -> None:
     Call.objects.create(member=anna, tool_name="echo", timeout=1, source="rest")
     assert statistics.roll_up() == 0
     assert shape(hour(member=anna)) == {}

@@ -435,7 +435,7 @@ def test_a_row_whose_end_is_being_written_is_left_alone(turns: Turns, monkeypatc
     assert turns.take() == [("handle_lost_process", "anna")]
 
 
-def test_a_row_with_a_verb_under_way_is_left_alone(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_with_a_verb_in_progress_is_left_alone(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "UNTRACKED_SECONDS", -1.0)
     add()
     turns.asked.released.clear()
@@ -564,7 +564,7 @@ def test_a_start_that_gave_its_place_back_is_not_waited_for(
     assert turns_in_half_a_second(turns, looks) == 1
 
 
-def test_a_stop_ends_a_refresh_that_is_under_way(turns: Turns) -> None:
+def test_a_stop_ends_a_refresh_in_progress(turns: Turns) -> None:
     member = add(status="connected", refresh_requested_at=timezone.now())
     turns.asked.released.clear()
     assert turns.take() == [("refresh", "anna")]
@@ -682,9 +682,7 @@ def test_a_look_that_hangs_keeps_nobody_and_is_taken_once(turns: Turns, monkeypa
     assert turns.asked.calls[-1] == ("abort_refresh", "anna")
 
 
-def test_a_server_that_connected_anew_is_looked_at_as_late_as_any(
-    turns: Turns, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_connected_again_is_checked_as_late_as_any(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
     member = add(status="connected")
     long_ago = time.monotonic() - supervisor.REMOTE_CHECK_SECONDS
     turns.asked.live = [Live(member.pk, long_ago, is_remote=True)]

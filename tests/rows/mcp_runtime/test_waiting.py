@@ -164,13 +164,13 @@ def test_any_end_is_an_end(watch: Watch, call: Call, status: str) -> None:
     assert waiter.answer()
 
 
-def test_many_wait_for_one_call_and_all_are_told(watch: Watch, call: Call) -> None:
+def test_many_wait_for_one_call_and_all_are_notified(watch: Watch, call: Call) -> None:
     waiters = [Waiter(watch, call) for _ in range(8)]
     finish(call)
     assert all(waiter.answer() for waiter in waiters)
 
 
-def test_each_is_told_of_its_own_call(watch: Watch, call: Call) -> None:
+def test_each_is_notified_of_its_own_call(watch: Watch, call: Call) -> None:
     other = another(call)
     one, two = Waiter(watch, call), Waiter(watch, other)
     finish(call)

@@ -271,7 +271,7 @@ def test_a_caller_that_leaves_cancels_nothing_and_harms_nobody(ready: Bridged) -
 # The handshake ----------------------------------------------------------------------------------------------------
 
 
-def test_the_server_is_initialized_once_and_everybody_is_told_the_same(make: Make) -> None:
+def test_the_server_is_initialized_once_and_every_caller_gets_the_same_result(make: Make) -> None:
     bridged = make()
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: bridged.initialize().message["result"], range(8)))
@@ -521,7 +521,7 @@ def test_a_server_that_logs_behind_its_answers_logs_to_nobody(keeping: Bridged) 
     assert (ann.heard_so_far(), bob.heard_so_far()) == ([], [])
 
 
-def test_an_updated_resource_is_told_to_those_who_subscribed_to_it(keeping: Bridged) -> None:
+def test_an_updated_resource_is_announced_to_its_subscribers(keeping: Bridged) -> None:
     ann, bob, eve = (Client(keeping).listen() for _ in range(3))
     for client, uri in ((ann, "file:///a"), (bob, "file:///a/b"), (eve, "file:///ab")):
         assert client.ask("resources/subscribe", {"uri": uri}).message["result"] == {}

@@ -1421,7 +1421,7 @@ def test_an_event_id_comes_back_as_it_was(peers: Peers) -> None:
 # Sessions that are forgotten --------------------------------------------------------------------------------------
 
 
-def test_a_forgotten_session_is_begun_anew_and_the_call_made_once_more(peers: Peers) -> None:
+def test_after_a_forgotten_session_a_new_one_begins_and_the_call_is_repeated(peers: Peers) -> None:
     sessions = iter(["one", "two"])
 
     def call(request: Request) -> None:
@@ -1479,7 +1479,7 @@ def test_a_session_that_is_forgotten_again_and_again_is_an_error(peers: Peers) -
     assert server.methods.count("tools/call") == 2
 
 
-def test_a_session_that_could_not_be_begun_anew_once_is_begun_by_the_next_call(peers: Peers) -> None:
+def test_a_new_session_that_could_not_begin_is_begun_by_the_next_call(peers: Peers) -> None:
     answers = iter([200, 503, 200])
 
     def begin(request: Request) -> None:
@@ -1702,7 +1702,7 @@ def test_a_modern_call_is_cancelled_by_going_away(peers: Peers) -> None:
 
 
 @pytest.mark.parametrize("is_modern", [False, True])
-def test_what_a_server_says_unasked_is_heard(peers: Peers, is_modern: bool) -> None:
+def test_notifications_of_a_server_outside_calls_are_handled(peers: Peers, is_modern: bool) -> None:
     def speak(request: Request) -> None:
         request.stream(event({"method": "notifications/tools/list_changed"}))
         request.hang()

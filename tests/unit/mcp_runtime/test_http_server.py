@@ -266,7 +266,7 @@ def test_a_large_body_waits_for_who_asks_for_it() -> None:
         assert [(await caller.hear()).body for _ in range(2)] == [b"%d" % size] * 2
 
 
-def test_a_body_that_is_too_large_is_told_and_the_connection_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_is_too_large_gets_an_error_and_the_connection_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MAX_BODY", 100_000)
 
     async def bounded(exchange: HttpExchange) -> None:
@@ -893,7 +893,7 @@ def test_what_could_mean_two_things_means_nothing(said: bytes) -> None:
 
 
 @pytest.mark.parametrize("encoding", [b"identity", b"xchunked", b"chunked, x"])
-def test_a_body_whose_end_nobody_knows_is_not_heard(encoding: bytes) -> None:
+def test_a_body_whose_length_is_unclear_is_not_accepted(encoding: bytes) -> None:
     @run(echo)
     async def _(world: World) -> None:
         caller = await world.caller()

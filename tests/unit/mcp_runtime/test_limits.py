@@ -76,7 +76,7 @@ def test_zero_is_no_limit() -> None:
         pass
 
 
-def test_calls_under_way_are_counted_until_they_end_however_they_end() -> None:
+def test_calls_in_progress_are_counted_until_they_end_however_they_end() -> None:
     limiter = Limiter()
     with limiter.call(1, Limits(max_in_flight=1)):
         with pytest.raises(TooManyCallsError, match=r"concurrent calls \(limit 1\)"):

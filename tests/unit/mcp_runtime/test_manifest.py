@@ -235,7 +235,7 @@ def test_a_missing_key_is_named(key: str) -> None:
     assert caught.value.reason.startswith("is required")
 
 
-def test_every_fault_of_a_manifest_is_told_with_its_key(tmp_path: Path) -> None:
+def test_every_fault_of_a_manifest_is_reported_with_its_key(tmp_path: Path) -> None:
     values = {"version": 1, "mcp": {"args": "run", "env": {"A": 1, "A=B": ""}}, "restart": "always", "timeout": 0}
     assert fault_of(tmp_path, values) == (
         "x/guild-member.json: name: is required; version: must be a string; transport: is required; "
@@ -521,7 +521,7 @@ def folder(tmp_path: Path) -> Path:
         ("run", "'run' is not on the PATH; write './run' for the one in the member's folder"),
     ],
 )
-def test_a_command_that_could_not_start_is_told(folder: Path, command: str, fault: str) -> None:
+def test_a_command_that_could_not_start_is_reported(folder: Path, command: str, fault: str) -> None:
     values = {**SEEDS_FORM, "command": command.format(folder=folder), "env": {"PATH": f"{folder}/bin"}}
     assert files.command_fault(parser.parse(values)[0], folder) == fault.format(folder=folder)
 

@@ -187,7 +187,7 @@ def test_an_exit_is_noticed_once_with_its_code(yard: Yard, code: str, exit_code:
     assert member.exited.is_set()
 
 
-def test_the_last_words_are_there_when_the_exit_is_told(yard: Yard) -> None:
+def test_the_last_output_is_there_when_the_exit_is_reported(yard: Yard) -> None:
     tails: list[str] = []
     for number in range(10):
         yard.python(f"print('last words {number}'); raise SystemExit(1)", on_exit=lambda m: tails.append(m.tail()))
@@ -210,7 +210,7 @@ def test_the_last_words_are_in_the_tail_though_they_are_read_late(yard: Yard) ->
     assert member.tail() == "last words"
 
 
-def test_what_is_left_of_the_group_is_dead_when_the_exit_is_told(yard: Yard) -> None:
+def test_the_rest_of_the_group_is_dead_when_the_exit_is_reported(yard: Yard) -> None:
     left: list[list[psutil.Process]] = []
     code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {DEAF!r}]); sys.stdin.read()"
     member = yard.python(code, on_exit=lambda m: left.append([p for p in yard.alive() if not is_killed(p)]))

@@ -60,7 +60,7 @@ def test_a_read_that_brings_nothing_changes_nothing() -> None:
     assert events_of(b"data: 1\r", b"", b"\ndata: 2\r\n", b"", b"\r\n") == [b"1\n2"]
 
 
-def test_an_event_that_never_ends_is_never_told() -> None:
+def test_an_event_that_never_ends_is_never_passed_on() -> None:
     assert events_of(b"data: 1\n", b"data: 2\n") == []
 
 

@@ -132,7 +132,7 @@ def test_a_secret_that_cannot_be_used_is_told_by_its_place_and_never_by_its_valu
     assert list(remote.reference_faults({"X-Key": value}, sources(tmp_path, environment))) == [str(caught.value)]
 
 
-def test_everything_that_is_missing_is_told_at_once(tmp_path: Path) -> None:
+def test_everything_that_is_missing_is_reported_at_once(tmp_path: Path) -> None:
     headers = {"X-A": "${env:NO}${file:no}", "X-B": "${env:YES}", "X-C": "${env:NO}"}
     assert list(remote.reference_faults(headers, sources(tmp_path, {"YES": "x"}))) == [
         "headers.X-A: the environment variable NO is not set",

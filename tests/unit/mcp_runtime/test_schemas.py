@@ -520,7 +520,7 @@ def test_every_validation_error_is_listed_with_its_place() -> None:
     assert (("b.c",), "'b.c' is a required property") in told
 
 
-def test_of_alternatives_the_nearest_one_is_told() -> None:
+def test_of_alternatives_the_nearest_one_is_reported() -> None:
     alternatives = [{"type": "string"}, {"type": "object", "properties": {"n": {"type": "integer"}}}]
     assert [
         path for path, _ in validation_errors({"properties": {"a": {"anyOf": alternatives}}}, {"a": {"n": "x"}})

@@ -172,7 +172,7 @@ def test_the_roster_is_every_member_whose_folder_is_there(anna: GuildMember) -> 
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_folder_is_read_and_the_runtime_told(
+def test_the_folder_is_read_and_the_runtime_is_notified(
     tmp_path: Path, settings: Any, broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings.GUILD_HALL_MEMBERS_DIR = tmp_path

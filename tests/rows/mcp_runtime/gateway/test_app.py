@@ -33,7 +33,7 @@ def get(agent: Agent, verb: str = "GET", **headers: str) -> Any:
     return agent.http.request(verb, agent.url, headers=named, timeout=10)
 
 
-def test_who_may_not_come_in_is_told_why(world: World) -> None:
+def test_a_refused_client_gets_the_reason(world: World) -> None:
     agent = anonymous(world)
     missing = agent.send("ping")
     assert (missing.status_code, missing.headers["www-authenticate"]) == (401, 'Bearer realm="Guild Hall"')

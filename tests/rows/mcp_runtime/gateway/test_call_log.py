@@ -108,7 +108,9 @@ def test_a_call_ends_once(recorder: Recorder, call: Callable[..., FinishedCall])
     assert [row.status for row in written(recorder)] == ["succeeded"]
 
 
-def test_what_is_too_long_is_cut_and_said_to_be(recorder: Recorder, call: Callable[..., FinishedCall]) -> None:
+def test_values_that_are_too_long_are_cut_and_marked_as_cut(
+    recorder: Recorder, call: Callable[..., FinishedCall]
+) -> None:
     call(arguments={"a": "x" * 300}).record_response(answer(**content("y" * 300)))
     call().record_response(answer(isError=True, **content("z" * 70_000)))
     call().record_response(answer(**content("z" * 70_000)))

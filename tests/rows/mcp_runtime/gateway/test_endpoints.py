@@ -321,7 +321,7 @@ def test_a_token_for_single_tools_opens_nothing_else_of_their_member(world: Worl
     assert agent.tools() == ["echo"]
 
 
-def test_a_log_level_is_told_to_members_now_and_later(world: World, notes: Member) -> None:
+def test_a_log_level_is_sent_to_members_now_and_later(world: World, notes: Member) -> None:
     agent = world.agent().begin()
     assert agent.ask("logging/setLevel", level="loud")["error"]["code"] == -32602
     other = world.member("other", {"*": echo_params})

@@ -339,7 +339,7 @@ def test_a_call_in_a_member_that_the_hall_stops_says_so(world: World) -> None:
 # The end ----------------------------------------------------------------------------------------------------------
 
 
-def test_with_the_doors_closed_calls_under_way_go_on_and_nobody_else_comes_in(world: World) -> None:
+def test_after_stop_accepting_calls_in_progress_continue_and_no_new_client_connects(world: World) -> None:
     go_on = threading.Event()
 
     def call(asked: Asked) -> None:
@@ -369,7 +369,7 @@ def test_with_the_doors_closed_calls_under_way_go_on_and_nobody_else_comes_in(wo
     world.gateway.member_changed(member.row.pk)  # nobody is there to hear of it
 
 
-def test_a_loop_that_cannot_begin_is_said_in_the_log(
+def test_a_loop_that_cannot_start_is_logged(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail(self: Any) -> None:
@@ -411,7 +411,7 @@ def test_more_connections_than_there_is_room_for_end_idle_ones_first(
         eventually(lambda: agents[2].send("ping").status_code == 200)
 
 
-def test_what_sessions_were_told_once_holds_in_the_next_runtime(
+def test_the_state_of_sessions_holds_in_the_next_runtime(
     world: World,
 ) -> None:
     asked: dict[str, Any] = {

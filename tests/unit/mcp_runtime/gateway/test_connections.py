@@ -533,7 +533,7 @@ def test_closing_an_answer_ends_who_reads_it() -> None:
         await world.eventually(lambda: not world.open())
 
 
-def test_closing_all_ends_what_is_under_way() -> None:
+def test_closing_all_ends_requests_in_progress() -> None:
     @run(_never)
     async def _(world: World) -> None:
         asking = asyncio.ensure_future(world.text())

@@ -72,7 +72,7 @@ def test_what_a_member_says_passes_at_its_own_path(world: World) -> None:
         assert [heard.next() for _ in range(3)] == [log(1), changed, log(2)]
 
 
-def test_what_a_member_says_badly_does_not_deafen_the_stream(world: World) -> None:
+def test_an_invalid_message_of_a_member_does_not_end_the_stream(world: World) -> None:
     bad = [
         {"jsonrpc": "2.0", "method": UPDATED, "params": [1]},
         {"jsonrpc": "2.0", "method": ["x"], "id": 1},
@@ -86,7 +86,7 @@ def test_what_a_member_says_badly_does_not_deafen_the_stream(world: World) -> No
         assert [heard.next(), heard.next()] == [odd, log("good")]
 
 
-def test_a_members_stream_that_ends_is_opened_anew(world: World) -> None:
+def test_a_members_stream_that_ends_is_opened_again(world: World) -> None:
     def end(asked: Asked) -> None:
         count = len([one for one in asked.server.requests if not one.body])
         asked.stream(event(log(count)))
@@ -117,7 +117,7 @@ def test_a_member_without_a_stream_is_asked_for_it_once_a_process(world: World) 
     assert gets() == 2
 
 
-def test_a_list_from_memory_that_the_member_replaces_by_its_own_is_told_of(world: World) -> None:
+def test_a_list_from_memory_that_the_member_replaces_is_announced(world: World) -> None:
     shown = [{"name": name, "inputSchema": {"type": "object"}} for name in ("echo", "for_clients_that_can_be_asked")]
     member = world.member(behaviours={"tools/list": lambda asked: asked.result({"tools": shown})})
     live = world.live.pop(member.row.pk)
@@ -131,7 +131,7 @@ def test_a_list_from_memory_that_the_member_replaces_by_its_own_is_told_of(world
         assert agent.tools() == ["echo", "for_clients_that_can_be_asked"]
 
 
-def test_resource_templates_that_change_are_told_as_resources(world: World) -> None:
+def test_changed_resource_templates_are_announced_as_changed_resources(world: World) -> None:
     templates: list[dict[str, Any]] = []
     lists = {
         "resources/list": lambda asked: asked.result({"resources": []}),
@@ -147,7 +147,7 @@ def test_resource_templates_that_change_are_told_as_resources(world: World) -> N
         assert heard.next() == {"jsonrpc": "2.0", "method": "notifications/resources/list_changed"}
 
 
-def test_a_roster_that_changes_is_told_to_those_whose_lists_are_others(world: World) -> None:
+def test_a_change_of_the_roster_is_announced_to_clients_whose_lists_change(world: World) -> None:
     member, _ = world.member("notes"), world.member("other")
     narrow = make_token(scope=Token.Scope.MEMBERS, members=[GuildMember.objects.get(name="other")])
     with world.agent().begin().listen() as everyone, world.agent(token=narrow).begin().listen() as others:
@@ -334,7 +334,7 @@ def test_one_caller_leaves_streams_for_others(world: World, monkeypatch: pytest.
 # Subscriptions ----------------------------------------------------------------------------------------------------
 
 
-def test_a_subscription_at_the_roster_is_heard_of_under_its_listed_name(world: World) -> None:
+def test_updates_of_a_subscription_at_the_roster_have_the_listed_name(world: World) -> None:
     updates = [event(notification(UPDATED, uri=uri)) for uri in ("x:1", "x:2")]
 
     def say(asked: Asked) -> None:
@@ -368,7 +368,7 @@ def narrowed(world: World) -> tuple[Any, str]:
     return closed, make_token(scope=Token.Scope.MEMBERS, members=[GuildMember.objects.get(name="open")])
 
 
-def test_nobody_hears_of_a_member_that_is_not_for_them(world: World, narrowed: tuple[Any, str]) -> None:
+def test_nobody_gets_notifications_of_a_member_that_is_not_for_them(world: World, narrowed: tuple[Any, str]) -> None:
     closed, token = narrowed
     agent = world.agent(token=token).begin()
     with (
@@ -411,7 +411,7 @@ def test_a_subscription_ends_with_the_right_to_it(world: World) -> None:
         eventually(is_closed)
 
 
-def test_a_modern_caller_is_told_what_it_asked_for_and_no_more(world: World) -> None:
+def test_a_modern_client_gets_only_the_notifications_that_it_requested(world: World) -> None:
     told = [notification("notifications/tools/list_changed"), notification("notifications/prompts/list_changed")]
     updates = [notification(UPDATED, uri="x:1", _meta={"a": 1}), notification(UPDATED, uri="x:2")]
 
@@ -486,7 +486,7 @@ def test_the_resources_of_a_stream_are_looked_for_once_and_calls_go_on_meanwhile
         eventually(lambda: resolutions.count == 200)  # another roster has others
 
 
-def test_a_listener_is_told_that_the_gateway_ends(world: World) -> None:
+def test_a_listening_client_is_notified_when_the_gateway_ends(world: World) -> None:
     world.member(behaviours={**MODERN, "subscriptions/listen": lambda asked: asked.http(500)})
     with listen(world.agent("/mcp/notes"), toolsListChanged=True) as heard:
         assert heard.next()["method"] == "notifications/subscriptions/acknowledged"

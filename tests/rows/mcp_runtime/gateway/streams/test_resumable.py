@@ -167,7 +167,7 @@ def test_the_deadline_of_a_call_holds_for_who_goes_on_with_it(world: World) -> N
     eventually(lambda: member.messages("notifications/cancelled"))
 
 
-def test_a_call_that_is_owed_can_be_cancelled(world: World) -> None:
+def test_a_resumable_call_can_be_cancelled(world: World) -> None:
     tool = Patient()
     member = tool.member(world)
     agent = world.agent().begin()
@@ -194,7 +194,7 @@ def test_a_call_that_its_caller_came_back_for_can_be_cancelled(world: World) -> 
     assert cancelled(member) == tool.asked_ids
 
 
-def test_the_end_of_a_session_ends_what_is_owed_to_it(world: World) -> None:
+def test_the_end_of_a_session_ends_its_resumable_calls(world: World) -> None:
     Patient().member(world)
     agent = world.agent().begin()
     lost(agent)
@@ -203,7 +203,7 @@ def test_the_end_of_a_session_ends_what_is_owed_to_it(world: World) -> None:
     assert [call.status for call in world.calls()] == ["cancelled"]
 
 
-def test_a_stop_of_the_gateway_writes_down_what_is_owed(world: World) -> None:
+def test_a_stop_of_the_gateway_records_resumable_calls(world: World) -> None:
     Patient().member(world)
     lost(world.agent().begin())
     eventually(lambda: is_kept(world))
@@ -224,7 +224,7 @@ def test_a_member_that_cannot_go_on_fails_the_call(world: World) -> None:
 
 
 @pytest.mark.parametrize(("bound", "value"), [("MAX_PAUSED_OF_CLIENT", 1), ("MAX_PAUSED_BYTES_OF_CLIENT", 200)])
-def test_of_one_caller_so_many_are_owed_and_no_more(
+def test_the_number_of_resumable_calls_of_one_client_is_limited(
     world: World, monkeypatch: pytest.MonkeyPatch, bound: str, value: int
 ) -> None:
     monkeypatch.setattr(resumable, bound, value)
@@ -238,7 +238,7 @@ def test_of_one_caller_so_many_are_owed_and_no_more(
     eventually(lambda: cancelled(member) == tool.asked_ids[1:])
 
 
-def test_the_tokens_of_one_user_leave_room_for_what_is_owed_to_others() -> None:
+def test_the_tokens_of_one_user_leave_room_for_resumable_calls_of_others() -> None:
     class Lost(Stream):
         is_resumable = True  # type: ignore[assignment]
 
@@ -264,7 +264,7 @@ def test_the_tokens_of_one_user_leave_room_for_what_is_owed_to_others() -> None:
     assert asyncio.run(run())
 
 
-def test_who_goes_away_while_coming_back_leaves_it_owed() -> None:
+def test_a_call_stays_resumable_if_the_client_disconnects_while_it_resumes() -> None:
     """A client who tries again and again must not lose what another try would still get."""
 
     async def run() -> bool:

@@ -256,7 +256,7 @@ def test_a_member_that_ends_early_again_and_again_is_given_up(world: World, monk
     assert len([one for one in member.requests if "Last-Event-ID" in one.headers]) == 3
 
 
-def test_a_session_that_the_member_forgot_is_begun_anew_and_the_call_made_once(world: World) -> None:
+def test_after_the_member_forgot_a_session_a_new_one_begins_and_the_call_runs_once(world: World) -> None:
     def call(asked: Asked) -> None:
         if asked.headers.get("Mcp-Session-Id") == "s2":
             asked.http(404)
@@ -326,7 +326,7 @@ def test_an_error_under_404_is_the_answer_where_it_is_to_this_request(world: Wor
     assert len(member.messages("tools/call")) == 3
 
 
-def test_a_session_that_a_member_forgot_is_begun_anew_also_where_it_says_so_by_the_id(world: World) -> None:
+def test_a_new_session_begins_also_if_the_member_reports_the_forgotten_one_by_its_id(world: World) -> None:
     def call(asked: Asked) -> None:
         if asked.headers.get("Mcp-Session-Id") == "s2":
             asked.error(-32001, "Session not found", status=404)
@@ -652,7 +652,7 @@ def test_held_questions_of_one_user_have_a_bound_in_bytes_and_leave_others_their
     assert modern_call(agents[2], meta=can).json()["result"]["requestState"]
 
 
-def test_a_member_with_too_many_open_questions_is_told_so_and_takes_no_place_of_another(
+def test_a_member_with_too_many_open_questions_gets_an_error_and_takes_no_slot_of_another(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(questions, "MAX_QUESTIONS", 2)
