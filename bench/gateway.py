@@ -150,10 +150,10 @@ def _print_table(rounds_by_name: dict[str, list[Round]], probes: dict[bool, list
 
 
 def _print_row(name: str, loads: list[Load], of_direct: float) -> None:
-    def median(what: str) -> float:
-        return float(statistics.median(getattr(load, what) for load in loads))
+    def median(figure: str) -> float:
+        return float(statistics.median(getattr(load, figure) for load in loads))
 
-    times = "".join(f"{median(what):12.2f}" for what in ("p50", "p95", "p99", "cpu", "client_cpu"))
+    times = "".join(f"{median(figure):12.2f}" for figure in ("p50", "p95", "p99", "cpu", "client_cpu"))
     print(f"{name:<34}{median('per_second'):12,.0f}{of_direct:12.3f}{times}", flush=True)
 
 

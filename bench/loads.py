@@ -93,11 +93,11 @@ def measure(endpoint: Endpoint, seconds: float, *, number: int = 16, lean: bool 
         before = cpu_seconds(processes)
         begin(process)
         report: dict[str, Any] = json.loads(_line_of(process))
-        used = cpu_seconds(processes) - before
-    return Load(**report, cpu=used / report["calls"] * 1000)
+        cpu = cpu_seconds(processes) - before
+    return Load(**report, cpu=cpu / report["calls"] * 1000)
 
 
-def wait_open(endpoint: Endpoint, what: str) -> None:
+def wait_open(endpoint: Endpoint, subject: str) -> None:
     """Until it answers a call as it should. Raises LoadError with the last reason why it does not."""
     deadline = time.monotonic() + OPEN_SECONDS
     while True:
@@ -106,7 +106,7 @@ def wait_open(endpoint: Endpoint, what: str) -> None:
                 return
         except LoadError as error:
             if time.monotonic() > deadline:
-                raise LoadError(f"{what} does not answer: {error}") from error
+                raise LoadError(f"{subject} does not answer: {error}") from error
 
 
 def _is_echo(process: psutil.Process) -> bool:

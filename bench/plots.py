@@ -95,9 +95,9 @@ class Reads:
     cpu: float
 
 
-def _read_figures(what: str, reads: Reads, bound: float) -> list[Figure]:
+def _read_figures(subject: str, reads: Reads, bound: float) -> list[Figure]:
     return [
-        Figure(f"{what}, median", figures.median(reads.took), "ms"),
+        Figure(f"{subject}, median", figures.median(reads.took), "ms"),
         Figure("  95th percentile", percentile(reads.took, 0.95), "ms", bound),
         Figure("  CPU of the web for one", reads.cpu, "ms"),
     ]

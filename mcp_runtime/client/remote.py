@@ -153,35 +153,35 @@ class Sources:
     def read(self, reference: re.Match[str]) -> str:
         """Raises SecretError, which names the place and never the value."""
         env, path = reference.groups()
-        what = f"the environment variable {env}" if env else f"the file {path}"
+        place = f"the environment variable {env}" if env else f"the file {path}"
         if env and OWN_VARIABLE.fullmatch(env):
-            raise SecretError(f"{what} {NOT_FOR_MEMBERS}")
-        text = self.environment.get(env, "") if env else self._content(self.folder / path, what)
+            raise SecretError(f"{place} {NOT_FOR_MEMBERS}")
+        text = self.environment.get(env, "") if env else self._content(self.folder / path, place)
         text = text.strip()
         if not text:
-            raise SecretError(f"{what} is {'empty' if not env or env in self.environment else 'not set'}")
+            raise SecretError(f"{place} is {'empty' if not env or env in self.environment else 'not set'}")
         if not VALUE.fullmatch(text) or len(text) > MAX_VALUE:
-            raise SecretError(f"{what} holds what no header can: it must be one line of visible ASCII")
+            raise SecretError(f"{place} holds what no header can: it must be one line of visible ASCII")
         return text
 
-    def _content(self, path: Path, what: str) -> str:
+    def _content(self, path: Path, place: str) -> str:
         try:
             if path.exists() and not path.is_file():
-                raise SecretError(f"{what} is not a file")
+                raise SecretError(f"{place} is not a file")
             # The file may have changed since, so check the open one. O_NONBLOCK: do not wait for the writer of a pipe.
             with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode):
-                    raise SecretError(f"{what} is not a file")
+                    raise SecretError(f"{place} is not a file")
                 if self._is_private(path.resolve(), status):
-                    raise SecretError(f"{what} {NOT_FOR_MEMBERS}")
+                    raise SecretError(f"{place} {NOT_FOR_MEMBERS}")
                 return file.read(4 * MAX_VALUE).decode("latin-1")
         except (FileNotFoundError, NotADirectoryError):
-            raise SecretError(f"{what} does not exist") from None
+            raise SecretError(f"{place} does not exist") from None
         except ValueError:  # a NUL in the path
-            raise SecretError(f"{what} is no path") from None
+            raise SecretError(f"{place} is no path") from None
         except OSError as error:
-            raise SecretError(f"{what} cannot be read: {error.strerror}") from error
+            raise SecretError(f"{place} cannot be read: {error.strerror}") from error
 
     def _is_private(self, path: Path, status: os.stat_result) -> bool:
         if any(path.is_relative_to(folder) for folder in KERNEL_FOLDERS):

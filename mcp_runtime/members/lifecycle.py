@@ -120,12 +120,12 @@ class Lifecycle:
         tail = self._starting.tail(member.pk) if live_member is None else live_member.process.tail()
         code = error.exit_code if isinstance(error, ExitedEarlyError) else None
         url = member.manifest.get("url")
-        what = f"reached at {remote.display_url(url)}" if url else "started"
+        action = f"reached at {remote.display_url(url)}" if url else "started"
         self._to_error(
             member.pk,
             [Status.STARTING],
             "start failed",
-            f"member {member.name!r} could not be {what}: {error}",
+            f"member {member.name!r} could not be {action}: {error}",
             tail=tail,
             exit_code=code,
             may_retry=not isinstance(error, UrlError),

@@ -270,8 +270,8 @@ class HttpStatusError(TransportError):
 
     def __init__(self, status: int, excerpt: str = "") -> None:
         # The hall does not follow redirects. Nobody has checked the new address, and the request may contain secrets.
-        what = f"{status}, a redirect, which the hall does not follow" if status in REDIRECTS else str(status)
-        super().__init__(f"answered with HTTP status {what}" + (f": {excerpt}" if excerpt else ""))
+        description = f"{status}, a redirect, which the hall does not follow" if status in REDIRECTS else str(status)
+        super().__init__(f"answered with HTTP status {description}" + (f": {excerpt}" if excerpt else ""))
         self.status = status
 
 
