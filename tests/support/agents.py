@@ -1,4 +1,4 @@
-"""An agent in raw HTTP: the exact requests it sends to the gateway, and the exact responses."""
+"""A client of the gateway in raw HTTP: the exact requests it sends, and the exact responses."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def messages_of(response: requests.Response) -> list[dict[str, Any]]:
     return [json.loads(event.partition("data: ")[2]) for event in events if "data: " in event]
 
 
-class Agent:
+class GatewayClient:
     """One client at one path. `begin` shakes hands. Without it requests have no session, or are modern."""
 
     def __init__(self, hall: Hall, token: str | None, path: str = "/mcp") -> None:
@@ -53,7 +53,7 @@ class Agent:
         self.http.headers["Accept"] = "application/json, text/event-stream"
         self._ids = itertools.count(1)
 
-    def begin(self, version: str = "2025-06-18", **capabilities: Any) -> Agent:
+    def begin(self, version: str = "2025-06-18", **capabilities: Any) -> GatewayClient:
         params = {"protocolVersion": version, "capabilities": capabilities, "clientInfo": {"name": "a", "version": "1"}}
         response = self.send("initialize", **params)
         assert response.status_code == 200, response.text
@@ -126,7 +126,7 @@ class Agent:
 class MessageStream:
     """An open stream, and its messages. `close` drops the connection, as a process does that ends."""
 
-    def __init__(self, agent: Agent, verb: str, body: str | None, headers: dict[str, str]) -> None:
+    def __init__(self, agent: GatewayClient, verb: str, body: str | None, headers: dict[str, str]) -> None:
         parts = urlsplit(agent.url)
         self._connection = http.client.HTTPConnection(parts.netloc, timeout=40)
         all_headers = {str(name): str(value) for name, value in {**agent.http.headers, **headers}.items()}
@@ -181,17 +181,17 @@ class MessageStream:
 def is_up(hall: Hall) -> bool:
     """Whether the gateway answers. Members may be up before it is."""
     try:
-        return Agent(hall, None).send("ping").status_code == 401
+        return GatewayClient(hall, None).send("ping").status_code == 401
     except requests.ConnectionError:
         return False
 
 
-def on_the_roster(hall: Hall, *names: str) -> Agent:
-    """Wait until these members are connected and the gateway lists their tools. Returns an agent."""
+def on_the_roster(hall: Hall, *names: str) -> GatewayClient:
+    """Wait until these members are connected and the gateway lists their tools. Returns a client of the gateway."""
     for name in names:
         wait_for_status(hall, name, "connected", within=40)
     eventually(lambda: is_up(hall), within=20)
-    agent = Agent(hall, make_token()).begin()
+    agent = GatewayClient(hall, make_token()).begin()
     eventually(lambda: {tool.partition("__")[0] for tool in agent.tools()} >= set(names))
     return agent
 

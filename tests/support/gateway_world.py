@@ -22,7 +22,7 @@ from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import ConnectError
 from roster.models import Call, GuildMember, Tool
 from tests.conftest import eventually
-from tests.support.agents import Agent, make_token
+from tests.support.agents import GatewayClient, make_token
 from tests.support.scripted_server import Behaviour, Server, initialize_result
 from tests.support.scripted_server import Request as MemberRequest
 
@@ -185,10 +185,10 @@ class World:
             self._gateway.start()
         return self._gateway
 
-    def agent(self, path: str = "/mcp", token: str | None = None) -> Agent:
+    def agent(self, path: str = "/mcp", token: str | None = None) -> GatewayClient:
         assert self.gateway
         self._token = self._token or make_token()
-        agent = Agent(self, token or self._token, path)  # type: ignore[arg-type]
+        agent = GatewayClient(self, token or self._token, path)  # type: ignore[arg-type]
         self._resources.append(agent.http)
         return agent
 

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from roster.models import Token
 from tests.conftest import eventually
-from tests.support.agents import MODERN, Agent, make_token, on_the_roster
+from tests.support.agents import MODERN, GatewayClient, make_token, on_the_roster
 from tests.support.hall import Hall, member, wait_for_status
 from tests.support.machine import Stopwatch
 
@@ -51,14 +51,14 @@ def test_the_roster_is_one_server_and_each_member_is_another(hall: Hall) -> None
     on_the_roster(hall, "one", "two", "three")
     token = make_token()
     everything = ["one__alpha", "one__beta", "three__alpha", "three__beta", "two__alpha", "two__beta"]
-    assert Agent(hall, token).begin().tools() == everything
-    assert Agent(hall, token, "/mcp/").begin().tools() == everything
-    assert Agent(hall, token, "/mcp?members=two,one").begin().tools() == everything[:2] + everything[4:]
-    alone = Agent(hall, token, "/mcp/two").begin()
+    assert GatewayClient(hall, token).begin().tools() == everything
+    assert GatewayClient(hall, token, "/mcp/").begin().tools() == everything
+    assert GatewayClient(hall, token, "/mcp?members=two,one").begin().tools() == everything[:2] + everything[4:]
+    alone = GatewayClient(hall, token, "/mcp/two").begin()
     assert alone.tools() == ["alpha", "beta"]
     assert alone.text("beta") == "beta"
-    assert Agent(hall, token, "/mcp?members=two").begin().call("one__alpha")["error"]["code"] == -32602
-    assert Agent(hall, token, "/mcp/two/").begin().tools() == ["alpha", "beta"]
+    assert GatewayClient(hall, token, "/mcp?members=two").begin().call("one__alpha")["error"]["code"] == -32602
+    assert GatewayClient(hall, token, "/mcp/two/").begin().tools() == ["alpha", "beta"]
 
     for path, status in [
         ("/mcp/nobody", 404),
@@ -70,11 +70,11 @@ def test_the_roster_is_one_server_and_each_member_is_another(hall: Hall) -> None
         ("/mcp?&", 200),
         ("/mcp?" + "&".join(f"a{number}=1" for number in range(50)), 400),
     ]:
-        response = Agent(hall, token, path).post(INITIALIZE)
+        response = GatewayClient(hall, token, path).post(INITIALIZE)
         assert response.status_code == status, (path, response.text)
         assert status == 200 or response.json()["error"]["message"]
     for path in ("/", "/mcp/one/two", "/MCP", "/mcpx", "/sse", "/mcp//"):
-        response = Agent(hall, token, path).post(INITIALIZE)
+        response = GatewayClient(hall, token, path).post(INITIALIZE)
         assert (response.status_code, response.history) == (404, [])
         assert "/mcp" in response.text
 
@@ -83,32 +83,32 @@ def test_the_roster_is_one_server_and_each_member_is_another(hall: Hall) -> None
 
 
 def test_who_comes_without_a_good_token_is_told_what_to_do(one: Hall) -> None:
-    missing = Agent(one, None).post(INITIALIZE)
+    missing = GatewayClient(one, None).post(INITIALIZE)
     status, _, text = error_of(missing)
     assert (status, missing.headers["www-authenticate"]) == (401, 'Bearer realm="Guild Hall"')
     assert "create_token" in text
-    wrong = Agent(one, "gh_wrong").post(INITIALIZE)
+    wrong = GatewayClient(one, "gh_wrong").post(INITIALIZE)
     assert wrong.status_code == 401
     assert 'error="invalid_token", error_description="This token is not known' in wrong.headers["www-authenticate"]
     row, token = Token.make(user=User.objects.create_superuser("late"), expires_at=timezone.now())
-    assert "expired" in error_of(Agent(one, token).post(INITIALIZE))[2]
+    assert "expired" in error_of(GatewayClient(one, token).post(INITIALIZE))[2]
     row.expires_at = timezone.now() + timedelta(seconds=1.0)
     row.save()
-    soon_over = Agent(one, token).begin()
+    soon_over = GatewayClient(one, token).begin()
     eventually(lambda: soon_over.send("ping").status_code == 401, within=2)
     # Claude's CLI and Codex show what a JSON-RPC error says, and of a 401 nothing.
     for deaf in ("claude-code/2.1.329 (sdk-py)", "codex-mcp-client/0.169.0"):
-        told = Agent(one, None).post({**PING, "id": "x"}, User_Agent=deaf)
+        told = GatewayClient(one, None).post({**PING, "id": "x"}, User_Agent=deaf)
         assert (told.status_code, told.json()["id"], "create_token" in told.text) == (200, "x", True)
     for path in ("/.well-known/oauth-protected-resource/mcp", "/.well-known/oauth-authorization-server", "/register"):
-        nothing = Agent(one, None, path).http.get(Agent(one, None, path).url)
+        nothing = GatewayClient(one, None, path).http.get(GatewayClient(one, None, path).url)
         assert (nothing.status_code, nothing.headers["content-type"]) == (404, "text/plain; charset=utf-8")
         assert "no OAuth" in nothing.text
         assert "unknown, revoked or expired" in nothing.text  # what a client shows of a token that died
 
 
 def test_pages_of_other_sites_are_refused(one: Hall) -> None:
-    agent = Agent(one, make_token())
+    agent = GatewayClient(one, make_token())
     host = f"127.0.0.1:{one.gateway_port}"
     for headers in (
         {"Origin": "https://evil.example"},
@@ -125,12 +125,12 @@ def test_pages_of_other_sites_are_refused(one: Hall) -> None:
 
 def test_sessions_are_their_tokens_own_and_end_when_they_are_ended(one: Hall) -> None:
     token = make_token()
-    agent, other = Agent(one, token).begin(), Agent(one, make_token())
+    agent, other = GatewayClient(one, token).begin(), GatewayClient(one, make_token())
     session_id = str(agent.http.headers["Mcp-Session-Id"])
     assert session_id.isascii()
     assert agent.send("ping").json()["result"] == {}
     assert other.post(PING, Mcp_Session_Id=session_id).status_code == 404
-    assert Agent(one, token, "/mcp/one").post(PING, Mcp_Session_Id=session_id).status_code == 404
+    assert GatewayClient(one, token, "/mcp/one").post(PING, Mcp_Session_Id=session_id).status_code == 404
     assert other.post(PING, Mcp_Session_Id="made-up").status_code == 404
     assert other.post(PING, Mcp_Session_Id=session_id[:-3] + "AAA").status_code == 404
     assert other.post(PING).status_code == 400
@@ -150,7 +150,7 @@ def test_sessions_are_their_tokens_own_and_end_when_they_are_ended(one: Hall) ->
 
 
 def test_messages_are_taken_by_the_rules_of_json_rpc(one: Hall) -> None:
-    agent = Agent(one, make_token()).begin()
+    agent = GatewayClient(one, make_token()).begin()
     for body, status, code in [
         (b"this is not JSON", 400, -32700),
         (b"", 400, -32700),
@@ -182,7 +182,7 @@ def test_messages_are_taken_by_the_rules_of_json_rpc(one: Hall) -> None:
 
 
 def test_batches_are_of_the_one_version_that_has_them(one: Hall) -> None:
-    agent = Agent(one, make_token()).begin("2025-03-26")
+    agent = GatewayClient(one, make_token()).begin("2025-03-26")
     call = {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "one__echo", "arguments": {"text": "x"}}}
     answers = agent.post([{**call, "id": 1}, {"jsonrpc": "2.0", "method": "ping"}, {**PING, "id": "two"}, 7]).json()
     first, second, third = answers
@@ -196,17 +196,17 @@ def test_batches_are_of_the_one_version_that_has_them(one: Hall) -> None:
 
 
 def test_tokens_have_limits_that_answers_and_notices_do_not_count_for(one: Hall) -> None:
-    hasty = Agent(one, make_token(calls_per_minute=5))
+    hasty = GatewayClient(one, make_token(calls_per_minute=5))
     statuses = [hasty.post(INITIALIZE) for _ in range(6)]
     assert [response.status_code for response in statuses] == [200] * 5 + [429]
     assert 1 <= int(statuses[-1].headers["retry-after"]) <= 12
 
     token = make_token(max_in_flight=1)
-    agent = Agent(one, token).begin()
+    agent = GatewayClient(one, token).begin()
     call = {"jsonrpc": "2.0", "id": "slow", "method": "tools/call", "params": {"name": "one__sleep", "arguments": {}}}
     with ThreadPoolExecutor(1) as threads:
         slow = threads.submit(agent.post, call)
-        eventually(lambda: Agent(one, token).post(INITIALIZE).status_code == 429)
+        eventually(lambda: GatewayClient(one, token).post(INITIALIZE).status_code == 429)
         refused = agent.send("ping")
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         # Else a caller at its limit could neither cancel what is under way, nor answer what that waits for.
@@ -214,7 +214,7 @@ def test_tokens_have_limits_that_answers_and_notices_do_not_count_for(one: Hall)
         assert slow.result(3).status_code == 200
     assert agent.send("ping").status_code == 200
     message, headers = agent.modern_message("subscriptions/listen", notifications={"toolsListChanged": True})
-    with Agent(one, token).stream(message, **headers) as heard:
+    with GatewayClient(one, token).stream(message, **headers) as heard:
         heard.next()
         assert agent.send("ping").status_code == 200  # a stream that is listened to is no call
 
@@ -223,7 +223,7 @@ def test_tokens_have_limits_that_answers_and_notices_do_not_count_for(one: Hall)
 
 
 def test_both_eras_are_served_at_one_path(one: Hall) -> None:
-    agent = Agent(one, make_token())
+    agent = GatewayClient(one, make_token())
     discovered = agent.modern("server/discover")
     result = discovered.json()["result"]
     assert (discovered.status_code, result["supportedVersions"][0], result["resultType"]) == (200, MODERN, "complete")
@@ -235,7 +235,7 @@ def test_both_eras_are_served_at_one_path(one: Hall) -> None:
     called = agent.modern("tools/call", name="one__echo", arguments={"text": "modern"}).json()["result"]
     assert (called["resultType"], called["content"][0]["text"]) == ("complete", "modern")
     for version in ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"):
-        legacy = Agent(one, make_token()).begin(version)
+        legacy = GatewayClient(one, make_token()).begin(version)
         assert legacy.http.headers["MCP-Protocol-Version"] == version
         answer = legacy.call("one__echo", text=version)["result"]
         assert answer == {"content": [{"type": "text", "text": version}]}
@@ -274,7 +274,7 @@ def test_lists_come_at_once_whatever_members_do(hall: Hall) -> None:
     on_the_roster(hall, "alive", "gone", "hung")
     wait_for_status(hall, "starting", "starting")
     token = make_token()
-    agent = Agent(hall, token).begin()
+    agent = GatewayClient(hall, token).begin()
     before = agent.tools()
     assert before == [f"{name}__{tool}" for name in ("alive", "gone", "hung") for tool in ("alpha", "sleep")]
     hall.manage("member", "stop", "gone")
@@ -283,7 +283,7 @@ def test_lists_come_at_once_whatever_members_do(hall: Hall) -> None:
     hung.suspend()
     with ThreadPoolExecutor(8) as threads:
         try:
-            waiting = [threads.submit(Agent(hall, token).begin().call, "hung__alpha") for _ in range(8)]
+            waiting = [threads.submit(GatewayClient(hall, token).begin().call, "hung__alpha") for _ in range(8)]
             took = []
             for _ in range(30):
                 watch = Stopwatch()
@@ -293,7 +293,7 @@ def test_lists_come_at_once_whatever_members_do(hall: Hall) -> None:
             assert max(took) < 0.5, sorted(took)[-5:]
             for name, seconds in [("gone", 0.5), ("hung", 7)]:  # what a member says on its own path is asked of itself
                 watch = Stopwatch()
-                assert Agent(hall, token, f"/mcp/{name}").begin().tools() == ["alpha", "sleep"]
+                assert GatewayClient(hall, token, f"/mcp/{name}").begin().tools() == ["alpha", "sleep"]
                 assert watch.seconds < seconds
             assert not any(one.done() for one in waiting)
         finally:

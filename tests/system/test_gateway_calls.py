@@ -14,7 +14,7 @@ from mcp_runtime.control.members import disable_member, enable_member, reserve_m
 from roster.models import Call, Token, Tool
 from roster.models import Hall as HallRow
 from tests.conftest import eventually
-from tests.support.agents import Agent, kill, make_token, on_the_roster
+from tests.support.agents import GatewayClient, kill, make_token, on_the_roster
 from tests.support.hall import PATIENCE, Hall, member, wait_for_status
 from tests.support.machine import Stopwatch
 
@@ -44,18 +44,18 @@ def test_a_call_starts_what_is_stopped_and_says_why_nothing_else_can_be_called(h
     wait_for_status(hall, "one", "connected")
     wait_for_status(hall, "crash", "error")
     token = make_token()
-    agent = Agent(hall, token).begin()
+    agent = GatewayClient(hall, token).begin()
     eventually(lambda: "one__echo" in agent.tools())
     hall.manage("member", "stop", "one")
     wait_for_status(hall, "one", "disconnected")
     assert "one__echo" in agent.tools()
     with ThreadPoolExecutor(8) as threads:
-        together = [threads.submit(Agent(hall, token).begin().text, "one__echo", text=str(n)) for n in range(8)]
+        together = [threads.submit(GatewayClient(hall, token).begin().text, "one__echo", text=str(n)) for n in range(8)]
         assert [one.result() for one in together] == [str(number) for number in range(8)]
     assert (member("one").status, member("one").desired_state) == ("connected", "running")
 
     watch = Stopwatch()
-    crash = Agent(hall, token, "/mcp/crash").begin().call("anything")["error"]
+    crash = GatewayClient(hall, token, "/mcp/crash").begin().call("anything")["error"]
     assert watch.seconds < 6
     assert crash["data"] == {"member": "crash", "kind": "unavailable", "sent": False}
     assert "'crash'" in crash["message"]
@@ -67,7 +67,7 @@ def test_a_call_starts_what_is_stopped_and_says_why_nothing_else_can_be_called(h
     eventually(lambda: "one__echo" not in agent.tools(), within=1)
     refused = agent.call("one__echo", text="x")["error"]
     assert (refused["code"], "disabled" in refused["message"]) == (-32602, True)
-    gone = Agent(hall, token, "/mcp/one").send("initialize")
+    gone = GatewayClient(hall, token, "/mcp/one").send("initialize")
     assert (gone.status_code, "disabled" in gone.text) == (404, True)
     enable_member(member("one"))
     eventually(lambda: "one__echo" in agent.tools())
@@ -75,11 +75,11 @@ def test_a_call_starts_what_is_stopped_and_says_why_nothing_else_can_be_called(h
 
 
 def test_a_member_that_is_killed_fails_the_calls_in_it_by_name_and_takes_the_next(one: Hall) -> None:
-    agent = Agent(one, make_token()).begin()
+    agent = GatewayClient(one, make_token()).begin()
     message = {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "one__progress", "arguments": {}}}
     message["params"]["_meta"] = {"progressToken": "p"}  # type: ignore[index]
     for number in range(1, 3):
-        with ThreadPoolExecutor(2) as threads, Agent(one, make_token()).begin().stream(message) as heard:
+        with ThreadPoolExecutor(2) as threads, GatewayClient(one, make_token()).begin().stream(message) as heard:
             silent = threads.submit(agent.call, "one__dribble")
             assert heard.next()["params"]["progressToken"] == "p"
             eventually(lambda: len(received(one, "one", "dribble")) == number)  # noqa: B023
@@ -115,7 +115,7 @@ def test_a_call_has_a_deadline_in_total_and_the_member_is_told(one: Hall) -> Non
     one.add("two", "record", tool_timeouts={"sleep": 1})
     on_the_roster(one, "one", "two")
     for name, path, tool in [("one", "/mcp", "one__sleep"), ("two", "/mcp/two", "sleep")]:
-        agent = Agent(one, make_token(), path).begin()
+        agent = GatewayClient(one, make_token(), path).begin()
         watch = Stopwatch()
         error = agent.call(tool)["error"]
         assert watch.elapsed > 0.9
@@ -132,7 +132,10 @@ def test_who_cancels_or_goes_away_cancels_at_the_member(one: Hall) -> None:
     token = make_token()
     call = {"jsonrpc": "2.0", "id": "mine", "method": "tools/call", "params": {"name": "one__dribble", "arguments": {}}}
     # Two users use the same id; each cancels their own.
-    first, second = Agent(one, token).begin(), Agent(one, make_token(User.objects.create_superuser("other"))).begin()
+    first, second = (
+        GatewayClient(one, token).begin(),
+        GatewayClient(one, make_token(User.objects.create_superuser("other"))).begin(),
+    )
     with ThreadPoolExecutor(2) as threads:
         calls = {agent: threads.submit(agent.post, call) for agent in (first, second)}
         eventually(lambda: len(received(one, "one", "dribble")) == 2)
@@ -152,7 +155,7 @@ def test_who_cancels_or_goes_away_cancels_at_the_member(one: Hall) -> None:
 
     modern, headers = first.modern_message("tools/call", name="one__dribble", arguments={})
     (one.members_dir / "one" / "requests.jsonl").unlink()
-    for agent, message, named in [(first, call, {}), (Agent(one, token), modern, headers)]:
+    for agent, message, named in [(first, call, {}), (GatewayClient(one, token), modern, headers)]:
         gone = agent.send_only(message, **named)
         eventually(lambda: (one.members_dir / "one" / "requests.jsonl").exists() and received(one, "one", "dribble"))
         gone.close()
@@ -167,12 +170,12 @@ def test_a_member_with_all_its_places_taken_delays_nobody_else(hall: Hall) -> No
     hall.start()
     on_the_roster(hall, "good", "bad")
     token = make_token(max_in_flight=200)
-    agents = [Agent(hall, token).begin() for _ in range(50)]
+    agents = [GatewayClient(hall, token).begin() for _ in range(50)]
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "bad__sleep", "arguments": {}}}
     hanging = [agent.send_only(call) for agent in agents]
     took: list[float] = []
 
-    def work(agent: Agent) -> None:
+    def work(agent: GatewayClient) -> None:
         for number in range(4):
             watch = Stopwatch()
             assert agent.text("good__echo", text=f"{id(agent)} {number}") == f"{id(agent)} {number}"
@@ -195,7 +198,7 @@ def test_a_member_with_all_its_places_taken_delays_nobody_else(hall: Hall) -> No
 def test_each_call_is_written_down_with_its_end_and_without_its_secrets(one: Hall) -> None:
     user = User.objects.create_superuser("grace")
     row, token = Token.make(user=user, name="laptop", calls_per_minute=0)
-    agent = Agent(one, token).begin()
+    agent = GatewayClient(one, token).begin()
     before = timezone.now()
     assert agent.text("one__echo", text="hello", password="hunter2") == "hello"
     told = recorded(tool_name="echo")
@@ -240,11 +243,11 @@ def test_what_callers_come_in_with_never_reaches_the_member(one: Hall) -> None:
     token = make_token()
     headers = {"Cookie": "sessionid=secret-cookie", "X_Api_Key": "secret-key", "Traceparent": "00-1-2-00"}
     for path, tool in [("/mcp", "one__echo"), ("/mcp/one", "echo")]:
-        agent = Agent(one, token, path).begin()
+        agent = GatewayClient(one, token, path).begin()
         call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": tool, "arguments": {"text": "x"}}}
         assert agent.post(call, **headers).status_code == 200
         message, named = agent.modern_message("tools/call", name=tool, arguments={"text": "x"})
-        assert Agent(one, token, path).post(message, **named, **headers).status_code == 200
+        assert GatewayClient(one, token, path).post(message, **named, **headers).status_code == 200
     told = (one.members_dir / "one" / "requests.jsonl").read_text()
     assert len(received(one, "one", "echo")) == 4
     for secret in (token, "Bearer", "secret-cookie", "secret-key", str(agent.http.headers["Mcp-Session-Id"])):
@@ -264,10 +267,10 @@ def test_what_a_caller_may_not_is_not_there_from_one_moment_to_the_next(hall: Ha
     user.user_permissions.add(Permission.objects.get(codename="invoke_tool"))
     row, token = Token.make(user=user, calls_per_minute=0)
     everything = [f"{name}__{tool}" for name in ("one", "two") for tool in ("alpha", "beta")]
-    agent = Agent(hall, token).begin()
+    agent = GatewayClient(hall, token).begin()
     eventually(lambda: agent.tools() == everything)
     listen, headers = agent.modern_message("subscriptions/listen", notifications={"toolsListChanged": True})
-    with agent.listen() as legacy, Agent(hall, token).stream(listen, **headers) as modern:
+    with agent.listen() as legacy, GatewayClient(hall, token).stream(listen, **headers) as modern:
         assert modern.next()["method"] == "notifications/subscriptions/acknowledged"
 
         def changed(*gone: str) -> None:
@@ -285,15 +288,18 @@ def test_what_a_caller_may_not_is_not_there_from_one_moment_to_the_next(hall: Ha
 
         switch_tool(tool("one", "alpha"), on=False)
         changed("one__alpha")
-        assert Agent(hall, token, "/mcp/one").begin().tools() == ["beta"]
-        assert Agent(hall, token, "/mcp/one").begin().call("alpha")["error"]["code"] == -32602
+        assert GatewayClient(hall, token, "/mcp/one").begin().tools() == ["beta"]
+        assert GatewayClient(hall, token, "/mcp/one").begin().call("alpha")["error"]["code"] == -32602
         hall.manage("tool", "enable", "one", "alpha")
         changed()
         team = Group.objects.create(name="team")
         reserve_member(member("two"), [team])
         changed("two__")
-        hidden = Agent(hall, token, "/mcp/two").send("initialize")
-        assert (hidden.status_code, Agent(hall, token, "/mcp?members=two").send("ping").status_code) == (404, 404)
+        hidden = GatewayClient(hall, token, "/mcp/two").send("initialize")
+        assert (hidden.status_code, GatewayClient(hall, token, "/mcp?members=two").send("ping").status_code) == (
+            404,
+            404,
+        )
         user.groups.add(team)
         changed()
         row.members.set([member("one")])
@@ -324,8 +330,8 @@ def test_the_stream_of_a_member_ends_with_the_right_to_use_it(hall: Hall) -> Non
     user = User.objects.create_user("ada")
     user.user_permissions.add(Permission.objects.get(codename="invoke_tool"))
     token = make_token(user)
-    eventually(lambda: Agent(hall, token, "/mcp/one").send("initialize").status_code != 404)
-    agent = Agent(hall, token, "/mcp/one").begin()
+    eventually(lambda: GatewayClient(hall, token, "/mcp/one").send("initialize").status_code != 404)
+    agent = GatewayClient(hall, token, "/mcp/one").begin()
     with agent.listen() as heard:
         reserve_member(member("one"), [Group.objects.create(name="team")])
         eventually(heard.ended.is_set, within=1)
@@ -336,12 +342,12 @@ def test_the_stream_of_a_member_ends_with_the_right_to_use_it(hall: Hall) -> Non
 
 def test_a_stop_with_streams_and_calls_under_way_is_over_in_five_seconds(one: Hall) -> None:
     token = make_token()
-    agents = [Agent(one, token).begin() for _ in range(10)]
+    agents = [GatewayClient(one, token).begin() for _ in range(10)]
     listen, headers = agents[0].modern_message("subscriptions/listen", notifications={"toolsListChanged": True})
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "one__dribble", "arguments": {}}}
     progress = {**call, "params": {"name": "one__progress", "arguments": {}, "_meta": {"progressToken": 1}}}
     streams = [agent.listen() for agent in agents]
-    streams += [Agent(one, token).stream(listen, **headers) for _ in range(3)]
+    streams += [GatewayClient(one, token).stream(listen, **headers) for _ in range(3)]
     streams += [agents[0].stream(progress)]
     connections = [agent.send_only(call) for agent in agents]
     eventually(lambda: len(received(one, "one", "dribble")) == 10)

@@ -22,7 +22,7 @@ from mcp import types
 from mcp_runtime.control.members import stop_member, switch_tool
 from roster.models import Token, Tool
 from tests.conftest import eventually
-from tests.support.agents import Agent, MessageStream, is_up, kill, make_token, on_the_roster
+from tests.support.agents import GatewayClient, MessageStream, is_up, kill, make_token, on_the_roster
 from tests.support.hall import PATIENCE, Hall, call, member, wait_for_status
 from tests.support.real_servers.__init__ import NODE, SERVERS, SUITE, python
 
@@ -226,7 +226,7 @@ def test_a_member_asks_the_person_and_the_model_of_a_caller_who_offers_them(full
     assert asked == ["Which color?", "say hi"] * 2
     assert logged.count("for everybody") == 2
     # Who offers nothing is asked nothing, and nobody waits for the answer.
-    refused = Agent(full, token).begin().call("full__ask_person")
+    refused = GatewayClient(full, token).begin().call("full__ask_person")
     assert "elicitation/create is not offered here" in json.dumps(refused)
     assert len(asked) == 4
 
@@ -248,7 +248,7 @@ def test_a_member_that_asks_for_roots_outside_a_call_is_answered_at_once(full: H
     for path, tool in [("/mcp", "full__ask_roots"), ("/mcp/full", "ask_roots")]:
         assert said(path, tool, list_roots_callback=roots) == "file:///mine"
         assert said(path, tool) == "refused: roots/list is not offered here"
-        deaf = Agent(full, token, path).begin(roots={})  # it reads no stream
+        deaf = GatewayClient(full, token, path).begin(roots={})  # it reads no stream
         assert deaf.text(tool) == "refused: roots/list is not offered here"
     queued = call("full", "ask_roots")
     assert queued.result["content"][0]["text"] == "refused: roots/list is not offered here"
@@ -257,7 +257,7 @@ def test_a_member_that_asks_for_roots_outside_a_call_is_answered_at_once(full: H
 
 
 def test_the_roster_carries_resources_and_prompts_under_names_that_tell_the_member(full: Hall) -> None:
-    agent, own = Agent(full, make_token()).begin(), Agent(full, make_token(), "/mcp/full").begin()
+    agent, own = GatewayClient(full, make_token()).begin(), GatewayClient(full, make_token(), "/mcp/full").begin()
     uri = "guild://full/memo://one"
     assert [one["uri"] for one in agent.ask("resources/list")["result"]["resources"]] == [uri]
     assert [one["uri"] for one in own.ask("resources/list")["result"]["resources"]] == ["memo://one"]
@@ -266,7 +266,7 @@ def test_the_roster_carries_resources_and_prompts_under_names_that_tell_the_memb
     for told, text in [(uri, "first"), ("guild://full/memo://by-name/ada", "about ada")]:
         assert agent.ask("resources/read", uri=told)["result"]["contents"][0]["text"] == text
     assert own.ask("resources/read", uri="memo://one")["result"]["contents"][0]["text"] == "first"
-    modern = Agent(full, make_token()).modern("resources/read", uri=uri)
+    modern = GatewayClient(full, make_token()).modern("resources/read", uri=uri)
     assert modern.json()["result"]["contents"][0]["text"] == "first", modern.text
     assert agent.ask("resources/read", uri="guild://nobody/x")["error"]["code"] == -32002
     assert "memo://two" in agent.ask("resources/read", uri="guild://full/memo://two")["error"]["message"]
@@ -280,7 +280,7 @@ def test_the_roster_carries_resources_and_prompts_under_names_that_tell_the_memb
     eventually(lambda: Tool.objects.filter(name="say").exists())
     narrow = make_token(scope=Token.Scope.TOOLS, tools=[Tool.objects.get(name="say")])
     for path, prefix in [("/mcp", ("guild://full/", "full__")), ("/mcp/full", ("", ""))]:
-        few = Agent(full, narrow, path).begin()
+        few = GatewayClient(full, narrow, path).begin()
         assert few.tools() == [f"{prefix[1]}say"]
         assert few.ask("resources/list")["result"]["resources"] == []
         assert few.ask("prompts/list")["result"]["prompts"] == []
@@ -292,7 +292,7 @@ def test_the_roster_carries_resources_and_prompts_under_names_that_tell_the_memb
 
 def test_who_subscribed_to_a_resource_hears_of_it_also_from_the_members_next_process(full: Hall) -> None:
     token, uri = make_token(), "guild://full/memo://one"
-    agent, modern = Agent(full, token).begin(), Agent(full, token)
+    agent, modern = GatewayClient(full, token).begin(), GatewayClient(full, token)
     message, headers = modern.modern_message("subscriptions/listen", notifications={"resourceSubscriptions": [uri]})
     with agent.listen() as heard, modern.stream(message, **headers) as listening:
         first = listening.next()["params"]
@@ -319,7 +319,7 @@ def test_a_tool_that_was_switched_off_stays_off_when_its_member_stops_listing_it
     hall.add("one", "tools=alpha,beta")
     hall.start()
     on_the_roster(hall, "one")
-    agent = Agent(hall, make_token(), "/mcp/one").begin()
+    agent = GatewayClient(hall, make_token(), "/mcp/one").begin()
     assert agent.text("alpha") == "alpha"
     switch_tool(Tool.objects.get(name="alpha"), on=False)
     eventually(lambda: "error" in agent.call("alpha"), within=1)

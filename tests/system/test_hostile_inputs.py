@@ -16,7 +16,7 @@ import requests
 from mcp_runtime.schemas import secrets
 from roster.models import Call, GuildMember, Token, Tool
 from tests.conftest import ROOT, eventually
-from tests.support.agents import Agent, make_token
+from tests.support.agents import GatewayClient, make_token
 from tests.support.hall import PATIENCE, Hall, bring_up, member, wait_for_status, wait_for_web
 from tests.support.machine import Stopwatch
 
@@ -69,7 +69,7 @@ def test_a_call_of_a_hostile_tool_takes_no_time_and_leaves_no_secret_behind(up: 
     # More than 20 s before there was a budget, all of it in a thread of the web.
     assert seconds < 5.0
 
-    agent = Agent(up, token, "/mcp/costly").begin()
+    agent = GatewayClient(up, token, "/mcp/costly").begin()
     assert "result" in agent.ask("tools/call", name="costly", arguments={**arguments, "x1a1": "hunter2"})
     assert "hunter2" not in json.dumps(recorded("costly").arguments)
 
@@ -79,7 +79,7 @@ def test_secrets_of_a_tool_with_a_broken_schema_are_masked_in_calls_through_the_
     add_stage(up, "broken", {"tools": [{"name": "login", "inputSchema": schema}]})
     wait_for_status(up, "broken", "connected", within=PATIENCE)
 
-    agent = Agent(up, make_token(), "/mcp/broken").begin()
+    agent = GatewayClient(up, make_token(), "/mcp/broken").begin()
     assert "result" in agent.ask("tools/call", name="login", arguments={"pw": "hunter2"})
 
     assert recorded("broken").arguments == {"pw": secrets.MASK}
@@ -99,7 +99,7 @@ def test_no_reference_of_a_schema_is_fetched(up: Hall) -> None:
         add_stage(up, "refers", {"tools": tools})
         wait_for_status(up, "refers", "connected", within=PATIENCE)
         token = make_token()
-        agent = Agent(up, token, "/mcp/refers").begin()
+        agent = GatewayClient(up, token, "/mcp/refers").begin()
 
         for tool in tools:
             assert invoke(up, token, "refers", tool["name"], {"a": "b"}).status_code < 500

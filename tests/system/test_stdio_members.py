@@ -20,7 +20,7 @@ from django.db import connections
 from mcp_runtime.control.calls import cancel_call
 from mcp_runtime.control.members import stop_member
 from tests.conftest import ROOT, eventually
-from tests.support.agents import Agent, make_token, messages_of, on_the_roster
+from tests.support.agents import GatewayClient, make_token, messages_of, on_the_roster
 from tests.support.hall import Hall, call, lives, member, queue, wait_for_status
 
 SERVER = ROOT / "tests" / "support" / "servers" / "stdio_server.py"
@@ -103,12 +103,12 @@ def test_what_a_stdio_server_says_of_one_tokens_call_reaches_no_other_token(hall
     hall.start()
     on_the_roster(hall, "one")
     users = [User.objects.create_superuser(name) for name in ("ann", "bob")]
-    ann, bob = (Agent(hall, make_token(user), "/mcp/one").begin() for user in users)
+    ann, bob = (GatewayClient(hall, make_token(user), "/mcp/one").begin() for user in users)
     with ann.listen() as anns, bob.listen() as bobs:
         assert ann.ask("resources/subscribe", uri="x:1")["result"] == {}
         assert ann.ask("logging/setLevel", level="debug")["result"] == {}
 
-        def logged(agent: Agent, **arguments: str) -> list[Any]:
+        def logged(agent: GatewayClient, **arguments: str) -> list[Any]:
             return messages_of(agent.send("tools/call", name="log", arguments=arguments))[:-1]
 
         (mine,) = logged(ann, text="ann's secret", level="debug")

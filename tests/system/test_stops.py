@@ -15,7 +15,7 @@ import requests
 from mcp_runtime.rows import lease
 from roster.models import Call
 from tests.conftest import eventually
-from tests.support.agents import Agent, make_token, on_the_roster
+from tests.support.agents import GatewayClient, make_token, on_the_roster
 from tests.support.hall import PATIENCE, Hall, bring_up, command_of, family, member, queue
 from tests.support.machine import Stopwatch
 
@@ -85,10 +85,10 @@ class Clients:
         token = make_token()
         self.met: collections.Counter[str] = collections.Counter()
         self._over = threading.Event()
-        self._agents = [Agent(hall, token).begin() for _ in range(count)]
+        self._agents = [GatewayClient(hall, token).begin() for _ in range(count)]
         self._threads = in_threads(*[lambda agent=agent: self._call(agent) for agent in self._agents])  # type: ignore[misc]
 
-    def _call(self, agent: Agent) -> None:
+    def _call(self, agent: GatewayClient) -> None:
         while not self._over.is_set():
             try:
                 response = agent.send("tools/call", name="one__echo", arguments={"text": "hi"})

@@ -21,7 +21,7 @@ from mcp_runtime.rows import lease
 from mcp_runtime.runtime.processes import RESTART_DELAYS, Part
 from roster.models import GuildMember, PortAllocation
 from tests.conftest import ROOT, eventually
-from tests.support.agents import Agent, make_token
+from tests.support.agents import GatewayClient, make_token
 from tests.support.hall import (
     PATIENCE,
     Hall,
@@ -285,7 +285,7 @@ def test_agents_who_come_while_the_runtime_restarts_wait_for_it(hall: Hall) -> N
     hall.add("one")
     up = bring_up(hall, "one")
     token = make_token()
-    agent = Agent(hall, token).begin()
+    agent = GatewayClient(hall, token).begin()
     tools = agent.tools()
     worker = next(part for part in family(up) if "worker" in command_of(part))
 
@@ -293,7 +293,7 @@ def test_agents_who_come_while_the_runtime_restarts_wait_for_it(hall: Hall) -> N
     with contextlib.suppress(requests.ConnectionError):  # on the connection of the one that was killed
         agent.ask("ping")
 
-    assert Agent(hall, token).begin().tools() == tools
+    assert GatewayClient(hall, token).begin().tools() == tools
     assert agent.tools() == tools
     assert "starting it again" in hall.output()
 

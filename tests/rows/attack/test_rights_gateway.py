@@ -25,7 +25,7 @@ from roster.models import AgentSession, Call, Hall, Token, Tool
 from tests.attack import rights_table
 from tests.conftest import eventually
 from tests.rows.mcp_runtime.gateway import conftest
-from tests.support.agents import Agent, MessageStream, make_token
+from tests.support.agents import GatewayClient, MessageStream, make_token
 from tests.support.gateway_world import ALL, DEFAULT, World, event, notification, request, result, text
 
 pytestmark = pytest.mark.no_cover  # as in test_rights
@@ -133,12 +133,12 @@ class Place:
             "in the address": None,
         }
 
-    def agent(self, kind: str, path: str = "/mcp") -> Agent:
+    def agent(self, kind: str, path: str = "/mcp") -> GatewayClient:
         return self.world.agent(path, self.tokens[kind]) if self.tokens[kind] else self._anonymous(path)
 
-    def _anonymous(self, path: str) -> Agent:
+    def _anonymous(self, path: str) -> GatewayClient:
         assert self.world.gateway
-        return Agent(self.world, None, path)  # type: ignore[arg-type]
+        return GatewayClient(self.world, None, path)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def place(world: World) -> Place:
     return made
 
 
-def sent(agent: Agent, verb: str, method: str = "initialize", **headers: str) -> requests.Response:
+def sent(agent: GatewayClient, verb: str, method: str = "initialize", **headers: str) -> requests.Response:
     body = json.dumps(request(1, method, protocolVersion="2025-06-18", capabilities={}))
     named = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
     data = body if verb in ("POST", "PUT", "PATCH") else None
@@ -262,7 +262,7 @@ class Try:
         is_about_resource = self.method.startswith("resources/") and "list" not in self.method
         return {"uri": f"x://{self.member}"} if is_about_resource else about.get(self.method, {})
 
-    def send(self, agent: Agent) -> tuple[bool, str]:
+    def send(self, agent: GatewayClient) -> tuple[bool, str]:
         """Whether there is a result, and all that was said."""
         if self.is_modern:
             message, headers = agent.modern_message(self.method, **self.params)
@@ -284,7 +284,7 @@ class Try:
     def is_notice(self) -> bool:
         return self.method.startswith("notifications/")
 
-    def faults(self, agent: Agent, place: Place) -> list[str]:
+    def faults(self, agent: GatewayClient, place: Place) -> list[str]:
         """What came, or reached a member, that should not have, and what did not."""
         before = {name: len(script.requests) for name, script in place.scripts.items()}
         has_result, said = self.send(agent)
@@ -370,14 +370,14 @@ def test_each_kind_of_token_lists_and_calls_what_it_may_and_nothing_else(place: 
 
 
 @pytest.fixture
-def victim(place: Place) -> Agent:
+def victim(place: Place) -> GatewayClient:
     agent = place.world.agent("/mcp", make_token(place.victim)).begin()
     assert agent.text("notes__echo") == SECRET
     return agent
 
 
 @pytest.mark.parametrize("kind", KNOWN + UNKNOWN)
-def test_a_session_of_somebody_else_is_none(place: Place, victim: Agent, kind: str) -> None:
+def test_a_session_of_somebody_else_is_none(place: Place, victim: GatewayClient, kind: str) -> None:
     stolen = str(victim.http.headers["Mcp-Session-Id"])
     agent = place.agent(kind)
     agent.http.headers["Mcp-Session-Id"] = stolen
@@ -392,7 +392,7 @@ def test_a_session_of_somebody_else_is_none(place: Place, victim: Agent, kind: s
     assert victim.text("notes__echo") == SECRET  # it was not ended
 
 
-def test_another_token_of_the_same_user_is_somebody_else(place: Place, victim: Agent) -> None:
+def test_another_token_of_the_same_user_is_somebody_else(place: Place, victim: GatewayClient) -> None:
     agent = place.world.agent("/mcp", make_token(place.victim, scope="members", members=[place.members["other"]]))
     agent.http.headers["Mcp-Session-Id"] = str(victim.http.headers["Mcp-Session-Id"])
     for verb in ("POST", "GET", "DELETE"):
@@ -440,7 +440,7 @@ def test_an_answer_that_is_owed_to_somebody_is_given_to_nobody_else(place: Place
         eventually(lambda: SECRET in json.dumps(heard.all_messages))
 
 
-def test_a_subscription_of_somebody_else_is_not_heard(place: Place, victim: Agent) -> None:
+def test_a_subscription_of_somebody_else_is_not_heard(place: Place, victim: GatewayClient) -> None:
     with victim.listen() as theirs, place.agent("tools").begin().listen() as mine:
         switch_tool(Tool.objects.get(member=place.members["other"]), on=False)
         theirs.until("notifications/tools/list_changed")
@@ -449,7 +449,7 @@ def test_a_subscription_of_somebody_else_is_not_heard(place: Place, victim: Agen
         assert [message["method"] for message in mine.all_messages] == ["notifications/tools/list_changed"]
 
 
-def test_calls_of_the_gateway_are_told_to_who_made_them(place: Place, victim: Agent, client: Any) -> None:
+def test_calls_of_the_gateway_are_told_to_who_made_them(place: Place, victim: GatewayClient, client: Any) -> None:
     """Their ids, over REST, with every kind of token: as if there were none."""
     eventually(lambda: Call.objects.exists())
     pk = Call.objects.get().pk

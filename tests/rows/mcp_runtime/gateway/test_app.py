@@ -17,18 +17,18 @@ from mcp_runtime.security import principals
 from mcp_runtime.security.access import Principal
 from roster.models import AgentSession, Call, Hall, Token, Tool
 from tests.conftest import eventually
-from tests.support.agents import META, MODERN, Agent, make_token
+from tests.support.agents import META, MODERN, GatewayClient, make_token
 from tests.support.gateway_world import World, event, in_background, notification, request, result, text
 from tests.support.machine import Stopwatch, take_alone
 from tests.support.scripted_server import Request as Asked
 
 
-def anonymous(world: World, path: str = "/mcp") -> Agent:
+def anonymous(world: World, path: str = "/mcp") -> GatewayClient:
     world.agent()
-    return Agent(world, None, path)  # type: ignore[arg-type]
+    return GatewayClient(world, None, path)  # type: ignore[arg-type]
 
 
-def get(agent: Agent, verb: str = "GET", **headers: str) -> Any:
+def get(agent: GatewayClient, verb: str = "GET", **headers: str) -> Any:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return agent.http.request(verb, agent.url, headers=named, timeout=10)
 
@@ -142,7 +142,7 @@ def test_a_call_of_a_batch_can_be_cancelled_alone(world: World) -> None:
 
     member = world.member(behaviours={"tools/call": call})
     agent = world.agent().begin("2025-03-26")
-    other = Agent(world, None)  # type: ignore[arg-type]
+    other = GatewayClient(world, None)  # type: ignore[arg-type]
     other.http.headers.update(agent.http.headers)
     batch = [
         request(name, "tools/call", name="notes__echo", arguments={"is_slow": name == "slow"})
@@ -191,7 +191,7 @@ def test_modern_requests_are_validated_and_notices_taken(world: World) -> None:
 def test_a_call_that_is_cancelled_ends_with_the_members_last_word_or_soon_without(world: World) -> None:
     member = world.member(behaviours={"tools/call": lambda asked: asked.hang()})
     agent = world.agent().begin()
-    other = Agent(world, None)  # type: ignore[arg-type]
+    other = GatewayClient(world, None)  # type: ignore[arg-type]
     other.http.headers.update(agent.http.headers)
     call = request(9, "tools/call", name="notes__echo", arguments={})
     with in_background(lambda: other.post(call).json()["error"]) as ended:

@@ -10,7 +10,7 @@ import pytest
 from mcp_runtime.gateway.endpoints import member as member_endpoints
 from roster.models import GuildMember, Token, Tool
 from tests.conftest import eventually
-from tests.support.agents import META, Agent, make_token
+from tests.support.agents import META, GatewayClient, make_token
 from tests.support.agents import MODERN as MODERN_VERSION
 from tests.support.gateway_world import ALL, MODERN, Member, World, event, in_background, request, result, text
 from tests.support.machine import Stopwatch
@@ -40,7 +40,7 @@ def notes(world: World) -> Member:
     return member
 
 
-def introduced(agent: Agent) -> dict[str, Any]:
+def introduced(agent: GatewayClient) -> dict[str, Any]:
     params = {"protocolVersion": "2025-06-18", "capabilities": {}}
     told: dict[str, Any] = agent.send("initialize", **params).json()["result"]
     return told

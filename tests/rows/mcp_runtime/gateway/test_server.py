@@ -20,7 +20,7 @@ from mcp_runtime.gateway import catalog, extras_loader, members, server, session
 from mcp_runtime.http1 import server as http_server
 from roster.models import Call, GuildMember, Tool
 from tests.conftest import eventually
-from tests.support.agents import Agent
+from tests.support.agents import GatewayClient
 from tests.support.gateway_world import ALL, World, event, in_background, request, result, text
 from tests.support.scripted_server import Request as Asked
 from tests.support.scripted_server import full_backlog
@@ -206,7 +206,7 @@ def test_a_call_that_waits_for_a_restart_in_vain_is_told_why_without_the_members
     assert "sesame" not in told
 
 
-def failed(world: World, agent: Agent, tool: str) -> str:
+def failed(world: World, agent: GatewayClient, tool: str) -> str:
     """Why a call failed that no member got, as the client and the record both say."""
     error = agent.call(tool)["error"]
     assert (error["code"], error["data"]) == (-32603, {"member": "notes", "kind": "unavailable", "sent": False})
@@ -247,7 +247,7 @@ def test_a_call_that_is_cancelled_while_it_waits_for_a_slot_is_not_sent_any_more
     eventually(lambda: member.messages("tools/call"))
     call = request(7, "tools/call", name="notes__echo", arguments={})
     with in_background(lambda: agent.post(call).json()["error"]) as ended:
-        canceller = Agent(world, None)  # type: ignore[arg-type]
+        canceller = GatewayClient(world, None)  # type: ignore[arg-type]
         canceller.http.headers.update(agent.http.headers)
 
         def is_cancelled() -> bool:

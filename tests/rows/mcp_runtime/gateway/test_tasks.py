@@ -10,7 +10,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from roster.models import GuildMember, Token, Tool
-from tests.support.agents import META, Agent, make_token, messages_of
+from tests.support.agents import META, GatewayClient, make_token, messages_of
 from tests.support.gateway_world import (
     MODERN,
     Member,
@@ -57,20 +57,20 @@ TASKS = {
 ASKED_FOR = ("tasks/get", "tasks/cancel", "tasks/result", "tasks/update", "tasks/later")
 
 
-def in_session(world: World, token: str | None = None, path: str = "/mcp/notes", **capabilities: Any) -> Agent:
+def in_session(world: World, token: str | None = None, path: str = "/mcp/notes", **capabilities: Any) -> GatewayClient:
     return world.agent(path, token).begin("2025-11-25", **capabilities)
 
 
-def begun(agent: Agent) -> str:
+def begun(agent: GatewayClient) -> str:
     """The id of a new task, as its client is told."""
     return str(agent.ask("tools/call", name="echo", arguments={}, task={"ttl": 60_000})["result"]["task"]["taskId"])
 
 
-def modern(agent: Agent, method: str, **params: Any) -> dict[str, Any]:
+def modern(agent: GatewayClient, method: str, **params: Any) -> dict[str, Any]:
     return messages_of(agent.modern(method, meta=WITH_TASK, **params))[-1]
 
 
-def begun_modern(agent: Agent) -> str:
+def begun_modern(agent: GatewayClient) -> str:
     told = modern(agent, "tools/call", name="echo", arguments={})["result"]
     assert told["resultType"] == "task"
     return str(told["taskId"])

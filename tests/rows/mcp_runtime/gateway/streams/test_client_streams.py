@@ -17,7 +17,7 @@ from mcp_runtime.gateway.streams import client_streams, upstream_listeners
 from mcp_runtime.security import limits
 from roster.models import GuildMember, Hall, Token, Tool
 from tests.conftest import eventually
-from tests.support.agents import META, Agent, MessageStream, make_token, messages_of
+from tests.support.agents import META, GatewayClient, MessageStream, make_token, messages_of
 from tests.support.gateway_world import (
     ALL,
     MODERN,
@@ -56,7 +56,7 @@ def without_session(asked: Asked) -> None:
     asked.result(initialize_result(asked.message["params"]["protocolVersion"]))
 
 
-def listen(agent: Agent, **wanted: Any) -> MessageStream:
+def listen(agent: GatewayClient, **wanted: Any) -> MessageStream:
     message, headers = agent.modern_message("subscriptions/listen", notifications=wanted)
     return agent.stream(message, **headers)
 

@@ -15,7 +15,7 @@ from mcp_runtime.gateway.streams.resumable import ResumableStreams
 from mcp_runtime.security.access import OPERATOR
 from roster.models import Call
 from tests.conftest import eventually
-from tests.support.agents import Agent, MessageStream, messages_of
+from tests.support.agents import GatewayClient, MessageStream, messages_of
 from tests.support.gateway_world import Member, World, event, notification, request, result, text
 from tests.support.scripted_server import Request as Asked
 
@@ -54,17 +54,17 @@ class Patient:
         return world.member(behaviours={"tools/call": self.call, "GET": self.rest}, **options)
 
 
-def calling(agent: Agent, message_id: Any = 9) -> MessageStream:
+def calling(agent: GatewayClient, message_id: Any = 9) -> MessageStream:
     return agent.stream(request(message_id, "tools/call", name="notes__echo", arguments={}))
 
 
-def lost(agent: Agent, message_id: Any = 9) -> None:
+def lost(agent: GatewayClient, message_id: Any = 9) -> None:
     """A call whose client heard something of it, and then its connection broke."""
     with calling(agent, message_id) as heard:
         assert heard.next() == PROGRESS
 
 
-def resumed(agent: Agent, event_id: str) -> list[dict[str, Any]]:
+def resumed(agent: GatewayClient, event_id: str) -> list[dict[str, Any]]:
     """What comes behind that event, to the end."""
     return messages_of(agent.http.get(agent.url, headers={"Last-Event-ID": event_id}, timeout=20))
 

@@ -18,7 +18,7 @@ from mcp_runtime.gateway.upstream import answer_streams, modern, questions
 from mcp_runtime.security import limits
 from roster.models import Tool
 from tests.conftest import eventually
-from tests.support.agents import META, Agent, make_token, messages_of
+from tests.support.agents import META, GatewayClient, make_token, messages_of
 from tests.support.gateway_world import (
     ALL,
     MODERN,
@@ -45,7 +45,7 @@ def failure(response: Any) -> tuple[int, str]:
     return error["code"], error["message"]
 
 
-def modern_call(agent: Agent, tool: str = "notes__echo", **more: Any) -> Any:
+def modern_call(agent: GatewayClient, tool: str = "notes__echo", **more: Any) -> Any:
     return agent.modern("tools/call", name=tool, **{"arguments": {}, **more})
 
 
@@ -349,7 +349,7 @@ def test_one_id_used_twice_at_a_time_gets_each_its_own_answer(world: World) -> N
     assert agent.ask("ping")["result"] == {}
 
     def call_as_five(which: str) -> Any:
-        other = Agent(world, None)
+        other = GatewayClient(world, None)
         other.http.headers.update(agent.http.headers)
         return other.post(request(5, "tools/call", name="notes__echo", arguments={"which": which})).json()
 
@@ -1038,7 +1038,7 @@ def test_no_id_goes_to_a_member_twice(world: World) -> None:
     for _ in range(2):
         agent = world.agent().begin()
         for _ in range(2):
-            other = Agent(world, None)  # type: ignore[arg-type]
+            other = GatewayClient(world, None)  # type: ignore[arg-type]
             other.http.headers.update(agent.http.headers)
             assert other.post(request(5, "tools/call", name="notes__echo", arguments={})).json()["id"] == 5
         assert modern_call(world.agent()).status_code == 200
