@@ -3,7 +3,7 @@
 # check  lint, types and missing migrations, reads only         lint   the first two, mending what it can
 # bench  the numbers of bench/README.md                       clean  forget the installation, keep the data
 # bench-peers  installs what `bench` measures beside the gateway (FastMCP, mcpo; with npm mcp-proxy, mcp-hub)
-# agent  install what agents' sessions need (docs/sessions.md)
+# agent  install what agents need (docs/agents.md)
 # screenshots  the pictures of README and docs, made again (needs Chromium)
 # docs   the site of docs/ in .docs/site; a broken link fails it
 # attack  a real hall under attack, the honest beside it; `ARGS=--short` in 90 s    fuzz  its parsers (needs atheris)

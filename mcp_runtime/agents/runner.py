@@ -19,11 +19,10 @@ from typing import Any
 
 from django.db import Error, connection
 
-from mcp_runtime.agents import process as agent
-from mcp_runtime.agents import sessions, setup
-from mcp_runtime.agents.process import GATEWAY, AgentProcess, Job, tool_rule
-from mcp_runtime.agents.sessions import ErrorKind, Outcome, Status
+from mcp_runtime.agents import setup, transitions
+from mcp_runtime.agents.process import GATEWAY, AgentProcess, Job, remove_files_of_earlier_runs, tool_rule
 from mcp_runtime.agents.transcript import Transcript
+from mcp_runtime.agents.transitions import ErrorKind, Outcome, Status
 from mcp_runtime.members.restarts import is_tried_slowly
 from mcp_runtime.protocol.errors import AccessError, RequestRefusedError, SpawnError, describe_exit
 from mcp_runtime.rows.changes import SqliteChanges
@@ -43,7 +42,7 @@ EVENT_LOOK = 0.2
 STOP_GRACE = 5.0  # between the request to stop and SIGKILL
 LAST_ENDS_SECONDS = 1.0
 
-# The agent's error when the session to resume is not on its disk (cleaned up, or another machine's).
+# The Agent SDK's error when the session to resume is not on its disk (cleaned up, or another machine's).
 NO_SDK_SESSION = "No conversation found"
 
 
@@ -59,7 +58,7 @@ class Run:
     error: str = ""  # the last error of its program
 
 
-class SessionRunner:
+class AgentRunner:
     """Runs agents for the runtime with `lease_id`. Their environment tags begin with `tag_prefix`."""
 
     def __init__(
@@ -87,14 +86,14 @@ class SessionRunner:
         self._problem: str | None = None
         self._problem_checked_at = -math.inf
         self._last_sweep = -math.inf
-        self._due_messages = sessions.due_messages()
-        self._stop_requests = sessions.stop_requests(lease_id)
-        self._loop = threading.Thread(target=self._run, name="sessions", daemon=True)
+        self._due_messages = transitions.due_messages()
+        self._stop_requests = transitions.stop_requests(lease_id)
+        self._loop = threading.Thread(target=self._run, name="agents", daemon=True)
 
     # The loop -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        agent.remove_files_of_earlier_runs(self._directory)
+        remove_files_of_earlier_runs(self._directory)
         self._loop.start()
 
     def wake(self) -> None:
@@ -165,24 +164,24 @@ class SessionRunner:
     def note_problem(self) -> None:
         problem = setup.problem(self._environment)
         if problem != self._problem:
-            sessions.note_problem(problem, self._lease_id)
+            transitions.note_problem(problem, self._lease_id)
         self._problem, self._problem_checked_at = problem, time.monotonic()
 
     def claim_one(self) -> bool:
         """Claim and run one due message. Returns whether there was one."""
         message = self._next()
-        if message is None or not sessions.claim(message, self._lease_id):
+        if message is None or not transitions.claim(message, self._lease_id):
             return False
         run = Run(message, time.monotonic() + message.timeout)
         with self._lock:
             self._runs[message.pk] = run
             self._slots.take(_owner(message))
-        threading.Thread(target=self._work, args=(run,), name=f"session-{message.pk}", daemon=True).start()
+        threading.Thread(target=self._work, args=(run,), name=f"message-{message.pk}", daemon=True).start()
         return True
 
     def _next(self) -> AgentMessage | None:
         """The oldest due message of a principal that may have one more agent."""
-        messages = self._due_messages.select_related("session", "session__created_by")
+        messages = self._due_messages.select_related("agent", "agent__created_by")
         while (message := messages.first() if self._slots.free > 0 else None) is not None:
             owner = _owner(message)
             with self._lock:
@@ -204,7 +203,7 @@ class SessionRunner:
         try:
             # If the runtime's stop killed the run, that stop records its end.
             if not run.runtime_stopped.is_set():
-                finish = partial(sessions.finish, run.message, outcome, self._lease_id)
+                finish = partial(transitions.finish, run.message, outcome, self._lease_id)
                 persistently(partial(unit_of_work, finish))
         except Error:
             logger.exception("the end of message %d could not be written; it ends as lost", run.message.pk)
@@ -231,8 +230,10 @@ class SessionRunner:
         finally:
             code = run.process.close()
         if job.resume and not answer and NO_SDK_SESSION in run.error:
-            unit_of_work(partial(sessions.note_sdk_session, run.message, ""))
-            run.error = "the agent has lost its session so far from its disk; the next message begins a new one"
+            unit_of_work(partial(transitions.note_sdk_session, run.message, ""))
+            run.error = (
+                "the Agent SDK's session of this agent is no longer on the disk; the next message begins a new one"
+            )
         return _outcome_of(run, answer, stop_cause, code, run.process.tail())
 
     def _await_members(self, run: Run) -> Outcome | None:
@@ -253,12 +254,12 @@ class SessionRunner:
                 return Outcome.failed(ErrorKind.UNAVAILABLE, f"not connected within {run.message.timeout:g} s: {names}")
 
     def _job(self, message: AgentMessage) -> Job:
-        sessions.require_access(message)
-        session = message.session
-        members = list(session.members.select_related("port_allocation").order_by("name"))
+        transitions.require_access(message)
+        agent = message.agent
+        members = list(agent.members.select_related("port_allocation").order_by("name"))
         allowed_tools: list[str] = []
         disallowed_tools: list[str] = []
-        if session.direct:
+        if agent.direct:
             servers: dict[str, dict[str, Any]] = {
                 member.name: {"type": "http", "url": member.endpoint} for member in members
             }
@@ -267,8 +268,8 @@ class SessionRunner:
             ):
                 (allowed_tools if is_enabled else disallowed_tools).append(tool_rule(name, tool))
         else:
-            url = f"http://{self._gateway_address}/sessions/{session.pk}/mcp"
-            headers = {"Authorization": f"Bearer {sessions.make_token(message)}"}
+            url = f"http://{self._gateway_address}/agents/{agent.pk}/mcp"
+            headers = {"Authorization": f"Bearer {transitions.make_token(message)}"}
             servers = {GATEWAY: {"type": "http", "url": url, "headers": headers}}
             allowed_tools = [tool_rule(GATEWAY)]  # the gateway offers only what the token may call
         return Job(
@@ -277,8 +278,8 @@ class SessionRunner:
             allowed_tools=allowed_tools,
             disallowed_tools=disallowed_tools,
             # Read it again, because an earlier message may have made it since.
-            resume=type(session).objects.values_list("sdk_session_id", flat=True).get(pk=session.pk),
-            model=session.model,
+            resume=type(agent).objects.values_list("sdk_session_id", flat=True).get(pk=agent.pk),
+            model=agent.model,
         )
 
     def _follow(self, run: Run, process: AgentProcess) -> tuple[dict[str, Any], str]:
@@ -291,7 +292,7 @@ class SessionRunner:
             event = process.next_event(EVENT_LOOK)
             now = time.monotonic()
             if event and event["kind"] == "session":
-                unit_of_work(partial(sessions.note_sdk_session, run.message, str(event["data"]["id"])))
+                unit_of_work(partial(transitions.note_sdk_session, run.message, str(event["data"]["id"])))
             elif event and event["kind"] == "result":
                 answer = event["data"]
             elif event and not transcript.is_full:
@@ -314,7 +315,7 @@ def _owner(message: AgentMessage) -> Owner:
 
 
 def _missing_members(message: AgentMessage) -> list[GuildMember]:
-    return list(message.session.members.exclude(status=GuildMember.Status.CONNECTED).order_by("name"))
+    return list(message.agent.members.exclude(status=GuildMember.Status.CONNECTED).order_by("name"))
 
 
 def _why_not_connecting(member: GuildMember) -> str:

@@ -7,12 +7,12 @@ import time
 from functools import partial
 from typing import Any
 
-from mcp_runtime.agents import sessions
+from mcp_runtime.agents import transitions
 from mcp_runtime.agents.process import GATEWAY, tool_rule
 from mcp_runtime.protocol import mcp
 from mcp_runtime.rows.database import persistently, unit_of_work
 from mcp_runtime.schemas import secrets
-from roster.models import AgentEvent, AgentMessage, AgentSession, Tool
+from roster.models import Agent, AgentEvent, AgentMessage, Tool
 
 BATCH_SECONDS = 0.2  # how long events wait to be written together
 BATCH = 50
@@ -31,7 +31,7 @@ class Transcript:
 
     @property
     def is_full(self) -> bool:
-        return self._event_count + len(self._batch) >= sessions.MAX_EVENTS
+        return self._event_count + len(self._batch) >= transitions.MAX_EVENTS
 
     def add(self, kind: str, data: dict[str, Any]) -> None:
         if not self._batch:
@@ -42,7 +42,7 @@ class Transcript:
         """Write the batch if it has waited for long enough or is large enough. With `is_last`, write it anyway."""
         is_time = time.monotonic() >= self._write_at or len(self._batch) >= BATCH
         if self._batch and (is_time or is_last):
-            persistently(partial(unit_of_work, partial(sessions.write_events, self._message, self._batch)))
+            persistently(partial(unit_of_work, partial(transitions.write_events, self._message, self._batch)))
             self._event_count, self._batch = self._event_count + len(self._batch), []
 
     def _without_secrets(self, call: dict[str, Any]) -> dict[str, Any]:
@@ -67,13 +67,13 @@ def _read_secret_schemas(message: AgentMessage, name: str) -> set[str]:
 
     It compares the names first, because reading the schemas of all tools of a large member blocks all other threads.
     """
-    session = message.session
-    tools = Tool.objects.filter(member__in=session.members.all())
+    agent = message.agent
+    tools = Tool.objects.filter(member__in=agent.members.all())
     names = tools.values_list("pk", "member__name", "name")
-    tool_ids = [pk for pk, member, tool in names if _name_for_agent(session, member, tool) == name]
+    tool_ids = [pk for pk, member, tool in names if _name_for_agent(agent, member, tool) == name]
     schemas = {json.dumps(tool.input_schema) for tool in tools.filter(pk__in=tool_ids)}
     return {schema for schema in schemas if secrets.may_mark_secrets(schema)}
 
 
-def _name_for_agent(session: AgentSession, member: str, tool: str) -> str:
-    return tool_rule(member, tool) if session.direct else tool_rule(GATEWAY, mcp.qualified_name(member, tool))
+def _name_for_agent(agent: Agent, member: str, tool: str) -> str:
+    return tool_rule(member, tool) if agent.direct else tool_rule(GATEWAY, mcp.qualified_name(member, tool))

@@ -13,7 +13,7 @@ from django.db.models import Q, QuerySet, TextField
 from django.db.models.functions import Cast
 from django.utils import timezone
 
-from mcp_runtime.agents import sessions
+from mcp_runtime.agents import transitions
 from mcp_runtime.control.notify import notify_runtime
 from mcp_runtime.members import discovery, logs
 from mcp_runtime.protocol.errors import MemberDisabledError, RequestRefusedError, UnknownMemberError, UnknownToolError
@@ -42,10 +42,10 @@ def start_member(row: GuildMember) -> None:
 def stop_member(row: GuildMember, *, force: bool = False) -> None:
     """Request that the member stops, until somebody starts it or a call needs it.
 
-    Raises MemberInUseError while a session needs it, unless `force`. Restart and disable do the same.
+    Raises MemberInUseError while an agent needs it, unless `force`. Restart and disable do the same.
     """
     if not force:
-        sessions.require_unneeded(row)
+        transitions.require_unneeded(row)
     set_desired_state(row, desired_state=GuildMember.DesiredState.STOPPED, restart_requested_at=None)
 
 
@@ -53,7 +53,7 @@ def restart_member(row: GuildMember, *, force: bool = False) -> None:
     """Request a new process with the current manifest."""
     require_enabled(row)
     if not force:
-        sessions.require_unneeded(row)
+        transitions.require_unneeded(row)
     if row.manifest_error:
         raise RequestRefusedError(f"member {row.name!r} cannot start: {row.manifest_error}")
     set_desired_state(row, desired_state=GuildMember.DesiredState.RUNNING, restart_requested_at=timezone.now())
@@ -75,7 +75,7 @@ def enable_member(row: GuildMember) -> None:
 def disable_member(row: GuildMember, *, force: bool = False) -> None:
     """Stop the member, and refuse calls to it until it is enabled."""
     if not force:
-        sessions.require_unneeded(row)
+        transitions.require_unneeded(row)
     with transaction.atomic():
         Hall.note_access_change()
         set_desired_state(row, enabled=False)
@@ -94,7 +94,7 @@ MEMBER_VERBS: dict[str, Callable[..., None]] = {
     "enable": enable_member,
     "disable": disable_member,
 }
-# Verbs that are refused while a session needs the member. They accept `force`.
+# Verbs that are refused while an agent needs the member. They accept `force`.
 FORCIBLE_VERBS = ("stop", "restart", "disable")
 
 

@@ -13,7 +13,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils import timezone
 
-from mcp_runtime.agents import sessions
+from mcp_runtime.agents import transitions as agent_transitions
 from mcp_runtime.calls import transitions
 from mcp_runtime.control.members import find_member, find_tool
 from mcp_runtime.control.notify import notify_runtime
@@ -122,6 +122,6 @@ def revoke_token(row: Token) -> None:
     with transaction.atomic():
         token_ids = row.revoke()
         transitions.cancel_calls_of_tokens(token_ids)
-        messages = sessions.stop_messages_of_tokens(token_ids)
+        messages = agent_transitions.stop_messages_of_tokens(token_ids)
     if messages:
         notify_runtime(members=True)

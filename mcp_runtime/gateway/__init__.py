@@ -3,7 +3,7 @@
     /mcp                    every tool, prompt and resource that the client may use; each name includes the member
     /mcp?members=a,b        the same, for these members only
     /mcp/<member>           one member, with its own names
-    /sessions/<id>/mcp      the members of an agent session
+    /agents/<id>/mcp        the members of an agent
 
 A module imports only modules that stand further down in this list. A request takes the same way:
 

@@ -37,15 +37,15 @@ logger = logging.getLogger("guildhall.gateway")
 
 MAX_ID = 18  # digits
 MAX_UNAUTHENTICATED_BYTES = 65_536  # bytes of a message that is read before its sender is authenticated
-MAX_SESSIONS = 1_000  # agent sessions whose members are cached
-SESSION_SECONDS = 5.0
+MAX_AGENTS = 1_000  # agents whose members are cached
+AGENT_SECONDS = 5.0
 NOTHING_HERE = "Nothing is here: the gateway is at /mcp, each member at /mcp/<member>."
 NO_OAUTH = (
     "Guild Hall has no OAuth. Clients look for it after a request without a token, or with one that is unknown, "
     "revoked or expired. Send a valid token: Authorization: Bearer gh_... manage.py create_token USER creates one."
 )
 EVERYTHING = Place("/mcp", Selection())
-PATHS = ("/mcp", "/mcp/<member>", "/sessions/<session>/mcp")  # each also with a trailing slash
+PATHS = ("/mcp", "/mcp/<member>", "/agents/<agent>/mcp")  # each also with a trailing slash
 VERBS = ("GET", "POST", "DELETE")
 _PATH = re.compile("|".join(re.sub(r"<(\w+)>", r"(?P<\1>[^/]+)", path) + "/?" for path in PATHS))
 
@@ -73,7 +73,7 @@ class App:
         self._legacy = legacy
         self._modern = modern
         self._is_stopping = is_stopping
-        self._session_members: dict[tuple[str, int | None], tuple[float, frozenset[str] | None]] = {}
+        self._agent_members: dict[tuple[str, int | None], tuple[float, frozenset[str] | None]] = {}
         self._rounds = Rounds()
         serve: tuple[Callable[[Place, Principal, HttpExchange], Awaitable[None]], ...]
         serve = legacy.get, self._post, legacy.delete
@@ -117,7 +117,7 @@ class App:
         if not query and match.lastgroup is None:
             return EVERYTHING
         query_params = _parse_query(query)
-        if unknown_params := query_params.keys() - (set() if match["member"] or match["session"] else {"members"}):
+        if unknown_params := query_params.keys() - (set() if match["member"] or match["agent"] else {"members"}):
             text = f"unknown query parameter {min(unknown_params)[:100]!r}; a token goes into the Authorization header"
             raise Refusal(400, MethodError(INVALID_REQUEST, text))
         if member := match["member"]:
@@ -126,11 +126,11 @@ class App:
             if member not in self._members.roster.members or not principal.may_see(member):
                 raise Refusal(404, MethodError(INVALID_REQUEST, _no_member(member, principal)))
             return Place(f"/mcp/{member}", Selection(frozenset([member])), member)
-        if session := match["session"]:
-            session_members = await self._members_of_session(session, principal)
-            if session_members is None:
-                raise Refusal(404, MethodError(INVALID_REQUEST, f"there is no session {session[:100]!r}"))
-            return Place(f"/sessions/{session}/mcp", Selection(session_members))
+        if agent := match["agent"]:
+            agent_members = await self._members_of_agent(agent, principal)
+            if agent_members is None:
+                raise Refusal(404, MethodError(INVALID_REQUEST, f"there is no agent {agent[:100]!r}"))
+            return Place(f"/agents/{agent}/mcp", Selection(agent_members))
         if not query_params:
             return EVERYTHING
         names = frozenset(name for value in query_params["members"] for name in value.split(",") if name)
@@ -139,19 +139,19 @@ class App:
             raise Refusal(404, MethodError(INVALID_REQUEST, _no_member(min(missing), principal)))
         return Place(f"/mcp?members={','.join(sorted(names))}", Selection(names))
 
-    async def _members_of_session(self, session: str, principal: Principal) -> frozenset[str] | None:
-        """Return the members of an agent session, cached for SESSION_SECONDS.
+    async def _members_of_agent(self, agent: str, principal: Principal) -> frozenset[str] | None:
+        """Return the members of an agent, cached for AGENT_SECONDS.
 
-        The members of a session do not change, but the session may be deleted.
+        The members of an agent do not change, but the agent may be deleted.
         """
-        now, key = asyncio.get_running_loop().time(), (session, principal.user_id)
-        expires_at, members = self._session_members.get(key, (0.0, None))
-        if now > expires_at and session.isascii() and session.isdigit() and len(session) <= MAX_ID:
-            look = partial(catalog.members_of_session, int(session), principal.user_id)
+        now, key = asyncio.get_running_loop().time(), (agent, principal.user_id)
+        expires_at, members = self._agent_members.get(key, (0.0, None))
+        if now > expires_at and agent.isascii() and agent.isdigit() and len(agent) <= MAX_ID:
+            look = partial(catalog.members_of_agent, int(agent), principal.user_id)
             members = await asyncio.get_running_loop().run_in_executor(None, unit_of_work, look)
-            if len(self._session_members) >= MAX_SESSIONS:
-                self._session_members.clear()
-            self._session_members[key] = now + SESSION_SECONDS, members
+            if len(self._agent_members) >= MAX_AGENTS:
+                self._agent_members.clear()
+            self._agent_members[key] = now + AGENT_SECONDS, members
         return members
 
     async def _post(self, place: Place, principal: Principal, exchange: HttpExchange) -> None:

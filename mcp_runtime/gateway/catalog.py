@@ -21,7 +21,7 @@ from mcp_runtime.client import quick_json
 from mcp_runtime.protocol import mcp
 from mcp_runtime.schemas import secrets
 from mcp_runtime.security.access import Principal
-from roster.models import AgentSession, GuildMember, Tool
+from roster.models import Agent, GuildMember, Tool
 
 RESOURCE_PREFIX = "guild://"
 # The key of each list method's result.
@@ -309,10 +309,10 @@ def literals_match(literals: tuple[str, ...], uri: str) -> bool:
     return at <= end
 
 
-def members_of_session(session_id: int, user_id: int | None) -> frozenset[str] | None:
-    """Return the members of an agent session that the user or the operator created, or None if there is none."""
-    session = AgentSession.objects.filter(Q(created_by=None) | Q(created_by=user_id), pk=session_id).first()
-    return None if session is None else frozenset(session.members.values_list("name", flat=True))
+def members_of_agent(agent_id: int, user_id: int | None) -> frozenset[str] | None:
+    """Return the members of an agent that the user or the operator created, or None if there is none."""
+    agent = Agent.objects.filter(Q(created_by=None) | Q(created_by=user_id), pk=agent_id).first()
+    return None if agent is None else frozenset(agent.members.values_list("name", flat=True))
 
 
 # From rows --------------------------------------------------------------------------------------------------------

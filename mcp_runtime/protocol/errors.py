@@ -34,7 +34,7 @@ McpRuntimeError
     UnknownMemberError  UnknownToolError  MemberDisabledError  ToolDisabledError
     InvalidArgumentsError(path, reason)
     IdempotencyConflictError  NotCancellableError
-    MemberInUseError  UnknownSessionError  AgentUnavailableError
+    MemberInUseError  UnknownAgentError  AgentUnavailableError
 """
 
 from __future__ import annotations
@@ -419,15 +419,15 @@ class IdempotencyConflictError(RequestRefusedError):
 
 
 class NotCancellableError(RequestRefusedError):
-    """The call has ended, or no message of the session is in progress."""
+    """The call has ended, or no message to the agent is in progress."""
 
 
 class MemberInUseError(RequestRefusedError):
-    """A message of a session needs the member. It waits or runs."""
+    """A message to an agent needs the member. It waits or runs."""
 
 
-class UnknownSessionError(RequestRefusedError):
-    """There is no session of that name or id."""
+class UnknownAgentError(RequestRefusedError):
+    """There is no agent of that name or id."""
 
 
 class AgentUnavailableError(RequestRefusedError):

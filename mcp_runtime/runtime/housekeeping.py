@@ -9,7 +9,7 @@ import time
 from django.conf import settings
 from django.db import Error, connection
 
-from mcp_runtime.agents import sessions
+from mcp_runtime.agents import transitions as agent_transitions
 from mcp_runtime.calls import statistics, transitions
 
 logger = logging.getLogger("guildhall.runtime")
@@ -41,7 +41,7 @@ def _prune() -> None:
     days, keep = settings.GUILD_HALL_KEEP_CALLS_DAYS, settings.GUILD_HALL_KEEP_CALLS
     count = transitions.prune(days=days, keep=keep)
     transitions.prune_status_changes(days=days)
-    sessions.prune(days=days)
+    agent_transitions.prune(days=days)
     statistics.delete_expired()
     if count:
         logger.info("pruned %d finished calls", count)

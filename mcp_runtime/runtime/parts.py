@@ -18,7 +18,7 @@ from mcp_runtime.rows import lease
 from mcp_runtime.system.runtime_id import RuntimeId
 
 if TYPE_CHECKING:
-    from mcp_runtime.agents.runner import SessionRunner
+    from mcp_runtime.agents.runner import AgentRunner
     from mcp_runtime.calls.dispatcher import Dispatcher
     from mcp_runtime.gateway.server import Gateway
 
@@ -35,7 +35,7 @@ class Parts:
         self._building = threading.Lock()  # held while there are some parts and not all
         self.dispatcher: Dispatcher | None = None
         self.gateway: Gateway | None = None
-        self.sessions: SessionRunner | None = None
+        self.agents: AgentRunner | None = None
         self._hall_id, self._id = lease.hall().hall_id, RuntimeId.own()
         self.lifecycle = Lifecycle(
             lease_id=lease_id,
@@ -71,8 +71,8 @@ class Parts:
 
     def _wake_all(self) -> None:
         self.supervisor.wake()
-        if self.sessions is not None:
-            self.sessions.wake()
+        if self.agents is not None:
+            self.agents.wake()
 
     def build(self, run_in_pool: Callable[..., Any]) -> None:
         """Build the rest, unless a stop was requested."""
@@ -86,8 +86,8 @@ class Parts:
             pass
 
     def _build(self, run_in_pool: Callable[..., Any]) -> None:
-        from mcp_runtime.agents import sessions
-        from mcp_runtime.agents.runner import SessionRunner
+        from mcp_runtime.agents import transitions as agent_transitions
+        from mcp_runtime.agents.runner import AgentRunner
         from mcp_runtime.calls import transitions
         from mcp_runtime.calls.dispatcher import Dispatcher
         from mcp_runtime.calls.queue_watch import QueueWatch
@@ -107,7 +107,7 @@ class Parts:
                 has_broker=bool(settings.REDIS_URL),
             ),
         )
-        self.sessions = SessionRunner(
+        self.agents = AgentRunner(
             lease_id=self.lease_id,
             tag_prefix=process.tag_prefix(self._hall_id, self._id),
             directory=settings.GUILD_HALL_DATA_DIR / "agent",
@@ -117,7 +117,7 @@ class Parts:
         )
         text = "the runtime ended while the agent worked; the message is not sent to it again automatically"
         patiently(lambda: transitions.end_lost(self.lease_id, transitions.RUNTIME_ENDED), self._stop_requested.is_set)
-        patiently(lambda: sessions.end_lost(self.lease_id, text), self._stop_requested.is_set)
+        patiently(lambda: agent_transitions.end_lost(self.lease_id, text), self._stop_requested.is_set)
         tasks.answer_with(self.dispatcher)
         self.dispatcher.start()
         gateway = self._make_gateway()
@@ -125,7 +125,7 @@ class Parts:
         self.gateway = gateway
         for member in self.lifecycle.live_members():  # it has heard of none yet
             gateway.member_changed(member.member_id)
-        self.sessions.start()
+        self.agents.start()
         housekeeping.start(self._stop_requested)
 
     def _make_gateway(self) -> Gateway:

@@ -58,7 +58,7 @@ class Stopping:
         from django.db import connections
 
         self._stop_requested.wait()
-        from mcp_runtime.agents import sessions
+        from mcp_runtime.agents import transitions as agent_transitions
         from mcp_runtime.calls import transitions
         from mcp_runtime.rows import lease
         from mcp_runtime.runtime import tasks
@@ -72,8 +72,8 @@ class Stopping:
                 parts.gateway.stop_accepting()
             if parts.dispatcher is not None:
                 parts.dispatcher.stop_claiming()
-            if parts.sessions is not None:
-                parts.sessions.stop()
+            if parts.agents is not None:
+                parts.agents.stop()
             parts.supervisor.stop()
             self._stop_members()
             if parts.gateway is not None:
@@ -81,7 +81,7 @@ class Stopping:
             if parts.dispatcher is not None:
                 parts.dispatcher.stop()
             transitions.end_own(parts.lease_id, "the runtime was stopped during the call")
-            sessions.end_own(parts.lease_id, "the runtime was stopped while the agent worked")
+            agent_transitions.end_own(parts.lease_id, "the runtime was stopped while the agent worked")
             parts.lifecycle.kill_everything()
             lease.release(parts.lease_id)
         except Exception:

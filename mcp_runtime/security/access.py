@@ -27,7 +27,7 @@ INVOKE = "roster.invoke_tool"
 VIEW_CALLS = "roster.view_call"
 VIEW_MEMBERS = "roster.view_guildmember"
 VIEW_TOOLS = "roster.view_tool"
-VIEW_SESSIONS = "roster.view_agentsession"
+VIEW_AGENTS = "roster.view_agent"
 
 NO_LIMITS = Limits()
 

@@ -11,7 +11,7 @@ plots, statistics               figures of calls as plots
 
 from __future__ import annotations
 
-from roster.admin.agents.screens import AgentSessionAdmin
+from roster.admin.agents.screens import AgentAdmin
 from roster.admin.calls.screens import CallAdmin
 from roster.admin.members.history import PortAllocationAdmin, StatusChangeAdmin
 from roster.admin.members.screens import MemberAdmin
@@ -19,7 +19,7 @@ from roster.admin.tokens.screens import TokenAdmin
 from roster.admin.tools.screens import ToolAdmin
 
 __all__ = [
-    "AgentSessionAdmin",
+    "AgentAdmin",
     "CallAdmin",
     "MemberAdmin",
     "PortAllocationAdmin",

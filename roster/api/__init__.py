@@ -1,6 +1,6 @@
 """REST under /api/: parse, call `mcp_runtime.control`, present. Nothing here is open to anonymous users.
 
-members, tools, calls, tokens, agent_config, sessions, statistics   serializers and views of one noun each
+members, tools, calls, tokens, agent_config, agents, statistics   serializers and views of one noun each
 meta                       index, OpenAPI schema, and the answer for unknown URLs
 base                       shared by all views: JSON, pages, query parameters
 requests, permissions, authentication   the contents of a request, its rights, its user

@@ -32,9 +32,9 @@ class SchemaView(SpectacularAPIView):
             "MemberStatus": "roster.models.GuildMember.Status",
             "CallStatus": "roster.models.Call.Status",
             "TokenScope": "roster.models.Token.Scope",
-            "SessionStatus": "roster.models.AgentSession.Status",
+            "AgentStatus": "roster.models.Agent.Status",
             "ErrorKind": Call.ErrorKind.choices,
-            "SessionErrorKind": "roster.models.AgentMessage.ErrorKind",
+            "MessageErrorKind": "roster.models.AgentMessage.ErrorKind",
             "EventKind": "roster.models.AgentEvent.Kind",
         }
     }

@@ -30,8 +30,8 @@ from mcp_runtime.protocol.errors import (
     TokenError,
     ToolDisabledError,
     TooManyCallsError,
+    UnknownAgentError,
     UnknownMemberError,
-    UnknownSessionError,
     UnknownToolError,
 )
 from mcp_runtime.rows.database import damage
@@ -48,7 +48,7 @@ ANSWERS: dict[type[McpRuntimeError], tuple[int, str]] = {
     ToolDisabledError: (status.HTTP_409_CONFLICT, "tool_disabled"),
     NotCancellableError: (status.HTTP_409_CONFLICT, "not_cancellable"),
     MemberInUseError: (status.HTTP_409_CONFLICT, "member_in_use"),
-    UnknownSessionError: (status.HTTP_404_NOT_FOUND, "unknown_session"),
+    UnknownAgentError: (status.HTTP_404_NOT_FOUND, "unknown_agent"),
     AgentUnavailableError: (status.HTTP_503_SERVICE_UNAVAILABLE, "agent_unavailable"),
     IdempotencyConflictError: (status.HTTP_422_UNPROCESSABLE_ENTITY, "idempotency_conflict"),
     TokenError: (status.HTTP_401_UNAUTHORIZED, "authentication_failed"),

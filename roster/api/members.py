@@ -212,7 +212,7 @@ class MemberView(HallView):
 
 class VerbOptions(serializers.Serializer[Any]):
     force = serializers.BooleanField(
-        required=False, default=False, help_text="Stop, restart or disable even what an agent's session needs."
+        required=False, default=False, help_text="Stop, restart or disable even what an agent needs."
     )
 
 

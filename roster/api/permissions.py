@@ -120,8 +120,8 @@ def _one_readable(*rights: Any) -> CompiledQuery[Call]:
     return CompiledQuery(lambda: calls, related={"member": ["name"]})
 
 
-def readable_sessions(request: Request) -> Q:
-    """The agents' sessions that the principal may see: the user's own. With VIEW_SESSIONS also those of others, except
+def readable_agents(request: Request) -> Q:
+    """The agents that the principal may see: the user's own. With VIEW_AGENTS also those of others, except
     those with members that are reserved for others.
 
     With a narrowed token, only those that were made with it and have no member outside its scope.
@@ -136,6 +136,6 @@ def readable_sessions(request: Request) -> Q:
             & Q(made_with=principal.token_id)
             & ~Q(members__in=GuildMember.objects.exclude(name__in=principal.members))
         )
-    if request.user.has_perm(access.VIEW_SESSIONS):
+    if request.user.has_perm(access.VIEW_AGENTS):
         condition |= ~Q(members__in=GuildMember.objects.filter(name__in=principal.closed_members))
     return condition

@@ -6,7 +6,7 @@ from django.urls import path, re_path, register_converter
 from django.urls.converters import StringConverter
 
 from mcp_runtime.control.members import MEMBER_VERBS
-from roster.api import agent_config, calls, members, meta, sessions, statistics, tokens, tools
+from roster.api import agent_config, agents, calls, members, meta, statistics, tokens, tools
 
 
 class ToolNameConverter(StringConverter):
@@ -47,11 +47,11 @@ urlpatterns = [
     path("tokens/<int:pk>/", tokens.TokenView.as_view(), name="token"),
     path("tokens/<int:pk>/revoke/", tokens.TokenRevokeView.as_view(), name="token-revoke"),
     path("agent-config/", agent_config.AgentConfigView.as_view(), name="agent-config"),
-    path("sessions/", sessions.SessionsView.as_view(), name="sessions"),
-    path("sessions/<int:pk>/", sessions.SessionView.as_view(), name="session"),
-    path("sessions/<int:pk>/messages/", sessions.SessionMessagesView.as_view(), name="session-messages"),
-    path("sessions/<int:pk>/events/", sessions.SessionEventsView.as_view(), name="session-events"),
-    path("sessions/<int:pk>/stop/", sessions.SessionStopView.as_view(), name="session-stop"),
+    path("agents/", agents.AgentsView.as_view(), name="agents"),
+    path("agents/<int:pk>/", agents.AgentView.as_view(), name="agent"),
+    path("agents/<int:pk>/messages/", agents.AgentMessagesView.as_view(), name="agent-messages"),
+    path("agents/<int:pk>/events/", agents.AgentEventsView.as_view(), name="agent-events"),
+    path("agents/<int:pk>/stop/", agents.AgentStopView.as_view(), name="agent-stop"),
     path("schema/", meta.schema_view, name="schema"),
     path("docs/", meta.docs_view, name="docs"),
     re_path("", meta.NowhereView.as_view(), name="api-nowhere"),

@@ -1,21 +1,21 @@
 """The rows of the hall, their constraints, and properties of one row. Comments beside the fields name their writers.
 
-Only `mcp_runtime.members.status` (members), `mcp_runtime.calls.transitions` (calls) and `mcp_runtime.agents.sessions`
-(agents' messages) write statuses. From the runtime the models import only how calls fail
+Three modules write statuses: `mcp_runtime.members.status` (members), `mcp_runtime.calls.transitions` (calls) and
+`mcp_runtime.agents.transitions` (messages to agents). From the runtime the models import only how calls fail
 (`mcp_runtime.protocol.errors`). The runtime imports the models from here, and nothing else from `roster`. A new field
 of a member, a call or a token goes into the module of that noun, with a migration. CONTRIBUTING says where else.
 """
 
-from roster.models.agents import AgentEvent, AgentMessage, AgentSession
+from roster.models.agents import Agent, AgentEvent, AgentMessage
 from roster.models.calls import Call, CallRollup, CallTotal, Preset
 from roster.models.hall import Hall
 from roster.models.members import GuildMember, MemberGroup, PortAllocation, StatusChange, Tool
 from roster.models.tokens import Token, TokenClient, TokenLimit
 
 __all__ = [
+    "Agent",
     "AgentEvent",
     "AgentMessage",
-    "AgentSession",
     "Call",
     "CallRollup",
     "CallTotal",

@@ -1,4 +1,4 @@
-"""Agents' sessions, their messages (a queue, like calls), and the events of each message."""
+"""Agents, their messages (a queue, like calls), and the events of each message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roster.models.calls import Call, QueuedWork
 from roster.models.members import GuildMember
 
 
-class AgentSession(models.Model):
+class Agent(models.Model):
     """An agent that works with some members on request. Its status is derived from its messages."""
 
     class Status(models.TextChoices):
@@ -21,13 +21,13 @@ class AgentSession(models.Model):
         RUNNING = "running", "Running"  # an agent works
 
     name = models.CharField(max_length=100, unique=True)
-    members = models.ManyToManyField(GuildMember, related_name="agent_sessions", help_text="Whose tools it may use.")
+    members = models.ManyToManyField(GuildMember, related_name="agents", help_text="Whose tools it may use.")
     direct = models.BooleanField(
         default=False, help_text="The agent calls the members' own endpoints, not the gateway (REQ-MCP-HTTP-33)."
     )
     model = models.CharField(max_length=100, blank=True, help_text="Empty: the Agent SDK's own choice.")
     created_by = models.ForeignKey(
-        settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True, related_name="agent_sessions"
+        settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True, related_name="agents"
     )
     creator = models.CharField(max_length=200, blank=True, help_text="Who made it, in words, as of then.")
     # The id stays when the token is deleted, as for `AgentMessage.asked_with`.
@@ -37,7 +37,7 @@ class AgentSession(models.Model):
         db_constraint=False,
         null=True,
         blank=True,
-        related_name="made_sessions",
+        related_name="made_agents",
         help_text="The token that it was made with, if with any.",
     )
     created_at = models.DateTimeField(default=timezone.now)
@@ -67,7 +67,7 @@ class AgentMessage(QueuedWork):
         UNAVAILABLE = "unavailable", "Unavailable"  # a member would not start, or the SDK or its key is missing
         LOST = "lost", "Lost"  # the runtime ended while it ran; never run again automatically
 
-    session = models.ForeignKey(AgentSession, on_delete=models.CASCADE, related_name="messages")
+    agent = models.ForeignKey(Agent, on_delete=models.CASCADE, related_name="messages")
     prompt = models.TextField()
     timeout = models.FloatField(help_text="Seconds the run may take in total.")
     source = models.CharField(max_length=10, choices=Call.Source.choices)
@@ -99,9 +99,9 @@ class AgentMessage(QueuedWork):
     class Meta:
         ordering = ["id"]
         constraints = [
-            # Two runs of one session would overwrite the agent's own files of it.
+            # Two runs would overwrite the files of the agent's session in the Agent SDK.
             models.UniqueConstraint(
-                fields=["session"], condition=Q(status="running"), name="one_message_of_a_session_runs"
+                fields=["agent"], condition=Q(status="running"), name="one_message_of_an_agent_runs"
             )
         ]
         indexes = [
@@ -113,7 +113,7 @@ class AgentMessage(QueuedWork):
 
 
 class AgentEvent(models.Model):
-    """One line of a message's transcript. The ids of a session's events ascend in the order in which they happened."""
+    """One line of a message's transcript. The ids of an agent's events ascend in the order in which they happened."""
 
     class Kind(models.TextChoices):
         TEXT = "text", "Text"  # {"text"}: the agent says something

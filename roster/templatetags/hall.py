@@ -17,7 +17,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from roster.admin import present
-from roster.models import AgentSession, Call, GuildMember, PortAllocation, StatusChange, Token, Tool
+from roster.models import Agent, Call, GuildMember, PortAllocation, StatusChange, Token, Tool
 
 register = template.Library()
 
@@ -40,7 +40,7 @@ _PLACES: list[tuple[str, str, type[Model] | None, tuple[str, ...]]] = [
     ("Roster", "admin:index", None, ("roster/guildmember/", "roster/statuschange/")),
     ("Tools", "admin:roster_tool_changelist", Tool, ()),
     ("Calls", "admin:roster_call_changelist", Call, ()),
-    ("Agents", "admin:roster_agentsession_changelist", AgentSession, ()),
+    ("Agents", "admin:roster_agent_changelist", Agent, ()),
     ("Tokens", "admin:roster_token_changelist", Token, ()),
 ]
 _MORE: list[tuple[str, str, type[Model] | None, tuple[str, ...]]] = [

@@ -177,7 +177,7 @@ def routes_without_a_token(hall: Hall, tally: Tally) -> None:
             address = address.replace(name, value)
         with Client(hall.port, token) as client:
             _expect_refusal(tally, client.request(verb, address, b"{}"), f"{verb} {path} at the web")
-    for path, token, verb in product(("/mcp", "/mcp/neighbour", "/sessions/1/mcp"), bad, ("GET", "POST", "DELETE")):
+    for path, token, verb in product(("/mcp", "/mcp/neighbour", "/agents/1/mcp"), bad, ("GET", "POST", "DELETE")):
         with Client(hall.gateway_port, token) as client:
             _expect_refusal(tally, client.request(verb, path, b"{}"), f"{verb} {path} at the gateway")
 

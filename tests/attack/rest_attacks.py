@@ -17,7 +17,7 @@ from tests.attack.hall import Hall
 from tests.attack.tally import Tally
 
 # A principal of its own plays with them: revoking tokens would end the run, and sessions start agents' programs.
-LEFT_OUT = re.compile(r"/(revoke|messages)/|/sessions/$")
+LEFT_OUT = re.compile(r"/(revoke|messages)/|/agents/$")
 HOSTILE = ["lists", "hostile", "pipe"]
 PAUSES = {"start", "stop", "restart", "enable", "disable"}  # would take hostile lists away from the rest of the run
 EXAMPLES = 40  # of each operation and mode

@@ -75,18 +75,18 @@ GET   /admin/roster/guildmember/<path:object_id>/change/ view_guildmember|change
 POST  /admin/roster/guildmember/<path:object_id>/change/ none                                     -    403
 GET   /admin/roster/guildmember/<path:object_id>/       known                                     302  -
 
-GET   /admin/roster/agentsession/new/                   invoke_tool                               200  403
-POST  /admin/roster/agentsession/new/                   invoke_tool                               200  403
-POST  /admin/roster/agentsession/<int:session_id>/send/ superuser                                 302  403/404
-POST  /admin/roster/agentsession/<int:session_id>/stop/ superuser                                 302  403/404
-GET   /admin/roster/agentsession/<int:session_id>/parts/<slug:part>/ view_agentsession            200  404
-GET   /admin/roster/agentsession/                       view_agentsession|change_agentsession|invoke_tool 200 403
-GET   /admin/roster/agentsession/add/                   none                                      -    403
-GET   /admin/roster/agentsession/<path:object_id>/history/ view_agentsession                      200  302
-GET   /admin/roster/agentsession/<path:object_id>/delete/ none                                    -    403
-GET   /admin/roster/agentsession/<path:object_id>/change/ view_agentsession                       200  302/403
-POST  /admin/roster/agentsession/<path:object_id>/change/ none                                    -    302/403
-GET   /admin/roster/agentsession/<path:object_id>/      known                                     302  -
+GET   /admin/roster/agent/new/                          invoke_tool                               200  403
+POST  /admin/roster/agent/new/                          invoke_tool                               200  403
+POST  /admin/roster/agent/<int:agent_id>/send/          superuser                                 302  403/404
+POST  /admin/roster/agent/<int:agent_id>/stop/          superuser                                 302  403/404
+GET   /admin/roster/agent/<int:agent_id>/parts/<slug:part>/ view_agent                            200  404
+GET   /admin/roster/agent/                              view_agent|change_agent|invoke_tool       200  403
+GET   /admin/roster/agent/add/                          none                                      -    403
+GET   /admin/roster/agent/<path:object_id>/history/     view_agent                                200  302
+GET   /admin/roster/agent/<path:object_id>/delete/      none                                      -    403
+GET   /admin/roster/agent/<path:object_id>/change/      view_agent                                200  302/403
+POST  /admin/roster/agent/<path:object_id>/change/      none                                      -    302/403
+GET   /admin/roster/agent/<path:object_id>/             known                                     302  -
 
 POST  /admin/roster/token/<int:token_id>/revoke/        superuser                                 302  403
 GET   /admin/roster/token/<int:token_id>/parts/<slug:part>/    superuser                          200  403
@@ -164,12 +164,12 @@ GET   /api/tokens/<int:pk>/                       none                          
 POST  /api/tokens/<int:pk>/revoke/                none                                       -   404  404 404 404
 GET   /api/agent-config/                          known                                      200 -    200 200 200
 POST  /api/agent-config/                          add_token                                  201 403  201 201 201
-GET   /api/sessions/                              invoke_tool                                200 403  200 200 200
-POST  /api/sessions/                              invoke_tool                                201 403  201 403 403
-GET   /api/sessions/<int:pk>/                     view_agentsession                          200 404  404 404 404
-POST  /api/sessions/<int:pk>/messages/            superuser                                  202/503 403/404 404 404 404
-GET   /api/sessions/<int:pk>/events/              view_agentsession                          200 404  404 404 404
-POST  /api/sessions/<int:pk>/stop/                superuser                                  409 403/404 404 404 404
+GET   /api/agents/                                invoke_tool                                200 403  200 200 200
+POST  /api/agents/                                invoke_tool                                201 403  201 403 403
+GET   /api/agents/<int:pk>/                       view_agent                                 200 404  404 404 404
+POST  /api/agents/<int:pk>/messages/              superuser                                  202/503 403/404 404 404 404
+GET   /api/agents/<int:pk>/events/                view_agent                                 200 404  404 404 404
+POST  /api/agents/<int:pk>/stop/                  superuser                                  409 403/404 404 404 404
 GET   /api/schema/                                known                                      200 -    200 200 200
 GET   /api/docs/                                  known                                      200 -    200 200 200
 GET   /api/(nowhere)                              none                                       -   404  404 404 404
@@ -187,9 +187,9 @@ GATEWAY_PATHS = """
 /mcp/other               /mcp/<member>            full
 /mcp/hidden              /mcp/<member>
 /mcp/nobody              /mcp/<member>
-/sessions/{session}/mcp  /sessions/<session>/mcp
-/sessions/0/mcp          /sessions/<session>/mcp
-/sessions/x/mcp          /sessions/<session>/mcp
+/agents/{agent}/mcp      /agents/<agent>/mcp
+/agents/0/mcp            /agents/<agent>/mcp
+/agents/x/mcp            /agents/<agent>/mcp
 """
 
 # What each verb answers to who may come there, without a session: only POST begins one.

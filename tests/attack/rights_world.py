@@ -17,9 +17,9 @@ from django.utils import timezone
 from mcp_runtime.members import logs
 from mcp_runtime.rows import lease
 from roster.models import (
+    Agent,
     AgentEvent,
     AgentMessage,
-    AgentSession,
     Call,
     GuildMember,
     PortAllocation,
@@ -36,9 +36,9 @@ WORDS: dict[str, Set[str]] = {
     "word-of-arguments": {"view_call", "change_call"},
     "word-of-result": {"view_call", "change_call"},
     "word-of-failure": {"view_call", "change_call"},
-    "word-of-prompt": {"view_agentsession", "change_agentsession"},
-    "word-of-transcript": {"view_agentsession", "change_agentsession"},
-    "word-of-session": {"view_agentsession", "change_agentsession"},
+    "word-of-prompt": {"view_agent", "change_agent"},
+    "word-of-transcript": {"view_agent", "change_agent"},
+    "word-of-agent": {"view_agent", "change_agent"},
     "word-of-log": {"view_guildmember", "change_guildmember"},
     "word-of-manifest": {"view_guildmember", "change_guildmember"},
     "word-of-error-lines": {"view_guildmember", "change_guildmember"},
@@ -49,7 +49,7 @@ WORDS: dict[str, Set[str]] = {
     "word-of-hidden-member": NOBODY,  # a member that is reserved for a group
     "word-of-hidden-tool": NOBODY,
 }
-MODELS = ("guildmember", "tool", "call", "statuschange", "portallocation", "agentsession", "token")
+MODELS = ("guildmember", "tool", "call", "statuschange", "portallocation", "agent", "token")
 VERBS = ("view", "change", "add", "delete")
 PERMISSIONS = ("invoke_tool", "control_member", *(f"{verb}_{model}" for model in MODELS for verb in VERBS))
 
@@ -69,7 +69,7 @@ class Who:
     def may_read(self, word: str) -> bool:
         if self.is_superuser:
             return True
-        if self.is_narrowed:  # calls and sessions of its own alone
+        if self.is_narrowed:  # calls and agents of its own alone
             return "view_guildmember" in WORDS[word]
         return bool(self.permissions & WORDS[word])
 
@@ -123,10 +123,10 @@ def _belongings(member: GuildMember, tool_name: str, owner: User) -> dict[str, A
         result={"content": [{"type": "text", "text": "word-of-result"}], "isError": True},
         idempotency_key="key",
     )
-    session = AgentSession.objects.create(name=f"word-of-session {member.name}", created_by=owner, made_with=token)
-    session.members.add(member)
+    agent = Agent.objects.create(name=f"word-of-agent {member.name}", created_by=owner, made_with=token)
+    agent.members.add(member)
     message = AgentMessage.objects.create(
-        session=session, prompt="word-of-prompt", timeout=5, source="rest", requested_by=owner, status="succeeded"
+        agent=agent, prompt="word-of-prompt", timeout=5, source="rest", requested_by=owner, status="succeeded"
     )
     AgentEvent.objects.create(message=message, kind="text", data={"text": "word-of-transcript"})
     change = StatusChange.objects.create(
@@ -137,11 +137,11 @@ def _belongings(member: GuildMember, tool_name: str, owner: User) -> dict[str, A
     content = ContentType.objects.get_for_model(GuildMember)
     LogEntry.objects.create(user=owner, content_type=content, object_id=member.pk, action_flag=CHANGE)
     return {
-        **{"member_id": member.pk, "tool_id": tool.pk, "call_id": call.pk, "session_id": session.pk},
+        **{"member_id": member.pk, "tool_id": tool.pk, "call_id": call.pk, "agent_id": agent.pk},
         **{"token_id": token.pk, "preset_id": kept.pk, "name": member.name, "tool": tool_name},
-        **{"call": call.pk, "session": session.pk, "token": token.pk},  # `pk` in routes of the API
+        **{"call": call.pk, "agent": agent.pk, "token": token.pk},  # `pk` in routes of the API
         **{"statuschange": change.pk, "portallocation": port.pk, "guildmember": member.pk},
-        **{"agentsession": session.pk, "token": token.pk, "user": owner.pk, "group": owner.groups.get().pk},
+        **{"user": owner.pk, "group": owner.groups.get().pk},
     }
 
 

@@ -1,4 +1,4 @@
-"""Tokens and agents' sessions in a browser: set a client up, speak with an agent, stop it."""
+"""Tokens and agents in a browser: set a client up, speak with an agent, stop it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_without_a_clipboard_the_text_is_selected(hall: BrowserHall, page: Page)
     assert "mcp_servers" in page.evaluate("getSelection().toString()")
 
 
-# A session --------------------------------------------------------------------------------------------------------
+# An agent ---------------------------------------------------------------------------------------------------------
 
 
 def needs_agent_sdk() -> None:
@@ -82,12 +82,12 @@ def needs_agent_sdk() -> None:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("pip install -r requirements-agent.txt")
 
 
-def new_session(page: Page, prompt: str) -> None:
-    page.goto("/admin/roster/agentsession/")
-    page.get_by_role("link", name="New session").click()
+def new_agent(page: Page, prompt: str) -> None:
+    page.goto("/admin/roster/agent/")
+    page.get_by_role("link", name="New agent").click()
     page.get_by_label("good: Does as it is told.").check()
     page.get_by_label("First message").fill(prompt)
-    page.get_by_role("button", name="Make the session").click()
+    page.get_by_role("button", name="Create the agent").click()
     mark(page)
 
 
@@ -101,7 +101,7 @@ def test_an_agent_is_asked_watched_and_stopped_on_one_page(hall: BrowserHall, pa
     needs_agent_sdk()
     until(page, lambda: hall.run(PROBLEM).strip() == "", what="the runtime knows that agents can run")
     transcript, seconds = page.locator("#transcript"), AGENT_SECONDS * 1000
-    new_session(page, "say **bold** <img src=x onerror=alert(1)>")
+    new_agent(page, "say **bold** <img src=x onerror=alert(1)>")
     expect(transcript.locator("strong")).to_have_text("bold", timeout=seconds)
     expect(transcript.locator("img")).not_to_be_attached()
     expect(transcript.get_by_text("succeeded", exact=True)).to_be_visible(timeout=seconds)
@@ -129,14 +129,14 @@ def test_an_agent_is_asked_watched_and_stopped_on_one_page(hall: BrowserHall, pa
     assert not was_reloaded(page)
 
 
-def test_a_session_is_made_once_however_often_it_is_asked_for(hall: BrowserHall, page: Page) -> None:
-    page.goto("/admin/roster/agentsession/new/")
+def test_an_agent_is_made_once_however_often_it_is_asked_for(hall: BrowserHall, page: Page) -> None:
+    page.goto("/admin/roster/agent/new/")
     page.evaluate(COUNT_SENT)
     keyboard, prompt = page.keyboard, page.get_by_label("First message")
     prompt.fill("hello")
     prompt.press("Control+Enter")
     prompt.press("Control+Enter")
-    page.get_by_role("button", name="Make the session").click()
+    page.get_by_role("button", name="Create the agent").click()
     assert page.evaluate("window.sent") == 1
 
     page.evaluate("window.dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true }))")
@@ -155,4 +155,4 @@ COUNT_SENT = """() => {
     event.preventDefault();
   });
 }"""
-PROBLEM = "from mcp_runtime.control.sessions import agent_problem; print(agent_problem())"
+PROBLEM = "from mcp_runtime.control.agents import agent_problem; print(agent_problem())"

@@ -72,6 +72,9 @@ def test_rows_are_kept_where_tables_and_columns_change_their_names(tmp_path: Pat
     token = insert(database, "roster_apitoken", user_id=user, name="laptop", digest="d", scope="members")
     insert(database, "roster_apitoken_members", apitoken_id=token, guildmember_id=member)
     insert(database, "roster_argumentset", tool_id=tool, user_id=user, name="mine", arguments='{"text": "hi"}')
+    session = insert(database, "roster_agentsession", name="talk", created_by_id=user)
+    insert(database, "roster_agentsession_members", agentsession_id=session, guildmember_id=member)
+    insert(database, "roster_agentmessage", session_id=session, prompt="hello", door="rest", status="queued")
     insert(database, "roster_hall", id=1, summed_until="2026-01-02 03:04:05")
     database.commit()
     database.close()
@@ -83,6 +86,9 @@ def test_rows_are_kept_where_tables_and_columns_change_their_names(tmp_path: Pat
         (tool, user, "mine", '{"text": "hi"}')
     ]
     assert rows(database, "SELECT token_id, guildmember_id FROM roster_token_members") == [(token, member)]
+    assert rows(database, "SELECT name, created_by_id FROM roster_agent") == [("talk", user)]
+    assert rows(database, "SELECT agent_id, guildmember_id FROM roster_agent_members") == [(session, member)]
+    assert rows(database, "SELECT agent_id, prompt FROM roster_agentmessage") == [(session, "hello")]
     assert rows(database, "SELECT rolled_up_until FROM roster_hall") == [("2026-01-02 03:04:05",)]
 
 

@@ -244,7 +244,7 @@ def not_required(modules: dict[str, set[str]], wanted: set[str]) -> dict[str, se
 
 def test_every_package_that_the_product_imports_is_required() -> None:
     modules = imported(product_files())
-    # Optional, and only in the one program that agents' sessions start.
+    # Optional, and only in the one program that runs an agent.
     assert modules.pop("claude_agent_sdk") == {"mcp_runtime/agents/host.py"}
     assert "claude-agent-sdk" in requirements("requirements-agent.txt")
     assert not_required(modules, set(requirements("requirements.txt"))) == {}

@@ -1,4 +1,4 @@
-"""Agents' sessions: create one, watch its agent work, send the next message, stop it."""
+"""Agents: create one, watch it work, send the next message, stop it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
 from mcp_runtime.calls.transitions import Caller
+from mcp_runtime.control.agents import agent_problem, create_agent, queue_message, stop_agent
 from mcp_runtime.control.members import members_of_roster
-from mcp_runtime.control.sessions import agent_problem, create_session, queue_message, stop_session
 from mcp_runtime.protocol.errors import AccessError, RequestRefusedError
 from mcp_runtime.security import access
 from roster.admin import live, present
 from roster.admin.agents import transcripts
 from roster.admin.rows import RuntimeRowAdmin, principal_of
-from roster.models import AgentSession, Call, GuildMember
+from roster.models import Agent, Call, GuildMember
 
 
 class MemberChoice(forms.ModelMultipleChoiceField):  # type: ignore[type-arg]  # Django's class cannot be subscripted
@@ -33,7 +33,7 @@ class MemberChoice(forms.ModelMultipleChoiceField):  # type: ignore[type-arg]  #
         return present.one_line(f"{member.name}: {member.description}" if member.description else member.name, 100)
 
 
-class SessionForm(forms.Form):
+class AgentForm(forms.Form):
     members = MemberChoice(
         GuildMember.objects.none(),
         widget=forms.CheckboxSelectMultiple,
@@ -61,49 +61,47 @@ class SessionForm(forms.Form):
         cast(MemberChoice, self.fields["members"]).queryset = members
 
 
-@admin.register(AgentSession)
-class AgentSessionAdmin(RuntimeRowAdmin):
+@admin.register(Agent)
+class AgentAdmin(RuntimeRowAdmin):
     list_display = ["name", "status_word", "of_members", "message_count", "creator", "created"]
     list_filter = ["created_at"]
     search_fields = ["name", "creator"]
     fields = ["name"]  # its page has its own template for the rest
-    change_form_template = "admin/roster/agentsession/change_form.html"
-    change_list_template = "admin/roster/agentsession/change_list.html"
+    change_form_template = "admin/roster/agent/change_form.html"
+    change_list_template = "admin/roster/agent/change_list.html"
 
     created = present.moment_column("created_at")
 
-    def get_queryset(self, request: HttpRequest) -> QuerySet[AgentSession]:
-        """The user's own sessions. With the permission also those of others, except of reserved members."""
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Agent]:
+        """The user's own agents. With the permission also those of others, except of reserved members."""
         principal = principal_of(request)
-        rows = AgentSession.objects.prefetch_related("members", "messages")
-        own_sessions = Q(created_by=request.user.pk)
-        if not request.user.has_perm(access.VIEW_SESSIONS):
-            rows = rows.filter(own_sessions)
+        rows = Agent.objects.prefetch_related("members", "messages")
+        own_agents = Q(created_by=request.user.pk)
+        if not request.user.has_perm(access.VIEW_AGENTS):
+            rows = rows.filter(own_agents)
         elif principal.closed_members:
-            closed_members = GuildMember.objects.filter(
-                name__in=principal.closed_members, agent_sessions=OuterRef("pk")
-            )
-            rows = rows.filter(own_sessions | ~Exists(closed_members))
+            closed_members = GuildMember.objects.filter(name__in=principal.closed_members, agents=OuterRef("pk"))
+            rows = rows.filter(own_agents | ~Exists(closed_members))
         return rows.annotate(message_total=Count("messages", distinct=True))
 
     def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        """The creator of a session may see it. Users who may create one see the list."""
-        if isinstance(obj, AgentSession) and obj.created_by_id and obj.created_by_id == request.user.pk:
+        """The creator of an agent may see it. Users who may create one see the list."""
+        if isinstance(obj, Agent) and obj.created_by_id and obj.created_by_id == request.user.pk:
             return True
         return super().has_view_permission(request, obj) or (obj is None and self.has_invoke_permission(request))
 
-    def may_speak(self, request: HttpRequest, session: AgentSession) -> bool:
-        """The agent has the rights of the session's creator, so only the creator can send messages."""
-        is_own = session.created_by_id is not None and session.created_by_id == request.user.pk
+    def may_speak(self, request: HttpRequest, agent: Agent) -> bool:
+        """An agent has the rights of its creator, so only the creator can send messages."""
+        is_own = agent.created_by_id is not None and agent.created_by_id == request.user.pk
         return self.has_invoke_permission(request) and (is_own or bool(getattr(request.user, "is_superuser", False)))
 
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view
         return [
-            path("new/", view(self.new_view), name="roster_agentsession_new"),
-            path("<int:session_id>/send/", view(self.send_view), name="roster_agentsession_send"),
-            path("<int:session_id>/stop/", view(self.stop_view), name="roster_agentsession_stop"),
-            path("<int:session_id>/parts/<slug:part>/", view(self.part_view), name="roster_agentsession_part"),
+            path("new/", view(self.new_view), name="roster_agent_new"),
+            path("<int:agent_id>/send/", view(self.send_view), name="roster_agent_send"),
+            path("<int:agent_id>/stop/", view(self.stop_view), name="roster_agent_stop"),
+            path("<int:agent_id>/parts/<slug:part>/", view(self.part_view), name="roster_agent_part"),
             *super().get_urls(),
         ]
 
@@ -116,40 +114,40 @@ class AgentSessionAdmin(RuntimeRowAdmin):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> Any:
-        session = self.get_object(request, object_id)
+        agent = self.get_object(request, object_id)
         context = extra_context or {}
-        if session is not None and self.has_view_permission(request, session):
-            context = {**context, **self._state(request, session), **self._transcript(session)}
+        if agent is not None and self.has_view_permission(request, agent):
+            context = {**context, **self._state(request, agent), **self._transcript(agent)}
         return super().change_view(request, object_id, form_url, context)
 
-    def part_view(self, request: HttpRequest, session_id: int, part: str) -> HttpResponse:
+    def part_view(self, request: HttpRequest, agent_id: int, part: str) -> HttpResponse:
         """One of the parts of its page that update automatically."""
-        session: AgentSession = self.existing(request, str(session_id))
-        if not self.has_view_permission(request, session):
+        agent: Agent = self.existing(request, str(agent_id))
+        if not self.has_view_permission(request, agent):
             raise PermissionDenied
         match part:
             case "transcript":
-                tag = transcripts.tag(session)
-                return live.part(request, "roster/session/transcript.html", lambda: self._transcript(session), tag=tag)
+                tag = transcripts.tag(agent)
+                return live.part(request, "roster/agent/transcript.html", lambda: self._transcript(agent), tag=tag)
             case "state":
-                return live.part(request, "roster/session/state.html", lambda: self._state(request, session))
+                return live.part(request, "roster/agent/state.html", lambda: self._state(request, agent))
             case _:
-                return HttpResponse(f"a session's page has no part {part!r}", status=404, content_type="text/plain")
+                return HttpResponse(f"an agent's page has no part {part!r}", status=404, content_type="text/plain")
 
     @staticmethod
-    def _transcript(session: AgentSession) -> dict[str, Any]:
-        turns, is_cut = transcripts.turns(session)
-        return {"session": session, "turns": turns, "is_cut": is_cut}
+    def _transcript(agent: Agent) -> dict[str, Any]:
+        turns, is_cut = transcripts.turns(agent)
+        return {"agent": agent, "turns": turns, "is_cut": is_cut}
 
-    def _state(self, request: HttpRequest, session: AgentSession) -> dict[str, Any]:
-        under_way = [message for message in session.messages.all() if not message.is_finished]
+    def _state(self, request: HttpRequest, agent: Agent) -> dict[str, Any]:
+        under_way = [message for message in agent.messages.all() if not message.is_finished]
         return {
-            "session": session,
-            "status": session.status,
+            "agent": agent,
+            "status": agent.status,
             "waiting": sum(message.status == message.Status.QUEUED for message in under_way),
             "is_stopping": any(message.cancel_requested_at for message in under_way),
             "is_active": bool(under_way),
-            "may_speak": self.may_speak(request, session),
+            "may_speak": self.may_speak(request, agent),
             "agent_problem": agent_problem(),
         }
 
@@ -158,17 +156,17 @@ class AgentSessionAdmin(RuntimeRowAdmin):
     def new_view(self, request: HttpRequest) -> HttpResponse:
         if not self.has_invoke_permission(request):
             raise PermissionDenied
-        form = SessionForm(self._callable_members(request), request.POST or None)
-        if request.method == "POST" and form.is_valid() and (session := self._make(request, form)):
-            return self.page_of(session)
+        form = AgentForm(self._callable_members(request), request.POST or None)
+        if request.method == "POST" and form.is_valid() and (agent := self._make(request, form)):
+            return self.page_of(agent)
         context = {
             **self.admin_site.each_context(request),
-            "title": "New agent session",
+            "title": "New agent",
             "opts": self.opts,
             "form": form,
             "agent_problem": agent_problem(),
         }
-        return TemplateResponse(request, "admin/roster/agentsession/new.html", context)
+        return TemplateResponse(request, "admin/roster/agent/new.html", context)
 
     @staticmethod
     def _callable_members(request: HttpRequest) -> QuerySet[GuildMember]:
@@ -176,61 +174,61 @@ class AgentSessionAdmin(RuntimeRowAdmin):
         closed_members = principal_of(request).closed_members
         return members_of_roster().filter(enabled=True).exclude(name__in=closed_members)
 
-    def _make(self, request: HttpRequest, form: SessionForm) -> AgentSession | None:
-        """The session, with its first message queued if there is one. None after a refusal, which the form shows."""
+    def _make(self, request: HttpRequest, form: AgentForm) -> Agent | None:
+        """The agent, with its first message queued if there is one. None after a refusal, which the form shows."""
         data = form.cleaned_data
         caller = Caller(Call.Source.ADMIN, cast(User, request.user))
         names = [member.name for member in data["members"]]
         try:
-            session = create_session(
+            agent = create_agent(
                 names, caller=caller, name=data["name"], direct=data["way"] == "direct", model=data["model"]
             )
         except (AccessError, RequestRefusedError) as refusal:
             form.add_error(None, str(refusal))
             return None
         if data["prompt"].strip():
-            self._send(request, session, data["prompt"])
-        return session
+            self._send(request, agent, data["prompt"])
+        return agent
 
     @staticmethod
-    def _send(request: HttpRequest, session: AgentSession, prompt: str) -> None:
+    def _send(request: HttpRequest, agent: Agent, prompt: str) -> None:
         try:
-            queue_message(session, prompt, caller=Caller(Call.Source.ADMIN, cast(User, request.user)))
+            queue_message(agent, prompt, caller=Caller(Call.Source.ADMIN, cast(User, request.user)))
         except (AccessError, RequestRefusedError) as refusal:
             messages.error(request, f"Not sent: {refusal}.")
 
     @method_decorator(require_POST)
-    def send_view(self, request: HttpRequest, session_id: int) -> HttpResponseBase:
-        session = self._own_session(request, session_id)
-        self._send(request, session, request.POST.get("prompt", ""))
-        return live.form_response(request, self.page_of(session))
+    def send_view(self, request: HttpRequest, agent_id: int) -> HttpResponseBase:
+        agent = self._own_agent(request, agent_id)
+        self._send(request, agent, request.POST.get("prompt", ""))
+        return live.form_response(request, self.page_of(agent))
 
     @method_decorator(require_POST)
-    def stop_view(self, request: HttpRequest, session_id: int) -> HttpResponseBase:
-        session = self._own_session(request, session_id)
+    def stop_view(self, request: HttpRequest, agent_id: int) -> HttpResponseBase:
+        agent = self._own_agent(request, agent_id)
         try:
-            stop_session(session)
+            stop_agent(agent)
             messages.success(request, "Asked to stop.")
         except RequestRefusedError as refusal:
             messages.warning(request, f"Left alone: {refusal}.")
-        return live.form_response(request, self.page_of(session))
+        return live.form_response(request, self.page_of(agent))
 
-    def _own_session(self, request: HttpRequest, session_id: int) -> AgentSession:
-        session: AgentSession = self.existing(request, str(session_id))
-        if not (self.has_view_permission(request, session) and self.may_speak(request, session)):
+    def _own_agent(self, request: HttpRequest, agent_id: int) -> Agent:
+        agent: Agent = self.existing(request, str(agent_id))
+        if not (self.has_view_permission(request, agent) and self.may_speak(request, agent)):
             raise PermissionDenied
-        return session
+        return agent
 
     # Columns
 
     @admin.display(description="status")
-    def status_word(self, session: AgentSession) -> SafeString:
-        return present.badge(session.status)
+    def status_word(self, agent: Agent) -> SafeString:
+        return present.badge(agent.status)
 
     @admin.display(description="members")
-    def of_members(self, session: AgentSession) -> SafeString:
-        return format_html_join(", ", "{}", ((present.link(member),) for member in session.members.all()))
+    def of_members(self, agent: Agent) -> SafeString:
+        return format_html_join(", ", "{}", ((present.link(member),) for member in agent.members.all()))
 
     @admin.display(description="messages", ordering="message_total")
-    def message_count(self, session: AgentSession) -> int:
-        return int(getattr(session, "message_total", 0))
+    def message_count(self, agent: Agent) -> int:
+        return int(getattr(agent, "message_total", 0))

@@ -1,4 +1,4 @@
-"""The transcript of an agent's session for the template: prompts, texts, calls with their results, outcomes.
+"""The transcript of an agent for the template: prompts, texts, calls with their results, outcomes.
 
 Agents write Markdown, and results come from members. `results` renders both, safely and within bounds.
 """
@@ -12,12 +12,12 @@ from typing import Any
 
 from django.utils.safestring import SafeString
 
-from mcp_runtime.control.sessions import transcript
+from mcp_runtime.control.agents import transcript
 from roster.admin import live, present
 from roster.admin.calls import results
 from roster.agent_config import SERVER_NAME
 from roster.calls import texts_of
-from roster.models import AgentEvent, AgentMessage, AgentSession
+from roster.models import Agent, AgentEvent, AgentMessage
 
 SHOWN_MESSAGES = 50
 SHOWN_EVENTS = 300
@@ -62,18 +62,18 @@ class Turn:
     usage: str
 
 
-def tag(session: AgentSession) -> str:
+def tag(agent: Agent) -> str:
     """Changes with each event and each change of a status. It costs one query."""
-    last = transcript(session).reverse().values_list("pk", flat=True).first()
-    messages = [(row.pk, row.status, row.cancel_requested_at) for row in session.messages.all()]
-    return live.etag("transcript", session.pk, last, messages)
+    last = transcript(agent).reverse().values_list("pk", flat=True).first()
+    messages = [(row.pk, row.status, row.cancel_requested_at) for row in agent.messages.all()]
+    return live.etag("transcript", agent.pk, last, messages)
 
 
-def turns(session: AgentSession) -> tuple[list[Turn], bool]:
+def turns(agent: Agent) -> tuple[list[Turn], bool]:
     """The last turns, oldest first, and whether earlier ones are omitted."""
-    messages = list(session.messages.all())
+    messages = list(agent.messages.all())
     visible = messages[-SHOWN_MESSAGES:]
-    events, is_cut = _newest_events(session)
+    events, is_cut = _newest_events(agent)
     of_message: dict[int, list[AgentEvent]] = {}
     for event in events:
         of_message.setdefault(event.message_id, []).append(event)
@@ -84,8 +84,8 @@ def turns(session: AgentSession) -> tuple[list[Turn], bool]:
     )
 
 
-def _newest_events(session: AgentSession) -> tuple[list[AgentEvent], bool]:
-    rows = list(transcript(session).reverse()[: SHOWN_EVENTS + 1])
+def _newest_events(agent: Agent) -> tuple[list[AgentEvent], bool]:
+    rows = list(transcript(agent).reverse()[: SHOWN_EVENTS + 1])
     events: list[AgentEvent] = []
     characters = 0
     for row in rows[:SHOWN_EVENTS]:

@@ -11,21 +11,21 @@ from django.core.management.base import CommandError
 from django.db import transaction
 
 from mcp_runtime.calls.transitions import Caller
-from mcp_runtime.control.members import live_runtime
-from mcp_runtime.control.sessions import (
+from mcp_runtime.control.agents import (
     agent_problem,
-    create_session,
-    find_session,
+    create_agent,
+    find_agent,
     is_under_way,
     queue_message,
     stop_message,
     transcript,
 )
-from mcp_runtime.protocol.errors import RequestRefusedError, UnknownSessionError
+from mcp_runtime.control.members import live_runtime
+from mcp_runtime.protocol.errors import RequestRefusedError, UnknownAgentError
 from roster.calls import texts_of
 from roster.management.hall_command import HallCommand
 from roster.management.terminal import NO_RUNTIME, harmless, one_line, seconds
-from roster.models import AgentEvent, AgentMessage, AgentSession, Call
+from roster.models import Agent, AgentEvent, AgentMessage, Call
 
 LOOK_SECONDS = 0.1
 # After Ctrl-C: the runtime gives the agent a few seconds to end.
@@ -42,9 +42,9 @@ class Command(HallCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("prompt", help="what to do, or - to read it from stdin")
         parser.add_argument("--members", default="", help="whose tools it may use: NAME,NAME")
-        parser.add_argument("--session", default="", help="the session to go on with, or the name of a new one")
+        parser.add_argument("--name", default="", help="the agent to go on with, or the name of a new one")
         parser.add_argument("--direct", action="store_true", help="call members' own endpoints, not the gateway")
-        parser.add_argument("--model", default="", help="for a new session: the model's name")
+        parser.add_argument("--model", default="", help="for a new agent: the model's name")
         parser.add_argument("--timeout", type=seconds, help="seconds the run may take (GUILD_HALL_AGENT_TIMEOUT)")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -52,48 +52,46 @@ class Command(HallCommand):
         if live_runtime() is None:
             raise CommandError(NO_RUNTIME)
         try:
-            with transaction.atomic():  # a prompt that is refused leaves no session behind
-                session = self.session(options)
-                message = queue_message(session, prompt, caller=Caller(Call.Source.COMMAND), timeout=options["timeout"])
+            with transaction.atomic():  # a prompt that is refused leaves no agent behind
+                agent = self.agent(options)
+                message = queue_message(agent, prompt, caller=Caller(Call.Source.COMMAND), timeout=options["timeout"])
         except RequestRefusedError as refusal:
             raise CommandError(harmless(str(refusal))) from refusal
-        if session.name != options["session"]:
-            self.stderr.write(f"Session {session.name}. To go on with it: --session {session.name}", style_func=str)
+        if agent.name != options["name"]:
+            self.stderr.write(f"Agent {agent.name}. To go on with it: --name {agent.name}", style_func=str)
         try:
-            self.show(session, message)
+            self.show(agent, message)
         except KeyboardInterrupt:
-            self.stop(session, message)
+            self.stop(agent, message)
         _require_success(message)
 
-    def session(self, options: dict[str, Any]) -> AgentSession:
-        """The session with the given name, or a new one."""
+    def agent(self, options: dict[str, Any]) -> Agent:
+        """The agent with the given name, or a new one."""
         if problem := agent_problem():
             raise CommandError(f"no agent can run: {problem}")
         names = [name.strip() for name in options["members"].split(",") if name.strip()]
-        with contextlib.suppress(UnknownSessionError):
-            if options["session"]:
-                session = find_session(options["session"])
-                if names and set(names) != set(session.members.values_list("name", flat=True)):
-                    raise CommandError(
-                        f"session {session.name!r} has other members; leave --members out to go on with it"
-                    )
-                return session
+        with contextlib.suppress(UnknownAgentError):
+            if options["name"]:
+                agent = find_agent(options["name"])
+                if names and set(names) != set(agent.members.values_list("name", flat=True)):
+                    raise CommandError(f"agent {agent.name!r} has other members; leave --members out to go on with it")
+                return agent
         if not names:
             raise CommandError("give the members whose tools the agent may use: --members NAME,NAME")
-        return create_session(
+        return create_agent(
             names,
             caller=Caller(Call.Source.COMMAND),
-            name=options["session"],
+            name=options["name"],
             direct=options["direct"],
             model=options["model"],
         )
 
-    def show(self, session: AgentSession, message: AgentMessage) -> None:
+    def show(self, agent: Agent, message: AgentMessage) -> None:
         """Show the transcript as it grows, until the message is over."""
         last_id = 0
         while True:
-            is_unfinished = is_under_way(session, message=message)
-            for event in transcript(session, last_id, message=message):
+            is_unfinished = is_under_way(agent, message=message)
+            for event in transcript(agent, last_id, message=message):
                 last_id = event.pk
                 self.show_event(event)
             if not is_unfinished:
@@ -118,16 +116,16 @@ class Command(HallCommand):
                     self.stderr.write(f"The agent works without the tools of {fault}")
         self.stdout.flush()
 
-    def stop(self, session: AgentSession, message: AgentMessage) -> NoReturn:
+    def stop(self, agent: Agent, message: AgentMessage) -> NoReturn:
         """Stop only this message after Ctrl-C, and wait until it is over. A second Ctrl-C ends the command at once."""
         with contextlib.suppress(KeyboardInterrupt):
             stop_message(message)
             deadline = time.monotonic() + STOP_SECONDS
-            while is_under_way(session, message=message) and time.monotonic() < deadline:
+            while is_under_way(agent, message=message) and time.monotonic() < deadline:
                 time.sleep(LOOK_SECONDS)
         message.refresh_from_db()
         state = "was stopped" if message.is_finished else "was asked to stop"
-        raise CommandError(f"message {message.pk} of session {session.name} {state}", returncode=INTERRUPTED)
+        raise CommandError(f"message {message.pk} to agent {agent.name} {state}", returncode=INTERRUPTED)
 
 
 def _require_success(message: AgentMessage) -> None:

@@ -27,9 +27,7 @@ class Command(HallCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("verb", choices=list(MEMBER_VERBS))
         parser.add_argument("names", nargs="+", metavar="NAME")
-        parser.add_argument(
-            "--force", action="store_true", help="stop, restart or disable even what an agent's session needs"
-        )
+        parser.add_argument("--force", action="store_true", help="stop, restart or disable even what an agent needs")
         parser.add_argument("--wait", type=seconds, default=WAIT_SECONDS, help="seconds, for it to be done (15)")
 
     def handle(self, *args: Any, **options: Any) -> None:

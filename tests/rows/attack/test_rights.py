@@ -30,11 +30,11 @@ SAFE = ("GET", "HEAD", "OPTIONS")
 ROWS_OF_A_MEMBER = re.compile(r"<[^>]*(_id|name|pk)>")
 # What routes take beside the ids of rows.
 WORDS_OF_ROUTES = {"verb": "stop", "form": "jsonl", "position": "off", "content_type_id": "1", "part": "activity"}
-PARTS = {"agentsession": "transcript", "token": "use"}
+PARTS = {"agent": "transcript", "token": "use"}
 BODIES = {
     "/api/agent-config/": {"for": "cursor"},
-    "/api/sessions/": {"members": ["notes"]},
-    "/api/sessions/<int:pk>/messages/": {"prompt": "hello"},
+    "/api/agents/": {"members": ["notes"]},
+    "/api/agents/<int:pk>/messages/": {"prompt": "hello"},
 }
 
 

@@ -21,7 +21,7 @@ from django.utils import timezone
 from mcp_runtime.control.members import switch_tool
 from mcp_runtime.gateway import app, eras
 from mcp_runtime.gateway.endpoints.routing import Endpoints
-from roster.models import AgentSession, Call, Hall, Token, Tool
+from roster.models import Agent, Call, Hall, Token, Tool
 from tests.attack import rights_table
 from tests.conftest import eventually
 from tests.rows.mcp_runtime.gateway import conftest
@@ -32,13 +32,13 @@ pytestmark = pytest.mark.no_cover  # as in test_rights
 world = conftest.world  # the fixture
 
 SECRET = "word-of-somebody-else"
-# Each address with whom it is there for. `{session}` is an agents' session of somebody else.
+# Each address with whom it is there for. `{agent}` is an agent of somebody else.
 PATHS = {line.split()[0]: set(line.split()[2:]) for line in rights_table.GATEWAY_PATHS.strip().splitlines()}
 METHODS = {line.split()[0]: line.split()[1:] for line in rights_table.GATEWAY.strip().splitlines()[1:]}
 NOWHERE = (
     "/",
     "/mcp/notes/x",
-    "/sessions/1",
+    "/agents/1",
     "/.well-known/oauth-authorization-server",
     "/register",
     "/healthz",
@@ -76,8 +76,8 @@ class Place:
         self.victim = self._user("victim")
         self.victim.groups.add(circle)
         self.attacker = self._user("attacker")
-        self.session = AgentSession.objects.create(name="theirs", created_by=self.victim)
-        self.session.members.add(self.members["notes"])
+        self.victims_agent = Agent.objects.create(name="theirs", created_by=self.victim)
+        self.victims_agent.members.add(self.members["notes"])
         self.tokens = self._tokens()
 
     @staticmethod
@@ -207,7 +207,7 @@ def compared_methods(module: ModuleType) -> set[str]:
 def test_every_path_and_verb_answers_each_kind_of_token_as_the_table_says(place: Place) -> None:
     broken = []
     for path, verb, kind in product(PATHS, VERBS, KNOWN + UNKNOWN):
-        agent = place.agent(kind, path.format(session=place.session.pk))
+        agent = place.agent(kind, path.format(agent=place.victims_agent.pk))
         if kind == "in the address":
             agent.url += f"{'&' if '?' in path else '?'}token={place.tokens['full']}"
         reply = sent(agent, verb)

@@ -1,4 +1,4 @@
-"""`manage.py agent`: what it refuses before anything is queued. Real agents: tests/system/test_sessions.py."""
+"""`manage.py agent`: what it refuses before anything is queued. Real agents: tests/system/test_agents.py."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 
 from mcp_runtime.calls.transitions import Caller
-from mcp_runtime.control.sessions import create_session
+from mcp_runtime.control.agents import create_agent
 from mcp_runtime.rows import lease
-from roster.models import AgentMessage, AgentSession, Call, GuildMember, Hall
+from roster.models import Agent, AgentMessage, Call, GuildMember, Hall
 
 pytestmark = pytest.mark.django_db
 
@@ -24,7 +24,7 @@ def refusal(*argv: str) -> str:
     with pytest.raises(CommandError) as refused:
         call_command("agent", *argv)
     assert not AgentMessage.objects.exists()
-    assert not AgentSession.objects.filter(name__startswith="anna-").exists()
+    assert not Agent.objects.filter(name__startswith="anna-").exists()
     return str(refused.value)
 
 
@@ -37,18 +37,18 @@ def test_what_cannot_be_asked_is_said(members: None) -> None:
     assert "--members NAME,NAME" in refusal("hello")
     assert "no member 'carl'" in refusal("hello", "--members", "anna,carl")
     assert "needs a prompt" in refusal(" ", "--members", "anna")
-    assert "no name for a session" in refusal("hello", "--members", "anna", "--session", "a/b")
-    assert "--members NAME,NAME" in refusal("hello", "--session", "unknown")
+    assert "no name for an agent" in refusal("hello", "--members", "anna", "--name", "a/b")
+    assert "--members NAME,NAME" in refusal("hello", "--name", "unknown")
 
 
-def test_a_session_keeps_its_members(members: None) -> None:
+def test_an_agent_keeps_its_members(members: None) -> None:
     lease.take()
-    create_session(["anna"], caller=Caller(Call.Source.COMMAND), name="talk")
-    assert "session 'talk' has other members" in refusal("hello", "--session", "talk", "--members", "anna,bert")
+    create_agent(["anna"], caller=Caller(Call.Source.COMMAND), name="talk")
+    assert "agent 'talk' has other members" in refusal("hello", "--name", "talk", "--members", "anna,bert")
 
 
-def test_where_no_agent_can_run_no_session_is_left_behind(members: None) -> None:
+def test_where_no_agent_can_run_no_row_is_left_behind(members: None) -> None:
     lease.take()
     Hall.objects.update(agent_problem="there is no key")
     assert "no agent can run: there is no key" in refusal("hello", "--members", "anna")
-    assert not AgentSession.objects.exists()
+    assert not Agent.objects.exists()

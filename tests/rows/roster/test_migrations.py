@@ -10,12 +10,12 @@ from django.apps import apps
 from django.contrib.auth.models import Group, Permission, User
 from django.db import connection
 
-from roster.models import AgentMessage, AgentSession, Call, Token
+from roster.models import Agent, AgentMessage, Call, Token
 
 pytestmark = pytest.mark.django_db
 
 
-def test_an_old_session_belongs_to_the_token_that_alone_spoke_in_it() -> None:
+def test_an_old_agent_belongs_to_the_only_token_that_sent_it_messages() -> None:
     bob = User.objects.create_user("bob")
     narrow, other = (Token.make(user=bob, name=name)[0] for name in ("narrow", "other"))
     asked_with = {
@@ -26,26 +26,33 @@ def test_an_old_session_belongs_to_the_token_that_alone_spoke_in_it() -> None:
         "silent": [],
     }
     for name, tokens in asked_with.items():
-        session = AgentSession.objects.create(name=name, created_by=bob)
+        agent = Agent.objects.create(name=name, created_by=bob)
         for token in tokens:
             AgentMessage.objects.create(
-                session=session,
+                agent=agent,
                 prompt="p",
                 timeout=60,
                 source=Call.Source.REST,
                 requested_by=bob,
                 asked_with=token,
             )
-    AgentSession.objects.create(name="known", created_by=bob, made_with=other)
+    Agent.objects.create(name="known", created_by=bob, made_with=other)
 
-    import_module("roster.migrations.0003_who_made_old_sessions").fill(apps, SimpleNamespace(connection=connection))
+    before_new_names = SimpleNamespace(get_model=lambda app, name: Agent)  # it knows the model by an older name
+    migration = import_module("roster.migrations.0003_who_made_old_sessions")
+    migration.fill(before_new_names, SimpleNamespace(connection=connection))
 
-    made_with = dict(AgentSession.objects.exclude(made_with=None).values_list("name", "made_with"))
+    made_with = dict(Agent.objects.exclude(made_with=None).values_list("name", "made_with"))
     assert made_with == {"own": narrow.pk, "known": other.pk}
 
 
 @pytest.mark.parametrize(
-    ("migration", "old", "new"), [("0012_calls", "invocation", "call"), ("0013_tokens", "apitoken", "token")]
+    ("migration", "old", "new"),
+    [
+        ("0012_calls", "invocation", "call"),
+        ("0013_tokens", "apitoken", "token"),
+        ("0014_agents", "agentsession", "agent"),
+    ],
 )
 def test_users_and_groups_keep_their_permissions_for_a_renamed_model(migration: str, old: str, new: str) -> None:
     Permission.objects.filter(content_type__app_label="roster", codename=f"view_{new}").update(

@@ -88,7 +88,7 @@ OPEN_TO_INTERFACES = {
     "mcp_runtime.control.calls",
     "mcp_runtime.control.members",
     "mcp_runtime.control.notify",
-    "mcp_runtime.control.sessions",
+    "mcp_runtime.control.agents",
     "mcp_runtime.control.tokens",
     "mcp_runtime.system.console",
     "mcp_runtime.rows.database.damage",
@@ -250,7 +250,7 @@ def test_a_module_of_the_runtime_knows_of_the_web_no_more_than_its_rows(module: 
     assert {name for name in imports_of(MODULES[module]) if name.startswith(("roster", "guildhall"))} <= {
         f"roster.models.{name}"
         for name in (
-            *("AgentEvent", "AgentMessage", "AgentSession", "Token", "CallRollup", "CallTotal"),
+            *("AgentEvent", "AgentMessage", "Agent", "Token", "CallRollup", "CallTotal"),
             *("GuildMember", "Hall"),
             *("Call", "PortAllocation", "StatusChange", "TokenClient", "TokenLimit", "Tool"),
         )

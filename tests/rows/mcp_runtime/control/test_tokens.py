@@ -10,12 +10,12 @@ import pytest
 from django.contrib.auth.models import Group, User
 from django.utils import timezone
 
-from mcp_runtime.agents import sessions
+from mcp_runtime.agents import transitions
 from mcp_runtime.calls import statements
 from mcp_runtime.calls.transitions import Caller
+from mcp_runtime.control.agents import create_agent, queue_message
 from mcp_runtime.control.calls import queue_call
 from mcp_runtime.control.members import find_member, reserve_member
-from mcp_runtime.control.sessions import create_session, queue_message
 from mcp_runtime.control.tokens import NewToken, make_token, revoke_token
 from mcp_runtime.protocol.errors import NotAllowedError, RequestRefusedError, UnknownMemberError, UnknownToolError
 from mcp_runtime.rows import lease
@@ -204,17 +204,17 @@ def test_an_agent_that_was_asked_with_a_token_ends_with_it(alice: User) -> None:
     lease_id = lease.take()
     first, other = make(alice), make(alice)
     second = make(alice, principals.principal_of_row(first))
-    talk = create_session(["notes"], caller=Caller(Call.Source.REST, alice))
+    talk = create_agent(["notes"], caller=Caller(Call.Source.REST, alice))
     rows = []
     for token in (second, first, other, None):
         who = principals.principal_of_row(token) if token else None
         rows.append(queue_message(talk, "look", caller=Caller(Call.Source.REST, alice, who)))
-    assert sessions.claim(rows[0], lease_id)
+    assert transitions.claim(rows[0], lease_id)
 
     revoke_token(first)
 
     for row in rows:
         row.refresh_from_db()
     assert [row.status for row in rows] == ["running", "cancelled", "queued", "queued"]
-    assert list(sessions.stop_requests(lease_id)) == [rows[0]]
+    assert list(transitions.stop_requests(lease_id)) == [rows[0]]
     lease.release(lease_id)

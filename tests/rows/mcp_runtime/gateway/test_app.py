@@ -15,7 +15,7 @@ from mcp_runtime.control.members import switch_tool
 from mcp_runtime.gateway import app, intake, legacy, replies
 from mcp_runtime.security import principals
 from mcp_runtime.security.access import Principal
-from roster.models import AgentSession, Call, Hall, Token, Tool
+from roster.models import Agent, Call, Hall, Token, Tool
 from tests.conftest import eventually
 from tests.support.agents import META, MODERN, GatewayClient, make_token
 from tests.support.gateway_world import World, event, in_background, notification, request, result, text
@@ -59,8 +59,8 @@ def test_a_refused_client_gets_the_reason(world: World) -> None:
         ("/mcp?token=gh_x", 400, "unknown query parameter 'token'"),
         ("/mcp/notes?members=notes", 400, "unknown query parameter 'members'"),
         ("/mcp?" + "&".join(f"a{number}=1" for number in range(11)), 400, "the query cannot be read"),
-        ("/sessions/7/mcp", 404, "there is no session '7'"),
-        ("/sessions/x/mcp", 404, "there is no session 'x'"),
+        ("/agents/7/mcp", 404, "there is no agent '7'"),
+        ("/agents/x/mcp", 404, "there is no agent 'x'"),
     ],
 )
 def test_paths_that_lead_nowhere_say_so(world: World, path: str, status: int, said: str) -> None:
@@ -71,14 +71,14 @@ def test_paths_that_lead_nowhere_say_so(world: World, path: str, status: int, sa
 
 
 def test_paths_choose_members(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "MAX_SESSIONS", 1)
+    monkeypatch.setattr(app, "MAX_AGENTS", 1)
     rows = [world.member(name).row for name in ("a", "b", "c")]
     assert world.agent("/mcp?members=c,a,").begin().tools() == ["a__echo", "c__echo"]
     assert world.agent("/mcp/").begin().tools() == ["a__echo", "b__echo", "c__echo"]
     for name, row in zip("ab", rows, strict=False):
-        session = AgentSession.objects.create(name=name)
-        session.members.add(row)
-        assert world.agent(f"/sessions/{session.pk}/mcp").begin().tools() == [f"{name}__echo"]
+        agent = Agent.objects.create(name=name)
+        agent.members.add(row)
+        assert world.agent(f"/agents/{agent.pk}/mcp").begin().tools() == [f"{name}__echo"]
     outside = world.agent("/mcp?members=a").begin().call("b__echo")
     assert outside["error"]["code"] == -32602
 

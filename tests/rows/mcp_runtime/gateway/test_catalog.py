@@ -13,7 +13,7 @@ from django.contrib.auth.models import User
 from mcp_runtime.gateway import catalog
 from mcp_runtime.gateway.catalog import Entry, Extras, Roster, Selection
 from mcp_runtime.security.access import OPERATOR, Principal
-from roster.models import AgentSession, GuildMember, Tool
+from roster.models import Agent, GuildMember, Tool
 
 LISTS = {
     "prompts": [{"name": "greet"}],
@@ -257,21 +257,21 @@ def test_a_schema_that_asks_for_no_headers_is_not_walked_through(monkeypatch: py
 
 
 @pytest.mark.django_db
-def test_the_members_of_an_agents_session_are_those_chosen_for_it() -> None:
-    session = AgentSession.objects.create(name="s")
-    session.members.add(member("a"))
+def test_the_members_of_an_agent_are_those_chosen_for_it() -> None:
+    agent = Agent.objects.create(name="a")
+    agent.members.add(member("a"))
     member("b")
-    assert catalog.members_of_session(session.pk, None) == {"a"}
-    assert catalog.members_of_session(session.pk + 1, None) is None
+    assert catalog.members_of_agent(agent.pk, None) == {"a"}
+    assert catalog.members_of_agent(agent.pk + 1, None) is None
 
 
 @pytest.mark.django_db
-def test_an_agents_session_is_there_for_who_made_it_alone() -> None:
+def test_an_agent_is_there_for_who_made_it_alone() -> None:
     ada, bob = (User.objects.create_user(name) for name in ("ada", "bob"))
-    session = AgentSession.objects.create(name="s", created_by=ada)
-    session.members.add(member("a"))
-    assert catalog.members_of_session(session.pk, ada.pk) == {"a"}
-    assert catalog.members_of_session(session.pk, bob.pk) is None
+    agent = Agent.objects.create(name="a", created_by=ada)
+    agent.members.add(member("a"))
+    assert catalog.members_of_agent(agent.pk, ada.pk) == {"a"}
+    assert catalog.members_of_agent(agent.pk, bob.pk) is None
 
 
 def test_a_tool_is_made_again_only_when_its_row_says_something_else(db: None) -> None:

@@ -98,7 +98,7 @@ def test_nobody_adds_or_edits_what_the_runtime_writes(page: Client, full_hall: d
 @pytest.mark.parametrize(
     ("model", "heading"),
     [
-        *(("guildmember", "Members"), ("tool", "Tools"), ("call", "Calls"), ("agentsession", "Agent sessions")),
+        *(("guildmember", "Members"), ("tool", "Tools"), ("call", "Calls"), ("agent", "Agents")),
         *(("token", "Tokens"), ("statuschange", "Status changes"), ("portallocation", "Port allocations")),
     ],
 )

@@ -30,7 +30,7 @@ def test_the_document_is_valid_openapi_and_nothing_had_to_be_guessed(document: d
 
 def test_every_address_is_documented_with_its_verbs(document: dict[str, Any]) -> None:
     paths = {address: set(verbs) for address, verbs in document["paths"].items()}
-    member, call, session = "/api/members/{name}/", "/api/calls/{id}/", "/api/sessions/{id}/"
+    member, call, agent = "/api/members/{name}/", "/api/calls/{id}/", "/api/agents/{id}/"
     assert paths == {
         "/api/roster/": {"get"},
         "/api/members/": {"get"},
@@ -51,11 +51,11 @@ def test_every_address_is_documented_with_its_verbs(document: dict[str, Any]) ->
         "/api/tokens/{id}/": {"get"},
         "/api/tokens/{id}/revoke/": {"post"},
         "/api/agent-config/": {"get", "post"},
-        "/api/sessions/": {"get", "post"},
-        session: {"get"},
-        f"{session}messages/": {"post"},
-        f"{session}events/": {"get"},
-        f"{session}stop/": {"post"},
+        "/api/agents/": {"get", "post"},
+        agent: {"get"},
+        f"{agent}messages/": {"post"},
+        f"{agent}events/": {"get"},
+        f"{agent}stop/": {"post"},
     }
 
 
@@ -97,6 +97,6 @@ def test_the_docs_find_their_document(bob: User) -> None:
 
 def test_the_index_leads_everywhere(as_bob: Client) -> None:
     index = as_bob.get("/api/").json()
-    assert set(index) == {"roster", "members", "calls", "tokens", "sessions", "docs", "schema"}
+    assert set(index) == {"roster", "members", "calls", "tokens", "agents", "docs", "schema"}
     for address in index.values():
         assert as_bob.get(address).status_code == 200

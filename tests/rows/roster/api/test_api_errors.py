@@ -98,7 +98,7 @@ def test_refused_fields_are_named(as_bob: Client) -> None:
     assert body["error"].startswith("status: ")
 
 
-@pytest.mark.parametrize("address", ["tokens", "sessions"])
+@pytest.mark.parametrize("address", ["tokens", "agents"])
 def test_a_key_that_no_answer_can_hold_is_refused_as_any_misspelt_one(as_alice: Client, address: str) -> None:
     body = r'{"members": [], "\ud800": 1}'
     response = as_alice.post(f"/api/{address}/", body, content_type="application/json")

@@ -118,7 +118,7 @@ def test_the_filter_by_token_names_those_of_others_to_superusers_alone(
         ("/admin/roster/guildmember/", "tokens"),
         ("/admin/roster/tool/", "member__manifest__env__API_KEY__startswith"),
         ("/admin/roster/token/", "digest__startswith"),
-        ("/admin/roster/agentsession/", "created_by__password__startswith"),
+        ("/admin/roster/agent/", "created_by__password__startswith"),
     ],
 )
 def test_what_pages_mask_cannot_be_guessed_by_filters_of_ones_own(

@@ -1,4 +1,4 @@
-"""Agents' sessions over REST. No agent runs: the test writes what one would."""
+"""Agents over REST. No agent runs: the test writes what one would."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 from django.contrib.auth.models import Group, Permission, User
 from django.test import Client
 
-from mcp_runtime.agents import sessions
-from mcp_runtime.agents.sessions import Outcome
+from mcp_runtime.agents import transitions
+from mcp_runtime.agents.transitions import Outcome
 from mcp_runtime.control.members import reserve_member
 from mcp_runtime.rows import lease
+from roster.api import agents as agents_api
 from roster.api import requests
-from roster.api import sessions as sessions_api
-from roster.models import AgentMessage, AgentSession, GuildMember, Hall
+from roster.models import Agent, AgentMessage, GuildMember, Hall
 from tests.support.api import client_of
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("live_runtime", "example")]
@@ -26,7 +26,7 @@ def post(client: Client, address: str, body: dict[str, Any] | None = None, **hea
 
 
 def make(client: Client, **values: Any) -> dict[str, Any]:
-    response = post(client, "/api/sessions/", {"members": ["example"], **values})
+    response = post(client, "/api/agents/", {"members": ["example"], **values})
     assert response.status_code == 201, response.content
     made: dict[str, Any] = response.json()
     assert response["Location"] == made["url"]
@@ -37,9 +37,9 @@ def work(message: AgentMessage, *words: str) -> None:
     """What an agent would: says the words, and ends."""
     lease_id = lease.hall().lease_id
     assert lease_id
-    assert sessions.claim(message, lease_id)
-    sessions.write_events(message, [("text", {"text": word}) for word in words])
-    sessions.finish(message, Outcome(sessions.Status.SUCCEEDED, result=words[-1]), lease_id)
+    assert transitions.claim(message, lease_id)
+    transitions.write_events(message, [("text", {"text": word}) for word in words])
+    transitions.finish(message, Outcome(transitions.Status.SUCCEEDED, result=words[-1]), lease_id)
 
 
 def read(response: Any) -> list[tuple[str, str, Any]]:
@@ -52,12 +52,12 @@ def read(response: Any) -> list[tuple[str, str, Any]]:
     return events
 
 
-def test_a_session_is_made_shown_and_listed(as_bob: Client) -> None:
+def test_an_agent_is_made_shown_and_listed(as_bob: Client) -> None:
     made = make(as_bob, name="talk", direct=True, model="some-model")
     assert (made["name"], made["members"], made["status"]) == ("talk", ["example"], "idle")
     assert (made["direct"], made["model"], made["creator"], made["messages"]) == (True, "some-model", "bob", [])
     assert as_bob.get(made["url"]).json() == made
-    listed = as_bob.get("/api/sessions/").json()["results"]
+    listed = as_bob.get("/api/agents/").json()["results"]
     assert listed == [{key: value for key, value in made.items() if key != "messages"}]
     assert GuildMember.objects.get().desired_state == "running"
 
@@ -73,11 +73,11 @@ def test_a_session_is_made_shown_and_listed(as_bob: Client) -> None:
         ({"members": ["example"], "name": "7"}, 409),
     ],
 )
-def test_what_cannot_be_a_session_is_refused(as_bob: Client, body: dict[str, Any], status: int) -> None:
-    response = post(as_bob, "/api/sessions/", body)
+def test_what_cannot_be_an_agent_is_refused(as_bob: Client, body: dict[str, Any], status: int) -> None:
+    response = post(as_bob, "/api/agents/", body)
     assert response.status_code == status
     assert response.json()["error"]
-    assert not AgentSession.objects.exists()
+    assert not Agent.objects.exists()
 
 
 def test_a_message_is_accepted_and_its_transcript_read_page_by_page(as_bob: Client) -> None:
@@ -129,7 +129,7 @@ def test_a_stream_gives_the_transcript_and_goes_on_where_it_was_cut(as_bob: Clie
 
 
 def test_a_stream_that_has_nothing_to_say_says_so_now_and_then(as_bob: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions_api, "COMMENT_SECONDS", 0.0)
+    monkeypatch.setattr(agents_api, "COMMENT_SECONDS", 0.0)
     made = make(as_bob)
     response = post(as_bob, f"{made['url']}messages/", {"prompt": "hello"}, accept="text/event-stream")
     pieces = iter(response.streaming_content)
@@ -171,30 +171,32 @@ def test_a_member_in_use_is_stopped_only_by_force(as_bob: Client) -> None:
     assert post(as_bob, "/api/members/example/stop/?force=true").status_code == 202
 
 
-def test_sessions_of_others_are_hidden_and_nobody_speaks_in_them(as_bob: Client, alice: User, charlie: User) -> None:
+def test_agents_of_others_are_hidden_and_nobody_else_sends_them_messages(
+    as_bob: Client, alice: User, charlie: User
+) -> None:
     made = make(as_bob)
     with_invoke = Permission.objects.get(codename="invoke_tool")
     charlie.user_permissions.add(with_invoke)
     client = Client()
     client.force_login(charlie)
-    assert client.get("/api/sessions/").json()["results"] == []
+    assert client.get("/api/agents/").json()["results"] == []
     assert client.get(made["url"]).status_code == 404
     assert client.get(f"{made['url']}events/").status_code == 404
-    charlie.user_permissions.add(Permission.objects.get(codename="view_agentsession"))
+    charlie.user_permissions.add(Permission.objects.get(codename="view_agent"))
     assert client.get(made["url"]).status_code == 200
     reserve_member(GuildMember.objects.get(name="example"), [Group.objects.create(name="others")])
-    assert client.get("/api/sessions/").json()["results"] == []
+    assert client.get("/api/agents/").json()["results"] == []
     assert client.get(f"{made['url']}events/").status_code == 404
     reserve_member(GuildMember.objects.get(name="example"), [])
     said = post(client, f"{made['url']}messages/", {"prompt": "hello"})
     assert said.status_code == 403
-    assert "somebody else's" in said.json()["error"]
+    assert "belongs to another user" in said.json()["error"]
 
 
-def test_who_may_only_see_a_session_cannot_stop_it(as_bob: Client, charlie: User) -> None:
+def test_who_may_only_see_an_agent_cannot_stop_it(as_bob: Client, charlie: User) -> None:
     made = make(as_bob)
     post(as_bob, f"{made['url']}messages/", {"prompt": "hello"})
-    charlie.user_permissions.set(Permission.objects.filter(codename__in=["invoke_tool", "view_agentsession"]))
+    charlie.user_permissions.set(Permission.objects.filter(codename__in=["invoke_tool", "view_agent"]))
     client = Client()
     client.force_login(charlie)
     assert client.get(made["url"]).status_code == 200
@@ -202,23 +204,23 @@ def test_who_may_only_see_a_session_cannot_stop_it(as_bob: Client, charlie: User
     assert AgentMessage.objects.get().status == "queued"
 
 
-def test_a_narrowed_token_sees_the_sessions_that_were_made_with_it_alone(
+def test_a_narrowed_token_sees_the_agents_that_were_made_with_it_alone(
     bob: User, as_bob: Client, example: GuildMember
 ) -> None:
     """Another token's conversation is another principal's, though its members are the same."""
     others = make(as_bob)
     client = client_of(bob, scope="members", members=[example])
     own = make(client)
-    assert [row["id"] for row in client.get("/api/sessions/").json()["results"]] == [own["id"]]
+    assert [row["id"] for row in client.get("/api/agents/").json()["results"]] == [own["id"]]
     assert client.get(own["url"]).status_code == 200
     for address in ("", "events/"):
         assert client.get(f"{others['url']}{address}").status_code == 404
     assert post(client, f"{others['url']}stop/").status_code == 404
-    assert {row["id"] for row in as_bob.get("/api/sessions/").json()["results"]} == {own["id"], others["id"]}
-    assert client_of(bob, scope="tools", tools=[example.tools.get()]).get("/api/sessions/").json()["results"] == []
+    assert {row["id"] for row in as_bob.get("/api/agents/").json()["results"]} == {own["id"], others["id"]}
+    assert client_of(bob, scope="tools", tools=[example.tools.get()]).get("/api/agents/").json()["results"] == []
 
 
-def test_without_the_permission_to_invoke_there_is_no_session(as_charlie: Client) -> None:
-    response = post(as_charlie, "/api/sessions/", {"members": ["example"]})
+def test_without_the_permission_to_invoke_there_is_no_agent(as_charlie: Client) -> None:
+    response = post(as_charlie, "/api/agents/", {"members": ["example"]})
     assert response.status_code == 403
-    assert not AgentSession.objects.exists()
+    assert not Agent.objects.exists()

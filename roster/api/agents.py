@@ -1,6 +1,6 @@
-"""Agents' sessions over REST, and their transcripts as server-sent events.
+"""Agents over REST, and their transcripts as server-sent events.
 
-Users see their own sessions. With the permission to view sessions they see those of others.
+Users see their own agents. With the permission to view agents they see those of others.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from mcp_runtime.calls.transitions import Caller
+from mcp_runtime.control.agents import create_agent, is_under_way, queue_message, stop_agent, transcript
 from mcp_runtime.control.calls import wait_between_looks
-from mcp_runtime.control.sessions import create_session, is_under_way, queue_message, stop_session, transcript
 from mcp_runtime.rows.database import give_connection_back
 from roster.api import requests
 from roster.api.base import REFUSED, HallView, NewestFirst, Strict, body_of
 from roster.api.described import extend_schema
-from roster.api.permissions import MayInvoke, principal_of, readable_sessions
-from roster.models import AgentEvent, AgentMessage, AgentSession, Call
+from roster.api.permissions import MayInvoke, principal_of, readable_agents
+from roster.models import Agent, AgentEvent, AgentMessage, Call
 
 MAX_EVENTS = 500
 MAX_TIMEOUT = 86_400
@@ -44,10 +44,10 @@ COMMENT_SECONDS = 15.0
 BATCH = 100
 
 
-# Sessions as JSON, and the bodies that create them ----------------------------------------------------------------
+# Agents as JSON, and the bodies that create them ------------------------------------------------------------------
 
 
-class NewSessionSerializer(Strict):
+class NewAgentSerializer(Strict):
     members = serializers.ListField(child=serializers.CharField(), help_text="Whose tools the agent may use.")
     name = serializers.CharField(required=False, default="", help_text="Made up when left out.")
     direct = serializers.BooleanField(
@@ -88,20 +88,20 @@ class MessageSerializer(serializers.Serializer[AgentMessage]):
     result = serializers.CharField(help_text="The agent's last word.")
     usage = serializers.DictField(help_text="Turns, tokens, cost and time, as the SDK tells them.")
     error = serializers.SerializerMethodField(help_text="Why it failed; null when it did not.")
-    session_url = serializers.SerializerMethodField()
+    agent_url = serializers.SerializerMethodField()
 
     @extend_schema_field(MessageErrorSerializer(allow_null=True))
     def get_error(self, message: AgentMessage) -> dict[str, str] | None:
         return {"kind": message.error_kind, "message": message.error_message} if message.error_kind else None
 
-    def get_session_url(self, message: AgentMessage) -> str:
-        return reverse("session", args=[message.session_id])
+    def get_agent_url(self, message: AgentMessage) -> str:
+        return reverse("agent", args=[message.agent_id])
 
 
-class SessionSerializer(serializers.Serializer[AgentSession]):
+class AgentSerializer(serializers.Serializer[Agent]):
     id = serializers.IntegerField(source="pk")
     name = serializers.CharField()
-    status = serializers.ChoiceField(choices=AgentSession.Status.choices)
+    status = serializers.ChoiceField(choices=Agent.Status.choices)
     members = serializers.SerializerMethodField()
     direct = serializers.BooleanField()
     model = serializers.CharField()
@@ -110,14 +110,14 @@ class SessionSerializer(serializers.Serializer[AgentSession]):
     sdk_session_id = serializers.CharField(help_text="What the Agent SDK resumes; empty before the first run.")
     url = serializers.SerializerMethodField()
 
-    def get_members(self, session: AgentSession) -> list[str]:
-        return sorted(member.name for member in session.members.all())
+    def get_members(self, agent: Agent) -> list[str]:
+        return sorted(member.name for member in agent.members.all())
 
-    def get_url(self, session: AgentSession) -> str:
-        return reverse("session", args=[session.pk])
+    def get_url(self, agent: Agent) -> str:
+        return reverse("agent", args=[agent.pk])
 
 
-class SessionDetailSerializer(SessionSerializer):
+class AgentDetailSerializer(AgentSerializer):
     messages = MessageSerializer(many=True, source="messages.all")
 
 
@@ -139,24 +139,24 @@ class TranscriptSerializer(serializers.Serializer[Any]):
 # Views ------------------------------------------------------------------------------------------------------------
 
 
-def _sessions(request: Request) -> QuerySet[AgentSession]:
-    rows = AgentSession.objects.filter(readable_sessions(request))
+def _agents(request: Request) -> QuerySet[Agent]:
+    rows = Agent.objects.filter(readable_agents(request))
     return rows.prefetch_related("members", "messages")
 
 
-def _session(request: Request, pk: int) -> AgentSession:
-    session = _sessions(request).filter(pk=pk).first()
-    if session is None:
-        raise NotFound(f"There is no session {pk}.")
-    return session
+def _agent(request: Request, pk: int) -> Agent:
+    agent = _agents(request).filter(pk=pk).first()
+    if agent is None:
+        raise NotFound(f"There is no agent {pk}.")
+    return agent
 
 
-def _own_session(request: Request, pk: int) -> AgentSession:
-    """A session of the user. Only its creator may send messages, because its agent has the creator's rights."""
-    session = _session(request, pk)
-    if session.created_by_id != request.user.pk and not request.user.is_superuser:
-        raise PermissionDenied("This session is somebody else's: its agent has their rights.")
-    return session
+def _own_agent(request: Request, pk: int) -> Agent:
+    """An agent of the user. Only its creator may send messages, because an agent has the rights of its creator."""
+    agent = _agent(request, pk)
+    if agent.created_by_id != request.user.pk and not request.user.is_superuser:
+        raise PermissionDenied("This agent belongs to another user, and has that user's rights.")
+    return agent
 
 
 def _caller(request: Request) -> Caller:
@@ -167,49 +167,49 @@ def _wants_stream(request: Request) -> bool:
     return EVENT_STREAM in request.headers.get("Accept", "")
 
 
-class SessionsView(HallView, ListAPIView[AgentSession]):
-    """Agents' sessions, newest first."""
+class AgentsView(HallView, ListAPIView[Agent]):
+    """Agents, newest first."""
 
-    serializer_class = SessionSerializer
+    serializer_class = AgentSerializer
     pagination_class = NewestFirst
     permission_classes = (IsAuthenticated, MayInvoke)
-    queryset = AgentSession.objects.none()
+    queryset = Agent.objects.none()
 
-    def get_queryset(self) -> QuerySet[AgentSession]:
-        return _sessions(self.request)
+    def get_queryset(self) -> QuerySet[Agent]:
+        return _agents(self.request)
 
     @extend_schema(
-        request=NewSessionSerializer,
-        responses={201: SessionDetailSerializer, 400: REFUSED, 403: REFUSED, 404: REFUSED, 409: REFUSED},
+        request=NewAgentSerializer,
+        responses={201: AgentDetailSerializer, 400: REFUSED, 403: REFUSED, 404: REFUSED, 409: REFUSED},
     )
     def post(self, request: Request) -> Response:
-        """Create a session. Its members are started."""
-        values = body_of(NewSessionSerializer, request.data)
-        session = create_session(
+        """Create an agent. Its members are started."""
+        values = body_of(NewAgentSerializer, request.data)
+        agent = create_agent(
             values["members"],
             caller=_caller(request),
             name=values["name"],
             direct=values["direct"],
             model=values["model"],
         )
-        data = SessionDetailSerializer(session).data
+        data = AgentDetailSerializer(agent).data
         return Response(data, status=status.HTTP_201_CREATED, headers={"Location": data["url"]})
 
 
-class SessionView(HallView):
-    @extend_schema(responses={200: SessionDetailSerializer, 404: REFUSED})
+class AgentView(HallView):
+    @extend_schema(responses={200: AgentDetailSerializer, 404: REFUSED})
     def get(self, request: Request, pk: int) -> Response:
-        """The session with its messages. The agent's actions are under events/."""
-        return Response(SessionDetailSerializer(_session(request, pk)).data)
+        """The agent with its messages. Its actions are under events/."""
+        return Response(AgentDetailSerializer(_agent(request, pk)).data)
 
 
-class SessionMessagesView(HallView):
+class AgentMessagesView(HallView):
     permission_classes = (IsAuthenticated, MayInvoke)
 
     @extend_schema(
         request=NewMessageSerializer,
         responses={
-            202: OpenApiResponse(MessageSerializer, description="It is queued; see the session's events/."),
+            202: OpenApiResponse(MessageSerializer, description="It is queued; see the agent's events/."),
             (200, EVENT_STREAM): OpenApiResponse(str, description="With `Accept: text/event-stream`: its transcript."),
             400: REFUSED,
             403: REFUSED,
@@ -223,15 +223,15 @@ class SessionMessagesView(HallView):
 
         If too many clients wait or listen already, the answer is 202 as without that header.
         """
-        session = _own_session(request, pk)
+        agent = _own_agent(request, pk)
         values = body_of(NewMessageSerializer, request.data)
-        message = queue_message(session, values["prompt"], caller=_caller(request), timeout=values.get("timeout"))
-        if _wants_stream(request) and (response := stream(request, session, 0, message)):
+        message = queue_message(agent, values["prompt"], caller=_caller(request), timeout=values.get("timeout"))
+        if _wants_stream(request) and (response := stream(request, agent, 0, message)):
             return response
         return Response(MessageSerializer(message).data, status=status.HTTP_202_ACCEPTED)
 
 
-class SessionEventsView(HallView):
+class AgentEventsView(HallView):
     @extend_schema(
         parameters=[EventFilters, LAST_EVENT_ID],
         responses={
@@ -246,34 +246,34 @@ class SessionEventsView(HallView):
 
         With `Accept: text/event-stream` they are sent as they happen, until nothing is in progress.
         """
-        session = _session(request, pk)
+        agent = _agent(request, pk)
         params = dict(request.query_params.items())
         if last := request.headers.get("Last-Event-ID"):
             params["after"] = last
         after = body_of(EventFilters, params).get("after", 0)
-        if _wants_stream(request) and (response := stream(request, session, after)):
+        if _wants_stream(request) and (response := stream(request, agent, after)):
             return response
-        may_grow = is_under_way(session)
-        behind = transcript(session, after)
+        may_grow = is_under_way(agent)
+        behind = transcript(agent, after)
         may_grow = may_grow or behind[MAX_EVENTS:].exists()
         return Response(TranscriptSerializer({"events": behind[:MAX_EVENTS], "more": may_grow}).data)
 
 
-class SessionStopView(HallView):
+class AgentStopView(HallView):
     permission_classes = (IsAuthenticated, MayInvoke)
 
-    @extend_schema(request=None, responses={202: SessionDetailSerializer, 403: REFUSED, 404: REFUSED, 409: REFUSED})
+    @extend_schema(request=None, responses={202: AgentDetailSerializer, 403: REFUSED, 404: REFUSED, 409: REFUSED})
     def post(self, request: Request, pk: int) -> Response:
-        """Cancel waiting messages at once, and request the agent at work to stop. Only for the session's creator."""
-        stop_session(_own_session(request, pk))
-        return Response(SessionDetailSerializer(_session(request, pk)).data, status=status.HTTP_202_ACCEPTED)
+        """Cancel waiting messages at once, and request the agent at work to stop. Only for the agent's creator."""
+        stop_agent(_own_agent(request, pk))
+        return Response(AgentDetailSerializer(_agent(request, pk)).data, status=status.HTTP_202_ACCEPTED)
 
 
 # A transcript while it grows. Each stream holds a seat, because it holds a thread of the web ----------------------
 
 
 def stream(
-    request: Request, session: AgentSession, after: int, message: AgentMessage | None = None
+    request: Request, agent: Agent, after: int, message: AgentMessage | None = None
 ) -> StreamingHttpResponse | None:
     """The transcript after the event `after`, of one message or all of them, until nothing is in progress.
 
@@ -284,7 +284,7 @@ def stream(
     if not seat.enter_context(requests.seat(principal_of(request).owner, request.META)):
         return None
     response = StreamingHttpResponse(
-        requests.SeatedStream(_events(session, after, message, requests.wait_callback(request.META)), seat),
+        requests.SeatedStream(_events(agent, after, message, requests.wait_callback(request.META)), seat),
         content_type="text/event-stream",
     )
     response["Cache-Control"] = "no-store"
@@ -292,15 +292,13 @@ def stream(
     return response
 
 
-def _events(
-    session: AgentSession, after: int, message: AgentMessage | None, before_wait: Callable[[], None]
-) -> Iterator[str]:
+def _events(agent: Agent, after: int, message: AgentMessage | None, before_wait: Callable[[], None]) -> Iterator[str]:
     if message is not None:
         yield _event("message", MessageSerializer(message).data)
     last_sent_at = time.monotonic()
     while True:
-        may_grow = is_under_way(session, message=message)
-        batch = list(transcript(session, after, message=message)[:BATCH])
+        may_grow = is_under_way(agent, message=message)
+        batch = list(transcript(agent, after, message=message)[:BATCH])
         for row in batch:
             after, last_sent_at = row.pk, time.monotonic()
             yield _event(row.kind, EventSerializer(row).data, row.pk)

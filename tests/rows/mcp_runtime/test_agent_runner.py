@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Permission, User
 
-from mcp_runtime.agents import sessions, setup
+from mcp_runtime.agents import setup, transitions
 from mcp_runtime.agents.process import AgentProcess
-from mcp_runtime.agents.runner import SessionRunner
+from mcp_runtime.agents.runner import AgentRunner
 from mcp_runtime.agents.transcript import Transcript
 from mcp_runtime.calls.transitions import Caller
-from mcp_runtime.control.sessions import create_session, queue_message
+from mcp_runtime.control.agents import create_agent, queue_message
 from mcp_runtime.protocol import mcp
 from mcp_runtime.rows import lease
 from roster.models import AgentEvent, AgentMessage, Call, GuildMember, Tool
@@ -33,8 +33,8 @@ def test_what_a_schema_marks_as_a_secret_is_not_in_the_transcript(direct: bool) 
         Tool.objects.create(member=anna, name=name, definition={"name": name, "inputSchema": schema})
     server, tool = ("anna", "log_in") if direct else ("guild-hall", mcp.qualified_name("anna", "log in"))
     caller = Caller(Call.Source.COMMAND)
-    session = create_session(["anna"], caller=caller, direct=direct)
-    transcript = Transcript(sessions.queue(session, "hello", timeout=30, caller=caller))
+    agent = create_agent(["anna"], caller=caller, direct=direct)
+    transcript = Transcript(transitions.queue(agent, "hello", timeout=30, caller=caller))
 
     def kept(tool: str, arguments: Any) -> Any:
         transcript.add("tool_call", {"id": "1", "server": server, "tool": tool, "arguments": arguments})
@@ -67,10 +67,10 @@ def test_no_agent_is_started_for_who_may_not_use_the_members_any_more(
     bob = User.objects.create_user("bob")
     bob.user_permissions.add(Permission.objects.get(codename="invoke_tool"))
     caller, lease_id = Caller(Call.Source.REST, bob), lease.take()
-    session = create_session(["anna"], caller=caller, direct=direct)
-    message = queue_message(session, "hello", caller=caller)
+    agent = create_agent(["anna"], caller=caller, direct=direct)
+    message = queue_message(agent, "hello", caller=caller)
     bob.user_permissions.clear()
-    runner = SessionRunner(
+    runner = AgentRunner(
         lease_id=lease_id,
         tag_prefix="m",
         directory=tmp_path,
@@ -102,8 +102,8 @@ def test_agents_of_one_token_leave_a_slot_to_another_user(tmp_path: Path, monkey
     monkeypatch.setattr(setup, "problem", problem)
     for user in (*[bob] * 6, eve):
         caller = Caller(Call.Source.REST, user)
-        sessions.queue(create_session(["anna"], caller=caller), "hello", timeout=30, caller=caller)
-    runner = SessionRunner(
+        transitions.queue(create_agent(["anna"], caller=caller), "hello", timeout=30, caller=caller)
+    runner = AgentRunner(
         lease_id=lease.take(),
         tag_prefix="m",
         directory=tmp_path,

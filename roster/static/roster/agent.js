@@ -1,13 +1,13 @@
 "use strict";
 
-/* An agent's session: messages are sent without leaving the page, and the page follows the transcript. */
+/* An agent: messages are sent without leaving the page, and the page follows the transcript. */
 (() => {
   const DEADLINE = 30000;
   const AT_END = 40; // pixels from the end of the page that still count as the end
 
   const transcript = document.getElementById("transcript");
   const form = document.getElementById("say");
-  const maker = document.querySelector(".new-session");
+  const maker = document.querySelector(".new-agent");
 
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey) || !event.target.matches("textarea")) return;
@@ -19,7 +19,7 @@
   if (maker) makeOnce();
   if (transcript) follow();
 
-  /* Send the form only once, because each time would create a session. */
+  /* Send the form only once, because each time would create an agent. */
   function makeOnce() {
     const button = maker.querySelector("button");
     maker.addEventListener("submit", (event) => {

@@ -1,4 +1,4 @@
-"""Create, use, read and stop agents' sessions."""
+"""Create, use, read and stop agents."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import QuerySet
 
-from mcp_runtime.agents import sessions, setup
+from mcp_runtime.agents import setup, transitions
 from mcp_runtime.calls.transitions import Caller
 from mcp_runtime.control.members import (
     find_member,
@@ -23,45 +23,45 @@ from mcp_runtime.control.members import (
 from mcp_runtime.control.notify import notify_runtime
 from mcp_runtime.protocol.errors import AgentUnavailableError, UnknownMemberError
 from mcp_runtime.security import access
-from roster.models import AgentEvent, AgentMessage, AgentSession, GuildMember, Hall
+from roster.models import Agent, AgentEvent, AgentMessage, GuildMember, Hall
 
 
-def create_session(
+def create_agent(
     member_names: Sequence[str], *, caller: Caller, name: str = "", direct: bool = False, model: str = ""
-) -> AgentSession:
-    """Create a session of an agent, and start its members. Raises RequestRefusedError, AccessError."""
+) -> Agent:
+    """Create an agent, and start its members. Raises RequestRefusedError, AccessError."""
     principal = caller.current_principal()
     members = [find_member(member_name) for member_name in dict.fromkeys(member_names)]
     for row in members:
         access.require_use(principal, row.name)
         require_startable(row)
-    session = sessions.create(members, caller=caller, name=name, direct=direct, model=model)
+    agent = transitions.create(members, caller=caller, name=name, direct=direct, model=model)
     for row in members:
         start_member(row)
-    return session
+    return agent
 
 
-def find_session(name_or_id: str) -> AgentSession:
-    """The session with that name or id. Raises UnknownSessionError."""
-    return sessions.find(name_or_id)
+def find_agent(name_or_id: str) -> Agent:
+    """The agent with that name or id. Raises UnknownAgentError."""
+    return transitions.find(name_or_id)
 
 
-def queue_message(session: AgentSession, prompt: Any, *, caller: Caller, timeout: float | None = None) -> AgentMessage:
-    """Queue a prompt to the session's agent, and start its members.
+def queue_message(agent: Agent, prompt: Any, *, caller: Caller, timeout: float | None = None) -> AgentMessage:
+    """Queue a prompt to the agent, and start its members.
 
     Raises RequestRefusedError, or its subclass AgentUnavailableError if no agent can run.
     """
     if problem := agent_problem():
         raise AgentUnavailableError(f"no agent can run: {problem}")
     principal = caller.current_principal()
-    members = list(session.members.all())
+    members = list(agent.members.all())
     for row in members:
         access.require_use(principal, row.name)
         if row.removed_at:
-            raise UnknownMemberError(f"member {row.name!r} of session {session.name!r} is gone from the roster")
+            raise UnknownMemberError(f"member {row.name!r} of agent {agent.name!r} is gone from the roster")
         require_enabled(row)
     with transaction.atomic():  # nothing may see the message before the desired state of its members
-        message = sessions.queue(session, prompt, timeout=timeout or settings.GUILD_HALL_AGENT_TIMEOUT, caller=caller)
+        message = transitions.queue(agent, prompt, timeout=timeout or settings.GUILD_HALL_AGENT_TIMEOUT, caller=caller)
         for row in members:
             if row.desired_state != GuildMember.DesiredState.RUNNING:
                 set_desired_state(row, desired_state=GuildMember.DesiredState.RUNNING)
@@ -69,16 +69,16 @@ def queue_message(session: AgentSession, prompt: Any, *, caller: Caller, timeout
     return message
 
 
-def stop_session(row: AgentSession) -> list[AgentMessage]:
+def stop_agent(row: Agent) -> list[AgentMessage]:
     """Cancel waiting messages, and stop the running one. Raises NotCancellableError if there is none."""
-    messages = sessions.stop(row)
+    messages = transitions.stop(row)
     notify_runtime(members=True)
     return messages
 
 
 def stop_message(row: AgentMessage) -> AgentMessage:
     """Cancel a waiting message, or stop a running one. A message that has ended does not change."""
-    message = sessions.cancel(row)
+    message = transitions.cancel(row)
     notify_runtime(members=True)
     return message
 
@@ -90,11 +90,11 @@ def agent_problem() -> str:
     return Hall.objects.values_list("agent_problem", flat=True).get(pk=1)
 
 
-def transcript(row: AgentSession, after: int = 0, *, message: AgentMessage | None = None) -> QuerySet[AgentEvent]:
-    """The events of the session, or of one of its messages, after the event with that id."""
-    return sessions.events_after(row, after, message=message)
+def transcript(row: Agent, after: int = 0, *, message: AgentMessage | None = None) -> QuerySet[AgentEvent]:
+    """The events of the agent, or of one of its messages, after the event with that id."""
+    return transitions.events_after(row, after, message=message)
 
 
-def is_under_way(row: AgentSession, *, message: AgentMessage | None = None) -> bool:
+def is_under_way(row: Agent, *, message: AgentMessage | None = None) -> bool:
     """Whether the transcript may grow. Check it before you read the transcript."""
-    return sessions.is_under_way(row, message=message)
+    return transitions.is_under_way(row, message=message)

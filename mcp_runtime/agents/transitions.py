@@ -1,4 +1,4 @@
-"""Agents' sessions as rows: create, queue, claim, record, finish, stop. The only writer of a message's status.
+"""Agents as rows: create, queue, claim, record, finish, stop. The only writer of a message's status.
 
     queued -> running -> succeeded | failed | cancelled        queued -> cancelled | failed (unavailable)
 
@@ -30,12 +30,12 @@ from mcp_runtime.protocol.errors import (
     ProtocolError,
     RequestRefusedError,
     TokenError,
-    UnknownSessionError,
+    UnknownAgentError,
 )
 from mcp_runtime.rows.lease import held_by
 from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import OPERATOR, Principal
-from roster.models import AgentEvent, AgentMessage, AgentSession, Call, GuildMember, Hall, Token
+from roster.models import Agent, AgentEvent, AgentMessage, Call, GuildMember, Hall, Token
 
 logger = logging.getLogger("guildhall.runtime")
 
@@ -46,8 +46,8 @@ Kind = AgentEvent.Kind
 # A name of digits only would look like an id.
 NAME = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}")
 MAX_PROMPT = 100_000  # characters
-MAX_QUEUED = 20  # messages of one session
-# An agent that never ends must not fill the disk. Its last event is always stored.
+MAX_QUEUED = 20  # messages to one agent
+# A run that never ends must not fill the disk. Its last event is always stored.
 MAX_EVENTS = 10_000
 PRUNE_BATCH = 50
 TOKEN_GRACE = timedelta(minutes=5)
@@ -56,11 +56,11 @@ TOKEN_GRACE = timedelta(minutes=5)
 # Create and find --------------------------------------------------------------------------------------------------
 
 
-def create(members: Iterable[GuildMember], *, caller: Caller, name: str = "", direct: bool, model: str) -> AgentSession:
-    """Create a session with these members. Raises RequestRefusedError if it is not possible."""
+def create(members: Iterable[GuildMember], *, caller: Caller, name: str = "", direct: bool, model: str) -> Agent:
+    """Create an agent with these members. Raises RequestRefusedError if it is not possible."""
     by_id = {member.pk: member for member in members}
     if not by_id:
-        raise RequestRefusedError("a session needs at least one member, whose tools the agent may use")
+        raise RequestRefusedError("an agent needs at least one member, whose tools it may use")
     remote = [member.name for member in by_id.values() if member.server_url]
     if direct and remote:
         raise RequestRefusedError(
@@ -69,10 +69,10 @@ def create(members: Iterable[GuildMember], *, caller: Caller, name: str = "", di
         )
     if name and not NAME.fullmatch(name):
         raise RequestRefusedError(
-            f"{name!r} is no name for a session: give letters, digits, spaces, '.', '_', '-', at most 100, and "
+            f"{name!r} is no name for an agent: give letters, digits, spaces, '.', '_', '-', at most 100, and "
             "not digits alone"
         )
-    session = AgentSession(
+    agent = Agent(
         name=name or _default_name(list(by_id.values())),
         direct=direct,
         model=model,
@@ -82,28 +82,28 @@ def create(members: Iterable[GuildMember], *, caller: Caller, name: str = "", di
     )
     try:
         with transaction.atomic():
-            session.save(force_insert=True)
-            session.members.set(by_id.values())
+            agent.save(force_insert=True)
+            agent.members.set(by_id.values())
     except IntegrityError as error:
-        raise RequestRefusedError(f"there is a session {session.name!r} already; give another name") from error
-    return session
+        raise RequestRefusedError(f"there is an agent {agent.name!r} already; give another name") from error
+    return agent
 
 
 def _default_name(members: list[GuildMember]) -> str:
     return f"{members[0].name}-{secrets.token_hex(3)}"
 
 
-def find(name_or_id: str) -> AgentSession:
-    """The session with that name or id. Raises UnknownSessionError."""
+def find(name_or_id: str) -> Agent:
+    """The agent with that name or id. Raises UnknownAgentError."""
     by_id = name_or_id.isascii() and name_or_id.isdigit() and len(name_or_id) <= 18
-    session = AgentSession.objects.filter(**({"pk": int(name_or_id)} if by_id else {"name": name_or_id})).first()
-    if session is None:
-        raise UnknownSessionError(f"there is no session {name_or_id!r}")
-    return session
+    agent = Agent.objects.filter(**({"pk": int(name_or_id)} if by_id else {"name": name_or_id})).first()
+    if agent is None:
+        raise UnknownAgentError(f"there is no agent {name_or_id!r}")
+    return agent
 
 
-def queue(session: AgentSession, prompt: Any, *, timeout: float, caller: Caller) -> AgentMessage:
-    """Queue a message of the session. Raises RequestRefusedError."""
+def queue(agent: Agent, prompt: Any, *, timeout: float, caller: Caller) -> AgentMessage:
+    """Queue a message to the agent. Raises RequestRefusedError."""
     if not isinstance(prompt, str) or not prompt.strip():
         raise RequestRefusedError("a message needs a prompt, a text that is not blank")
     if len(prompt) > MAX_PROMPT:
@@ -112,10 +112,10 @@ def queue(session: AgentSession, prompt: Any, *, timeout: float, caller: Caller)
         clean = jsonrpc.storable(prompt)
     except ProtocolError as error:
         raise RequestRefusedError(f"the prompt cannot be stored: {error}") from error
-    if session.messages.filter(status=Status.QUEUED).count() >= MAX_QUEUED:
-        raise RequestRefusedError(f"session {session.name!r} has {MAX_QUEUED} messages waiting already")
+    if agent.messages.filter(status=Status.QUEUED).count() >= MAX_QUEUED:
+        raise RequestRefusedError(f"agent {agent.name!r} has {MAX_QUEUED} messages waiting already")
     return AgentMessage.objects.create(
-        session=session,
+        agent=agent,
         prompt=clean,
         timeout=timeout,
         source=caller.source,
@@ -126,16 +126,16 @@ def queue(session: AgentSession, prompt: Any, *, timeout: float, caller: Caller)
 
 
 def require_unneeded(member: GuildMember) -> None:
-    """Raise MemberInUseError while a waiting or running message of a session needs the member."""
+    """Raise MemberInUseError while a waiting or running message to an agent needs the member."""
     message = (
-        AgentMessage.objects.filter(status__in=AgentMessage.ACTIVE, session__members=member)
-        .select_related("session")
+        AgentMessage.objects.filter(status__in=AgentMessage.ACTIVE, agent__members=member)
+        .select_related("agent")
         .first()
     )
     if message is not None:
         raise MemberInUseError(
-            f"member {member.name!r} is needed by session {message.session.name!r}, whose message {message.pk} is "
-            f"{message.status}. Stop the session first; manage.py member has --force"
+            f"member {member.name!r} is needed by agent {message.agent.name!r}, whose message {message.pk} is "
+            f"{message.status}. Stop the agent first; manage.py member has --force"
         )
 
 
@@ -143,11 +143,11 @@ def require_unneeded(member: GuildMember) -> None:
 
 
 def due_messages() -> QuerySet[AgentMessage]:
-    """Messages that may run now, oldest first. Only the first message of each session in which none is running."""
+    """Messages that may run now, oldest first. Only the first message of each agent in which none is running."""
     earlier = AgentMessage.objects.filter(
-        session=OuterRef("session"), status__in=AgentMessage.ACTIVE, pk__lt=OuterRef("pk")
+        agent=OuterRef("agent"), status__in=AgentMessage.ACTIVE, pk__lt=OuterRef("pk")
     )
-    running = AgentMessage.objects.filter(session=OuterRef("session"), status=Status.RUNNING)
+    running = AgentMessage.objects.filter(agent=OuterRef("agent"), status=Status.RUNNING)
     return AgentMessage.objects.filter(~Exists(earlier), ~Exists(running), status=Status.QUEUED).order_by("id")
 
 
@@ -172,18 +172,18 @@ def write_events(message: AgentMessage, events: Iterable[tuple[str, dict[str, An
 
 
 def note_sdk_session(message: AgentMessage, sdk_session_id: str) -> None:
-    """Store the id of the agent's own session, which the next message resumes."""
-    AgentSession.objects.filter(pk=message.session_id).update(sdk_session_id=sdk_session_id[:100])
+    """Store the id of the Agent SDK's session, which the next message resumes."""
+    Agent.objects.filter(pk=message.agent_id).update(sdk_session_id=sdk_session_id[:100])
 
 
 def make_token(message: AgentMessage) -> str:
-    """Create the run's token for the gateway. It is for the session's members, and expires at the run's latest end.
+    """Create the run's token for the gateway. It is for the agent's members, and expires at the run's latest end.
 
     It has the limits of the token with which the message was queued, and does not outlive that token. It is revoked at
     every end of the message. Raises RequestRefusedError, AccessError.
     """
-    session = message.session
-    user = session.created_by
+    agent = message.agent
+    user = agent.created_by
     if user is None and message.source == Call.Source.COMMAND:  # the operator, who may do everything
         user = User.objects.filter(is_superuser=True, is_active=True).order_by("pk").first()
     if user is None or not user.is_active:
@@ -193,10 +193,10 @@ def make_token(message: AgentMessage) -> str:
     with transaction.atomic():
         row, token = Token.make(
             user=user,
-            name=f"agent session {session.name}"[:100],
+            name=f"agent {agent.name}"[:100],
             expires_at=min(over_at, requester.expires_at) if requester and requester.expires_at else over_at,
             scope=Token.Scope.MEMBERS,
-            members=session.members.all(),
+            members=agent.members.all(),
             made_with_id=message.asked_with_id,
             **(asdict(requester.limits) if requester else {}),
         )
@@ -205,11 +205,11 @@ def make_token(message: AgentMessage) -> str:
 
 
 def require_access(message: AgentMessage) -> None:
-    """Raise AccessError if the requester or the session's creator may not use all of its members any more.
+    """Raise AccessError if the requester or the agent's creator may not use all of its members any more.
 
     It is checked at the start, because the message may have waited for long, and a direct agent is not checked later.
     """
-    names = list(message.session.members.values_list("name", flat=True))
+    names = list(message.agent.members.values_list("name", flat=True))
     for who in (_asker(message), _maker(message)):
         for name in names:
             access.require_use(who, name)
@@ -226,7 +226,7 @@ def _asker(message: AgentMessage) -> Principal:
 
 
 def _maker(message: AgentMessage) -> Principal:
-    maker = message.session.created_by
+    maker = message.agent.created_by
     return _asker(message) if maker is None else principals.principal_of_user(maker)
 
 
@@ -314,14 +314,14 @@ def refuse(message: AgentMessage, outcome: Outcome, lease_id: uuid.UUID) -> bool
 # Stop -------------------------------------------------------------------------------------------------------------
 
 
-def stop(session: AgentSession) -> list[AgentMessage]:
-    """Cancel the session's waiting messages, and request the stop of the running one. Returns all of them.
+def stop(agent: Agent) -> list[AgentMessage]:
+    """Cancel the agent's waiting messages, and request the stop of the running one. Returns all of them.
 
     Raises NotCancellableError if there is none.
     """
-    messages = list(session.messages.filter(status__in=AgentMessage.ACTIVE).order_by("-id"))
+    messages = list(agent.messages.filter(status__in=AgentMessage.ACTIVE).order_by("-id"))
     if not messages:
-        raise NotCancellableError(f"no message of session {session.name!r} is in progress")
+        raise NotCancellableError(f"no message to agent {agent.name!r} is in progress")
     return [cancel(message) for message in messages]
 
 
@@ -345,15 +345,15 @@ def stop_messages_of_tokens(token_ids: Iterable[int]) -> list[AgentMessage]:
 # Read -------------------------------------------------------------------------------------------------------------
 
 
-def events_after(session: AgentSession, event_id: int, *, message: AgentMessage | None = None) -> QuerySet[AgentEvent]:
-    """The transcript of the session, or of one message, after that event."""
-    conditions = {"message": message} if message is not None else {"message__session": session}
+def events_after(agent: Agent, event_id: int, *, message: AgentMessage | None = None) -> QuerySet[AgentEvent]:
+    """The transcript of the agent, or of one message, after that event."""
+    conditions = {"message": message} if message is not None else {"message__agent": agent}
     return AgentEvent.objects.filter(**conditions, pk__gt=event_id).order_by("pk")
 
 
-def is_under_way(session: AgentSession, *, message: AgentMessage | None = None) -> bool:
+def is_under_way(agent: Agent, *, message: AgentMessage | None = None) -> bool:
     """Whether more events may come. Call it before you read the events, so that you miss none."""
-    messages = session.messages.filter(status__in=AgentMessage.ACTIVE)
+    messages = agent.messages.filter(status__in=AgentMessage.ACTIVE)
     return (messages.filter(pk=message.pk) if message is not None else messages).exists()
 
 
@@ -361,11 +361,11 @@ def is_under_way(session: AgentSession, *, message: AgentMessage | None = None) 
 
 
 def prune(*, days: int) -> int:
-    """Delete sessions without activity for `days`, with their transcripts. Returns how many it deleted."""
+    """Delete agents without activity for `days`, with their transcripts. Returns how many it deleted."""
     since = timezone.now() - timedelta(days=days)
-    young = AgentMessage.objects.filter(session=OuterRef("pk"), queued_at__gte=since)
-    active = AgentMessage.objects.filter(session=OuterRef("pk"), status__in=AgentMessage.ACTIVE)
-    old = AgentSession.objects.filter(~Exists(young), ~Exists(active), created_at__lt=since)
+    young = AgentMessage.objects.filter(agent=OuterRef("pk"), queued_at__gte=since)
+    active = AgentMessage.objects.filter(agent=OuterRef("pk"), status__in=AgentMessage.ACTIVE)
+    old = Agent.objects.filter(~Exists(young), ~Exists(active), created_at__lt=since)
     count = 0
     while ids := list(old.values_list("pk", flat=True)[:PRUNE_BATCH]):
         old.filter(pk__in=ids).delete()

@@ -1,4 +1,4 @@
-"""Agents' messages as rows: claimed once, one of a session at a time, ended always. No agent runs here."""
+"""Messages to agents as rows: claimed once, one of each agent at a time, ended always. No agent runs here."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from django.contrib.auth.models import Group, Permission, User
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from mcp_runtime.agents import sessions
-from mcp_runtime.agents.sessions import Outcome
+from mcp_runtime.agents import transitions
+from mcp_runtime.agents.transitions import Outcome
 from mcp_runtime.calls.transitions import Caller
-from mcp_runtime.control.members import FORCIBLE_VERBS, MEMBER_VERBS, reserve_member, stop_member
-from mcp_runtime.control.sessions import (
-    create_session,
-    find_session,
+from mcp_runtime.control.agents import (
+    create_agent,
+    find_agent,
     is_under_way,
     queue_message,
-    stop_session,
+    stop_agent,
     transcript,
 )
+from mcp_runtime.control.members import FORCIBLE_VERBS, MEMBER_VERBS, reserve_member, stop_member
 from mcp_runtime.protocol.errors import (
     AccessError,
     AgentUnavailableError,
@@ -30,12 +30,12 @@ from mcp_runtime.protocol.errors import (
     MemberInUseError,
     NotCancellableError,
     RequestRefusedError,
+    UnknownAgentError,
     UnknownMemberError,
-    UnknownSessionError,
 )
 from mcp_runtime.rows import lease
 from mcp_runtime.security import principals
-from roster.models import AgentEvent, AgentMessage, AgentSession, Call, GuildMember, Hall, Token
+from roster.models import Agent, AgentEvent, AgentMessage, Call, GuildMember, Hall, Token
 
 pytestmark = pytest.mark.django_db
 
@@ -54,25 +54,25 @@ def anna() -> GuildMember:
 
 
 @pytest.fixture
-def talk(anna: GuildMember, lease_id: uuid.UUID) -> AgentSession:
-    return create_session(["anna"], caller=COMMAND_LINE, name="talk")
+def talk(anna: GuildMember, lease_id: uuid.UUID) -> Agent:
+    return create_agent(["anna"], caller=COMMAND_LINE, name="talk")
 
 
 @pytest.fixture
-def bobs(anna: GuildMember, lease_id: uuid.UUID) -> AgentSession:
-    """A session of a user who may call tools, and no more."""
+def bobs(anna: GuildMember, lease_id: uuid.UUID) -> Agent:
+    """An agent of a user who may call tools, and no more."""
     bob = User.objects.create_user("bob")
     bob.user_permissions.add(Permission.objects.get(codename="invoke_tool"))
-    return create_session(["anna"], caller=Caller(Call.Source.REST, bob), name="bobs")
+    return create_agent(["anna"], caller=Caller(Call.Source.REST, bob), name="bobs")
 
 
-def queued(talk: AgentSession, prompt: str = "hello") -> AgentMessage:
+def queued(talk: Agent, prompt: str = "hello") -> AgentMessage:
     return queue_message(talk, prompt, caller=COMMAND_LINE)
 
 
-def running(talk: AgentSession, lease_id: uuid.UUID) -> AgentMessage:
+def running(talk: Agent, lease_id: uuid.UUID) -> AgentMessage:
     message = queued(talk)
-    assert sessions.claim(message, lease_id)
+    assert transitions.claim(message, lease_id)
     message.refresh_from_db()
     return message
 
@@ -80,9 +80,9 @@ def running(talk: AgentSession, lease_id: uuid.UUID) -> AgentMessage:
 # Making ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_session_starts_its_members(lease_id: uuid.UUID, anna: GuildMember) -> None:
+def test_a_new_agent_starts_its_members(lease_id: uuid.UUID, anna: GuildMember) -> None:
     GuildMember.objects.update(desired_state="stopped", status="error")
-    made = create_session(["anna", "anna"], caller=COMMAND_LINE)
+    made = create_agent(["anna", "anna"], caller=COMMAND_LINE)
     assert [member.name for member in made.members.all()] == ["anna"]
     assert made.name.startswith("anna-")
     anna.refresh_from_db()
@@ -103,48 +103,48 @@ def test_a_new_session_starts_its_members(lease_id: uuid.UUID, anna: GuildMember
         (["far"], {"direct": True}, RequestRefusedError),
     ],
 )
-def test_what_cannot_be_a_session_is_refused_and_leaves_nothing(
-    talk: AgentSession, names: list[str], values: dict[str, Any], error: type[Exception]
+def test_what_cannot_be_an_agent_is_refused_and_leaves_nothing(
+    talk: Agent, names: list[str], values: dict[str, Any], error: type[Exception]
 ) -> None:
     GuildMember.objects.create(name="off", directory="off", enabled=False)
     GuildMember.objects.create(name="broken", directory="broken", manifest_error="no command")
     GuildMember.objects.create(name="far", directory="far", server_url="https://far.example.com/mcp")
     with pytest.raises(error):
-        create_session(names, caller=COMMAND_LINE, **values)
-    assert AgentSession.objects.get() == talk
+        create_agent(names, caller=COMMAND_LINE, **values)
+    assert Agent.objects.get() == talk
 
 
-def test_a_session_is_found_by_name_and_by_id(talk: AgentSession) -> None:
-    assert find_session("talk") == find_session(str(talk.pk)) == talk
+def test_an_agent_is_found_by_name_and_by_id(talk: Agent) -> None:
+    assert find_agent("talk") == find_agent(str(talk.pk)) == talk
     for wrong in ("tall", "999999", "9" * 40, "²"):
-        with pytest.raises(UnknownSessionError):
-            find_session(wrong)
+        with pytest.raises(UnknownAgentError):
+            find_agent(wrong)
 
 
-@pytest.mark.parametrize("prompt", ["", " \n", None, 5, "x" * (sessions.MAX_PROMPT + 1)])
-def test_a_prompt_that_is_none_is_refused(talk: AgentSession, prompt: Any) -> None:
+@pytest.mark.parametrize("prompt", ["", " \n", None, 5, "x" * (transitions.MAX_PROMPT + 1)])
+def test_a_prompt_that_is_none_is_refused(talk: Agent, prompt: Any) -> None:
     with pytest.raises(RequestRefusedError):
         queue_message(talk, prompt, caller=COMMAND_LINE)
 
 
-def test_too_many_waiting_messages_are_refused(talk: AgentSession) -> None:
-    for _ in range(sessions.MAX_QUEUED):
+def test_too_many_waiting_messages_are_refused(talk: Agent) -> None:
+    for _ in range(transitions.MAX_QUEUED):
         queued(talk)
     with pytest.raises(RequestRefusedError, match="waiting already"):
         queued(talk)
 
 
-def test_what_the_runtime_lacks_refuses_messages(talk: AgentSession, lease_id: uuid.UUID) -> None:
-    sessions.note_problem("the Agent SDK is not installed", lease_id)
+def test_what_the_runtime_lacks_refuses_messages(talk: Agent, lease_id: uuid.UUID) -> None:
+    transitions.note_problem("the Agent SDK is not installed", lease_id)
     with pytest.raises(AgentUnavailableError, match="the Agent SDK is not installed"):
         queued(talk)
-    sessions.note_problem("", uuid.uuid4())  # somebody without the lease
+    transitions.note_problem("", uuid.uuid4())  # somebody without the lease
     assert Hall.objects.get().agent_problem
-    sessions.note_problem("", lease_id)
+    transitions.note_problem("", lease_id)
     assert queued(talk).status == "queued"
 
 
-def test_a_message_starts_members_that_were_stopped_meanwhile(talk: AgentSession, anna: GuildMember) -> None:
+def test_a_message_starts_members_that_were_stopped_meanwhile(talk: Agent, anna: GuildMember) -> None:
     stop_member(anna)
     queued(talk)
     anna.refresh_from_db()
@@ -154,37 +154,35 @@ def test_a_message_starts_members_that_were_stopped_meanwhile(talk: AgentSession
 # One after the other --------------------------------------------------------------------------------------------------
 
 
-def test_of_each_session_the_oldest_message_is_due_while_none_of_it_runs(
-    talk: AgentSession, lease_id: uuid.UUID
-) -> None:
-    other = create_session(["anna"], caller=COMMAND_LINE)
+def test_of_each_agent_the_oldest_message_is_due_while_none_of_it_runs(talk: Agent, lease_id: uuid.UUID) -> None:
+    other = create_agent(["anna"], caller=COMMAND_LINE)
     first, second, third = queued(talk), queued(talk), queued(other)
-    assert list(sessions.due_messages()) == [first, third]
-    assert sessions.claim(first, lease_id)
-    assert list(sessions.due_messages()) == [third]
-    sessions.finish(first, Outcome(sessions.Status.SUCCEEDED, result="done"), lease_id)
-    assert list(sessions.due_messages()) == [second, third]
+    assert list(transitions.due_messages()) == [first, third]
+    assert transitions.claim(first, lease_id)
+    assert list(transitions.due_messages()) == [third]
+    transitions.finish(first, Outcome(transitions.Status.SUCCEEDED, result="done"), lease_id)
+    assert list(transitions.due_messages()) == [second, third]
 
 
-def test_a_message_is_claimed_once_and_only_with_the_lease(talk: AgentSession, lease_id: uuid.UUID) -> None:
+def test_a_message_is_claimed_once_and_only_with_the_lease(talk: Agent, lease_id: uuid.UUID) -> None:
     message = queued(talk)
-    assert not sessions.claim(message, uuid.uuid4())
-    assert sessions.claim(message, lease_id)
-    assert not sessions.claim(message, lease_id)
+    assert not transitions.claim(message, uuid.uuid4())
+    assert transitions.claim(message, lease_id)
+    assert not transitions.claim(message, lease_id)
 
 
-def test_the_database_itself_lets_no_two_messages_of_a_session_run(talk: AgentSession, lease_id: uuid.UUID) -> None:
+def test_the_database_itself_lets_no_two_messages_of_an_agent_run(talk: Agent, lease_id: uuid.UUID) -> None:
     running(talk, lease_id)
     second = queued(talk)
     with pytest.raises(IntegrityError), transaction.atomic():
-        sessions.claim(second, lease_id)
+        transitions.claim(second, lease_id)
 
 
-def test_the_session_says_what_its_messages_do(talk: AgentSession, lease_id: uuid.UUID) -> None:
+def test_the_agent_says_what_its_messages_do(talk: Agent, lease_id: uuid.UUID) -> None:
     assert talk.status == "idle"
     message = queued(talk)
     assert talk.status == "queued"
-    sessions.claim(message, lease_id)
+    transitions.claim(message, lease_id)
     queued(talk)
     assert talk.status == "running"
 
@@ -192,14 +190,14 @@ def test_the_session_says_what_its_messages_do(talk: AgentSession, lease_id: uui
 # Ends -----------------------------------------------------------------------------------------------------------------
 
 
-def test_the_end_is_the_last_event_and_kills_the_token(talk: AgentSession, lease_id: uuid.UUID) -> None:
+def test_the_end_is_the_last_event_and_kills_the_token(talk: Agent, lease_id: uuid.UUID) -> None:
     user = User.objects.create_superuser("alice")
     message = running(talk, lease_id)
-    token = sessions.make_token(message)
+    token = transitions.make_token(message)
     assert Token.objects.get(digest=Token.digest_of(token)).user == user
-    sessions.write_events(message, [("text", {"text": "a\0b"})])
-    assert sessions.finish(message, Outcome(sessions.Status.SUCCEEDED, result="done"), lease_id)
-    assert not sessions.finish(message, Outcome.failed(sessions.ErrorKind.AGENT, "no"), lease_id)
+    transitions.write_events(message, [("text", {"text": "a\0b"})])
+    assert transitions.finish(message, Outcome(transitions.Status.SUCCEEDED, result="done"), lease_id)
+    assert not transitions.finish(message, Outcome.failed(transitions.ErrorKind.AGENT, "no"), lease_id)
     events = list(transcript(talk))
     assert [event.kind for event in events] == ["text", "result"]
     assert events[0].data == {"text": "a\N{REPLACEMENT CHARACTER}b"}
@@ -209,26 +207,24 @@ def test_the_end_is_the_last_event_and_kills_the_token(talk: AgentSession, lease
     assert not is_under_way(talk)
 
 
-def test_without_a_user_whose_rights_it_could_have_an_agent_gets_no_token(
-    talk: AgentSession, lease_id: uuid.UUID
-) -> None:
+def test_without_a_user_whose_rights_it_could_have_an_agent_gets_no_token(talk: Agent, lease_id: uuid.UUID) -> None:
     with pytest.raises(RequestRefusedError, match="no active user"):
-        sessions.make_token(running(talk, lease_id))
+        transitions.make_token(running(talk, lease_id))
 
 
-def asked_with(session: AgentSession, **limits: Any) -> tuple[AgentMessage, Token]:
-    """A message that the session's maker queued with a token, and the token."""
-    row, text = Token.make(user=session.created_by, **limits)
-    caller = Caller(Call.Source.REST, session.created_by, principals.principal_of_token(text))
-    return queue_message(session, "hello", caller=caller), row
+def asked_with(agent: Agent, **limits: Any) -> tuple[AgentMessage, Token]:
+    """A message that the agent's creator queued with a token, and the token."""
+    row, text = Token.make(user=agent.created_by, **limits)
+    caller = Caller(Call.Source.REST, agent.created_by, principals.principal_of_token(text))
+    return queue_message(agent, "hello", caller=caller), row
 
 
-def test_the_agents_token_has_the_limits_and_the_end_of_the_one_it_was_queued_with(bobs: AgentSession) -> None:
+def test_the_agents_token_has_the_limits_and_the_end_of_the_one_it_was_queued_with(bobs: Agent) -> None:
     soon = timezone.now() + timedelta(seconds=60)
     message, _ = asked_with(bobs, calls_per_minute=7, max_in_flight=3, expires_at=soon)
-    own = principals.principal_of_token(sessions.make_token(message))
+    own = principals.principal_of_token(transitions.make_token(message))
     assert (own.limits.calls_per_minute, own.limits.max_in_flight, own.expires_at) == (7, 3, soon)
-    free = principals.principal_of_token(sessions.make_token(queued(bobs)))
+    free = principals.principal_of_token(transitions.make_token(queued(bobs)))
     assert (free.limits.calls_per_minute, free.limits.max_in_flight) == (6000, 64)
     assert free.expires_at is not None
     assert free.expires_at > soon
@@ -236,10 +232,10 @@ def test_the_agents_token_has_the_limits_and_the_end_of_the_one_it_was_queued_wi
 
 @pytest.mark.parametrize("taken", ["permission", "group", "active", "revoked", "deleted"])
 def test_what_was_taken_away_since_it_was_queued_keeps_a_message_from_running(
-    bobs: AgentSession, anna: GuildMember, taken: str
+    bobs: Agent, anna: GuildMember, taken: str
 ) -> None:
     message, token = asked_with(bobs)
-    sessions.require_access(message)
+    transitions.require_access(message)
     match taken:
         case "permission":
             bobs.created_by.user_permissions.clear()  # type: ignore[union-attr]
@@ -252,58 +248,56 @@ def test_what_was_taken_away_since_it_was_queued_keeps_a_message_from_running(
         case "deleted":
             token.delete()
     with pytest.raises(AccessError):
-        sessions.require_access(AgentMessage.objects.get(pk=message.pk))
+        transitions.require_access(AgentMessage.objects.get(pk=message.pk))
 
 
-def test_the_operator_may_let_agents_use_everything_and_nobody_nothing(talk: AgentSession) -> None:
-    sessions.require_access(queued(talk))
+def test_the_operator_may_let_agents_use_everything_and_nobody_nothing(talk: Agent) -> None:
+    transitions.require_access(queued(talk))
     gone = queue_message(talk, "hello", caller=Caller(Call.Source.REST, User.objects.create_superuser("c")))
     User.objects.all().delete()
     gone.refresh_from_db()
     with pytest.raises(AccessError, match="The user who asked is gone"):
-        sessions.require_access(gone)
+        transitions.require_access(gone)
 
 
-def test_what_a_dead_runtime_ran_ends_as_lost_and_what_waited_waits(talk: AgentSession, lease_id: uuid.UUID) -> None:
+def test_what_a_dead_runtime_ran_ends_as_lost_and_what_waited_waits(talk: Agent, lease_id: uuid.UUID) -> None:
     User.objects.create_superuser("alice")
     message, waiting = running(talk, lease_id), queued(talk)
-    sessions.make_token(message)
+    transitions.make_token(message)
     lease.release(lease_id)
     successor = lease.take()
-    assert sessions.end_lost(successor, "the runtime ended") == 1
+    assert transitions.end_lost(successor, "the runtime ended") == 1
     message.refresh_from_db()
     waiting.refresh_from_db()
     assert (message.status, message.error_kind, waiting.status) == ("failed", "lost", "queued")
     assert not Token.objects.exists()
-    assert not sessions.finish(message, Outcome(sessions.Status.SUCCEEDED), lease_id)
+    assert not transitions.finish(message, Outcome(transitions.Status.SUCCEEDED), lease_id)
 
 
-def test_stop_cancels_what_waits_and_asks_what_runs(talk: AgentSession, lease_id: uuid.UUID) -> None:
+def test_stop_cancels_what_waits_and_asks_what_runs(talk: Agent, lease_id: uuid.UUID) -> None:
     message, waiting = running(talk, lease_id), queued(talk)
-    stop_session(talk)
+    stop_agent(talk)
     message.refresh_from_db()
     waiting.refresh_from_db()
     assert (message.status, waiting.status) == ("running", "cancelled")
-    assert list(sessions.stop_requests(lease_id)) == [message]
-    sessions.finish(message, Outcome(sessions.Status.CANCELLED), lease_id)
-    with pytest.raises(NotCancellableError, match="no message of session 'talk'"):
-        stop_session(talk)
+    assert list(transitions.stop_requests(lease_id)) == [message]
+    transitions.finish(message, Outcome(transitions.Status.CANCELLED), lease_id)
+    with pytest.raises(NotCancellableError, match="no message to agent 'talk'"):
+        stop_agent(talk)
 
 
 # Members in use -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verb", FORCIBLE_VERBS)
-def test_a_member_that_a_session_needs_is_left_alone_unless_forced(
-    talk: AgentSession, anna: GuildMember, verb: str
-) -> None:
+def test_a_member_that_an_agent_needs_is_left_alone_unless_forced(talk: Agent, anna: GuildMember, verb: str) -> None:
     message = queued(talk)
-    with pytest.raises(MemberInUseError, match=f"session 'talk', whose message {message.pk} is queued"):
+    with pytest.raises(MemberInUseError, match=f"agent 'talk', whose message {message.pk} is queued"):
         MEMBER_VERBS[verb](anna)
     anna.refresh_from_db()
     assert (anna.enabled, anna.desired_state, anna.restart_requested_at) == (True, "running", None)
     MEMBER_VERBS[verb](anna, force=True)
-    stop_session(talk)
+    stop_agent(talk)
     GuildMember.objects.update(enabled=True)
     anna.refresh_from_db()
     MEMBER_VERBS[verb](anna)
@@ -312,18 +306,16 @@ def test_a_member_that_a_session_needs_is_left_alone_unless_forced(
 # Upkeep ---------------------------------------------------------------------------------------------------------------
 
 
-def test_old_sessions_go_with_their_transcripts_but_none_that_is_under_way(
-    talk: AgentSession, lease_id: uuid.UUID
-) -> None:
+def test_old_agents_go_with_their_transcripts_but_none_that_is_under_way(talk: Agent, lease_id: uuid.UUID) -> None:
     past = timezone.now() - timedelta(days=40)
-    busy, empty = (create_session(["anna"], caller=COMMAND_LINE) for _ in range(2))
+    busy, empty = (create_agent(["anna"], caller=COMMAND_LINE) for _ in range(2))
     ended = running(talk, lease_id)
-    sessions.finish(ended, Outcome(sessions.Status.SUCCEEDED), lease_id)
+    transitions.finish(ended, Outcome(transitions.Status.SUCCEEDED), lease_id)
     queued(busy)
-    AgentSession.objects.update(created_at=past)
-    assert sessions.prune(days=30) == 1  # the empty one: in the others something happened lately
-    assert not AgentSession.objects.filter(pk=empty.pk).exists()
+    Agent.objects.update(created_at=past)
+    assert transitions.prune(days=30) == 1  # the empty one: in the others something happened lately
+    assert not Agent.objects.filter(pk=empty.pk).exists()
     AgentMessage.objects.update(queued_at=past)
-    assert sessions.prune(days=30) == 1
-    assert list(AgentSession.objects.all()) == [busy]
+    assert transitions.prune(days=30) == 1
+    assert list(Agent.objects.all()) == [busy]
     assert not AgentEvent.objects.exists()
