@@ -189,10 +189,12 @@ def _bounds(rounds_by_name: dict[str, list[Round]], contestants: list[Contestant
     if peers.HOP.name in of_direct:
         figures += [Figure("gateway / nginx, calls a second", ours / of_direct[peers.HOP.name], "x")]
     if peers.RELAY.name in of_direct:
-        relay_cpu = _cpu(found[peers.RELAY.name])
-        figures += [Figure("CPU of a call, gateway / the relay in Python", _cpu(found[OURS]) / relay_cpu, "x")]
+        relay_cpu = _cpu(rounds_by_name[peers.RELAY.name])
+        figures += [Figure("CPU of a call, gateway / the relay in Python", _cpu(rounds_by_name[OURS]) / relay_cpu, "x")]
         if HUB_STDIO in of_direct:
-            figures += [Figure("  the relay / mcp-hub's REST over stdio", relay_cpu / _cpu(found[HUB_STDIO]), "x")]
+            figures += [
+                Figure("  the relay / mcp-hub's REST over stdio", relay_cpu / _cpu(rounds_by_name[HUB_STDIO]), "x")
+            ]
     rivals = {rival.name: rival.serves_mcp for rival in peers.RIVALS if rival.name in of_direct}
     for text, names, bound in (
         ("the fastest rival that serves MCP over HTTP", [name for name, serves in rivals.items() if serves], 2.0),

@@ -101,12 +101,15 @@ _ADVICE = [
         r"did not complete",
         "It listens, but does not answer initialize. If it only needs longer, set start_timeout in {file}.",
     ),
-    (r"tools/list failed", "It shakes hands but cannot list its tools: fix its tools/list, then restart it."),
+    (
+        r"tools/list failed",
+        "The handshake works, but the server cannot list its tools. Fix its tools/list, then restart it.",
+    ),
     (r"headers\.[^:]+: ", "Put the secret where headers in {file} say it is, for the runtime to see."),
     (r"HTTP status 40[13]", "The server refuses what the hall sends: look at headers in {file} and their secrets."),
     (r"HTTP status 404", "Nothing is served at that path: look at url in {file}, or serve /mcp."),
     (r"could not be reached|does not answer at http", "Look at url in {file}, and whether the server there runs."),
-    (r"signal SIGKILL", "It was killed from outside: by somebody, or by the system for want of memory."),
+    (r"signal SIGKILL", "Something outside the hall killed it: a person, or the system because memory ran out."),
     (r"exit code 0\b", "It ended, but a server runs until it is stopped. Read its log."),
     (r"its process is gone", "Restart it. Should it happen again, read the runtime's log."),
     (r"does not answer on port", "It runs, but takes no connections any more: read its log, then restart it."),
@@ -133,7 +136,7 @@ _ADVICE_BY_TAIL = [
 def _remedy(facts: Facts, sentence: str, tail: str) -> str:
     match = _first(_ADVICE_BY_TAIL, tail, facts) or _first(_ADVICE, sentence, facts)
     advice = match or ("Read its log, fix it, then restart it." if tail else "Restart it.")
-    return _line(advice + ("" if facts.next_restart_at else " It is not tried again automatically."))
+    return _line(advice + ("" if facts.next_restart_at else " The hall does not try again automatically."))
 
 
 def _first(advice: list[tuple[str, str]], text: str, facts: Facts) -> str:

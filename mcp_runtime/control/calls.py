@@ -89,7 +89,7 @@ def why_arguments_unknown(call: Call) -> str:
     if mcp.CUT in call.arguments:
         return "its arguments were too long to be kept whole"
     if call.source == Call.Source.GATEWAY and not settings.GUILD_HALL_RECORD_BYTES:
-        return "arguments of calls through the gateway are not kept here"
+        return "arguments of calls through the gateway are not stored in the database"
     return ""
 
 

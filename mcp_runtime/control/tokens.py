@@ -70,7 +70,7 @@ def _scope(new: NewToken, maker: Principal) -> tuple[list[GuildMember], list[Too
         for name in new.members:
             _require_reach(maker, name)
             if maker.tools is not None:
-                raise NotAllowedError("A token for some tools cannot make one for a whole member.")
+                raise NotAllowedError("A token for some tools cannot create a token for a whole member.")
         return [find_member(name) for name in dict.fromkeys(new.members)], [], Token.Scope.MEMBERS
     if new.tools:
         return [], [_tool(maker, *pair) for pair in dict.fromkeys(new.tools)], Token.Scope.TOOLS
@@ -83,7 +83,9 @@ def _scope(new: NewToken, maker: Principal) -> tuple[list[GuildMember], list[Too
 
 def _require_reach(maker: Principal, member: str) -> None:
     if maker.members is not None and member not in maker.members:
-        raise NotAllowedError(f"A token cannot make one that opens more than itself: it does not open {member!r}.")
+        raise NotAllowedError(
+            f"A token cannot create a token with more access. This one gives no access to {member!r}."
+        )
     if member in maker.closed_members:
         raise UnknownMemberError(f"no member {member!r} is in the roster")
 
@@ -91,7 +93,7 @@ def _require_reach(maker: Principal, member: str) -> None:
 def _tool(maker: Principal, member: str, tool: str) -> Tool:
     _require_reach(maker, member)
     if maker.tools is not None and (member, tool) not in maker.tools:
-        raise NotAllowedError(f"A token cannot make one that opens more than itself: it does not open {tool!r}.")
+        raise NotAllowedError(f"A token cannot create a token with more access. This one gives no access to {tool!r}.")
     return find_tool(member, tool)
 
 
@@ -99,21 +101,21 @@ def _earlier(end: datetime | None, maker: Principal) -> datetime | None:
     if maker.expires_at is None or end is None:
         return end or maker.expires_at
     if end > maker.expires_at:
-        raise NotAllowedError("A token cannot make one that lives longer than itself.")
+        raise NotAllowedError("A token cannot create a token that expires later.")
     return end
 
 
 def _limit(limit: TokenLimit, value: int | None, maker: Principal) -> int | None:
     """The value for the row. None means the default of all tokens, and 0 means no limit."""
     if value is not None and value < limit.minimum:
-        raise RequestRefusedError(f"a token with {value} {limit.words} opens nothing; give {limit.minimum} or more")
+        raise RequestRefusedError(f"a token with {value} {limit.words} allows no call; give {limit.minimum} or more")
     makers: int = getattr(maker.limits, limit.name)
     if not makers:
         return value
     if value is None:
         return None if limit.default and limit.default <= makers else makers
     if value == 0 or value > makers:
-        raise NotAllowedError(f"A token cannot make one that may do more than itself: it has {makers} {limit.words}.")
+        raise NotAllowedError(f"A token cannot create a token with higher limits. This one has {makers} {limit.words}.")
     return value
 
 

@@ -22,8 +22,12 @@ from roster.models import Token
 class AgentConfigFilters(serializers.Serializer[Any]):
     """`for` is a keyword of Python, so the field is added below."""
 
-    members = serializers.CharField(required=False, default="", help_text="Names, separated by commas; none: all.")
-    direct = serializers.BooleanField(required=False, default=False, help_text="Each member's own endpoint.")
+    members = serializers.CharField(
+        required=False, default="", help_text="Names separated by commas. If empty, all members."
+    )
+    direct = serializers.BooleanField(
+        required=False, default=False, help_text="Connect to the endpoint of each member, not to the gateway."
+    )
 
     def get_fields(self) -> dict[str, Any]:
         return {"for": _for_field(), **super().get_fields()}
@@ -49,15 +53,15 @@ def _for_field() -> serializers.ChoiceField:
 
 class CostSerializer(serializers.Serializer[Any]):
     tools = serializers.IntegerField()
-    characters = serializers.IntegerField(help_text="Of their definitions as JSON.")
+    characters = serializers.IntegerField(help_text="The length of their definitions as JSON.")
     tokens = serializers.IntegerField(help_text="An estimate: characters divided by 4.")
 
 
 class AgentConfigSerializer(serializers.Serializer[Any]):
-    place = serializers.CharField(help_text="The file of the client for it.")
-    config = serializers.CharField(help_text="The text for this file, word for word.")
-    token = TokenSerializer(allow_null=True, help_text="The token that was made for it, and stands in `config`.")
-    cost = CostSerializer(help_text="What the definitions of all the tools take of an agent's context.")
+    place = serializers.CharField(help_text="The client's file for this text.")
+    config = serializers.CharField(help_text="The text for this file.")
+    token = TokenSerializer(allow_null=True, help_text="The token that was created for it. `config` contains it.")
+    cost = CostSerializer(help_text="The part of a model's context that the definitions of all the tools take.")
     cost_by_member = serializers.DictField(child=CostSerializer())
 
 

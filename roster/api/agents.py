@@ -48,23 +48,29 @@ BATCH = 100
 
 
 class NewAgentSerializer(Strict):
-    members = serializers.ListField(child=serializers.CharField(), help_text="Whose tools the agent may use.")
-    name = serializers.CharField(required=False, default="", help_text="Made up when left out.")
-    direct = serializers.BooleanField(
-        required=False, default=False, help_text="The agent calls the members' own endpoints, not the gateway."
+    members = serializers.ListField(
+        child=serializers.CharField(), help_text="The agent can use the tools of these members."
     )
-    model = serializers.CharField(required=False, default="", max_length=100, help_text="The Agent SDK's choice.")
+    name = serializers.CharField(required=False, default="", help_text="If it is missing, the hall chooses a name.")
+    direct = serializers.BooleanField(
+        required=False, default=False, help_text="The agent calls the endpoints of the members, not the gateway."
+    )
+    model = serializers.CharField(
+        required=False, default="", max_length=100, help_text="If empty, the Agent SDK chooses the model."
+    )
 
 
 class NewMessageSerializer(Strict):
     prompt = serializers.CharField(trim_whitespace=False)
     timeout = serializers.FloatField(
-        required=False, min_value=1, max_value=MAX_TIMEOUT, help_text="Seconds the run may take in total."
+        required=False, min_value=1, max_value=MAX_TIMEOUT, help_text="The maximum duration of the run in seconds."
     )
 
 
 class EventFilters(Strict):
-    after = serializers.IntegerField(required=False, min_value=0, max_value=2**62, help_text="The last id you have.")
+    after = serializers.IntegerField(
+        required=False, min_value=0, max_value=2**62, help_text="The last id that you received."
+    )
 
 
 class MessageErrorSerializer(serializers.Serializer[Any]):
@@ -79,15 +85,15 @@ class MessageSerializer(serializers.Serializer[AgentMessage]):
     prompt = serializers.CharField()
     status = serializers.ChoiceField(choices=AgentMessage.Status.choices)
     source = serializers.ChoiceField(choices=Call.Source.choices)  # type: ignore[assignment]
-    requester = serializers.CharField(help_text="Who asked, in words, as of then.")
+    requester = serializers.CharField(help_text="The names of the user and the token when the message was sent.")
     queued_at = serializers.DateTimeField()
     started_at = serializers.DateTimeField(allow_null=True)
     finished_at = serializers.DateTimeField(allow_null=True)
     cancel_requested_at = serializers.DateTimeField(allow_null=True)
-    timeout = serializers.FloatField(help_text="Seconds it may take in total.")
-    result = serializers.CharField(help_text="The agent's last word.")
-    usage = serializers.DictField(help_text="Turns, tokens, cost and time, as the SDK tells them.")
-    error = serializers.SerializerMethodField(help_text="Why it failed; null when it did not.")
+    timeout = serializers.FloatField(help_text="The maximum duration in seconds.")
+    result = serializers.CharField(help_text="The last text of the agent.")
+    usage = serializers.DictField(help_text="Turns, tokens, cost and time, as the Agent SDK reports them.")
+    error = serializers.SerializerMethodField(help_text="The error, if it failed. Otherwise null.")
     agent_url = serializers.SerializerMethodField()
 
     @extend_schema_field(MessageErrorSerializer(allow_null=True))
@@ -105,9 +111,11 @@ class AgentSerializer(serializers.Serializer[Agent]):
     members = serializers.SerializerMethodField()
     direct = serializers.BooleanField()
     model = serializers.CharField()
-    creator = serializers.CharField(help_text="Who made it, in words, as of then.")
+    creator = serializers.CharField(help_text="The names of the user and the token when the agent was created.")
     created_at = serializers.DateTimeField()
-    sdk_session_id = serializers.CharField(help_text="What the Agent SDK resumes; empty before the first run.")
+    sdk_session_id = serializers.CharField(
+        help_text="The session that the Agent SDK resumes. Empty before the first run."
+    )
     url = serializers.SerializerMethodField()
 
     def get_members(self, agent: Agent) -> list[str]:
@@ -133,7 +141,9 @@ class EventSerializer(serializers.Serializer[AgentEvent]):
 
 class TranscriptSerializer(serializers.Serializer[Any]):
     events = EventSerializer(many=True)
-    more = serializers.BooleanField(help_text="More is there, or may come: ask again with the last id as `after`.")
+    more = serializers.BooleanField(
+        help_text="There are more events, or more may follow. Repeat the request with the last id as `after`."
+    )
 
 
 # Views ------------------------------------------------------------------------------------------------------------

@@ -22,12 +22,12 @@ class ErrorSerializer(serializers.Serializer[Any]):
 
     error = serializers.CharField(help_text="A sentence for people.")
     code = serializers.CharField(help_text="A word for programs.")
-    path = serializers.CharField(required=False, help_text="Refused arguments: the place.")
-    reason = serializers.CharField(required=False, help_text="Refused arguments: what is wrong there.")
+    path = serializers.CharField(required=False, help_text="The place of the fault in the arguments.")
+    reason = serializers.CharField(required=False, help_text="The fault at this place.")
     faults = serializers.DictField(
         child=serializers.ListField(child=serializers.CharField()),
         required=False,
-        help_text="Refused fields: sentences.",
+        help_text="The faults of each field, as sentences.",
     )
 
 

@@ -43,7 +43,7 @@ MAX_LINES = 5000
 
 class RuntimeSerializer(serializers.Serializer[Any]):
     alive = serializers.BooleanField()
-    holder = serializers.CharField(allow_null=True, help_text="Which process on which host.")
+    holder = serializers.CharField(allow_null=True, help_text="The process and its host.")
 
 
 def visible_row(row: GuildMember, principal: Principal, *, runtime_is_alive: bool) -> GuildMember:
@@ -59,13 +59,14 @@ class MemberSerializer(serializers.ModelSerializer[GuildMember]):
     """A member in lists."""
 
     title = serializers.CharField()
-    error = serializers.CharField(help_text="Why it does not run; its last lines for who may read its log.")
+    error = serializers.CharField(help_text="Why it does not run. If you may read its log, also its last lines.")
     progress = serializers.CharField(
-        source="start_progress", help_text="How long it has been starting and what it wrote last; else empty."
+        source="start_progress",
+        help_text="The time since its start began, and its last output. Empty if it is not starting.",
     )
     warnings = serializers.ListField(child=serializers.CharField(), source="all_warnings")
     port = serializers.SerializerMethodField()
-    endpoint = serializers.SerializerMethodField(help_text="The member's own MCP endpoint, of a remote server too.")
+    endpoint = serializers.SerializerMethodField(help_text="The MCP endpoint of the member, also of a remote server.")
     url = serializers.SerializerMethodField()
 
     class Meta:
@@ -100,24 +101,24 @@ class MemberSerializer(serializers.ModelSerializer[GuildMember]):
 
 
 class ManifestSerializer(serializers.Serializer[dict[str, Any]]):
-    """guild-member.json as it was last read without a fault. Of the environment only the names: values may be keys."""
+    """The last valid content of guild-member.json. Of the environment only the names, because values may be keys."""
 
-    transport = serializers.CharField(default="http", help_text="How the server speaks MCP.")
-    command = serializers.CharField(help_text="Empty for a remote server: that has a url.")
+    transport = serializers.CharField(default="http", help_text="The transport of the server.")
+    command = serializers.CharField(help_text="Empty for a remote server, which has a url.")
     args = serializers.ListField(child=serializers.CharField())
-    env = serializers.SerializerMethodField(help_text="Names only.")
+    env = serializers.SerializerMethodField(help_text="Only the names.")
     url = serializers.CharField(default="")
-    headers = serializers.DictField(
-        child=serializers.CharField(), default=dict, help_text="With references in the place of secrets."
-    )
+    headers = serializers.DictField(child=serializers.CharField(), default=dict, help_text="Secrets are references.")
     enabled = serializers.BooleanField()
-    start_timeout = serializers.FloatField(allow_null=True, help_text="Seconds; null: as the guide for members says.")
-    timeout = serializers.FloatField(help_text="Seconds a tool call may take.")
-    tool_timeouts = serializers.DictField(child=serializers.FloatField(), help_text="Seconds, by tool.")
+    start_timeout = serializers.FloatField(allow_null=True, help_text="Seconds. If null, the default.")
+    timeout = serializers.FloatField(help_text="The maximum duration of a call in seconds.")
+    tool_timeouts = serializers.DictField(
+        child=serializers.FloatField(), help_text="The maximum duration of a call in seconds, by tool."
+    )
     restart = serializers.ChoiceField(choices=["on-failure", "never"])
     unresponsive = serializers.ChoiceField(choices=["show", "restart"], default="show")
-    max_concurrency = serializers.IntegerField(help_text="Calls that run in it at the same time.")
-    protocol_version = serializers.CharField(default="", help_text="Of a server that knows no handshake.")
+    max_concurrency = serializers.IntegerField(help_text="The maximum number of concurrent calls.")
+    protocol_version = serializers.CharField(default="", help_text="The version of a server without a handshake.")
 
     def get_env(self, manifest: dict[str, Any]) -> list[str]:
         return sorted(manifest.get("env", {}))
@@ -212,7 +213,7 @@ class MemberView(HallView):
 
 class VerbOptions(serializers.Serializer[Any]):
     force = serializers.BooleanField(
-        required=False, default=False, help_text="Stop, restart or disable even what an agent needs."
+        required=False, default=False, help_text="Stop, restart or disable the member even if an agent needs it."
     )
 
 
@@ -300,7 +301,9 @@ class RosterView(HallView):
 
 
 class LogFilters(serializers.Serializer[Any]):
-    lines = serializers.IntegerField(default=200, min_value=1, max_value=MAX_LINES, help_text="Of the end.")
+    lines = serializers.IntegerField(
+        default=200, min_value=1, max_value=MAX_LINES, help_text="The number of lines from the end."
+    )
 
 
 class LogSerializer(serializers.Serializer[Any]):
@@ -321,7 +324,8 @@ class MemberLogsView(HallView):
 
 class StatusChangeSerializer(serializers.ModelSerializer[StatusChange]):
     signal = serializers.CharField(
-        source="signal_name", help_text="SIGKILL for exit code -9; empty when there was none."
+        source="signal_name",
+        help_text="The signal that ended the process, for example SIGKILL for exit code -9. Otherwise empty.",
     )
 
     class Meta:

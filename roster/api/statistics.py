@@ -19,10 +19,10 @@ class StatisticsFilters(serializers.Serializer[Any]):
     span = serializers.ChoiceField(
         choices=SPANS,
         default=SPANS[0],
-        help_text="60 points of a minute, 96 of a quarter of an hour, or 168 of an hour; the last is not over.",
+        help_text="60 points of one minute, 96 of 15 minutes, or 168 of one hour. The last point is not complete.",
     )
     tool = serializers.CharField(
-        required=False, default="", max_length=255, help_text="Of this tool alone; without, of all of the member."
+        required=False, default="", max_length=255, help_text="Only this tool. If empty, all tools of the member."
     )
 
 
@@ -32,16 +32,16 @@ class PointSerializer(serializers.Serializer[Any]):
     begins_at = serializers.DateTimeField()
     calls = serializers.IntegerField()
     failed = serializers.IntegerField()
-    p50 = serializers.FloatField(allow_null=True, help_text="Half of the calls took so long at most, to a fifth.")
-    p95 = serializers.FloatField(allow_null=True, help_text="95 of 100 took so long at most, to a fifth.")
+    p50 = serializers.FloatField(allow_null=True, help_text="The median duration, accurate to 20 %.")
+    p95 = serializers.FloatField(allow_null=True, help_text="The 95th percentile of durations, accurate to 20 %.")
     mean = serializers.FloatField(allow_null=True)
 
 
 class StatisticsSerializer(serializers.Serializer[Any]):
     span = serializers.CharField()
-    seconds = serializers.IntegerField(help_text="That each point stands for.")
-    total = PointSerializer(help_text="All of them together.")
-    points = PointSerializer(many=True, help_text="Oldest first, those without calls too.")
+    seconds = serializers.IntegerField(help_text="The length of each point in seconds.")
+    total = PointSerializer(help_text="All points together.")
+    points = PointSerializer(many=True, help_text="Oldest first. Points without calls are included.")
 
 
 class MemberStatisticsView(HallView):

@@ -41,7 +41,9 @@ class NewTokenSerializer(Strict):
     tools = serializers.ListField(
         child=serializers.CharField(), required=False, default=list, help_text="Each as MEMBER/TOOL."
     )
-    expires_at = serializers.DateTimeField(required=False, allow_null=True, default=None, help_text="null: never.")
+    expires_at = serializers.DateTimeField(
+        required=False, allow_null=True, default=None, help_text="If null, the token does not expire."
+    )
 
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
         return super().get_fields() | {limit.name: _limit_field(limit) for limit in Token.LIMITS}
@@ -57,8 +59,8 @@ class TokenSerializer(serializers.ModelSerializer[Token]):
     """A token's row, without the token itself. Prefetch its members and tools."""
 
     state = serializers.ChoiceField(choices=["good", "expired", "revoked"])
-    members = serializers.SerializerMethodField(help_text="Where the scope is some members.")
-    tools = serializers.SerializerMethodField(help_text="Where the scope is some tools: each as MEMBER/TOOL.")
+    members = serializers.SerializerMethodField(help_text="The members, if the scope is `members`.")
+    tools = serializers.SerializerMethodField(help_text="The tools as MEMBER/TOOL, if the scope is `tools`.")
     url = serializers.SerializerMethodField()
 
     class Meta:
@@ -90,7 +92,7 @@ class TokenSerializer(serializers.ModelSerializer[Token]):
 
 
 class MadeTokenSerializer(TokenSerializer):
-    token = serializers.CharField(help_text="The token itself. It is not shown again.")
+    token = serializers.CharField(help_text="The token. The hall does not store it and cannot show it again.")
 
     class Meta(TokenSerializer.Meta):
         fields = [*TokenSerializer.Meta.fields, "token"]

@@ -48,7 +48,7 @@ class ToolSerializer(serializers.ModelSerializer[Tool]):
     description = serializers.CharField()
     input_schema = WrittenObject(source="definition.input_schema")
     output_schema = WrittenObject(source="definition.output_schema", allow_null=True)
-    timeout = serializers.SerializerMethodField(help_text="Seconds a call may take in total.")
+    timeout = serializers.SerializerMethodField(help_text="The maximum duration of a call in seconds.")
     url = serializers.SerializerMethodField()
     invoke_url = serializers.SerializerMethodField()
 
@@ -88,7 +88,7 @@ class ToolSerializer(serializers.ModelSerializer[Tool]):
 
 
 class ToolDetailSerializer(ToolSerializer):
-    definition = WrittenObject(source="definition.whole", help_text="Word for word as the member sent it.")
+    definition = WrittenObject(source="definition.whole", help_text="The tool as the member sent it.")
 
     class Meta(ToolSerializer.Meta):
         fields = [*ToolSerializer.Meta.fields, "definition"]
@@ -99,7 +99,7 @@ class ToolsSerializer(serializers.Serializer[Any]):
 
 
 class ToolFilters(serializers.Serializer[Any]):
-    switched_off = serializers.BooleanField(default=False, help_text="Show the tools that are switched off, too.")
+    switched_off = serializers.BooleanField(default=False, help_text="Also list disabled tools.")
 
 
 class ToolsView(HallView):

@@ -21,15 +21,19 @@ class Agent(models.Model):
         RUNNING = "running", "Running"  # an agent works
 
     name = models.CharField(max_length=100, unique=True)
-    members = models.ManyToManyField(GuildMember, related_name="agents", help_text="Whose tools it may use.")
-    direct = models.BooleanField(
-        default=False, help_text="The agent calls the members' own endpoints, not the gateway (REQ-MCP-HTTP-33)."
+    members = models.ManyToManyField(
+        GuildMember, related_name="agents", help_text="The agent can use the tools of these members."
     )
-    model = models.CharField(max_length=100, blank=True, help_text="Empty: the Agent SDK's own choice.")
+    direct = models.BooleanField(
+        default=False, help_text="The agent calls the endpoints of the members, not the gateway (REQ-MCP-HTTP-33)."
+    )
+    model = models.CharField(max_length=100, blank=True, help_text="If empty, the Agent SDK chooses the model.")
     created_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True, related_name="agents"
     )
-    creator = models.CharField(max_length=200, blank=True, help_text="Who made it, in words, as of then.")
+    creator = models.CharField(
+        max_length=200, blank=True, help_text="The names of the user and the token when the agent was created."
+    )
     # The id stays when the token is deleted, as for `AgentMessage.asked_with`.
     made_with = models.ForeignKey(
         "Token",
@@ -38,10 +42,10 @@ class Agent(models.Model):
         null=True,
         blank=True,
         related_name="made_agents",
-        help_text="The token that it was made with, if with any.",
+        help_text="The token with which the agent was created.",
     )
     created_at = models.DateTimeField(default=timezone.now)
-    sdk_session_id = models.CharField(max_length=100, blank=True, help_text="What the Agent SDK resumes.")
+    sdk_session_id = models.CharField(max_length=100, blank=True, help_text="The session that the Agent SDK resumes.")
 
     class Meta:
         ordering = ["-id"]
@@ -69,10 +73,12 @@ class AgentMessage(QueuedWork):
 
     agent = models.ForeignKey(Agent, on_delete=models.CASCADE, related_name="messages")
     prompt = models.TextField()
-    timeout = models.FloatField(help_text="Seconds the run may take in total.")
+    timeout = models.FloatField(help_text="The maximum duration of the run in seconds.")
     source = models.CharField(max_length=10, choices=Call.Source.choices)
     requested_by = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.SET_NULL, null=True, blank=True)
-    requester = models.CharField(max_length=200, blank=True, help_text="Who asked, in words, as of then.")
+    requester = models.CharField(
+        max_length=200, blank=True, help_text="The names of the user and the token when the message was sent."
+    )
     # The id stays when the token is deleted, so that the run never gets more rights than the token had.
     asked_with = models.ForeignKey(
         "Token",
@@ -81,7 +87,7 @@ class AgentMessage(QueuedWork):
         null=True,
         blank=True,
         related_name="asked_messages",
-        help_text="The token of who asked, if with any: revoked, it stops the run.",
+        help_text="The token with which the message was sent. If it is revoked, the run stops.",
     )
 
     token = models.ForeignKey(
@@ -89,11 +95,13 @@ class AgentMessage(QueuedWork):
         on_delete=models.SET_NULL,
         null=True,
         blank=True,
-        help_text="The agent's own, for as long as it runs.",
+        help_text="The token of the agent during the run.",
     )
 
-    result = models.TextField(blank=True, help_text="The agent's last word.")
-    usage = JsonField(default=dict, blank=True, help_text="Turns, tokens, cost and time, as the SDK tells them.")
+    result = models.TextField(blank=True, help_text="The last text of the agent.")
+    usage = JsonField(
+        default=dict, blank=True, help_text="Turns, tokens, cost and time, as the Agent SDK reports them."
+    )
     error_kind = models.CharField(max_length=20, choices=ErrorKind.choices, blank=True)
 
     class Meta:

@@ -66,7 +66,7 @@ class Call(QueuedWork):
     member = models.ForeignKey(GuildMember, on_delete=models.CASCADE, related_name="calls")
     tool_name = models.CharField(max_length=255)
     arguments = JsonField(default=dict)
-    timeout = models.FloatField(help_text="Seconds the call may take in total.")
+    timeout = models.FloatField(help_text="The maximum duration of the call in seconds.")
 
     source = models.CharField(max_length=10, choices=Source.choices)
     requested_by = models.ForeignKey(
@@ -76,14 +76,20 @@ class Call(QueuedWork):
     token = models.ForeignKey(
         "Token", on_delete=models.SET_NULL, null=True, blank=True, related_name="calls", db_index=False
     )
-    requester = models.CharField(max_length=400, blank=True, help_text="Who asked, in words, as of then.")
+    requester = models.CharField(
+        max_length=400, blank=True, help_text="The names of the user and the token when the call was made."
+    )
     idempotency_key = models.CharField(max_length=255, null=True, blank=True)
-    secret_paths = JsonField(default=list, help_text="Where arguments hold secrets, masked once it is over.")
+    secret_paths = JsonField(
+        default=list, help_text="The places of secrets in the arguments. The hall masks them when the call ends."
+    )
 
-    progress = JsonField(null=True, blank=True, help_text="What the member last said of it: progress, total, message.")
-    result = JsonField(null=True, blank=True, help_text="The tool's result as MCP gives it, isError included.")
+    progress = JsonField(
+        null=True, blank=True, help_text="The last progress that the member reported: progress, total, message."
+    )
+    result = JsonField(null=True, blank=True, help_text="The result of the tool as in MCP, with isError.")
     error_kind = models.CharField(max_length=20, choices=ErrorKind.choices, blank=True)
-    error_code = models.IntegerField(null=True, blank=True, help_text="Of a JSON-RPC error object.")
+    error_code = models.IntegerField(null=True, blank=True, help_text="The code of the JSON-RPC error.")
     error_data = JsonField(null=True, blank=True)
 
     class Meta:
@@ -130,13 +136,13 @@ class CallRollup(models.Model):
     """Figures of calls of a tool or member that ended in one span of time. `mcp_runtime.calls.statistics` writes it."""
 
     member = models.ForeignKey(GuildMember, on_delete=models.CASCADE, db_index=False)
-    tool_name = models.CharField(max_length=255, help_text="Empty: all tools of the member together.")
-    seconds = models.PositiveIntegerField(help_text="For how long it stands: a minute, a quarter, an hour.")
+    tool_name = models.CharField(max_length=255, help_text="If empty, the figures of all tools of the member.")
+    seconds = models.PositiveIntegerField(help_text="The length of the time span: 60, 900 or 3600 seconds.")
     begins = models.PositiveBigIntegerField(help_text="Unix time, a multiple of `seconds`.")
     calls = models.PositiveBigIntegerField()
     failed = models.PositiveBigIntegerField()
-    took = models.FloatField(help_text="Seconds, of all the calls together.")
-    slots = JsonField(help_text="How many took how long: counts by place on a logarithmic scale.")
+    took = models.FloatField(help_text="The durations of all the calls together, in seconds.")
+    slots = JsonField(help_text="The number of calls by duration, on a logarithmic scale.")
 
     class Meta:
         constraints = [
@@ -159,7 +165,7 @@ class Preset(models.Model):
     tool = models.ForeignKey(Tool, on_delete=models.CASCADE, related_name="presets", db_index=False)
     name = models.CharField(max_length=MAX_NAME)
     arguments = JsonField(default=dict)
-    left_out = JsonField(default=list, help_text="Where secrets were that it does not hold, in words.")
+    left_out = JsonField(default=list, help_text="The places of secrets that it does not contain, as text.")
     updated_at = models.DateTimeField(auto_now=True)
 
     class Meta:

@@ -22,18 +22,14 @@ class Hall(models.Model):
     lease_host = models.CharField(max_length=255, blank=True)
     lease_pid = models.PositiveIntegerField(null=True)
     lease_runtime = models.CharField(
-        max_length=100, blank=True, help_text="pid.started.namespace.boot: tells the process from every other one."
+        max_length=100, blank=True, help_text="pid.start.namespace.boot, which no other process has."
     )
     lease_taken_at = models.DateTimeField(null=True)
     heartbeat_at = models.DateTimeField(null=True)
-    access_version = models.BigIntegerField(
-        default=0, help_text="Another number whenever something changed that decides who may do or see what."
-    )
-    agent_problem = models.TextField(
-        blank=True, help_text="What the runtime lacks to run agents, if it lacks anything."
-    )
+    access_version = models.BigIntegerField(default=0, help_text="Changes with every change of rights.")
+    agent_problem = models.TextField(blank=True, help_text="Why the runtime cannot run agents. Empty if it can.")
     rolled_up_until = models.DateTimeField(
-        null=True, help_text="Calls that ended before are in the rollups (CallRollup)."
+        null=True, help_text="Calls that ended before this time are in the rollups (CallRollup)."
     )
 
     class Meta:

@@ -30,18 +30,22 @@ class GuildMember(models.Model):
     name = models.CharField(max_length=64, unique=True)
 
     # What the folder says. Written by mcp_runtime.members.discovery.
-    directory = models.CharField(max_length=1000, help_text="Relative to the members folder.")
-    manifest = JsonField(default=dict, help_text="guild-member.json as it was last read without a fault.")
-    manifest_error = models.TextField(blank=True, help_text="Why guild-member.json cannot be used, if it cannot.")
+    directory = models.CharField(max_length=1000, help_text="The path relative to the members folder.")
+    manifest = JsonField(default=dict, help_text="The last valid content of guild-member.json.")
+    manifest_error = models.TextField(blank=True, help_text="Why guild-member.json cannot be used. Empty if it can.")
     manifest_warnings = JsonField(default=list, blank=True)
     display_name = models.CharField(max_length=200, blank=True)
     version = models.CharField(max_length=100, blank=True)
     description = models.TextField(blank=True)
-    server_url = models.CharField(max_length=2048, blank=True, help_text="Of a remote server.")
-    removed_at = models.DateTimeField(null=True, blank=True, help_text="When its folder was found to be gone.")
+    server_url = models.CharField(max_length=2048, blank=True, help_text="The address of a remote server.")
+    removed_at = models.DateTimeField(
+        null=True, blank=True, help_text="The time when the hall noticed that the folder is gone."
+    )
 
     # The desired state. Written through mcp_runtime.control.
-    enabled = models.BooleanField(default=True, help_text="May run at all; calls to a disabled member are refused.")
+    enabled = models.BooleanField(
+        default=True, help_text="A disabled member does not run, and calls to it are refused."
+    )
     desired_state = models.CharField(max_length=10, choices=DesiredState.choices, default=DesiredState.RUNNING)
     restart_requested_at = models.DateTimeField(null=True, blank=True)
     refresh_requested_at = models.DateTimeField(null=True, blank=True)
@@ -50,11 +54,11 @@ class GuildMember(models.Model):
         through="MemberGroup",
         related_name="guild_members",
         blank=True,
-        help_text="With groups it is there for their users (and superusers) alone; without, for everybody allowed.",
+        help_text="If a member has groups, only their users and superusers can use it.",
     )
 
     # In `last_error`, between the sentence and the member's last lines.
-    TAIL_MARK = ". It wrote last:\n"
+    TAIL_MARK = ". Last output:\n"
 
     # The observed state. mcp_runtime.members.status writes it when the status changes. Between two changes other
     # modules of mcp_runtime.members write some of it:
@@ -66,20 +70,28 @@ class GuildMember(models.Model):
     status = models.CharField(max_length=20, choices=Status.choices, default=Status.DISCONNECTED)
     status_changed_at = models.DateTimeField(default=timezone.now)
     last_error = models.TextField(blank=True)
-    progress = models.CharField(max_length=200, blank=True, help_text="While it is starting, what it wrote last.")
+    progress = models.CharField(max_length=200, blank=True, help_text="The last output of the member during its start.")
     no_answer_since = models.DateTimeField(
-        null=True, blank=True, help_text="When the first call was sent that nobody answered, nor any later one."
+        null=True, blank=True, help_text="The time of the first call without a response, if no later call got one."
     )
-    warnings = JsonField(default=list, blank=True, help_text="Of the running process, e.g. where it listens.")
+    warnings = JsonField(
+        default=list, blank=True, help_text="Warnings about the running process, for example about its address."
+    )
     pid = models.PositiveIntegerField(null=True, blank=True)
-    last_port = models.PositiveIntegerField(null=True, blank=True, help_text="Given again when it is free.")
-    exit_code = models.IntegerField(null=True, blank=True, help_text="Of the last exit; -9 is signal 9.")
+    last_port = models.PositiveIntegerField(
+        null=True, blank=True, help_text="The next start uses this port again if it is free."
+    )
+    exit_code = models.IntegerField(
+        null=True, blank=True, help_text="The exit code of the last process. -9 means signal 9."
+    )
     started_at = models.DateTimeField(null=True, blank=True)
     protocol_version = models.CharField(max_length=20, blank=True)
     server_info = JsonField(default=dict, blank=True)
     capabilities = JsonField(default=dict, blank=True)
     instructions = models.TextField(blank=True)
-    restarts = models.PositiveIntegerField(default=0, help_text="Tries in a row since it was last stable.")
+    restarts = models.PositiveIntegerField(
+        default=0, help_text="The number of restarts since the member was last stable."
+    )
     restarts_total = models.PositiveIntegerField(default=0)
     next_restart_at = models.DateTimeField(null=True, blank=True)
 
@@ -208,10 +220,10 @@ class StatusChange(models.Model):
     member = models.ForeignKey(GuildMember, on_delete=models.CASCADE, related_name="status_changes")
     old = models.CharField(max_length=20, choices=GuildMember.Status.choices)
     new = models.CharField(max_length=20, choices=GuildMember.Status.choices)
-    cause = models.CharField(max_length=40, help_text="In a word or two: start, stop, exit, handshake...")
+    cause = models.CharField(max_length=40, help_text="The cause in one or two words: start, stop, exit, handshake...")
     message = models.TextField(blank=True)
-    exit_code = models.IntegerField(null=True, blank=True, help_text="-9 is signal 9.")
-    log_tail = models.TextField(blank=True, help_text="The last lines the member wrote.")
+    exit_code = models.IntegerField(null=True, blank=True, help_text="-9 means signal 9.")
+    log_tail = models.TextField(blank=True, help_text="The last lines of the member's output.")
     created_at = models.DateTimeField(default=timezone.now)
 
     class Meta:
@@ -240,11 +252,11 @@ class Tool(models.Model):
 
     member = models.ForeignKey(GuildMember, on_delete=models.CASCADE, related_name="tools")
     name = models.CharField(max_length=255)
-    position = models.PositiveIntegerField(default=0, help_text="In the member's own order.")
-    definition = JsonField(default=dict, help_text="Word for word as the member sent it.")
-    schema_error = models.TextField(blank=True, help_text="Why arguments are not validated, if they are not.")
-    listed = models.BooleanField(default=True, help_text="Was in the member's last tools/list.")
-    enabled = models.BooleanField(default=True, help_text="Switched off: hidden from lists, refused everywhere.")
+    position = models.PositiveIntegerField(default=0, help_text="The place of the tool in the member's list.")
+    definition = JsonField(default=dict, help_text="The tool as the member sent it.")
+    schema_error = models.TextField(blank=True, help_text="Why arguments are not validated. Empty if they are.")
+    listed = models.BooleanField(default=True, help_text="The tool was in the member's last tools/list.")
+    enabled = models.BooleanField(default=True, help_text="A disabled tool is in no list, and nobody can call it.")
 
     class Meta:
         ordering = ["member", "position"]

@@ -58,7 +58,7 @@ CALLS_PER_MINUTE = TokenLimit(
     setting="GUILD_HALL_CALLS_PER_MINUTE",
     minimum=0,
     maximum=1_000_000,
-    help_text="0 is no limit; empty is that of GUILD_HALL_CALLS_PER_MINUTE.",
+    help_text="0 means no limit. If empty, GUILD_HALL_CALLS_PER_MINUTE applies.",
 )
 MAX_IN_FLIGHT = TokenLimit(
     name="max_in_flight",
@@ -66,7 +66,7 @@ MAX_IN_FLIGHT = TokenLimit(
     setting="GUILD_HALL_MAX_IN_FLIGHT",
     minimum=1,
     maximum=100_000,
-    help_text="Calls that may be under way at the same time; empty is GUILD_HALL_MAX_IN_FLIGHT.",
+    help_text="The maximum number of concurrent calls. If empty, GUILD_HALL_MAX_IN_FLIGHT applies.",
 )
 
 
@@ -74,11 +74,11 @@ class Token(models.Model):
     """A user's key to the API and the gateway. Only its SHA-256 is stored, because a random token needs no slow hash.
 
     It has the rights of its user, narrowed by its scope. Only `scope` says which kind of scope it is. So a token whose
-    last member left the hall opens nothing, not everything.
+    last member left the hall gives no access, not access to everything.
     """
 
     class Scope(models.TextChoices):
-        ALL = "all", "Everything its user may"
+        ALL = "all", "Everything"
         MEMBERS = "members", "Some members"  # `members` says which
         TOOLS = "tools", "Some tools"  # `tools` says which; nothing else of their members
 
@@ -88,13 +88,21 @@ class Token(models.Model):
     PREFIX = "gh_"
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="tokens")
-    name = models.CharField(max_length=100, blank=True, help_text="What it is for, to tell it from others.")
+    name = models.CharField(
+        max_length=100, blank=True, help_text="The purpose of the token, such as the name of its client."
+    )
     digest = models.CharField(max_length=64, unique=True, editable=False)
-    hint = models.CharField(max_length=12, editable=False, help_text="How the token begins, to tell it from others.")
+    hint = models.CharField(max_length=12, editable=False, help_text="The first characters of the token.")
     created_at = models.DateTimeField(default=timezone.now, editable=False)
-    expires_at = models.DateTimeField(null=True, blank=True, help_text="From then on it opens nothing; empty: never.")
+    expires_at = models.DateTimeField(
+        null=True,
+        blank=True,
+        help_text="The token gives no access from this time on. Leave it empty for a token that does not expire.",
+    )
     revoked_at = models.DateTimeField(null=True, blank=True, editable=False)
-    last_used_at = models.DateTimeField(null=True, blank=True, editable=False, help_text="To the minute.")
+    last_used_at = models.DateTimeField(
+        null=True, blank=True, editable=False, help_text="The minute of the last request with the token."
+    )
     made_with = models.ForeignKey(
         "self",
         on_delete=models.CASCADE,
@@ -102,7 +110,7 @@ class Token(models.Model):
         blank=True,
         editable=False,
         related_name="made_tokens",
-        help_text="The token that it was made with, if with any: it ends with that one.",
+        help_text="The token that created this token. If that token is revoked, this one is revoked too.",
     )
     scope = models.CharField(max_length=10, choices=Scope.choices, default=Scope.ALL)
     members = models.ManyToManyField(GuildMember, blank=True, related_name="tokens")

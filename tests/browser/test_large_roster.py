@@ -37,7 +37,7 @@ members = GuildMember.objects.bulk_create(
         name=f"member-{{number:03}}", directory=f"member-{{number:03}}", display_name=f"Member {{number}}",
         description="One of many, with something to say of itself that takes a sentence or two. " * 2,
         status=["connected", "connected", "connected", "error", "disconnected"][number % 5],
-        last_error="ended with exit code 3. It wrote last: something went wrong in a way that takes a line to tell",
+        last_error="ended with exit code 3. Last output: something went wrong in a way that takes a line to tell",
         protocol_version="2025-06-18", server_url="http://127.0.0.1:9/mcp",
     )
     for number in range({MEMBERS})

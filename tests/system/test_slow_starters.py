@@ -70,6 +70,6 @@ def test_a_member_that_failed_often_is_tried_on_every_few_minutes_and_everybody_
     row = eventually(lambda: GuildMember.objects.filter(status="error", restarts=6).first())
     assert row.next_restart_at - row.status_changed_at == pytest.approx(timedelta(minutes=5), abs=timedelta(seconds=1))
     assert "it failed 6 times in a row, and is tried every 5 minutes" in errors("one")[-1]
-    assert f"next try at {row.next_restart_at:%H:%M:%S} UTC" in hall.manage("roster").stdout
+    assert f"next restart at {row.next_restart_at:%H:%M:%S} UTC" in hall.manage("roster").stdout
     GuildMember.objects.update(next_restart_at="2020-01-01T00:00Z")
     eventually(lambda: GuildMember.objects.filter(status="error", restarts=7).exists())

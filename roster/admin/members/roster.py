@@ -65,7 +65,7 @@ class Card:
 
     @property
     def host(self) -> str:
-        """Of a remote server."""
+        """The address of a remote server."""
         return urlsplit(self.member.server_url).netloc.rpartition("@")[2]
 
     @property

@@ -39,10 +39,12 @@ class Command(HallCommand):
                 new_token = NewToken(options["client"], options["members"], expires_at=options["expires"])
                 row, token = make_token(user, new_token, maker=principal)
                 entries = agent_config.gateway_entries(options["members"], token)
-                self.stderr.write(f"Made a token for {user.get_username()}, {row.hint}...; it is not shown again.")
+                self.stderr.write(
+                    f"Created a token for {user.get_username()}, {row.hint}...; the hall cannot show it again."
+                )
         except (AccessError, RequestRefusedError) as refusal:
             raise CommandError(str(refusal)) from refusal
-        self.stderr.write(f"It belongs into: {FORMATS[options['client']].place}")
+        self.stderr.write(f"Add this to: {FORMATS[options['client']].place}")
         self.stderr.write(_costs(agent_config.costs(principal, members, direct=options["direct"])))
         self.stdout.write(FORMATS[options["client"]].write(entries))
 

@@ -43,5 +43,5 @@ class Command(HallCommand):
         except (AccessError, RequestRefusedError) as refusal:
             raise CommandError(str(refusal)) from refusal
         until = f", good until {row.expires_at:%Y-%m-%d %H:%M} UTC" if row.expires_at else ""
-        self.stdout.write(f"A token for {user.get_username()}{until}; it is not shown again:")
+        self.stdout.write(f"A token for {user.get_username()}{until}; the hall cannot show it again:")
         self.stdout.write(token)

@@ -63,7 +63,7 @@ def _facts(member: GuildMember) -> dict[str, Any]:
 def _row(fact: dict[str, Any], silence: str) -> list[str]:
     detail = one_line(fact["error"] or fact["progress"] or silence, ERROR_LENGTH)
     if next_try := fact["next_restart_at"]:
-        detail += f"; next try at {next_try:%H:%M:%S} UTC"
+        detail += f"; next restart at {next_try:%H:%M:%S} UTC"
     return [
         fact["name"],
         fact["status"],

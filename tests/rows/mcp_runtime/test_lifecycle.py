@@ -152,7 +152,7 @@ def test_a_start_that_fails_is_an_error_with_the_reason_and_leaves_nothing(
 def test_what_it_wrote_last_is_quoted_and_kept_with_the_change(stage: Stage) -> None:
     member = stage.add("anna", "exit=3")
     stage.lifecycle.start(member.pk)
-    assert row(member).last_error.endswith(". It wrote last:\ncannot go on")
+    assert row(member).last_error.endswith(". Last output:\ncannot go on")
     change = last_change(member)
     assert (change.exit_code, change.log_tail) == (3, "cannot go on")
     assert row(member).exit_code == 3
@@ -427,7 +427,7 @@ def test_a_member_that_failed_often_is_tried_on_slowly_and_its_error_says_so(sta
         assert (found.next_restart_at - found.status_changed_at > timedelta(minutes=4)) is is_slow
         said = f"(it failed {failures} times in a row, and is tried every 5 minutes)"
         assert (said in found.last_error, said in last_change(member).message) == (is_slow, is_slow)
-    assert found.last_error.endswith("). It wrote last:\ncannot go on")
+    assert found.last_error.endswith("). Last output:\ncannot go on")
 
 
 def test_the_next_try_is_due_after_the_delay(stage: Stage) -> None:

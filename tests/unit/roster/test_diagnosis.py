@@ -68,12 +68,12 @@ def test_a_faulty_manifest_is_told_without_a_runtime_too() -> None:
         (NoFreePortError(20000, 20001), "GUILD_HALL_PORT_RANGE"),
         (NotListeningError(5), "${PORT} in args or env"),
         (StartTimeoutError(5, "no complete answer within 5 s"), "does not answer initialize"),
-        ("tools/list failed: not an object", "fix its tools/list"),
+        ("tools/list failed: not an object", "Fix its tools/list"),
         ("headers.Authorization: environment variable KEY is not set", "Put the secret where headers in"),
         (HttpStatusError(401), "look at headers in"),
         (HttpStatusError(404), "Nothing is served at that path"),
         (ExitedEarlyError(0), "a server runs until it is stopped"),
-        (ExitedEarlyError(-9), "for want of memory"),
+        (ExitedEarlyError(-9), "memory ran out"),
         (ExitedEarlyError(3), "Restart it."),
     ],
 )
@@ -109,7 +109,7 @@ def test_an_exit_that_nobody_asked_for_is_told_without_the_members_name() -> Non
 
 
 def test_whether_it_is_tried_again_is_said() -> None:
-    assert "not tried again automatically" in certain("error", ExitedEarlyError(1)).remedy
+    assert "does not try again automatically" in certain("error", ExitedEarlyError(1)).remedy
     assert "not tried again" not in certain("error", ExitedEarlyError(1), next_restart_at=SOON).remedy
 
 

@@ -139,12 +139,12 @@ def test_a_crash_is_told_with_its_cause_its_last_lines_and_what_to_do(page: Clie
     head = text_of(page.get(part_of(anna, "head")))
     assert "ended with exit code 3" in head
     assert "the disk is full" in head
-    assert "not tried again automatically" in head
+    assert "does not try again automatically" in head
     assert "exit code 3" in text_of(page.get(part_of(anna, "activity")))
 
     GuildMember.objects.update(next_restart_at=timezone.now() + timedelta(seconds=8))
     head = text_of(page.get(part_of(anna, "head")))
-    assert "not tried again automatically" not in head
+    assert "does not try again automatically" not in head
     assert "Next restart at" in head
 
 

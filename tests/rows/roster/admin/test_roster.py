@@ -122,7 +122,7 @@ def test_a_broken_member_says_why_what_it_wrote_last_and_what_to_do(page: Client
     make_member(
         "weather",
         status="error",
-        last_error=f"{error}. It wrote last:\n{tail}",
+        last_error=f"{error}. Last output:\n{tail}",
         next_restart_at=timezone.now() + timedelta(seconds=9),
     )
     text = roster(page)

@@ -299,7 +299,7 @@ def test_an_earlier_call_that_still_runs_shows_no_secret(page: Client, echo: Too
     [
         ({"arguments": {"guild-hall/cut": {"bytes": 9000, "beginning": "{"}}}, "were too long to be kept whole"),
         ({"arguments": {"guild-hall/cut": {"bytes": 9000}}, "secret_paths": [["text"]]}, "were too long to be kept"),
-        ({"arguments": {}, "source": "gateway"}, "are not kept here"),
+        ({"arguments": {}, "source": "gateway"}, "are not stored in the database"),
     ],
 )
 def test_arguments_that_were_not_kept_are_no_beginning_and_the_page_says_why(

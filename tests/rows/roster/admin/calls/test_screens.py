@@ -124,7 +124,7 @@ def test_gateway_calls_without_arguments_are_not_called_again(page: Client, echo
     call = add(echo.member, source="gateway")
     assert at(call, "replay") in html(page.get(at(call, "change")))
     settings.GUILD_HALL_RECORD_BYTES = 0
-    assert "are not kept here" in html(page.get(at(call, "change")))
+    assert "are not stored in the database" in html(page.get(at(call, "change")))
 
 
 def test_a_refusal_is_said_and_nothing_is_called(page: Client, echo: Tool) -> None:
