@@ -191,7 +191,7 @@ def callable_tool(member_name: str, tool_name: str) -> tuple[Tool, str]:
         reason = f": {error}" if error else ""
         raise UnknownToolError(f"member {member_name!r} lists no tool {tool_name!r}{reason}")
     if not tool.enabled:
-        raise ToolDisabledError(f"tool {tool_name!r} of member {member_name!r} is switched off")
+        raise ToolDisabledError(f"tool {tool_name!r} of member {member_name!r} is disabled")
     if tool.task == "required":
         raise RequestRefusedError(f"tool {tool_name!r} of member {member_name!r} {mcp.NEEDS_TASK}")
     is_object = isinstance(tool.schema, str) and tool.schema.startswith("{")

@@ -131,16 +131,16 @@ def folders_of_names() -> dict[str, str]:
 # Tools ------------------------------------------------------------------------------------------------------------
 
 
-def switch_tool(tool: Tool, *, on: bool) -> None:
-    """Switch a tool on or off. If it is off, lists hide it, and calls from every source are refused."""
+def set_tool_enabled(tool: Tool, enabled: bool) -> None:
+    """Enable or disable a tool. A disabled tool is in no list, and calls from every source are refused."""
     with transaction.atomic():
         Hall.note_access_change()
-        Tool.objects.filter(pk=tool.pk).update(enabled=on)
-    tool.enabled = on
+        Tool.objects.filter(pk=tool.pk).update(enabled=enabled)
+    tool.enabled = enabled
 
 
 def find_tool(member_name: str, tool_name: str) -> Tool:
-    """The tool, whether it is switched on or off. Raises UnknownMemberError, UnknownToolError."""
+    """The tool, enabled or not. Raises UnknownMemberError, UnknownToolError."""
     row = find_member(member_name)
     tool = with_text(Tool.objects.filter(member=row, name=tool_name, listed=True)).select_related("member").first()
     if tool is None:
@@ -157,7 +157,7 @@ def with_text(tools: QuerySet[Tool]) -> QuerySet[Tool]:
 
 
 def visible_tools() -> Q:
-    """A condition for the tools that lists show. The member lists them, and they are not switched off."""
+    """A condition for the tools that lists show. The member lists them, and they are not disabled."""
     return Q(listed=True, enabled=True)
 
 

@@ -396,7 +396,7 @@ class MemberDisabledError(RequestRefusedError):
 
 
 class ToolDisabledError(RequestRefusedError):
-    """The tool is switched off."""
+    """The tool is disabled."""
 
 
 class InvalidArgumentsError(RequestRefusedError):

@@ -239,7 +239,7 @@ def explain(principal: Principal, member: str, tool: str) -> Decision:
     against += _obstacles(member, tool)
     if against:
         return Decision(False, against)
-    return Decision(True, [*_grants(principal, member), f"tool {tool!r} of member {member!r} is switched on"])
+    return Decision(True, [*_grants(principal, member), f"tool {tool!r} of member {member!r} is enabled"])
 
 
 def _obstacles(member: str, tool: str) -> list[str]:
@@ -252,7 +252,7 @@ def _obstacles(member: str, tool: str) -> list[str]:
     if tool_row is None:
         reasons.append(f"member {member!r} lists no tool {tool!r}")
     elif not tool_row.enabled:
-        reasons.append(f"tool {tool!r} of member {member!r} is switched off")
+        reasons.append(f"tool {tool!r} of member {member!r} is disabled")
     elif mcp.needs_task(tool_row.definition):
         reasons.append(f"tool {tool!r} of member {member!r} {mcp.NEEDS_TASK}")
     return reasons

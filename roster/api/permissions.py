@@ -30,7 +30,7 @@ def principal_of(request: Request) -> Principal:
 
 
 class MayControl(BasePermission):
-    """Start, stop and switch members and their tools. Which ones: `controlled_member`."""
+    """Start and stop members, and enable and disable members and their tools. Which ones: `controlled_member`."""
 
     message = f"This needs the permission {CONTROL}."
 

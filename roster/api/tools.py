@@ -1,4 +1,4 @@
-"""Tools over REST: a member's list, one tool with its definition, and its switch. Calls of tools are in `calls`."""
+"""Tools over REST: a member's list, one tool with its definition, enable and disable. Calls of tools are in `calls`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from mcp_runtime.control.members import find_tool, switch_tool, visible_tools, with_text
+from mcp_runtime.control.members import find_tool, set_tool_enabled, visible_tools, with_text
 from roster.api.base import REFUSED, HallView, query_of
 from roster.api.described import extend_schema
 from roster.api.permissions import MayControl, controlled_member, listable_tool, principal_of, reachable_member
@@ -99,7 +99,7 @@ class ToolsSerializer(serializers.Serializer[Any]):
 
 
 class ToolFilters(serializers.Serializer[Any]):
-    switched_off = serializers.BooleanField(default=False, help_text="Also list disabled tools.")
+    disabled = serializers.BooleanField(default=False, help_text="Also list disabled tools.")
 
 
 class ToolsView(HallView):
@@ -107,9 +107,9 @@ class ToolsView(HallView):
         operation_id="members_tools_list", parameters=[ToolFilters], responses={200: ToolsSerializer, 404: REFUSED}
     )
     def get(self, request: Request, name: str) -> Response:
-        """The tools of the member that you may call (or switch), in its own order."""
+        """The tools of the member that you may call, enable or disable, in its own order."""
         row, principal = reachable_member(request, name), principal_of(request)
-        condition = Q(listed=True) if query_of(ToolFilters, request)["switched_off"] else visible_tools()
+        condition = Q(listed=True) if query_of(ToolFilters, request)["disabled"] else visible_tools()
         rows = with_text(row.tools.filter(condition)).order_by("position")
         tools = [tool for tool in rows if principal.may_list(name, tool.name)]
         return Response({"tools": ToolSerializer(tools, many=True).data})
@@ -131,8 +131,8 @@ class ToolVerbView(HallView):
         return Response(ToolDetailSerializer(listable_tool(request, name, f"{tool}/{self.verb}")).data)
 
 
-class ToolSwitchView(ToolVerbView):
-    """Switch the tool on or off. A tool that is off is hidden from lists, and calls to it are refused."""
+class ToolEnabledView(ToolVerbView):
+    """Enable or disable the tool. A disabled tool is in no list, and calls to it are refused."""
 
     permission_classes = (IsAuthenticated, MayControl)
 
@@ -140,5 +140,5 @@ class ToolSwitchView(ToolVerbView):
     def post(self, request: Request, name: str, tool: str) -> Response:
         controlled_member(request, name)
         row = find_tool(name, tool)
-        switch_tool(row, on=self.verb == "enable")
+        set_tool_enabled(row, self.verb == "enable")
         return Response(ToolDetailSerializer(row).data)

@@ -34,7 +34,7 @@ urlpatterns = [
     *(
         path(
             f"members/<str:name>/tools/<tool_name:tool>/{verb}/",
-            tools.ToolSwitchView.as_view(verb=verb),
+            tools.ToolEnabledView.as_view(verb=verb),
             name=f"tool-{verb}",
         )
         for verb in ("enable", "disable")

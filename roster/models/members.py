@@ -247,7 +247,7 @@ class StatusChange(models.Model):
 class Tool(models.Model):
     """A tool of a member, as in its last tools/list (REQ-MCP-HTTP-36, 37).
 
-    A tool that left the list keeps its row (`listed` false), so that it is still switched off when it comes back.
+    A tool that left the list keeps its row (`listed` false), so that it is still disabled when it comes back.
     """
 
     member = models.ForeignKey(GuildMember, on_delete=models.CASCADE, related_name="tools")

@@ -100,7 +100,8 @@ GET   /admin/roster/token/<path:object_id>/change/      superuser               
 POST  /admin/roster/token/<path:object_id>/change/      none                                      -    302/403
 GET   /admin/roster/token/<path:object_id>/             known                                     302  -
 
-POST  /admin/roster/tool/<int:tool_id>/switch/<slug:position>/ control_member                     302  403
+POST  /admin/roster/tool/<int:tool_id>/enable/          control_member                            302  403
+POST  /admin/roster/tool/<int:tool_id>/disable/         control_member                            302  403
 GET   /admin/roster/tool/<int:tool_id>/call/            invoke_tool                               200  403
 POST  /admin/roster/tool/<int:tool_id>/call/            invoke_tool                               200/302 403
 GET   /admin/roster/tool/<int:tool_id>/call/<int:call_id>/ VIEW_CALL&invoke_tool                     200  403/404

@@ -163,7 +163,7 @@ def test_the_agent_is_offered_the_tools_calls_one_and_says_what_came_back(runnin
     assert kinds[4][1]["status"] == "succeeded"
     tool_names = model.tool_names()
     assert {"mcp__three__echo", "mcp__three__sleep"} <= tool_names
-    assert "mcp__three__fail" not in tool_names  # switched off in the hall
+    assert "mcp__three__fail" not in tool_names  # disabled in the hall
     assert {name for name in tool_names if not name.startswith("mcp__three__")} == set()  # none of the agent's own
 
 

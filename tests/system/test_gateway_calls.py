@@ -10,7 +10,7 @@ import pytest
 from django.contrib.auth.models import Group, Permission, User
 from django.utils import timezone
 
-from mcp_runtime.control.members import disable_member, enable_member, reserve_member, switch_tool
+from mcp_runtime.control.members import disable_member, enable_member, reserve_member, set_tool_enabled
 from roster.models import Call, Token, Tool
 from roster.models import Hall as HallRow
 from tests.conftest import eventually
@@ -286,7 +286,7 @@ def test_what_a_caller_may_not_is_not_there_from_one_moment_to_the_next(hall: Ha
         def tool(member_name: str, name: str) -> Tool:
             return Tool.objects.get(member__name=member_name, name=name)
 
-        switch_tool(tool("one", "alpha"), on=False)
+        set_tool_enabled(tool("one", "alpha"), False)
         changed("one__alpha")
         assert GatewayClient(hall, token, "/mcp/one").begin().tools() == ["beta"]
         assert GatewayClient(hall, token, "/mcp/one").begin().call("alpha")["error"]["code"] == -32602

@@ -19,7 +19,7 @@ import pytest
 from django.db import connections
 from mcp import types
 
-from mcp_runtime.control.members import stop_member, switch_tool
+from mcp_runtime.control.members import set_tool_enabled, stop_member
 from roster.models import Token, Tool
 from tests.conftest import eventually
 from tests.support.agents import GatewayClient, MessageStream, is_up, kill, make_token, on_the_roster
@@ -315,13 +315,13 @@ def test_who_subscribed_to_a_resource_hears_of_it_also_from_the_members_next_pro
             listening.forget()
 
 
-def test_a_tool_that_was_switched_off_stays_off_when_its_member_stops_listing_it(hall: Hall) -> None:
+def test_a_tool_that_was_disabled_stays_off_when_its_member_stops_listing_it(hall: Hall) -> None:
     hall.add("one", "tools=alpha,beta")
     hall.start()
     on_the_roster(hall, "one")
     agent = GatewayClient(hall, make_token(), "/mcp/one").begin()
     assert agent.text("alpha") == "alpha"
-    switch_tool(Tool.objects.get(name="alpha"), on=False)
+    set_tool_enabled(Tool.objects.get(name="alpha"), False)
     eventually(lambda: "error" in agent.call("alpha"), within=1)
     hall.add("one", "tools=beta")
     hall.manage("member", "restart", "one")

@@ -17,8 +17,8 @@ from mcp_runtime.control.members import (
     enable_member,
     refresh_member,
     restart_member,
+    set_tool_enabled,
     stop_member,
-    switch_tool,
 )
 from roster.models import GuildMember, PortAllocation, StatusChange, Tool
 from tests.conftest import eventually
@@ -255,14 +255,14 @@ def test_requests_are_obeyed_restart_disable_enable(hall: Hall) -> None:
     wait_for_status(hall, "one", "connected")
 
 
-def test_refresh_lists_the_tools_anew_and_keeps_switches(hall: Hall) -> None:
+def test_refresh_lists_the_tools_anew_and_keeps_disabled_tools(hall: Hall) -> None:
     folder = hall.add("one", "tools=a,b")
     server = folder / "server.py"
     server.write_text(server.read_text().replace('MODES["tools"]', 'Path("tools.txt").read_text()'))
     (folder / "tools.txt").write_text("a,b")
     hall.start()
     row = wait_for_status(hall, "one", "connected")
-    switch_tool(Tool.objects.get(name="b"), on=False)
+    set_tool_enabled(Tool.objects.get(name="b"), False)
     for listed in ("a,c", "c,b"):
         (folder / "tools.txt").write_text(listed)
         refresh_member(row)

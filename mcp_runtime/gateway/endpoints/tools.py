@@ -99,7 +99,7 @@ class ToolCalls:
             member = self._members.roster.members[tool.member] if tool is not None and is_there else None  # type: ignore[assignment]
             own_name = tool.name if tool else name
         if not is_there:
-            text = f"unknown tool {name[:100]!r}: there is none, or it is switched off, or its member is disabled"
+            text = f"unknown tool {name[:100]!r}: there is none, or it is disabled, or its member is disabled"
             raise MethodError(INVALID_PARAMS, f"{text}; see tools/list")
         if not client.principal.may_invoke(member.name, own_name):
             raise failures.forbidden(client.principal.name, member.name, own_name)

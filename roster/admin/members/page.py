@@ -88,7 +88,7 @@ def tools(request: HttpRequest, member: Any) -> dict[str, Any]:
         "tools": rows[:SHOWN_TOOLS],
         "has_more": len(rows) > SHOWN_TOOLS,
         "may_call": principal.invokes and member.enabled and member.removed_at is None,
-        "may_switch": principal.controls,
+        "may_control_tools": principal.controls,
         "may_list": request.user.has_perm("roster.view_tool"),
     }
 

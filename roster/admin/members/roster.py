@@ -227,7 +227,7 @@ def _says(word: str) -> Q:
 
 
 def _may_see_tools(request: HttpRequest) -> bool:
-    """Whether the user sees names of tools, with a permission to list, call or switch them."""
+    """Whether the user sees names of tools, with a permission to list, call or control them."""
     principal = principal_of(request)
     return principal.invokes or principal.controls or request.user.has_perm(VIEW_TOOLS)
 

@@ -1,4 +1,4 @@
-"""Tools: switch them on and off, and read their schemas. `runner` has the calls."""
+"""Tools: enable and disable them, and read their schemas. `runner` has the calls."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponseBase
+from django.http import HttpRequest, HttpResponseBase
 from django.urls import URLPattern, path, reverse
 from django.utils.decorators import method_decorator
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
-from mcp_runtime.control.members import switch_tool
+from mcp_runtime.control.members import set_tool_enabled
 from roster.admin import live, present
 from roster.admin.rows import FolderFilter, ReachableMembersFilter
 from roster.admin.tools.runner import ToolRunner
@@ -72,7 +72,7 @@ class ToolAdmin(ToolColumns, ToolRunner):
     list_select_related = ["member"]
     list_filter = ["enabled", "listed", MembersFolder, ("member", MembersInSight)]
     search_fields = ["name", "member__name"]
-    actions = ["switch_on", "switch_off"]
+    actions = ["enable", "disable"]
     change_form_template = "admin/roster/tool/change_form.html"
     fields = [
         "name",
@@ -93,39 +93,45 @@ class ToolAdmin(ToolColumns, ToolRunner):
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view
         return [
-            path("<int:tool_id>/switch/<slug:position>/", view(self.switch_view), name="roster_tool_switch"),
+            path("<int:tool_id>/enable/", view(self.enable_view), name="roster_tool_enable"),
+            path("<int:tool_id>/disable/", view(self.disable_view), name="roster_tool_disable"),
             *self.runner_urls(),
             *super().get_urls(),
         ]
 
-    # Switches
+    # Enable and disable
 
-    @admin.action(description="Switch selected tools on", permissions=["control"])
-    def switch_on(self, request: HttpRequest, queryset: QuerySet[Tool]) -> None:
-        self.switch(request, list(queryset), on=True)
+    @admin.action(description="Enable selected tools", permissions=["control"])
+    def enable(self, request: HttpRequest, queryset: QuerySet[Tool]) -> None:
+        self._set_enabled(request, list(queryset), True)
 
-    @admin.action(description="Switch selected tools off", permissions=["control"])
-    def switch_off(self, request: HttpRequest, queryset: QuerySet[Tool]) -> None:
-        self.switch(request, list(queryset), on=False)
-
-    def switch(self, request: HttpRequest, tools: list[Tool], *, on: bool) -> None:
-        word = "on" if on else "off"
-        changes = [tool for tool in tools if tool.enabled is not on]
-        for tool in changes:
-            switch_tool(tool, on=on)
-            self.log_change(request, tool, f"Switched {word}.")
-        refusals = [f"{tool.name}: it is already {word}" for tool in tools if tool not in changes]
-        present.report(request, f"Switched {word}", [tool.name for tool in changes], refusals)
+    @admin.action(description="Disable selected tools", permissions=["control"])
+    def disable(self, request: HttpRequest, queryset: QuerySet[Tool]) -> None:
+        self._set_enabled(request, list(queryset), False)
 
     @method_decorator(require_POST)
-    def switch_view(self, request: HttpRequest, tool_id: int, position: str) -> HttpResponseBase:
+    def enable_view(self, request: HttpRequest, tool_id: int) -> HttpResponseBase:
+        return self._set_enabled_of_one(request, tool_id, True)
+
+    @method_decorator(require_POST)
+    def disable_view(self, request: HttpRequest, tool_id: int) -> HttpResponseBase:
+        return self._set_enabled_of_one(request, tool_id, False)
+
+    def _set_enabled_of_one(self, request: HttpRequest, tool_id: int, enabled: bool) -> HttpResponseBase:
         if not self.has_control_permission(request):
             raise PermissionDenied
         tool = self.existing(request, str(tool_id))
-        if position not in ("on", "off"):
-            raise Http404(f"there is no switch position {position!r}")
-        self.switch(request, [tool], on=position == "on")
+        self._set_enabled(request, [tool], enabled)
         return live.form_response(request, self.page_of(tool))
+
+    def _set_enabled(self, request: HttpRequest, tools: list[Tool], enabled: bool) -> None:
+        word = "enabled" if enabled else "disabled"
+        changes = [tool for tool in tools if tool.enabled is not enabled]
+        for tool in changes:
+            set_tool_enabled(tool, enabled)
+            self.log_change(request, tool, f"{word.capitalize()}.")
+        refusals = [f"{tool.name}: it is already {word}" for tool in tools if tool not in changes]
+        present.report(request, word.capitalize(), [tool.name for tool in changes], refusals)
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None

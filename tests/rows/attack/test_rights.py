@@ -29,7 +29,7 @@ METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD")
 SAFE = ("GET", "HEAD", "OPTIONS")
 ROWS_OF_A_MEMBER = re.compile(r"<[^>]*(_id|name|pk)>")
 # What routes take beside the ids of rows.
-WORDS_OF_ROUTES = {"verb": "stop", "form": "jsonl", "position": "off", "content_type_id": "1", "part": "activity"}
+WORDS_OF_ROUTES = {"verb": "stop", "form": "jsonl", "content_type_id": "1", "part": "activity"}
 PARTS = {"agent": "transcript", "token": "use"}
 BODIES = {
     "/api/agent-config/": {"for": "cursor"},

@@ -18,7 +18,7 @@ import requests
 from django.contrib.auth.models import Group, Permission, User
 from django.utils import timezone
 
-from mcp_runtime.control.members import switch_tool
+from mcp_runtime.control.members import set_tool_enabled
 from mcp_runtime.gateway import app, eras
 from mcp_runtime.gateway.endpoints.routing import Endpoints
 from roster.models import Agent, Call, Hall, Token, Tool
@@ -442,9 +442,9 @@ def test_an_answer_that_is_owed_to_somebody_is_given_to_nobody_else(place: Place
 
 def test_a_subscription_of_somebody_else_is_not_heard(place: Place, victim: GatewayClient) -> None:
     with victim.listen() as theirs, place.agent("tools").begin().listen() as mine:
-        switch_tool(Tool.objects.get(member=place.members["other"]), on=False)
+        set_tool_enabled(Tool.objects.get(member=place.members["other"]), False)
         theirs.until("notifications/tools/list_changed")
-        switch_tool(Tool.objects.get(member=place.members["notes"]), on=False)
+        set_tool_enabled(Tool.objects.get(member=place.members["notes"]), False)
         assert mine.until("notifications/tools/list_changed")
         assert [message["method"] for message in mine.all_messages] == ["notifications/tools/list_changed"]
 

@@ -14,7 +14,7 @@ from django.db.models import ProtectedError
 from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
-from mcp_runtime.control.members import disable_member, enable_member, reserve_member, switch_tool
+from mcp_runtime.control.members import disable_member, enable_member, reserve_member, set_tool_enabled
 from mcp_runtime.members import discovery
 from mcp_runtime.protocol.errors import AccessError, NotAllowedError, TokenError
 from mcp_runtime.rows import lease
@@ -136,7 +136,7 @@ def test_a_user_who_is_not_active_is_nobody(bob: User) -> None:
         principals.principal_of_user(bob)
 
 
-def test_a_user_switched_off_without_a_signal_is_nobody_at_once(bob: User) -> None:
+def test_a_user_disabled_without_a_signal_is_nobody_at_once(bob: User) -> None:
     principals.principal_of_user(bob)
     User.objects.filter(pk=bob.pk).update(is_active=False)
     with pytest.raises(AccessError, match="'bob' is not active"):
@@ -319,7 +319,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a token is deleted": lambda it: it["token"].delete(),
     "a scope is changed": lambda it: it["token"].members.add(it["notes"]),
     "a scope of tools is changed": lambda it: it["token"].tools.add(it["tool"]),
-    "a user is switched off": lambda it: it["bob"].save(update_fields=["is_active"]),
+    "a user is disabled": lambda it: it["bob"].save(update_fields=["is_active"]),
     "a user is saved": lambda it: it["bob"].save(),
     "a user is deleted": lambda it: it["bob"].delete(),
     "a user gets a permission": lambda it: it["bob"].user_permissions.add(permission("view_call")),
@@ -330,7 +330,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a group is deleted": lambda it: it["writers"].delete(),
     "a member is reserved": lambda it: reserve_member(it["notes"], [it["writers"]]),
     "a group takes a member": lambda it: it["writers"].guild_members.add(it["notes"]),
-    "a tool is switched": lambda it: switch_tool(it["tool"], on=False),
+    "a tool is switched": lambda it: set_tool_enabled(it["tool"], False),
     "a member is disabled": lambda it: disable_member(it["notes"]),
     "a member is enabled": lambda it: enable_member(it["notes"]),
     "a member is deleted": lambda it: it["notes"].delete(),
@@ -352,8 +352,8 @@ def sql(statement: str) -> Callable[[dict[str, Any]], Any]:
 
 PAST = timezone.now() - timedelta(days=1)
 UNSEEN_CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "a user is switched off": unseen(User, is_active=False),
-    "a user is switched off in SQL": sql("UPDATE auth_user SET is_active = '0'"),
+    "a user is disabled": unseen(User, is_active=False),
+    "a user is disabled in SQL": sql("UPDATE auth_user SET is_active = '0'"),
     "a user becomes a superuser": unseen(User, is_superuser=True),
     "a user is renamed": unseen(User, username="robert"),
     "a token is revoked": unseen(Token, revoked_at=PAST),
@@ -514,20 +514,20 @@ def test_an_explanation_of_a_yes_says_where_each_right_comes_from(
         "user 'bob' has the permission roster.invoke_tool by group writers",
         "member 'notes' is reserved for groups, and the user is in writers",
         f"the scope of the token {who.token_hint}… (laptop) includes it",
-        "tool 'add' of member 'notes' is switched on",
+        "tool 'add' of member 'notes' is enabled",
     ]
 
 
 def test_an_explanation_of_a_no_gives_every_reason(bob: User, notes: GuildMember) -> None:
     bob.user_permissions.clear()
     disable_member(notes)
-    switch_tool(notes.tools.get(name="add"), on=False)
+    set_tool_enabled(notes.tools.get(name="add"), False)
     decision = access.explain(principals.principal_of_user(bob), "notes", "add")
     assert not decision.allowed
     assert decision.reasons == [
         "this needs the permission roster.invoke_tool, which user 'bob' does not have",
         "member 'notes' is disabled",
-        "tool 'add' of member 'notes' is switched off",
+        "tool 'add' of member 'notes' is disabled",
     ]
 
 

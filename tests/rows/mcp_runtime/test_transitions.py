@@ -165,7 +165,7 @@ def remove_member() -> None:
     GuildMember.objects.update(removed_at=timezone.now())
 
 
-def switch_tool_off() -> None:
+def disable_tool() -> None:
     Tool.objects.update(enabled=False)
 
 
@@ -192,7 +192,7 @@ def break_member() -> None:
         (disable_member, MemberDisabledError, "member 'anna' is disabled; enable it first"),
         (remove_member, UnknownMemberError, "no member 'anna' is in the roster"),
         (forget_member, UnknownMemberError, "no member 'anna' is in the roster"),
-        (switch_tool_off, ToolDisabledError, "tool 'echo' of member 'anna' is switched off"),
+        (disable_tool, ToolDisabledError, "tool 'echo' of member 'anna' is disabled"),
         (
             make_tool_a_task,
             RequestRefusedError,
@@ -385,7 +385,7 @@ def test_a_repeat_of_a_call_that_is_over_is_the_same_though_its_secrets_are_mask
 
 def test_a_repeat_gives_the_first_call_though_its_tool_may_not_be_called_any_more(echo: Tool, bob: User) -> None:
     first, _ = ask(caller=Caller(REST, bob), key="k")
-    switch_tool_off()
+    disable_tool()
     assert ask(caller=Caller(REST, bob), key="k") == (first, False)
 
 

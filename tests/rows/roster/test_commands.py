@@ -488,9 +488,9 @@ def test_a_request_is_fulfilled_when_the_row_shows_it(
 # tool -------------------------------------------------------------------------------------------------------------
 
 
-def test_tool_switches_off_and_on(echo: Tool) -> None:
-    assert run("tool", "disable", "example", "echo").out == "Tool echo of example is switched off.\n"
-    assert "is switched off" in str(run("invoke", "example", "echo").failure)
+def test_tool_disables_and_enables(echo: Tool) -> None:
+    assert run("tool", "disable", "example", "echo").out == "Tool echo of example is disabled.\n"
+    assert "is disabled" in str(run("invoke", "example", "echo").failure)
     run("tool", "enable", "example", "echo")
     echo.refresh_from_db()
     assert echo.enabled
@@ -630,7 +630,7 @@ def test_explain_access_says_no_with_every_reason(echo: Tool, bob: User) -> None
     assert text.splitlines() == [
         "not allowed: example/echo",
         "- member 'example' is reserved for groups, and user 'bob' is in none of them",
-        "- tool 'echo' of member 'example' is switched off",
+        "- tool 'echo' of member 'example' is disabled",
     ]
 
 

@@ -15,7 +15,7 @@ from mcp_runtime.control.members import (
     log_tail,
     members_of_roster,
     refresh_member,
-    switch_tool,
+    set_tool_enabled,
     sync_roster,
     true_row,
     true_status,
@@ -106,10 +106,10 @@ def test_a_member_that_is_not_connected_has_no_tools_to_list(anna: GuildMember, 
 
 
 def test_a_tool_is_found_switched_on_or_not_while_it_is_listed(echo: Tool) -> None:
-    switch_tool(echo, on=False)
+    set_tool_enabled(echo, False)
     assert not Tool.objects.get().enabled
     assert find_tool("anna", "echo") == echo
-    switch_tool(echo, on=True)
+    set_tool_enabled(echo, True)
     assert find_tool("anna", "echo").enabled
     Tool.objects.update(listed=False)
     with pytest.raises(UnknownToolError, match="'anna' lists no tool 'echo'"):
@@ -118,7 +118,7 @@ def test_a_tool_is_found_switched_on_or_not_while_it_is_listed(echo: Tool) -> No
         find_tool("bob", "echo")
 
 
-def test_lists_show_what_the_member_told_and_nobody_switched_off(echo: Tool) -> None:
+def test_lists_show_what_the_member_told_and_nobody_disabled(echo: Tool) -> None:
     assert list(Tool.objects.filter(visible_tools())) == [echo]
     for columns in ({"enabled": False}, {"enabled": True, "listed": False}):
         Tool.objects.update(**columns)

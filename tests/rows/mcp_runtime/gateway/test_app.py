@@ -11,7 +11,7 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.utils import timezone
 
-from mcp_runtime.control.members import switch_tool
+from mcp_runtime.control.members import set_tool_enabled
 from mcp_runtime.gateway import app, intake, legacy, replies
 from mcp_runtime.security import principals
 from mcp_runtime.security.access import Principal
@@ -314,7 +314,7 @@ def test_a_session_whose_user_may_use_nothing_any_more_is_given_no_stream(world:
 
 
 SILENT_CHANGES: dict[str, Callable[[], Any]] = {
-    "the user is switched off": lambda: User.objects.update(is_active=False),
+    "the user is disabled": lambda: User.objects.update(is_active=False),
     "the token is revoked": lambda: Token.objects.update(revoked_at=timezone.now()),
     "the token expires": lambda: Token.objects.update(expires_at=timezone.now() - timedelta(hours=1)),
     "the permission is taken away": lambda: User.user_permissions.through.objects.all().delete(),
@@ -324,7 +324,7 @@ SILENT_CHANGES: dict[str, Callable[[], Any]] = {
 @pytest.mark.alone
 @pytest.mark.services
 @pytest.mark.parametrize("change", SILENT_CHANGES.values(), ids=SILENT_CHANGES.keys())
-def test_a_user_who_was_switched_off_without_a_signal_is_shut_out_within_two_seconds(
+def test_a_user_who_was_disabled_without_a_signal_is_shut_out_within_two_seconds(
     world: World, change: Callable[[], Any]
 ) -> None:
     """QuerySet.update and plain SQL tell nobody: the gateway compares what it has in memory with the rows."""
@@ -334,7 +334,7 @@ def test_a_user_who_was_switched_off_without_a_signal_is_shut_out_within_two_sec
     world.member()
     agent = world.agent(token=make_token(user)).begin()
     for is_on in (False, True):  # what the gateway has not noticed yet would make it look at the rows
-        switch_tool(Tool.objects.get(), on=is_on)
+        set_tool_enabled(Tool.objects.get(), is_on)
         eventually(lambda listed=["notes__echo"] if is_on else []: agent.tools() == listed)  # type: ignore[misc]
     with agent.listen() as heard:
         take_alone()

@@ -262,13 +262,13 @@ def test_where_no_tasks_are_offered_a_call_as_a_task_is_a_plain_call(world: Worl
     assert new["_meta"][f"{META}clientCapabilities"] == {"extensions": {"x/y": {}}, "sampling": {}}
 
 
-def test_a_tool_that_is_switched_off_is_not_there(world: World, notes: Member) -> None:
+def test_a_tool_that_is_disabled_is_not_there(world: World, notes: Member) -> None:
     for agent, name in ((world.agent().begin(), "notes__off"), (world.agent("/mcp/notes").begin(), "off")):
-        assert "there is none, or it is switched off" in agent.call(name)["error"]["message"]
+        assert "there is none, or it is disabled" in agent.call(name)["error"]["message"]
     assert notes.messages("tools/call") == []
 
 
-def test_a_members_own_list_passes_without_what_is_switched_off(world: World, notes: Member) -> None:
+def test_a_members_own_list_passes_without_what_is_disabled(world: World, notes: Member) -> None:
     tools = [{"name": "echo", "x": 1}, {"name": "off"}, {"name": "new"}]
     agent = world.agent("/mcp/notes").begin()
     notes.behaviours["tools/list"] = lambda asked: asked.result({"tools": tools, "nextCursor": "2"})

@@ -193,9 +193,9 @@ def test_a_button_answers_a_script_with_what_was_done(page: Client, anna: GuildM
     answer = page.post(stop, headers={"X-Live": "form"}).json()
     assert [message["text"] for message in answer["messages"]] == ["Stop requested (1): anna."]
     tool = add_tool(anna, "echo")
-    off = reverse("admin:roster_tool_switch", args=[tool.pk, "off"])
+    off = reverse("admin:roster_tool_disable", args=[tool.pk])
     answer = page.post(off, headers={"X-Live": "form"}).json()
-    assert [message["text"] for message in answer["messages"]] == ["Switched off (1): echo."]
+    assert [message["text"] for message in answer["messages"]] == ["Disabled (1): echo."]
 
 
 def test_a_tool_that_is_off_or_gone_has_no_link_to_call_it(page: Client, anna: GuildMember) -> None:

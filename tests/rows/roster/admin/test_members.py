@@ -313,7 +313,7 @@ def test_a_reserved_member_is_nowhere_for_who_is_in_no_group_of_it(
     assert client.get(call_form).status_code == 404
     assert client.post(call_form, {"arguments": '{"text": "hi"}'}).status_code == 404
     act(client, "guildmember", "stop_members", echo.member)
-    act(client, "tool", "switch_off", echo)
+    act(client, "tool", "disable", echo)
     assert client.post(reverse("admin:roster_guildmember_verb", args=[echo.member.pk, "stop"])).status_code == 404
     echo.refresh_from_db()
     assert echo.enabled

@@ -180,8 +180,8 @@ def test_hostile_words_are_escaped_wherever_they_show(page: Client, alice: User)
         assert EVIL not in text, address
         seen += text.count(ESCAPED)
     assert seen > 20
-    assert ESCAPED in html(act(page, "tool", "switch_off", tool))
-    assert ESCAPED in html(call_form(page, tool, "{}"))  # refused: it is switched off, and the message names it
+    assert ESCAPED in html(act(page, "tool", "disable", tool))
+    assert ESCAPED in html(call_form(page, tool, "{}"))  # refused: it is disabled, and the message names it
 
 
 def test_no_page_carries_a_script_of_its_own(page: Client, full_hall: dict[str, Any], echo: Tool) -> None:

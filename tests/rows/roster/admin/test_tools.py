@@ -79,17 +79,17 @@ def test_a_list_offers_to_show_all_where_something_is_left_out(page: Client, ech
     assert "Show all" in page.get(list_of("tool"), {"q": "echo"}).content.decode()
 
 
-def test_tools_are_switched_off_and_on_where_that_changes_something(
+def test_tools_are_disabled_and_enabled_where_that_changes_something(
     page: Client, example: GuildMember, echo: Tool
 ) -> None:
     off = make_tool(example, "off", enabled=False)
 
-    response = act(page, "tool", "switch_off", echo, off)
+    response = act(page, "tool", "disable", echo, off)
 
-    assert messages_of(response) == ["Switched off (1): echo.", "Not changed (1): off: it is already off."]
+    assert messages_of(response) == ["Disabled (1): echo.", "Not changed (1): off: it is already disabled."]
     echo.refresh_from_db()
     assert not echo.enabled
-    page.post(reverse("admin:roster_tool_switch", args=[echo.pk, "on"]))
+    page.post(reverse("admin:roster_tool_enable", args=[echo.pk]))
     echo.refresh_from_db()
     assert echo.enabled
 
@@ -98,8 +98,8 @@ def test_switching_tools_wants_the_permission(client: Client, bob: User, echo: T
     allow(bob, "view_tool")
     client.force_login(bob)
 
-    assert client.post(reverse("admin:roster_tool_switch", args=[echo.pk, "off"])).status_code == 403
-    act(client, "tool", "switch_off", echo)
+    assert client.post(reverse("admin:roster_tool_disable", args=[echo.pk])).status_code == 403
+    act(client, "tool", "disable", echo)
     echo.refresh_from_db()
     assert echo.enabled
 

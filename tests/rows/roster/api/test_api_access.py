@@ -119,7 +119,7 @@ def test_who_may_not_call_is_shown_no_tools(as_charlie: Client, example: GuildMe
     assert as_charlie.get("/api/members/example/tools/echo/").status_code == 404
 
 
-def test_who_may_only_control_sees_the_tools_that_they_may_switch(
+def test_who_may_only_control_sees_the_tools_that_they_may_enable_and_disable(
     charlie: User, as_charlie: Client, example: GuildMember
 ) -> None:
     charlie.user_permissions.add(Permission.objects.get(codename="control_member"))

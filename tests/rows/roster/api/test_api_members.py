@@ -91,7 +91,7 @@ def test_roster_shows_a_member_whose_manifest_cannot_be_used(as_bob: Client) -> 
     assert (shown["status"], shown["error"]) == ("error", "broken/guild-member.json: not JSON")
 
 
-def test_roster_hides_removed_members_switched_off_and_unlisted_tools(as_bob: Client, example: GuildMember) -> None:
+def test_roster_hides_removed_members_disabled_and_unlisted_tools(as_bob: Client, example: GuildMember) -> None:
     add_member("gone", removed_at=timezone.now())
     add_tool(example, "off", enabled=False)
     add_tool(example, "old", listed=False)

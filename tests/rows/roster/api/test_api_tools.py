@@ -78,11 +78,11 @@ def test_a_tool_that_is_not_there_is_not_found(as_bob: Client, example: GuildMem
     assert as_bob.get("/api/members/nobody/tools/").json()["code"] == "unknown_member"
 
 
-def test_a_tool_switched_off_is_hidden_refused_and_can_be_switched_on(as_bob: Client, example: GuildMember) -> None:
+def test_a_tool_disabled_is_hidden_refused_and_can_be_enabled(as_bob: Client, example: GuildMember) -> None:
     response = as_bob.post(f"{TOOLS}echo/disable/")
     assert (response.status_code, response.json()["enabled"]) == (200, False)
     assert names(as_bob) == []
-    assert names(as_bob, "?switched_off=true") == ["echo"]
+    assert names(as_bob, "?disabled=true") == ["echo"]
     refused = as_bob.post(f"{TOOLS}echo/invoke/", {"arguments": {"text": "hi"}}, content_type="application/json")
     assert (refused.status_code, refused.json()["code"]) == (409, "tool_disabled")
     assert as_bob.post(f"{TOOLS}echo/enable/").json()["enabled"] is True

@@ -151,7 +151,7 @@ def test_a_stream_that_ends_early_is_resumed_by_its_caller(world: World) -> None
 
 @pytest.mark.parametrize("method", ["tools/call", "tools/list"])
 def test_an_answer_that_its_caller_asks_for_once_more_is_the_same(world: World, method: str) -> None:
-    """With the seal of a task in it, and without the tools that are switched off."""
+    """With the seal of a task in it, and without the tools that are disabled."""
     tools = [{"name": name, "inputSchema": {"type": "object"}} for name in ("echo", "off")]
     answers: list[bytes] = []
 
