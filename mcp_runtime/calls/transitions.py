@@ -49,7 +49,7 @@ from mcp_runtime.protocol.errors import (
 )
 from mcp_runtime.rows import plain_sql
 from mcp_runtime.rows.changes import CALL_ENDED, notify
-from mcp_runtime.rows.compiled_queries import CompiledQuery, Slot
+from mcp_runtime.rows.compiled_queries import CompiledQuery, Placeholder
 from mcp_runtime.schemas import schema_work, secrets, validation
 from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import OPERATOR, Principal
@@ -168,7 +168,7 @@ def _require_same_call(first: Call, member_name: str, tool_name: str, arguments:
 _TOOLS = CompiledQuery(
     lambda: (
         Tool.objects.annotate(schema=KT("definition__inputSchema"), task=KT("definition__execution__taskSupport"))
-        .filter(member__name=Slot("member"), name=Slot("tool"), listed=True)
+        .filter(member__name=Placeholder("member"), name=Placeholder("tool"), listed=True)
         .order_by()
     ),
     columns=[field.attname for field in Tool._meta.concrete_fields if field.attname != "definition"],

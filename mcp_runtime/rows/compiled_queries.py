@@ -14,7 +14,7 @@ from mcp_runtime.rows import plain_sql
 M = TypeVar("M", bound=Model)
 
 
-class Slot(Expression):
+class Placeholder(Expression):
     """A placeholder in a compiled query. Each execution passes its value, in the form of the database."""
 
     def __init__(self, name: str) -> None:
@@ -26,7 +26,7 @@ class Slot(Expression):
 
 
 class CompiledQuery(Generic[M]):
-    """The queryset `rows()`. It is called once, so its conditions are slots or constants.
+    """The queryset `rows()`. It is called once, so its conditions are placeholders or constants.
 
     columns      the columns to read, or all if there are none. The others are deferred, as by `only`
     related      the columns of related objects, by the names of the foreign keys
@@ -53,9 +53,9 @@ class CompiledQuery(Generic[M]):
         return rows[0] if rows else None
 
     def read(self, *, limit: int | None = None, **values: Any) -> list[M]:
-        """Read at most `limit` objects. `values` has a value for each slot."""
+        """Read at most `limit` objects. `values` has a value for each placeholder."""
         sql, parameters, model_columns, related = self._compilation
-        arguments = [values[each.name] if isinstance(each, Slot) else each for each in parameters]
+        arguments = [values[each.name] if isinstance(each, Placeholder) else each for each in parameters]
         if limit is not None:
             sql, arguments = f"{sql} LIMIT %s", [*arguments, limit]
         return [self._instance(model_columns, related, row) for row in plain_sql.read(sql, arguments)]

@@ -23,7 +23,7 @@ from django.utils import timezone
 
 from mcp_runtime.protocol.errors import AccessError, TokenError
 from mcp_runtime.rows import plain_sql
-from mcp_runtime.rows.compiled_queries import CompiledQuery, Slot
+from mcp_runtime.rows.compiled_queries import CompiledQuery, Placeholder
 from mcp_runtime.security.access import CONTROL, INVOKE, VIEW_CALLS, VIEW_MEMBERS, VIEW_TOOLS, Principal
 from mcp_runtime.security.limits import Limits
 from roster.models import GuildMember, Hall, Token
@@ -44,15 +44,17 @@ _VERSION_OF_TOKEN = RawSQL(_VERSION, ())  # noqa: S611 - a constant
 _GOOD_TOKENS = CompiledQuery(
     lambda: (
         Token.objects.annotate(version=_VERSION_OF_TOKEN)
-        .filter(Q(expires_at=None) | Q(expires_at__gt=Slot("now")), digest=Slot("digest"), revoked_at=None)
-        .filter(user__is_active=True, last_used_at__gt=Slot("touched"))
+        .filter(
+            Q(expires_at=None) | Q(expires_at__gt=Placeholder("now")), digest=Placeholder("digest"), revoked_at=None
+        )
+        .filter(user__is_active=True, last_used_at__gt=Placeholder("touched"))
         .order_by()
     ),
     columns=["id"],
     annotations=["version"],
 )
 _TOKENS = CompiledQuery(
-    lambda: Token.objects.annotate(version=_VERSION_OF_TOKEN).filter(digest=Slot("digest")).order_by(),
+    lambda: Token.objects.annotate(version=_VERSION_OF_TOKEN).filter(digest=Placeholder("digest")).order_by(),
     related={"user": ()},
     annotations=["version"],
 )

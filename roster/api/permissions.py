@@ -12,7 +12,7 @@ from rest_framework.request import Request
 
 from mcp_runtime.control.members import find_member, find_tool
 from mcp_runtime.protocol.errors import UnknownMemberError, UnknownToolError
-from mcp_runtime.rows.compiled_queries import CompiledQuery, Slot
+from mcp_runtime.rows.compiled_queries import CompiledQuery, Placeholder
 from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import CONTROL, Principal
 from roster.models import Call, GuildMember, Tool
@@ -115,8 +115,8 @@ def readable_call(request: Request, pk: int) -> Call | None:
 
 @lru_cache(64)
 def _one_readable(*rights: Any) -> CompiledQuery[Call]:
-    readable = _readable_by(*rights, user=Slot("user"), token=Slot("token"))
-    calls = Call.objects.filter(readable, pk=Slot("pk")).order_by()
+    readable = _readable_by(*rights, user=Placeholder("user"), token=Placeholder("token"))
+    calls = Call.objects.filter(readable, pk=Placeholder("pk")).order_by()
     return CompiledQuery(lambda: calls, related={"member": ["name"]})
 
 

@@ -13,7 +13,7 @@ from django.db.models.sql.compiler import SQLCompiler
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from mcp_runtime.rows.compiled_queries import CompiledQuery, Slot
+from mcp_runtime.rows.compiled_queries import CompiledQuery, Placeholder
 from roster.models import Call, GuildMember, Token
 
 pytestmark = pytest.mark.django_db
@@ -39,7 +39,9 @@ def calls() -> list[Call]:
 
 
 def test_rows_are_read_as_django_reads_them(calls: list[Call]) -> None:
-    query = CompiledQuery(lambda: Call.objects.filter(tool_name=Slot("tool")).order_by("id"), related={"member": ()})
+    query = CompiledQuery(
+        lambda: Call.objects.filter(tool_name=Placeholder("tool")).order_by("id"), related={"member": ()}
+    )
     found, expected = query.read(tool="echo"), list(Call.objects.select_related("member").order_by("id"))
     assert found == calls
     for ours, djangos in zip(found, expected, strict=True):
@@ -65,7 +67,9 @@ def test_columns_that_are_not_named_are_read_when_they_are_asked_for(calls: list
 
 
 def test_each_execution_has_its_own_values_and_limit(calls: list[Call]) -> None:
-    query = CompiledQuery(lambda: Call.objects.filter(timeout__gt=Slot("low"), timeout__lt=Slot("high")).order_by("id"))
+    query = CompiledQuery(
+        lambda: Call.objects.filter(timeout__gt=Placeholder("low"), timeout__lt=Placeholder("high")).order_by("id")
+    )
     assert query.read(low=0, high=100) == calls
     assert query.read(low=0, high=100, limit=1) == calls[:1]
     assert query.read(low=10, high=100) == calls[1:]
@@ -86,7 +90,7 @@ def test_what_the_queryset_adds_comes_along(calls: list[Call]) -> None:
 
 def test_the_sql_is_put_together_once(calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:
     querysets = []
-    query = CompiledQuery(lambda: querysets.append(1) or Call.objects.filter(pk=Slot("pk")))  # type: ignore[func-returns-value]
+    query = CompiledQuery(lambda: querysets.append(1) or Call.objects.filter(pk=Placeholder("pk")))  # type: ignore[func-returns-value]
     assert query.first(pk=calls[0].pk) == calls[0]
 
     def put_together(*_: Any, **__: Any) -> Any:
