@@ -312,9 +312,10 @@ class JsonRpcClient:
         exchange.session = session or self.session
         with self._transport.send("POST", timeout, exchange, {}, jsonrpc.notification(method, params)) as response:
             if not 200 <= response.status_code < 300:
-                raise HttpStatusError(response.status_code, jsonrpc.excerpt(self._transport.body(response)))
+                raise HttpStatusError(response.status_code, jsonrpc.excerpt(self._transport.read_body(response)))
             if {"Content-Length", "Transfer-Encoding"} & set(response.headers):
-                self._transport.body(response)  # this frees the connection. Without these headers the body has no end
+                # This frees the connection. Without these headers the body has no end.
+                self._transport.read_body(response)
 
     def listen(self, exchange: Exchange, timeout: float) -> None:
         """Pass the server's notifications to `on_notification` until the stream ends or `timeout` has passed.

@@ -78,4 +78,4 @@ class Incoming:
         reply.begin(None, timeout)
         reply.session = exchange.session
         with contextlib.suppress(ClientError), self._transport.send("POST", timeout, reply, {}, answer) as response:
-            self._transport.body(response)
+            self._transport.read_body(response)

@@ -46,7 +46,7 @@ class AnswerReader:
             if message is None and not can_resume(stream, exchange):
                 raise ProtocolError(STREAM_ENDED)
             return message
-        body = self._transport.body(response)
+        body = self._transport.read_body(response)
         session_id = response.request.headers.get(mcp.SESSION_HEADER)
         if response.status_code == 404 and session_id:
             raise SessionExpiredError(str(session_id), jsonrpc.excerpt(body))
@@ -76,11 +76,11 @@ class AnswerReader:
         while chunk := response.raw.read1(READ_BYTES):
             size += len(chunk)
             if size > self._transport.max_bytes:
-                raise ProtocolError(f"the answer is larger than {self._transport.max_bytes:,} bytes")
+                raise ProtocolError(f"the response is larger than {self._transport.max_bytes:,} bytes")
             for data in stream.feed(chunk):
                 value = self._decode(data, exchange)
                 for message in value if isinstance(value, list) else [value]:
-                    exchange.require_time()
+                    exchange.require_active()
                     if _is_answer(message, request_id):
                         return message
                     self._incoming.handle(message, exchange)
@@ -117,7 +117,7 @@ class AnswerReader:
         if len(data) <= LARGE_ANSWER:
             return quick_json.decode(data)
         while not self._large_answer_lock.acquire(timeout=0.05):
-            exchange.require_time()
+            exchange.require_active()
         try:
             return quick_json.decode(data)
         finally:

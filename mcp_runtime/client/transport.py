@@ -1,8 +1,9 @@
-"""HTTP to one server with hard deadlines. It has exchanges, sockets, connections, and the translation of errors.
+"""Sends HTTP requests to one server. Each request has a deadline that the server cannot extend.
 
 The timeout of `requests` is for each read, so a server that sends one byte a second could block a call for ever. Here
 the socket itself has the deadline. Each read and each write waits only for the remaining time. So no timer, thread or
-socket outlives a call. The only exception is the look-up of a name, which the system ends when it wants.
+socket outlives a call. The only exception is the thread that looks up a host name. It ends when the look-up of the
+operating system returns.
 """
 
 from __future__ import annotations
@@ -43,14 +44,15 @@ from mcp_runtime.protocol.errors import (
 from mcp_runtime.system import console
 
 CONNECT_TIMEOUT = 5.0
-HEAD_BYTES = 256_000  # status line and headers, the answers of "100 Continue" before them included
-MAX_QUOTED = 300  # characters of what is not HTTP
-CLOSED_EARLY = "the connection was closed before the answer was complete"
-# Servers close idle connections (uvicorn and Node after 5 s). A connection that was idle for longer gets no call.
+HEAD_BYTES = 256_000  # of the status line and the headers, including those of responses with "100 Continue"
+MAX_QUOTED = 300  # characters of an invalid response that an error quotes
+CLOSED_EARLY = "the connection was closed before the response was complete"
+# Servers close idle connections (uvicorn and Node after 5 s). So a connection that was idle for longer than this is not
+# used again.
 IDLE_SECONDS = 1.0
 
 
-# Exchanges: one request and its answer, which another thread may abort -------------------------------------------
+# Exchanges ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,11 @@ class Session:
 
 
 class Exchange:
-    """One request and its answer. Any thread may `abort()` it. Then the waiting thread gets RequestCancelledError.
+    """One request and its response. Any thread may `abort()` it. Then RequestCancelledError is raised in the thread
+    that waits for the response.
 
-    `on_progress(params)` gets the server's progress notifications. Without it the hall does not request them.
+    `on_progress(params)` is called for each progress notification of the server. If it is None, the hall does not
+    request progress.
     """
 
     def __init__(self, on_progress: Callable[[dict[str, Any]], None] | None = None) -> None:
@@ -80,11 +84,11 @@ class Exchange:
         self.request_id: int | None = None
         self.deadline = 0.0
         self.session = Session()
-        self.server_requests = 0  # requests of the server before the answer
-        self.is_sent = False  # the server may have read a part of the request
+        self.server_requests = 0  # how many requests the server sent before its response
+        self.is_sent = False  # whether the server may have received a part of the request
 
     def begin(self, request_id: int | None, timeout: float) -> None:
-        """Start the deadline. Raises RequestCancelledError if it was aborted before. Then nothing has been sent."""
+        """Set the deadline. Raises RequestCancelledError if the exchange is already aborted. Then nothing is sent."""
         with self._lock:
             self._require_not_aborted()
             self.request_id = request_id
@@ -92,18 +96,21 @@ class Exchange:
             self.server_requests = 0
 
     def attach(self, sock: _DeadlineSocket) -> None:
-        """From now on the socket belongs to this exchange, and has its deadline."""
+        """Use this socket for the exchange. It gets the deadline of the exchange, and an abort shuts it down."""
         with self._lock:
             self._require_not_aborted()
             self._socket = sock
             sock.deadline = self.deadline
-            sock.limit_bytes(HEAD_BYTES, "what it sent before its answer")
+            sock.limit_bytes(HEAD_BYTES, "the header section of the response")
 
     def expect_body(self, max_bytes: int) -> None:
-        """Set the limit for the body, after the head. It has room for framing, because small chunks double the size."""
+        """Limit the body, after the headers were read.
+
+        The limit is higher than `max_bytes`, because a body in small chunks needs twice its size.
+        """
         with self._lock:
             if self._socket is not None:
-                self._socket.limit_bytes(2 * max_bytes + HEAD_BYTES, "the answer, with what it is wrapped in,")
+                self._socket.limit_bytes(2 * max_bytes + HEAD_BYTES, "the response with its framing")
 
     def _require_not_aborted(self) -> None:
         if self.is_aborted:
@@ -113,27 +120,31 @@ class Exchange:
         with self._lock:
             self._socket = None
 
-    def require_time(self) -> None:
-        """Raise RequestCancelledError if it was aborted, TimeoutError after the deadline. For loops that do no I/O."""
+    def require_active(self) -> None:
+        """Raise RequestCancelledError if the exchange is aborted, or TimeoutError if its deadline has passed.
+
+        Loops without I/O call this, because only I/O checks the deadline automatically.
+        """
         with self._lock:
             self._require_not_aborted()
         if time.monotonic() >= self.deadline:
             raise TimeoutError("the deadline of the request passed")
 
     def pause(self, seconds: float) -> None:
-        """Wait `seconds`. Raises RequestCancelledError as soon as it is aborted, TimeoutError at the deadline."""
+        """Wait for `seconds`. Raises RequestCancelledError soon after an abort, and TimeoutError at the deadline."""
         end = time.monotonic() + seconds
         while (remaining := end - time.monotonic()) > 0:
-            self.require_time()
+            self.require_active()
             time.sleep(min(remaining, 0.02))
-        self.require_time()
+        self.require_active()
 
     def mark_aborted(self) -> None:
-        """Ignore all answers from now on."""
+        """Abort the exchange, but keep its socket open. A response that still arrives is ignored."""
         with self._lock:
             self.is_aborted = True
 
     def abort(self) -> None:
+        """Abort the exchange and shut its socket down."""
         with self._lock:
             self.is_aborted = True
             if self._socket is not None:
@@ -149,9 +160,10 @@ _current = threading.local()
 
 
 def enter_exchange(exchange: Exchange) -> Exchange | None:
-    """Make `exchange` the current one of this thread. Returns the previous one.
+    """Make `exchange` the current exchange of this thread. Return the exchange that was current before.
 
-    There may be one. While the hall reads a stream, it answers the server's requests that come on it.
+    A thread can have a second exchange inside the first. While it reads the stream of one response, the server may send
+    a request on this stream, and the thread then sends the answer.
     """
     previous, _current.exchange = getattr(_current, "exchange", None), exchange
     return previous
@@ -166,9 +178,9 @@ def leave_exchange(previous: Exchange | None) -> None:
 
 
 class _DeadlineSocket(socket.socket):
-    """Reads and writes wait until `deadline` at most, whatever timeout the libraries above set.
+    """A socket whose reads and writes end at `deadline`, even if urllib3 sets a longer timeout.
 
-    They also limit how many bytes may come, because the libraries have no limit for some parts of HTTP.
+    It also limits the number of bytes that it reads, because the libraries have no limit for some parts of HTTP.
     """
 
     deadline = 0.0
@@ -176,7 +188,7 @@ class _DeadlineSocket(socket.socket):
     _subject = ""
 
     def limit_bytes(self, count: int, subject: str) -> None:
-        """From now on at most `count` bytes may come. `subject` names them in the error."""
+        """Allow at most `count` more bytes to be read. The error of further bytes begins with `subject`."""
         self._limit = self._remaining = count
         self._subject = subject
 
@@ -213,12 +225,16 @@ class _DeadlineTlsSocket(_DeadlineSocket, ssl.SSLSocket):
         super().do_handshake(block)
 
     def shutdown(self, how: int) -> None:
-        # SSLSocket's own shutdown drops the TLS state first. Then another thread could send in clear.
+        # SSLSocket.shutdown discards the TLS state first. After that, another thread could send without encryption.
         socket.socket.shutdown(self, how)
 
 
 def tls_context() -> ssl.SSLContext:
-    """Always verify certificates, with those that the environment names, or else with the system's and certifi's."""
+    """Return a context that verifies certificates.
+
+    It trusts the certificates that the environment names. If the environment names none, it trusts those of the system
+    and of certifi.
+    """
     context = ssl.create_default_context()
     if not (os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR")):
         context.load_verify_locations(certifi.where())
@@ -227,7 +243,7 @@ def tls_context() -> ssl.SSLContext:
     return context
 
 
-def _dial(host: str, port: int, timeout: float, options: Any) -> _DeadlineSocket:
+def _open_socket(host: str, port: int, timeout: float, options: Any) -> _DeadlineSocket:
     """Connect within `timeout`. Each of the host's addresses gets an equal share of the remaining time."""
     deadline = time.monotonic() + timeout
     addresses = _look_up(host.strip("[]"), port, timeout)
@@ -248,7 +264,10 @@ def _dial(host: str, port: int, timeout: float, options: Any) -> _DeadlineSocket
 
 
 def _look_up(host: str, port: int, timeout: float) -> list[Any]:
-    """Look up a name in a thread, because getaddrinfo has no deadline. A thread that takes too long is abandoned."""
+    """Look up a host name in a thread, because getaddrinfo has no deadline.
+
+    If the look-up takes too long, this raises TimeoutError, and the thread continues without effect.
+    """
     with contextlib.suppress(ValueError):
         ipaddress.ip_address(host)
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -277,7 +296,8 @@ class _Connection(HTTPConnection):
 
     def _new_conn(self) -> socket.socket:
         try:
-            return _dial(self.host, self.port or self.default_port, cast(float, self.timeout), self.socket_options)
+            port, timeout = self.port or self.default_port, cast(float, self.timeout)
+            return _open_socket(self.host, port, timeout, self.socket_options)
         except socket.gaierror as error:
             raise NameResolutionError(self.host, self, error) from error
         except TimeoutError as error:
@@ -290,7 +310,7 @@ class _Connection(HTTPConnection):
         self._attach()
 
     def request(self, *args: Any, **kwargs: Any) -> None:
-        if self.sock is not None:  # otherwise `connect` does it
+        if self.sock is not None:  # otherwise `connect` attaches the new socket
             self._attach()
         super().request(*args, **kwargs)
 
@@ -332,14 +352,17 @@ class Adapter(HTTPAdapter):
         self.poolmanager.pool_classes_by_scheme = {"http": _ConnectionPool, "https": _TlsConnectionPool}
 
     def cert_verify(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: the context verifies. `requests` would load its own certificates at every connection."""
+        """Do nothing, because the TLS context verifies certificates.
+
+        `requests` would load its own certificates for every connection.
+        """
 
 
 # Requests and their responses -------------------------------------------------------------------------------------
 
 
 class Transport:
-    """Sends requests to one server, each with `headers`. No answer may have more than `max_bytes` bytes."""
+    """Sends requests to one server, each with `headers`. A response may have at most `max_bytes` bytes."""
 
     def __init__(self, url: str, *, connections: int, max_bytes: int, headers: remote.Headers) -> None:
         self.url = requests.Request("POST", url).prepare().url or url
@@ -355,22 +378,22 @@ class Transport:
     @contextlib.contextmanager
     def send(
         self,
-        verb: str,
+        method: str,
         timeout: float,
         exchange: Exchange,
         headers: Mapping[str, str],
         message: dict[str, Any] | None = None,
     ) -> Iterator[requests.Response]:
-        """Send one request. Returns the response before its body is read. Errors of libraries become ClientErrors."""
+        """Send one request, and yield the response before its body is read. Raises ClientError."""
         body = None if message is None else quick_json.encode(message)
-        request = self._prepare(verb, {**self._headers(exchange.session), **headers}, body)
-        limit = Timeout(connect=min(CONNECT_TIMEOUT, timeout), total=timeout)
+        request = self._prepare(method, {**self._headers(exchange.session), **headers}, body)
+        timeouts = Timeout(connect=min(CONNECT_TIMEOUT, timeout), total=timeout)
         response = None
         previous = enter_exchange(exchange)
         try:
             with translate_errors(timeout, exchange, self.headers.secrets):
-                # The adapter, not Session.send: no cookies, proxies, netrc or redirects, and a third of the CPU.
-                response = self._adapter.send(request, stream=True, timeout=cast(Any, limit))
+                # requests.Session.send needs three times the CPU, and adds cookies, proxies, netrc and redirects.
+                response = self._adapter.send(request, stream=True, timeout=cast(Any, timeouts))
                 exchange.expect_body(self.max_bytes)
                 yield response
         except ClientError as error:
@@ -380,21 +403,21 @@ class Transport:
             leave_exchange(previous)
             exchange.detach()
             if response is not None and not response.raw.closed:
-                response.close()  # its end was not read, so the connection cannot serve another call
+                response.close()  # the body was not read to its end, so the connection cannot be used again
 
-    def body(self, response: requests.Response) -> bytes:
+    def read_body(self, response: requests.Response) -> bytes:
         """Read the whole body. Raises ProtocolError if it is too large."""
         body: bytes = response.raw.read(self.max_bytes + 1) or b""
         if len(body) > self.max_bytes:
-            raise ProtocolError(f"the answer is larger than {self.max_bytes:,} bytes")
-        if response.raw.length_remaining:  # a read with a limit does not raise for this
+            raise ProtocolError(f"the response is larger than {self.max_bytes:,} bytes")
+        if response.raw.length_remaining:  # the body is incomplete, for which a read with a limit raises nothing
             raise ConnectError(CLOSED_EARLY)
         return body
 
-    def _prepare(self, verb: str, headers: Mapping[str, str], body: bytes | None) -> requests.PreparedRequest:
-        # Not `Request.prepare`: it parses the address again for each request, which is a fifth of a call's CPU time.
+    def _prepare(self, method: str, headers: Mapping[str, str], body: bytes | None) -> requests.PreparedRequest:
+        # `requests.Request.prepare` parses the URL again for each request, which is a fifth of the CPU time of a call.
         request = requests.PreparedRequest()
-        request.method, request.url, request.body, request.hooks = verb, self.url, body, {"response": []}
+        request.method, request.url, request.body, request.hooks = method, self.url, body, {"response": []}
         length = {} if body is None else {"Content-Length": str(len(body))}
         request.headers = CaseInsensitiveDict({**headers, **length})
         return request
@@ -414,7 +437,7 @@ class Transport:
 
 
 def time_left(deadline: float) -> float:
-    """Seconds until `deadline` for use as a timeout, so never zero."""
+    """Return the seconds until `deadline`. It is never zero, so that it can be a timeout."""
     return round(max(0.001, deadline - time.monotonic()), 3)
 
 
@@ -423,7 +446,7 @@ def time_left(deadline: float) -> float:
 
 @contextlib.contextmanager
 def translate_errors(timeout: float, exchange: Exchange, secrets: Collection[str]) -> Iterator[None]:
-    """Raise errors of requests, urllib3 and sockets as our own. This is the only place that knows theirs."""
+    """Convert errors of requests, urllib3 and sockets to ClientErrors. No other code handles their errors."""
     try:
         yield
     except ClientError as error:
@@ -438,7 +461,11 @@ def translate_errors(timeout: float, exchange: Exchange, secrets: Collection[str
 
 
 def _mask(error: ClientError, secrets: Collection[str]) -> None:
-    """Errors are logged, stored and shown. A server may quote in them what the hall sent."""
+    """Mask secrets in an error.
+
+    The hall logs, stores and shows errors. An error may contain the server's text, and this may quote the headers that
+    the hall sent.
+    """
     if secrets:
         error.args = tuple(_mask_value(value, secrets) for value in error.args)
         if isinstance(error, RemoteError):
@@ -460,7 +487,7 @@ def _translate(error: Exception, timeout: float) -> TransportError | ProtocolErr
     chain = list(_causes(error))
     if any(isinstance(e, ConnectionRefusedError) for e in chain):
         return ConnectError("connection refused", is_refusal=True)
-    # Check this before timeouts, because urllib3 raises these as timeouts too.
+    # This check is before the check of timeouts, because the errors of a look-up in urllib3 are timeouts too.
     if lookup_errors := [e for e in chain if isinstance(e, socket.gaierror)]:
         return ConnectError(f"its host name cannot be looked up: {lookup_errors[0].strerror or lookup_errors[0]}")
     if any(isinstance(e, NewConnectionError) for e in chain):
@@ -475,16 +502,16 @@ def _translate(error: Exception, timeout: float) -> TransportError | ProtocolErr
             return ConnectError(f"its certificate is not trusted: {cause.verify_message}")
         if isinstance(cause, ssl.SSLError) and not isinstance(cause, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
             return ConnectError(f"TLS failed: {(cause.reason or str(cause)).replace('_', ' ').lower()}")
-    # There are two classes IncompleteRead: urllib3's, and the standard library's for a body in chunks.
+    # urllib3 has a class IncompleteRead. The standard library raises another class of this name for a body in chunks.
     broken = (ConnectionError, ssl.SSLError, urllib3.exceptions.IncompleteRead, http.client.IncompleteRead)
     if any(isinstance(e, broken) for e in chain):
         return ConnectError(CLOSED_EARLY)
     # Libraries quote the member's bytes, which may include line breaks and escape sequences.
-    return ProtocolError(f"did not answer in HTTP: {console.visible(str(chain[-1])[:MAX_QUOTED])}")
+    return ProtocolError(f"did not respond with HTTP: {console.visible(str(chain[-1])[:MAX_QUOTED])}")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """`error` and all its causes. Libraries store a cause in args, in `reason`, or in the chain."""
+    """Yield `error` and all its causes. Libraries store a cause in `args`, `reason`, `__cause__` or `__context__`."""
     visited: set[int] = set()
     queue: list[Any] = [error]
     while queue:

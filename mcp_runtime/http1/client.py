@@ -118,7 +118,7 @@ class Response:
             async for chunk in self.chunks():
                 data += chunk
                 if len(data) > max_bytes:
-                    raise ProtocolError(f"the answer is larger than {max_bytes:,} bytes")
+                    raise ProtocolError(f"the response is larger than {max_bytes:,} bytes")
         except BaseException:
             self.close()
             raise
@@ -265,7 +265,7 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self.fail(ProtocolError(f"did not answer in HTTP: {type(error).__name__}"))
+            self.fail(ProtocolError(f"did not respond with HTTP: {type(error).__name__}"))
             return
         if self._answer is not None and not self._answer.done():
             self._head_bytes += len(data)

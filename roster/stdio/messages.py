@@ -51,7 +51,7 @@ BASE_HEADERS = {
     "Accept": f"{mcp.JSON}, {mcp.EVENT_STREAM}",
     "User-Agent": f"{mcp.HALL_NAME}-stdio/{mcp.HALL_VERSION}",
 }
-TOO_LARGE = f"the answer is larger than {MAX_ANSWER:,} bytes"
+TOO_LARGE = f"the response is larger than {MAX_ANSWER:,} bytes"
 REFUSED = "The hall refuses the token of this server; when it is started again it gets a new one. The hall says: "
 
 Read = TypeVar("Read")

@@ -217,7 +217,7 @@ def test_no_member_forges_a_line_of_the_console_or_moves_its_cursor(hall: Hall) 
         hall.output(),
         *(hall.manage(*words).stdout for words in (["roster"], ["check_members"], ["logs", "noise"])),
     ]
-    assert "did not answer in HTTP" in member("noise").error
+    assert "did not respond with HTTP" in member("noise").error
     for text in said:
         assert FORGED not in text.splitlines()
         assert [char for char in text if not char.isprintable() and char != "\n"] == []

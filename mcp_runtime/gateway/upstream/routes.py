@@ -182,7 +182,7 @@ class Upstream:
                 buffered, size = events.buffered_bytes, len(chunk)
                 total = total + size if member_id is None else size
                 if total > self._max_bytes:
-                    raise ProtocolError(f"the answer is larger than {self._max_bytes:,} bytes")
+                    raise ProtocolError(f"the response is larger than {self._max_bytes:,} bytes")
                 if buffered > self._max_bytes:
                     raise ProtocolError(f"an event is larger than {self._max_bytes:,} bytes")
                 for data in events.feed(chunk):

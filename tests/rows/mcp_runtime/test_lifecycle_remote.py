@@ -104,7 +104,7 @@ def test_the_query_goes_to_the_server_and_to_nobody_else(stage: RemoteStage, cap
     [
         ({"initialize": lambda r: r.hang()}, "did not complete the initialize handshake within 0.4 s"),
         ({"initialize": lambda r: r.dribble(b"HTTP/1.1 100 Continue\r\n\r\n")}, "within 0.4 s"),
-        ({"initialize": lambda r: r.hang_up()}, "the connection was closed before the answer was complete"),
+        ({"initialize": lambda r: r.hang_up()}, "the connection was closed before the response was complete"),
         ({"initialize": lambda r: r.http(401, b"who are you?", "text/plain")}, "HTTP status 401: 'who are you?'"),
         ({"initialize": lambda r: r.http(308, Location="http://127.0.0.1:1/")}, "308, a redirect, which the hall"),
         ({"initialize": lambda r: r.http(200, b"<h1>Hello</h1>", "text/html")}, "instead of JSON"),

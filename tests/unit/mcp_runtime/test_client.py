@@ -519,7 +519,7 @@ def test_endless_headers_are_refused(peers: Peers) -> None:
         while True:
             request.send(b"X-More: of them\r\n" * 100)
 
-    with pytest.raises(ProtocolError, match="did not answer in HTTP"):
+    with pytest.raises(ProtocolError, match="did not respond with HTTP"):
         peers.client_with(talk).invoke_tool("echo", {}, timeout=10)
 
 
@@ -608,8 +608,8 @@ def trailers_without_end(request: Request) -> None:
 @pytest.mark.parametrize(
     ("behaviour", "reason"),
     [
-        (continued_without_end, "what it sent before its answer is larger than 256,000 bytes"),
-        (trailers_without_end, "the answer, with what it is wrapped in, is larger than 1,256,000 bytes"),
+        (continued_without_end, "the header section of the response is larger than 256,000 bytes"),
+        (trailers_without_end, "the response with its framing is larger than 1,256,000 bytes"),
     ],
 )
 def test_what_comes_around_an_answer_without_end_is_refused_too(
@@ -829,7 +829,7 @@ def close_within_stream(request: Request) -> None:
     "behaviour", [Request.hang_up, Request.reset, close_within_body, close_within_chunk, close_within_stream]
 )
 def test_a_connection_that_ends_before_the_answer_is_a_failed_connection(peers: Peers, behaviour: Behaviour) -> None:
-    with pytest.raises(ConnectError, match="closed before the answer was complete"):
+    with pytest.raises(ConnectError, match="closed before the response was complete"):
         peers.client_with(behaviour).invoke_tool("echo", {})
 
 

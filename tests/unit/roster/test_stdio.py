@@ -466,7 +466,7 @@ def test_an_event_that_does_not_end_is_held_no_longer_than_an_answer(
     gateway.on(
         "tools/call", lambda asked: Reply((event + b"\ndata: z" for event in endless), is_stream=True, is_endless=True)
     )
-    assert "the answer is larger than" in peer.ask("tools/call", name="x")["error"]["message"]
+    assert "the response is larger than" in peer.ask("tools/call", name="x")["error"]["message"]
 
 
 def test_a_cancelled_modern_request_ends_with_its_connection(gateway: Gateway, peer: Peer) -> None:

@@ -263,8 +263,8 @@ def test_a_head_without_a_type_has_none_and_names_of_headers_are_found_in_any_ca
 @pytest.mark.parametrize(
     ("answer", "error", "text"),
     [
-        (b"nonsense\r\n\r\n", ProtocolError, "did not answer in HTTP"),
-        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", ProtocolError, "in HTTP"),
+        (b"nonsense\r\n\r\n", ProtocolError, "did not respond with HTTP"),
+        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", ProtocolError, "with HTTP"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"y" * transport.HEAD_BYTES, ProtocolError, "headers are longer"),
         (b"HTTP/1.1 100 Continue\r\n\r\n" * 20_000, ProtocolError, "headers are longer"),
     ],
@@ -285,7 +285,7 @@ def test_a_connection_that_ends_within_an_answer_is_an_error(begun: bytes) -> No
 
     @run(hang_up)
     async def _(world: World) -> None:
-        with pytest.raises(ConnectError, match="closed before the answer was complete") as caught:
+        with pytest.raises(ConnectError, match="closed before the response was complete") as caught:
             await world.text()
         assert not caught.value.is_refusal
 

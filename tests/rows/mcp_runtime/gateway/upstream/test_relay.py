@@ -881,14 +881,14 @@ NO_ANSWERS: dict[str, tuple[Any, str]] = {
     "nothing": (lambda asked: asked.http(202), "answered with HTTP status 202"),
     "a failure": (lambda asked: asked.http(500, b"oops", kind="text/plain"), "answered with HTTP status 500: 'oops'"),
     "a redirect": (lambda asked: asked.http(307, Location="http://x.example/"), "307, a redirect"),
-    "no HTTP": (lambda asked: asked.send(b"SSH-2.0-x\r\n\r\n"), "did not answer in HTTP"),
-    "a reset": (lambda asked: asked.reset(), "closed before the answer was complete"),
+    "no HTTP": (lambda asked: asked.send(b"SSH-2.0-x\r\n\r\n"), "did not respond with HTTP"),
+    "a reset": (lambda asked: asked.reset(), "closed before the response was complete"),
     "half of it": (
         lambda asked: (
             asked.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"),
             asked.hang_up(),
         ),
-        "closed before the answer was complete",
+        "closed before the response was complete",
     ),
     "too much": (lambda asked: asked.http(200, b" " * 200_001), "larger than 200,000 bytes"),
     "too much on a stream": (
