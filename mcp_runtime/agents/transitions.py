@@ -290,7 +290,7 @@ def _finish(rows: QuerySet[AgentMessage], message: AgentMessage, outcome: Outcom
     return True
 
 
-def end_lost(lease_id: uuid.UUID, reason: str) -> int:
+def end_messages_of_other_leases(lease_id: uuid.UUID, reason: str) -> int:
     """Change running messages with another lease than `lease_id` to failed / lost. Returns how many."""
     running = AgentMessage.objects.filter(held_by(lease_id), status=Status.RUNNING).exclude(lease_id=lease_id)
     count = 0
@@ -299,7 +299,7 @@ def end_lost(lease_id: uuid.UUID, reason: str) -> int:
     return count
 
 
-def end_own(lease_id: uuid.UUID, reason: str) -> None:
+def end_messages_of_lease(lease_id: uuid.UUID, reason: str) -> None:
     """Change running messages of this runtime to failed / lost. This is the last step of its stop."""
     for message in AgentMessage.objects.filter(status=Status.RUNNING, lease_id=lease_id):
         finish(message, Outcome.failed(ErrorKind.LOST, reason), lease_id)

@@ -289,7 +289,7 @@ class Dispatcher:
 
     def end_lost_and_strays(self) -> None:
         """End running calls that no thread runs: those of other leases as `lost`, strays as `unavailable`."""
-        transitions.end_lost(self._lease_id, transitions.RUNTIME_ENDED)
+        transitions.end_calls_of_other_leases(self._lease_id, transitions.RUNTIME_ENDED)
         own_rows = Call.objects.filter(status=Status.RUNNING, lease_id=self._lease_id).select_related("member")
         strays = {call.pk: call for call in own_rows if call.pk not in self._running}
         for pk in self._strays & set(strays):  # strays in this search and in the last one

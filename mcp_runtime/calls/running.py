@@ -33,7 +33,7 @@ class RunningCalls:
 
     def add(self, call: Call, member: LiveMember) -> Exchange:
         """Add a call, and return the exchange to call the member with."""
-        exchange = Exchange(partial(self._note_progress, call.pk))
+        exchange = Exchange(partial(self._write_progress, call.pk))
         with self._lock:
             self._calls[call.pk] = (call, member, exchange)
             member.calls += 1
@@ -61,7 +61,7 @@ class RunningCalls:
             # In a thread, because sending to a member that hangs takes until the timeout.
             threading.Thread(target=member.client.cancel, args=(exchange, reason), daemon=True).start()
 
-    def _note_progress(self, call_id: int, params: dict[str, Any]) -> None:
+    def _write_progress(self, call_id: int, params: dict[str, Any]) -> None:
         if progress := mcp.progress_of(params):
             self._progress[call_id] = progress
 
@@ -72,4 +72,4 @@ class RunningCalls:
             return
         with transaction.atomic():
             for call_id, progress in latest.items():
-                transitions.note_progress(call_id, progress, self._lease_id)
+                transitions.write_progress(call_id, progress, self._lease_id)

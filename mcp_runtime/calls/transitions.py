@@ -70,10 +70,10 @@ class Caller:
 
     source: Call.Source
     user: User | None = None
-    principal: Principal | None = None  # None: the principal of the user, without a token
+    principal: Principal | None = None  # None stands for the principal of the user without a token
 
     def current_principal(self) -> Principal:
-        """Return the principal whose rights decide, as they are now. Raises AccessError."""
+        """Return the principal whose current rights decide whether the call is allowed. Raises AccessError."""
         if self.principal is not None:
             return self.principal
         return OPERATOR if self.user is None else principals.principal_of_user(self.user)
@@ -95,12 +95,14 @@ class Caller:
 def queue(
     *, member_name: str, tool_name: str, arguments: Any, caller: Caller, idempotency_key: str | None = None
 ) -> tuple[Call, bool]:
-    """Create the row of a call. Return it and True, or the earlier call with `idempotency_key` and False.
+    """Create the row of a call. Return the call, and whether this request created it.
 
-    A key belongs to the token of the request, or without a token to the user.
+    If an earlier request used `idempotency_key`, return the call of that request and False. A key belongs to the token
+    of the request. If there is no token, it belongs to the user.
 
     Raises RequestRefusedError if the member or the tool is unknown or disabled, if the arguments do not match the input
-    schema of the tool, or if the key was used for another call. Raises AccessError if the principal may not call it.
+    schema of the tool, or if the key was used for another call. Raises AccessError if the principal may not call the
+    tool.
     """
     principal = caller.current_principal()
     access.require_invoke(principal, member_name, tool_name)
@@ -164,7 +166,8 @@ def _require_same_call(first: Call, member_name: str, tool_name: str, arguments:
         )
 
 
-# The database reads the necessary parts of `definition`. It may be megabytes, and to decode it blocks all threads.
+# The database extracts the necessary parts of `definition`. A definition may have megabytes, and all other threads
+# would wait while this thread decodes it.
 _TOOLS = CompiledQuery(
     lambda: (
         Tool.objects.annotate(schema=KT("definition__inputSchema"), task=KT("definition__execution__taskSupport"))
@@ -199,29 +202,30 @@ def callable_tool(member_name: str, tool_name: str) -> tuple[Tool, str]:
 
 
 def _check_arguments(member: GuildMember, tool: Tool, schema: str, arguments: Any) -> None:
-    place = f"arguments of {tool.name!r} of member {member.name!r}"
+    subject = f"arguments of {tool.name!r} of member {member.name!r}"
     if not isinstance(arguments, dict):
-        raise InvalidArgumentsError(f"{place} must be a JSON object", "", "must be a JSON object")
+        raise InvalidArgumentsError(f"{subject} must be a JSON object", "", "must be a JSON object")
     try:
         is_storable = quick_json.is_storable(arguments)
     except ProtocolError as error:
-        raise InvalidArgumentsError(f"{place}: {error}", "", str(error)) from error
+        raise InvalidArgumentsError(f"{subject}: {error}", "", str(error)) from error
     if not is_storable:
         reason = "text with NUL characters or lone surrogates cannot be stored"
-        raise InvalidArgumentsError(f"{place}: {reason}", "", reason)
-    if tool.schema_error and tool.schema_error not in validation.PASSING_FAULTS:
-        return  # the tool shows the error. The member checks the arguments itself
+        raise InvalidArgumentsError(f"{subject}: {reason}", "", reason)
+    if tool.schema_error and tool.schema_error not in validation.TEMPORARY_FAULTS:
+        return  # the schema cannot be used. The page of the tool shows why, and the member validates the arguments
     fault = ""
     try:
         validation.validate(schema, arguments)
     except validation.ArgumentsError as error:
         errors = [(each.path, each.reason) for each in error.errors]
-        raise InvalidArgumentsError(f"{place}: {error}", error.path, error.reason, errors) from error
+        raise InvalidArgumentsError(f"{subject}: {error}", error.path, error.reason, errors) from error
     except validation.BrokenSchemaError as error:
         fault = str(error)
     if fault != tool.schema_error:
-        # The schema passed the check at tools/list and failed now. Arguments are no longer validated, and the tool
-        # shows the error. Or the check took too long at tools/list, and was fast enough now.
+        # With a new fault, the schema was usable at tools/list and is not usable now. From now on the hall does not
+        # validate arguments, and the page of the tool shows the fault. With an empty fault, the check of the schema
+        # took too long at tools/list, and was fast enough now.
         if fault:
             logger.warning("tool %r of member %r: %s; its arguments are not validated", tool.name, member.name, fault)
         Tool.objects.filter(pk=tool.pk).update(schema_error=fault)
@@ -232,9 +236,10 @@ def _check_arguments(member: GuildMember, tool: Tool, schema: str, arguments: An
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call ended, by the names of the columns. `result` and `error_data` are JSON text.
+    """How a call ended. The fields have the names of the columns of Call. `result` and `error_data` are JSON text.
 
-    The threads of the pool create outcomes in parallel and encode their JSON. One thread writes most of them.
+    Outcomes contain encoded JSON, because the threads that run the calls create them in parallel, and a single thread
+    writes most of them.
     """
 
     status: Call.Status
@@ -263,7 +268,7 @@ class Outcome:
 
     @classmethod
     def of_error(cls, error: ClientError, *, member: str, tool: str) -> Outcome:
-        """Return the outcome for an error of the client (REQ-MCP-HTTP-29, 42 to 44), with the member's name."""
+        """Return the outcome for an error of the MCP client (REQ-MCP-HTTP-29, 42 to 44). Its text names the member."""
         subject = f"tool {tool!r} of member {member!r}"
         if isinstance(error, RequestCancelledError):
             return cls.cancelled(f"{subject}: {error}")
@@ -284,22 +289,26 @@ def _encode_json(value: Any) -> str:
 
 
 def finish(call: Call, outcome: Outcome, lease_id: uuid.UUID) -> bool:
-    """Change the call from running to finished. Return False if this runtime no longer owns it."""
+    """Change the call from running to the status of `outcome`. Return False if this runtime no longer owns the call."""
     return _finish(call, outcome, f"{RUNNING_UNDER_LEASE} AND {HOLDS_LEASE}", lease_id, lease_id)
 
 
-def note_progress(call_id: int, progress: dict[str, Any], lease_id: uuid.UUID) -> None:
-    """Write the progress of a running call. `lease_id` in its row shows that this runtime claimed it."""
+def write_progress(call_id: int, progress: dict[str, Any], lease_id: uuid.UUID) -> None:
+    """Write the progress of a running call, if the runtime with `lease_id` claimed it."""
     rows = Call.objects.filter(pk=call_id, status=Status.RUNNING, lease_id=lease_id)
     rows.update(progress=progress)
 
 
 def refuse(call: Call, outcome: Outcome, lease_id: uuid.UUID) -> bool:
-    """Change the call from queued to failed. It was never claimed."""
+    """Change a call that was never claimed from queued to failed.
+
+    Return False if it is no longer queued, or if this runtime lost the lease.
+    """
     return _finish(call, outcome, f"{QUEUED} AND {HOLDS_LEASE}", lease_id)
 
 
-def _finish(call: Call, outcome: Outcome, condition: str, *leases: uuid.UUID) -> bool:
+def _finish(call: Call, outcome: Outcome, condition: str, *lease_ids: uuid.UUID) -> bool:
+    """End the call if `condition` is true. `lease_ids` are the parameters of the condition. Return whether it was."""
     changes: dict[str, Any] = {
         "status": outcome.status,
         "finished_at": timezone.now(),
@@ -311,16 +320,17 @@ def _finish(call: Call, outcome: Outcome, condition: str, *leases: uuid.UUID) ->
     }
     if call.secret_paths:
         changes["arguments"] = _encode_json(secrets.mask(call.arguments, call.secret_paths))
-    # With PostgreSQL, one commit for both, because each commit waits for the disk. SQLite needs no transaction here.
+    # With PostgreSQL, the change and the notification have one transaction, because each commit waits for the disk.
+    # SQLite needs no transaction here.
     with transaction.atomic(savepoint=False) if connection.vendor == "postgresql" else nullcontext():
-        if not statements.end(call.pk, changes, condition, *leases):
+        if not statements.end(call.pk, changes, condition, *lease_ids):
             return False
         notify(CALL_ENDED)
     return True
 
 
-def end_lost(lease_id: uuid.UUID, message: str) -> int:
-    """Change all calls that run under another lease from running to failed / lost. Return how many."""
+def end_calls_of_other_leases(lease_id: uuid.UUID, message: str) -> int:
+    """Change calls that run under any other lease from running to failed / lost. Return how many."""
     rows = active_calls(Status.RUNNING).exclude(lease_id=lease_id)
     count = 0
     for call in rows.select_related("member"):
@@ -330,8 +340,8 @@ def end_lost(lease_id: uuid.UUID, message: str) -> int:
     return count
 
 
-def end_own(lease_id: uuid.UUID, message: str) -> None:
-    """Change all calls that still run under this lease from running to failed / lost. The runtime is stopping."""
+def end_calls_of_lease(lease_id: uuid.UUID, message: str) -> None:
+    """Change calls that run under this lease from running to failed / lost, because the runtime is stopping."""
     for call in active_calls(Status.RUNNING).filter(lease_id=lease_id).select_related("member"):
         text = f"tool {call.tool_name!r} of member {call.member.name!r}: {message}"
         finish(call, Outcome.failed(ErrorKind.LOST, text), lease_id)
@@ -341,7 +351,10 @@ def end_own(lease_id: uuid.UUID, message: str) -> None:
 
 
 def cancel(call: Call) -> Call:
-    """Cancel a queued call, or request the cancellation of a running one. Raises NotCancellableError if it ended."""
+    """Cancel a queued call, or request the cancellation of a running call.
+
+    Raises NotCancellableError if the call has ended.
+    """
     now = timezone.now()
     if not _finish(call, Outcome.cancelled("cancelled before the call started"), QUEUED):
         rows = Call.objects.filter(pk=call.pk, status=Status.RUNNING)
@@ -357,7 +370,7 @@ def cancel_calls_of_tokens(token_ids: Collection[int]) -> None:
     rows = active_calls(Status.QUEUED).filter(token__in=token_ids)
     outcome = Outcome.cancelled("its token was revoked before the call started")
     with transaction.atomic():
-        for call in rows.exclude(secret_paths=[]):  # their secrets must be masked
+        for call in rows.exclude(secret_paths=[]):  # these calls have secrets, which must be masked
             _finish(call, outcome, QUEUED)
         # One statement for the others, because they may be thousands.
         rows.filter(secret_paths=[]).update(
@@ -372,7 +385,9 @@ PRUNE_BATCH = 500
 
 
 def prune(*, days: int, keep: int) -> int:
-    """Delete finished calls that are older than `days`, and all but the newest `keep`. Return how many.
+    """Delete finished calls that ended more than `days` days ago. Of the others, keep the newest `keep` calls.
+
+    Return how many calls were deleted.
 
     Calls are deleted in small batches, so that other writers wait only briefly. Each batch is first added to CallTotal
     and to the rollups, so that /metrics and the plots still count its calls.
@@ -390,13 +405,13 @@ def prune(*, days: int, keep: int) -> int:
 
 
 def prune_status_changes(*, days: int) -> int:
-    """Delete status changes that are older than `days`. Return how many."""
+    """Delete status changes that are older than `days` days. Return how many."""
     return StatusChange.objects.filter(created_at__lt=timezone.now() - timedelta(days=days)).delete()[0]
 
 
 def _prune_batch(ids: list[int]) -> int:
     with transaction.atomic():
-        # The lock keeps two concurrent prunes from counting a call twice.
+        # The lock prevents two concurrent prunes from counting a call twice.
         rows = Call.objects.select_for_update().filter(pk__in=ids, status__in=Call.FINISHED)
         batch = Call.objects.filter(pk__in=list(rows.order_by("id").values_list("id", flat=True)))
         for row in batch.order_by().values("member_id", "status", "error_kind").annotate(count=Count("id")):
@@ -414,7 +429,8 @@ def call_counts() -> dict[tuple[str, str], int]:
     current = finished_calls.values("member__name", "error_kind", "status").annotate(count=Count("id"))
     totals = CallTotal.objects.annotate(kind=Value("")).values_list("member__name", "kind", "outcome", "count")
     counts: dict[tuple[str, str], int] = {}
-    # One statement, because a prune between two would lower the counters. A scraper would see a restart.
+    # One statement reads both tables. A prune between two statements would lower the counters, and Prometheus takes a
+    # lower counter for a restart.
     rows = current.values_list("member__name", "error_kind", "status", "count").union(totals, all=True)
     for name, kind, outcome, count in rows:
         counts[name, kind or outcome] = counts.get((name, kind or outcome), 0) + count
@@ -422,7 +438,10 @@ def call_counts() -> dict[tuple[str, str], int]:
 
 
 def ids_of_finished(call_ids: Iterable[int]) -> set[int]:
-    """Return the ids of those calls that have ended. In SQL, because it runs often and the ORM is ten times slower."""
+    """Return the ids of those calls that have ended.
+
+    This runs often, so it is written in SQL. The ORM is ten times slower.
+    """
     ids = list(call_ids)
     if not ids:
         return set()

@@ -62,7 +62,7 @@ def _fault(schema: Any) -> str:
     from mcp_runtime.schemas import validation
 
     fault = validation.check_schema(schema)
-    if fault not in validation.PASSING_FAULTS:
+    if fault not in validation.TEMPORARY_FAULTS:
         if len(_faults_by_digest) >= MAX_KNOWN_FAULTS:
             _faults_by_digest.clear()
         _faults_by_digest[digest] = fault

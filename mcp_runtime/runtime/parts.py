@@ -116,8 +116,13 @@ class Parts:
             has_broker=bool(settings.REDIS_URL),
         )
         text = "the runtime ended while the agent worked; the message is not sent to it again automatically"
-        patiently(lambda: transitions.end_lost(self.lease_id, transitions.RUNTIME_ENDED), self._stop_requested.is_set)
-        patiently(lambda: agent_transitions.end_lost(self.lease_id, text), self._stop_requested.is_set)
+        patiently(
+            lambda: transitions.end_calls_of_other_leases(self.lease_id, transitions.RUNTIME_ENDED),
+            self._stop_requested.is_set,
+        )
+        patiently(
+            lambda: agent_transitions.end_messages_of_other_leases(self.lease_id, text), self._stop_requested.is_set
+        )
         tasks.answer_with(self.dispatcher)
         self.dispatcher.start()
         gateway = self._make_gateway()

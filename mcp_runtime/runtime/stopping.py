@@ -80,8 +80,8 @@ class Stopping:
                 parts.gateway.stop()
             if parts.dispatcher is not None:
                 parts.dispatcher.stop()
-            transitions.end_own(parts.lease_id, "the runtime was stopped during the call")
-            agent_transitions.end_own(parts.lease_id, "the runtime was stopped while the agent worked")
+            transitions.end_calls_of_lease(parts.lease_id, "the runtime was stopped during the call")
+            agent_transitions.end_messages_of_lease(parts.lease_id, "the runtime was stopped while the agent worked")
             parts.lifecycle.kill_everything()
             lease.release(parts.lease_id)
         except Exception:

@@ -41,8 +41,8 @@ MAX_COMPARED = 1000
 MAX_ERRORS = 20
 TOO_LONG_TO_CHECK = "the input schema takes too long to check"
 TOO_LONG_TO_APPLY = "the input schema takes too long to apply, whatever the arguments"
-# Faults that may not occur at another time, or on a faster machine.
-PASSING_FAULTS = frozenset({TOO_LONG_TO_CHECK, TOO_LONG_TO_APPLY, TOO_COMPLEX})
+# Faults that may disappear at another time or on a faster machine.
+TEMPORARY_FAULTS = frozenset({TOO_LONG_TO_CHECK, TOO_LONG_TO_APPLY, TOO_COMPLEX})
 Path = tuple[str | int, ...]
 
 

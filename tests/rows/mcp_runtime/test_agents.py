@@ -266,7 +266,7 @@ def test_what_a_dead_runtime_ran_ends_as_lost_and_what_waited_waits(talk: Agent,
     transitions.make_token(message)
     lease.release(lease_id)
     successor = lease.take()
-    assert transitions.end_lost(successor, "the runtime ended") == 1
+    assert transitions.end_messages_of_other_leases(successor, "the runtime ended") == 1
     message.refresh_from_db()
     waiting.refresh_from_db()
     assert (message.status, message.error_kind, waiting.status) == ("failed", "lost", "queued")

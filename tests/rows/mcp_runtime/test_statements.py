@@ -94,6 +94,6 @@ def test_an_end_is_written_whole_null_and_json_alike(lease_id: uuid.UUID) -> Non
 
 def test_a_row_that_runs_under_no_lease_is_ended_as_lost(lease_id: uuid.UUID) -> None:
     call = queued(member("anna"), status="running", lease_id=None)
-    assert transitions.end_lost(lease_id, "gone") == 1
+    assert transitions.end_calls_of_other_leases(lease_id, "gone") == 1
     call.refresh_from_db()
     assert (call.status, call.error_kind) == ("failed", "lost")

@@ -511,9 +511,9 @@ def test_secrets_are_masked_however_the_call_ends(echo: Tool, lease_id: uuid.UUI
         case "cancel":
             transitions.cancel(call)
         case "lost":
-            transitions.end_lost(lease_id, "gone")
+            transitions.end_calls_of_other_leases(lease_id, "gone")
         case "own":
-            transitions.end_own(lease_id, "gone")
+            transitions.end_calls_of_lease(lease_id, "gone")
     found = row(call)
     assert found.is_finished
     assert found.arguments == {"text": "a", "login": {"password": secrets.MASK}}
@@ -591,7 +591,7 @@ def test_a_json_rpc_error_keeps_its_data_and_a_code_that_fits(
 
 def test_what_another_lease_claimed_ends_as_lost_and_the_rest_goes_on(echo: Tool, lease_id: uuid.UUID) -> None:
     theirs, nobodys, ours, waits = running(uuid.uuid4()), running(None), running(lease_id), queued()
-    assert transitions.end_lost(lease_id, "the runtime ended") == 2
+    assert transitions.end_calls_of_other_leases(lease_id, "the runtime ended") == 2
     for call in (theirs, nobodys):
         found = row(call)
         assert (found.status, found.error_kind) == ("failed", "lost")
@@ -602,13 +602,13 @@ def test_what_another_lease_claimed_ends_as_lost_and_the_rest_goes_on(echo: Tool
 def test_a_runtime_that_lost_its_lease_does_not_end_the_calls_of_the_next_one(echo: Tool, lease_id: uuid.UUID) -> None:
     lose_the_lease()
     call = running(Hall.objects.get().lease_id)
-    assert transitions.end_lost(lease_id, "the runtime ended") == 0
+    assert transitions.end_calls_of_other_leases(lease_id, "the runtime ended") == 0
     assert row(call).status == "running"
 
 
 def test_the_last_word_of_a_stop_is_about_our_own_calls_alone(echo: Tool, lease_id: uuid.UUID) -> None:
     theirs, ours = running(uuid.uuid4()), running(lease_id)
-    transitions.end_own(lease_id, "stopped")
+    transitions.end_calls_of_lease(lease_id, "stopped")
     assert (row(theirs).status, row(ours).status, row(ours).error_kind) == ("running", "failed", "lost")
 
 

@@ -233,7 +233,7 @@ def test_a_schema_whose_secrets_cannot_be_told_is_said_so_when_it_is_listed_and_
 def test_a_schema_that_takes_too_long_for_no_arguments_at_all_is_said_so_when_it_is_listed(name: str) -> None:
     schema, arguments = HOSTILE[name]
     # Which budget ends first depends on the machine.
-    assert validation.check_schema(schema) in validation.PASSING_FAULTS
+    assert validation.check_schema(schema) in validation.TEMPORARY_FAULTS
     # Not once more for each call: a tool with a fault is not validated, and the fault is remembered.
     assert cpu_seconds(lambda: [validated(schema, arguments) for _ in range(20)]) < 0.2
 
