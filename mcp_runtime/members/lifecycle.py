@@ -23,7 +23,7 @@ from mcp_runtime.members.live import EXIT_GRACE, LiveMember, LiveMembers
 from mcp_runtime.members.manifest.declaration import Manifest
 from mcp_runtime.members.process import MemberProcess
 from mcp_runtime.members.readiness import StoppedWhileStartingError
-from mcp_runtime.members.starting import Starting, StartOptions
+from mcp_runtime.members.starting import Starter, StartOptions
 from mcp_runtime.members.status import Status, Statuses
 from mcp_runtime.protocol.errors import (
     ClientError,
@@ -60,7 +60,7 @@ class Lifecycle:
         self._members = LiveMembers()
         self._statuses = Statuses(lease_id)
         self._announcements = Announcements(self._members, self._statuses, on_lists_changed)
-        self._starting = Starting(
+        self._starter = Starter(
             options,
             self._members,
             self._statuses,
@@ -95,7 +95,7 @@ class Lifecycle:
         self.awaited_ids.discard(member_id)
         try:
             member.refresh_from_db()  # the folder may have changed until the status changed
-            self._starting.bring_up(member, Manifest.from_json(member.manifest))
+            self._starter.start(member, Manifest.from_json(member.manifest))
         except StoppedWhileStartingError:
             self.stop(member_id)
         except McpRuntimeError as error:
@@ -104,7 +104,7 @@ class Lifecycle:
             logger.exception("member %r could not be started", member.name)
             self._record_failed_start(member, McpRuntimeError(f"internal error while starting it: {error!r}"))
         finally:
-            self._starting.forget_start(member_id)
+            self._starter.forget_start(member_id)
 
     def _handle_connected(self, live_member: LiveMember, manifest: Manifest) -> None:
         if live_member.process.exited.is_set():
@@ -117,7 +117,7 @@ class Lifecycle:
 
     def _record_failed_start(self, member: GuildMember, error: McpRuntimeError) -> None:
         live_member = self._members.get(member.pk)
-        tail = self._starting.tail(member.pk) if live_member is None else live_member.process.tail()
+        tail = self._starter.tail(member.pk) if live_member is None else live_member.process.tail()
         code = error.exit_code if isinstance(error, ExitedEarlyError) else None
         url = member.manifest.get("url")
         action = f"reached at {remote.display_url(url)}" if url else "started"
@@ -133,11 +133,11 @@ class Lifecycle:
 
     def abort_start(self, member_id: int) -> None:
         """Abort a `start` in progress in another thread. That thread ends the process and changes the status."""
-        self._starting.abort(member_id)
+        self._starter.abort(member_id)
 
-    def note_progress(self) -> None:
+    def write_progress(self) -> None:
         """Write the last output of members with long starts onto their rows. The supervisor calls it each turn."""
-        self._starting.note_progress()
+        self._starter.write_progress()
 
     # An end that nobody requested -------------------------------------------------------------------------------------
 
@@ -147,7 +147,8 @@ class Lifecycle:
             if live_member.process is not member_process:
                 continue
             if live_member.connected_at is None:
-                live_member.talk.abort()  # another program on its port may have the request, and may never answer
+                # Another program on its port may have the request, and may never answer.
+                live_member.hall_exchange.abort()
             elif not live_member.stop_requested.is_set():
                 try:
                     self._handle_crash(live_member)
@@ -229,7 +230,7 @@ class Lifecycle:
             live_member.listening.abort()  # servers that end gracefully wait for the end of their streams
             live_member.process.terminate()  # before the database, which may not be available, and may say so late
             if live_member.is_remote:
-                live_member.talk.abort()
+                live_member.hall_exchange.abort()
         try:
             self._statuses.to_stopping(member_id, cause)
         except Error as error:
@@ -245,8 +246,11 @@ class Lifecycle:
         self._on_change(member_id)
 
     def kill_everything(self) -> None:
-        """Kill all that this runtime started, and start nothing more. For a lost lease and the end of a stop."""
-        self._starting.kill_everything()
+        """Kill all processes that this runtime started, and refuse further starts.
+
+        This is for a runtime that lost its lease, and for the end of a stop.
+        """
+        self._starter.kill_everything()
 
     # Refresh ------------------------------------------------------------------------------------------------------
 
@@ -255,9 +259,9 @@ class Lifecycle:
         live_member = self.connected_member(member_id)
         if live_member is None:
             return
-        live_member.talk = Exchange()
+        live_member.hall_exchange = Exchange()
         try:
-            tool_list = live_member.client.list_tools(REQUEST_TIMEOUT, live_member.talk)
+            tool_list = live_member.client.list_tools(REQUEST_TIMEOUT, live_member.hall_exchange)
         except RequestCancelledError:
             return
         except ClientError as error:
@@ -287,7 +291,7 @@ class Lifecycle:
         """Abort a `refresh` that is in progress in another thread, because a silent member must not delay a stop."""
         live_member = self._members.get(member_id)
         if live_member is not None:
-            live_member.talk.abort()
+            live_member.hall_exchange.abort()
 
     def request_refreshes(self) -> None:
         """Request refreshes of members that announced changes of their tools. The supervisor calls it each turn."""

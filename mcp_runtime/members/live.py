@@ -29,7 +29,7 @@ class LiveMember:
     process: MemberProcess | NoProcess
     endpoint: str
     limits: StartLimits | None = None
-    talk: Exchange = field(default_factory=Exchange)  # for requests of the hall itself: the handshake, tools/list
+    hall_exchange: Exchange = field(default_factory=Exchange)  # for the hall's own requests: handshake, tools/list
     listening: Exchange = field(default_factory=Exchange)  # for the stream of its announcements and requests
     silence: Silence = field(default_factory=Silence)
     calls: int = 0  # calls of the dispatcher that run in it now

@@ -81,8 +81,8 @@ def _shake_hands(member: LiveMember, limits: StartLimits, version: str) -> Initi
     while (remaining := deadline - time.monotonic()) > 0:
         _require_alive(member)
         try:
-            with limits.enforce(member.talk):
-                return member.client.connect(remaining, member.talk, version=version)
+            with limits.enforce(member.hall_exchange):
+                return member.client.connect(remaining, member.hall_exchange, version=version)
         except ConnectError as error:
             last = str(error)  # the socket is open, but the server is not ready
         except RequestTimeoutError as error:
@@ -100,7 +100,7 @@ def _shake_hands_remotely(member: LiveMember, timeout: float, version: str) -> I
     """Send initialize once. If the remote server does not answer, the restart policy decides on the next try."""
     _require_alive(member)
     try:
-        return member.client.connect(timeout, member.talk, version=version)
+        return member.client.connect(timeout, member.hall_exchange, version=version)
     except RequestTimeoutError as error:
         raise StartTimeoutError(timeout) from error
     except ClientError:
@@ -110,7 +110,7 @@ def _shake_hands_remotely(member: LiveMember, timeout: float, version: str) -> I
 
 def _list_tools(member: LiveMember) -> ToolList:
     try:
-        return member.client.list_tools(REQUEST_TIMEOUT, member.talk)
+        return member.client.list_tools(REQUEST_TIMEOUT, member.hall_exchange)
     except ClientError as error:
         _require_alive(member)
         raise McpRuntimeError(f"tools/list failed: {error}") from error

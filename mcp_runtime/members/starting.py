@@ -1,4 +1,7 @@
-"""Starts a member: claims a port and spawns its process, or connects to its remote server, until it is ready."""
+"""Starts a member and waits until it is ready.
+
+A member with a process gets a port, and its process is spawned. For a remote server, the hall only connects to it.
+"""
 
 from __future__ import annotations
 
@@ -35,21 +38,25 @@ from roster.models import GuildMember, PortAllocation
 
 logger = logging.getLogger("guildhall.runtime")
 
-# Processes that a start may try for a free port. Otherwise a server that exits with 2 for another reason would try all
-# ports.
+# The number of ports that one start may try. The exit code 2 means that the port was taken. If a server exits with 2
+# for another reason, a start without this limit would try all ports.
 MAX_PORT_TRIES = 10
-PORT_TAKEN_EXIT_CODE = 2  # the plugin contract
+PORT_TAKEN_EXIT_CODE = 2  # see docs/writing-a-member.md
 PORT_TAKEN_WORDS = ("eaddrinuse", "address already in use", "address in use")
-SPAWN_GRACE = 0.3
-PROGRESS_AFTER = 0.8  # seconds from the spawn. With the next turn, the row has the progress after about one second
-PROGRESS_INTERVAL = 0.9  # seconds between two writes, because short turns may follow each other quickly
+SPAWN_GRACE = 0.3  # seconds that `kill_everything` waits for spawns in progress
+# Seconds from the spawn. The supervisor writes the progress in its next turn, so the row has it after about one second.
+PROGRESS_AFTER = 0.8
+PROGRESS_INTERVAL = 0.9  # seconds between two writes, because turns of the supervisor may be shorter
 PROGRESS_LENGTH = 200  # of GuildMember.progress
 LEASE_LOST = "the runtime lost its lease during the start"
 
 
 @dataclass(frozen=True)
 class StartOptions:
-    """The settings of the hall for every start of one runtime. Files in `private` are never read for a header."""
+    """The settings for all starts of one runtime.
+
+    `private_paths` are files and folders of the hall. The headers of a remote server cannot refer to them.
+    """
 
     hall_id: uuid.UUID
     runtime: RuntimeId
@@ -58,14 +65,14 @@ class StartOptions:
     port_range: tuple[int, int]
     max_result_bytes: int
     plain_http_hosts: Collection[str] = ()
-    private: Collection[Path] = ()
+    private_paths: Collection[Path] = ()
 
 
-class Starting:
-    """Brings up members whose rows are STARTING, each in the thread of its caller.
+class Starter:
+    """Starts members whose rows are STARTING. Each start runs in the thread that calls `start`.
 
-    `on_connected(live_member, manifest)` is called when a member is connected. `on_exit(process)` is called at the end
-    of every process. `on_notification(member_id, method, params)` is called for notifications outside calls.
+    `on_connected(live_member, manifest)` is called when a member is connected. `on_exit(process)` is called when a
+    process has ended. `on_notification(member_id, method, params)` is called for each notification outside of calls.
     """
 
     def __init__(
@@ -84,33 +91,34 @@ class Starting:
         self._on_connected = on_connected
         self._on_exit = on_exit
         self._on_notification = on_notification
-        # Each process has its own environment tag, so that a search for what a start left never finds the next process.
+        # Each process has its own environment tag. So a sweep for the processes of a failed start never finds those of
+        # the next start.
         self._tag_prefix = process.tag_prefix(options.hall_id, options.runtime)
-        self._spawns = itertools.count(1)
-        self._spawning = threading.Condition()
-        self._spawning_now = 0  # under the lock of _spawning, as is _is_closed
-        self._is_closed = False
+        self._spawn_numbers = itertools.count(1)
+        self._spawn_condition = threading.Condition()
+        self._spawns_in_progress = 0  # protected by _spawn_condition
+        self._is_closed = False  # protected by _spawn_condition
         self._aborted_starts: set[int] = set()
-        self._tails: dict[int, str] = {}  # last output of failed starts, until the failure is written
-        self._progress_noted_at = 0.0
+        self._tails: dict[int, str] = {}  # last output of failed starts, until `forget_start`
+        self._progress_written_at = 0.0
 
-    def bring_up(self, member: GuildMember, manifest: Manifest) -> None:
-        """Start the member until it is connected. If it raises McpRuntimeError, no process remains."""
+    def start(self, member: GuildMember, manifest: Manifest) -> None:
+        """Start the member, and return when it is connected. Raises McpRuntimeError, and then no process remains."""
         if manifest.url:
-            self._reach(member, manifest)
+            self._connect_remote_server(member, manifest)
             return
         tried_ports: set[int] = set()
         while True:
-            port = self._claim_port(member, tried_ports)
+            port = self._allocate_port(member, tried_ports)
             tried_ports.add(port)
             live_member = self._spawn(member, manifest, port)
             give_connection_back()
             try:
                 self._connect(live_member, manifest)
             except ExitedEarlyError as error:
-                self._forget(live_member)
+                self._clean_up(live_member)
                 if (
-                    not _was_port_in_use(manifest, error, live_member.process.tail())
+                    not _was_port_taken(manifest, error, live_member.process.tail())
                     or len(tried_ports) >= MAX_PORT_TRIES
                 ):
                     raise
@@ -118,35 +126,38 @@ class Starting:
             except Exception:
                 give_connection_back()
                 live_member.process.stop()
-                self._forget(live_member)
+                self._clean_up(live_member)
                 raise
             else:
                 return
 
     def tail(self, member_id: int) -> str:
-        """The last output of the process of a failed start."""
+        """Return the last output of the process, if the last start of the member failed."""
         return self._tails.get(member_id, "")
 
     def forget_start(self, member_id: int) -> None:
-        """Forget a start after its end is in the row."""
+        """Forget the abort and the output of a start that has ended. Call it after the new status is in the row."""
         self._aborted_starts.discard(member_id)
         self._tails.pop(member_id, None)
 
     def abort(self, member_id: int) -> None:
-        """Stop a `bring_up` of another thread, also a later one. It raises StoppedWhileStartingError."""
+        """Stop a `start` that runs in another thread or begins later. There it raises StoppedWhileStartingError."""
         self._aborted_starts.add(member_id)
         live_member = self._members.get(member_id)
         if live_member is not None:
             live_member.stop_requested.set()
             live_member.process.stop()
-            live_member.talk.abort()  # for a remote server, which has no process
+            live_member.hall_exchange.abort()  # for a remote server, which has no process
 
-    def note_progress(self) -> None:
-        """Write the last output of members with long starts onto their rows. The supervisor calls it each turn."""
+    def write_progress(self) -> None:
+        """Write the last line of output to the row of each member whose start takes long.
+
+        The supervisor calls this in each turn.
+        """
         now = time.monotonic()
-        if now < self._progress_noted_at + PROGRESS_INTERVAL:
+        if now < self._progress_written_at + PROGRESS_INTERVAL:
             return
-        self._progress_noted_at = now
+        self._progress_written_at = now
         for live_member in self._members.all():
             if live_member.connected_at is None and now > live_member.process.spawned_at + PROGRESS_AFTER:
                 line = live_member.process.last_line()[:PROGRESS_LENGTH]
@@ -155,48 +166,50 @@ class Starting:
                     live_member.progress = line
 
     def kill_everything(self) -> None:
-        """Kill all that this runtime started, and start nothing more. For a lost lease and the end of a stop.
+        """Kill all processes that this runtime started, and refuse further spawns.
 
-        No member is spawned from then on, because a start in progress would leave its process behind.
+        This is for a runtime that lost its lease, and for the end of a stop. Without the refusal, a start in progress
+        would spawn a process that nobody ends.
         """
-        with self._spawning:
+        with self._spawn_condition:
             self._is_closed = True
-            # Wait only shortly, because a command on a disk that hangs must not keep the others alive.
-            self._spawning.wait_for(lambda: not self._spawning_now, SPAWN_GRACE)
+            # The wait is short. If a spawn hangs because its disk hangs, the other processes are killed nevertheless.
+            self._spawn_condition.wait_for(lambda: not self._spawns_in_progress, SPAWN_GRACE)
         process.kill_tagged(self._tag_prefix)
 
     # A remote server ---------------------------------------------------------------------------------------------
 
-    def _reach(self, member: GuildMember, manifest: Manifest) -> None:
-        """Begin a session with a remote server. It needs no port and no process, and there is one try."""
+    def _connect_remote_server(self, member: GuildMember, manifest: Manifest) -> None:
+        """Connect to a remote server. It needs no port and no process. This tries only once."""
         if fault := remote.plain_http_fault(manifest.url, self._options.plain_http_hosts):
             raise UrlError(fault)
-        folder, private = self._options.members_dir / member.directory, (self._options.data_dir, *self._options.private)
+        folder = self._options.members_dir / member.directory
+        private_paths = (self._options.data_dir, *self._options.private_paths)
         client = JsonRpcClient(
             manifest.url,
             connections=manifest.max_concurrency + 2,
             max_bytes=self._options.max_result_bytes,
-            headers=remote.resolve(manifest.headers, remote.Sources(folder, private)),
+            headers=remote.resolve(manifest.headers, remote.Sources(folder, private_paths)),
             on_notification=partial(self._on_notification, member.pk),
         )
         live_member = LiveMember(member.pk, member.name, 0, client, NoProcess(), remote.display_url(manifest.url))
-        self._begin(live_member)
+        self._register(live_member)
         give_connection_back()
         try:
             self._connect(live_member, manifest)
         except Exception:
             give_connection_back()
-            self._forget(live_member)
+            self._clean_up(live_member)
             raise
 
     # A process ----------------------------------------------------------------------------------------------------
 
-    def _claim_port(self, member: GuildMember, tried_ports: set[int]) -> int:
-        """The next free port, claimed by its row (REQ-MCP-HTTP-5 to 8). Raises NoFreePortError."""
+    def _allocate_port(self, member: GuildMember, tried_ports: set[int]) -> int:
+        """Find a free port and insert the row that reserves it (REQ-MCP-HTTP-5 to 8). Raises NoFreePortError."""
         first, last = self._options.port_range
-        claimed_ports = set(PortAllocation.objects.exclude(member=member).values_list("port", flat=True))
+        allocated_ports = set(PortAllocation.objects.exclude(member=member).values_list("port", flat=True))
         for port in ports.candidates(first, last, member.last_port):
-            if port in tried_ports or port in claimed_ports or not ports.is_free(port):
+            if port in tried_ports or port in allocated_ports or not ports.is_free(port):
                 continue
             try:
                 with transaction.atomic():
@@ -209,7 +222,7 @@ class Starting:
                         update_fields=["port", "allocated_at"],
                     )
             except IntegrityError:
-                continue  # another member of this hall has just claimed it
+                continue  # another member of this hall has just reserved the port
             return port
         raise NoFreePortError(first, last)
 
@@ -217,7 +230,7 @@ class Starting:
         argv = manifest.argv(port)
         if manifest.transport == "stdio":
             argv = bridge.command_line(port, argv, self._options.max_result_bytes)
-        tag = f"{self._tag_prefix}{next(self._spawns)}/{member.name}"
+        tag = f"{self._tag_prefix}{next(self._spawn_numbers)}/{member.name}"
         environment = process.child_environment(manifest.environment(port), tag)
         with self._count_spawn(member.name):
             member_process = MemberProcess.spawn(
@@ -244,28 +257,31 @@ class Starting:
         live_member = LiveMember(
             member.pk, member.name, port, client, member_process, f"http://localhost:{port}/mcp", limits
         )
-        self._begin(live_member)
+        self._register(live_member)
         return live_member
 
     @contextlib.contextmanager
     def _count_spawn(self, name: str) -> Iterator[None]:
-        """Enter this around every spawn. `kill_everything` waits for it, and after that it raises an error."""
-        with self._spawning:
+        """Count a spawn in progress, so that `kill_everything` can wait for its end.
+
+        Raises StoppedWhileStartingError if `kill_everything` was called.
+        """
+        with self._spawn_condition:
             if self._is_closed:
                 raise StoppedWhileStartingError(name)
-            self._spawning_now += 1
+            self._spawns_in_progress += 1
         try:
             yield
         finally:
-            with self._spawning:
-                self._spawning_now -= 1
-                self._spawning.notify_all()
+            with self._spawn_condition:
+                self._spawns_in_progress -= 1
+                self._spawn_condition.notify_all()
 
     # Both ---------------------------------------------------------------------------------------------------------
 
-    def _begin(self, live_member: LiveMember) -> None:
+    def _register(self, live_member: LiveMember) -> None:
         self._members.add(live_member)
-        if live_member.member_id in self._aborted_starts:  # the abort came before there was a process
+        if live_member.member_id in self._aborted_starts:  # `abort` was called before the member was live
             live_member.stop_requested.set()
 
     def _connect(self, live_member: LiveMember, manifest: Manifest) -> None:
@@ -283,14 +299,15 @@ class Starting:
             raise StoppedWhileStartingError(live_member.name)
         self._on_connected(live_member, manifest)
 
-    def _forget(self, live_member: LiveMember) -> None:
+    def _clean_up(self, live_member: LiveMember) -> None:
+        """Remove a live member whose start failed, and kill the processes that it left behind."""
         self._tails[live_member.member_id] = live_member.process.tail()
         self._members.remove(live_member)
         process.kill_tagged(live_member.process.tag)
 
 
-def _was_port_in_use(manifest: Manifest, error: ExitedEarlyError, tail: str) -> bool:
-    if manifest.transport == "stdio":  # the server itself has no port, so its exit code 2 means something else
+def _was_port_taken(manifest: Manifest, error: ExitedEarlyError, tail: str) -> bool:
+    if manifest.transport == "stdio":  # the bridge has the port, so exit code 2 of the server means something else
         return error.exit_code == PORT_TAKEN_EXIT_CODE and bridge.PORT_TAKEN in tail
     words = tail.lower()
     return error.exit_code == PORT_TAKEN_EXIT_CODE or (

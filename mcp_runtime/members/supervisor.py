@@ -145,7 +145,7 @@ class Supervisor:
         self._lifecycle.request_refreshes()
         self.serve()
         self.find_untracked()
-        self._lifecycle.note_progress()
+        self._lifecycle.write_progress()
         self._signs_of_life.turn()
         self.check_remotes()
 

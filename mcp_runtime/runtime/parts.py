@@ -47,7 +47,7 @@ class Parts:
                 port_range=settings.GUILD_HALL_PORT_RANGE,
                 max_result_bytes=settings.GUILD_HALL_MAX_RESULT_BYTES,
                 plain_http_hosts=settings.GUILD_HALL_PLAIN_HTTP_HOSTS,
-                private=settings.PRIVATE_PLACES,
+                private_paths=settings.PRIVATE_PLACES,
             ),
             on_change=self._handle_member_change,
             on_lists_changed=self._handle_list_change,

@@ -296,7 +296,7 @@ class RecordingLifecycle(Lifecycle):
     def request_refreshes(self) -> None:
         pass
 
-    def note_progress(self) -> None:
+    def write_progress(self) -> None:
         pass
 
     def live_members(self) -> list[Any]:

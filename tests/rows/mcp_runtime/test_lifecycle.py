@@ -190,14 +190,14 @@ def test_a_start_that_takes_longer_tells_its_last_line_until_it_is_over(
     starting = in_thread(lambda: stage.lifecycle.start(member.pk))
 
     def is_told() -> bool:
-        stage.lifecycle.note_progress()
+        stage.lifecycle.write_progress()
         return row(member).progress == "listening"
 
     eventually(is_told)
     assert row(member).status == "starting"
     stage.clear("hang-initialize")
     starting.join(10)
-    stage.lifecycle.note_progress()
+    stage.lifecycle.write_progress()
     assert (row(member).status, row(member).progress) == ("connected", "")
 
 
@@ -206,7 +206,7 @@ def test_a_start_that_is_over_soon_tells_no_progress(stage: Stage) -> None:
     starting = in_thread(lambda: stage.lifecycle.start(member.pk))
     eventually(lambda: stage.lifecycle.live_members() and stage.live(member).process.last_line())
     stage.live(member).process.spawned_at = time.monotonic()
-    stage.lifecycle.note_progress()
+    stage.lifecycle.write_progress()
     assert row(member).progress == ""
     stage.clear("hang-initialize")
     starting.join(10)
@@ -218,7 +218,7 @@ def test_a_runtime_without_the_lease_tells_no_progress(stage: Stage, monkeypatch
     starting = in_thread(lambda: stage.lifecycle.start(member.pk))
     eventually(lambda: stage.lifecycle.live_members() and stage.live(member).process.last_line())
     stage.lose_the_lease()
-    stage.lifecycle.note_progress()
+    stage.lifecycle.write_progress()
     assert row(member).progress == ""
     stage.live(member).process.kill()
     starting.join(10)
@@ -764,7 +764,7 @@ def test_a_refresh_that_hangs_does_not_delay_a_stop_and_is_no_failure(stage: Sta
     member = stage.up()
     stage.set("hang-tools-list")
     refreshing = in_thread(lambda: stage.lifecycle.refresh(member.pk))
-    eventually(lambda: stage.live(member).talk.request_id is not None and refreshing.is_alive())
+    eventually(lambda: stage.live(member).hall_exchange.request_id is not None and refreshing.is_alive())
     watch = Stopwatch()
     eventually(lambda: (stage.lifecycle.abort_refresh(member.pk), not refreshing.is_alive())[1])
     assert watch.seconds < 2
