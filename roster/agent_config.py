@@ -27,7 +27,7 @@ PLACEHOLDER = "gh_PUT_A_TOKEN_HERE"
 # An estimate. Tokenizers differ, and none is public for every model. JSON has about four characters a token.
 CHARACTERS_PER_TOKEN = 4
 MAX_COUNTS = 20_000  # lengths of definitions
-HOW_ESTIMATED = f"characters of the definitions as JSON, divided by {CHARACTERS_PER_TOKEN}"
+ESTIMATE_FORMULA = f"characters of the definitions as JSON, divided by {CHARACTERS_PER_TOKEN}"
 
 
 @dataclass(frozen=True)
@@ -117,10 +117,10 @@ def gateway_entries(names: Sequence[str], token: str) -> list[Entry]:
     return [Entry(SERVER_NAME, f"http://localhost:{settings.GUILD_HALL_GATEWAY_PORT}/mcp{query}", token)]
 
 
-def direct_entries(members: Iterable[GuildMember], *, all_of_them: bool) -> list[Entry]:
+def direct_entries(members: Iterable[GuildMember], *, require_all: bool) -> list[Entry]:
     """Each member's own endpoint, without a token.
 
-    If a member does not run, raises RequestRefusedError (`all_of_them`), or omits the member.
+    If a member does not run, raises RequestRefusedError (`require_all`), or omits the member.
     """
     is_alive = live_runtime() is not None
     entries = []
@@ -128,7 +128,7 @@ def direct_entries(members: Iterable[GuildMember], *, all_of_them: bool) -> list
         endpoint = row.endpoint if is_alive else None
         if endpoint is not None:
             entries.append(Entry(row.name, endpoint))
-        elif all_of_them:
+        elif require_all:
             raise RequestRefusedError(f"member {row.name!r} does not run, so it has no endpoint; start it first")
     return entries
 

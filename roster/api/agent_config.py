@@ -94,7 +94,7 @@ class AgentConfigView(HallView):
         principal, names, direct = principal_of(request), values["members"], values["direct"]
         members = agent_config.select_members(principal, names)
         if direct:
-            entries = agent_config.direct_entries(members, all_of_them=bool(names))
+            entries = agent_config.direct_entries(members, require_all=bool(names))
         else:
             entries = agent_config.gateway_entries(names, token)
         client = agent_config.FORMATS[values["for"]]

@@ -1,4 +1,7 @@
-"""The contents of a token's page: the configuration of each client, the programs that used it, the tools called."""
+"""The data of a token's page.
+
+The page shows the configuration for each client, the programs that used the token, and the tools that they called.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from roster import agent_config
 from roster.agent_config import FORMATS, PLACEHOLDER, Cost, Entry
 from roster.models import Call, GuildMember, Token
 
-COUNTED_CALLS = 1_000
+COUNTED_CALLS = 1_000  # the newest calls, which the table of tools counts
 SHOWN_TOOLS = 50
-MAX_MEMBERS = 300  # choices
+MAX_CHOICES = 300  # members that the form offers
 
 CLIENT_NAMES = {
     "agent-sdk": "Claude Agent SDK",
@@ -39,21 +42,25 @@ class ClientConfiguration:
 
 
 def configuration(request: HttpRequest, token: Token) -> dict[str, Any]:
-    """The choice in the URL (`?members=a&members=b&way=direct`), and the configuration of each client for it."""
+    """Return the context of the form and of the configurations.
+
+    The URL has the choices of the form, for example `?members=a&members=b&way=direct`. Without `members` the
+    configurations are for all members.
+    """
     try:
         principal = principals.principal_of_row(token)
     except TokenError as error:
         return {"token": token, "refusal": str(error)}
-    choices = agent_config.select_members(principal, [])[:MAX_MEMBERS]
-    names = set(request.GET.getlist("members"))
-    selection = [member for member in choices if member.name in names]
+    choices = agent_config.select_members(principal, [])[:MAX_CHOICES]
+    selected_names = set(request.GET.getlist("members"))
+    selection = [member for member in choices if member.name in selected_names]
     direct = request.GET.get("way") == "direct"
     context = {
         "token": token,
         "choices": choices,
         "selected_names": {member.name for member in selection},
         "direct": direct,
-        "how_estimated": agent_config.HOW_ESTIMATED,
+        "estimate_formula": agent_config.ESTIMATE_FORMULA,
     }
     members = selection or choices
     try:
@@ -65,7 +72,7 @@ def configuration(request: HttpRequest, token: Token) -> dict[str, Any]:
 
 def _entries(selection: list[GuildMember], members: list[GuildMember], *, direct: bool) -> list[Entry]:
     if direct:
-        return agent_config.direct_entries(members, all_of_them=bool(selection))
+        return agent_config.direct_entries(members, require_all=bool(selection))
     return agent_config.gateway_entries([member.name for member in selection], PLACEHOLDER)
 
 
@@ -79,11 +86,14 @@ def _costs(principal: Principal, members: list[GuildMember], *, direct: bool) ->
     costs = agent_config.costs(principal, members, direct=direct)
     rows = [{"name": name, "tools": cost.tools, "tokens": cost.tokens} for name, cost in costs.items() if cost.tools]
     total = sum(costs.values(), Cost())
-    return {"costs": rows, "tools_in_all": total.tools, "tokens_in_all": total.tokens}
+    return {"costs": rows, "total_tools": total.tools, "total_tokens": total.tokens}
 
 
-def use(request: HttpRequest, token: Token) -> dict[str, Any]:
-    """The programs that used the token, and the tools of its last calls. A count of all calls may take long."""
+def usage(request: HttpRequest, token: Token) -> dict[str, Any]:
+    """Return the programs that used the token, and the tools that they called.
+
+    Only the last calls are counted, because a count of all calls may take long.
+    """
     last_calls = Call.objects.filter(token=token).order_by("-id").values("pk")[:COUNTED_CALLS]
     tools = (
         Call.objects.filter(pk__in=last_calls)

@@ -217,7 +217,7 @@ class TokenAdmin(SafeFilterAdmin):
         context = {**(extra_context or {}), "may_revoke": self.has_revoke_permission(request)}
         if token is not None and self.has_view_permission(request, token):
             context |= {"facts": [(label, show(self, token)) for label, show in FACTS]}
-            context |= {**page.configuration(request, token), **page.use(request, token)}
+            context |= {**page.configuration(request, token), **page.usage(request, token)}
         return super().change_view(request, object_id, form_url, context)
 
     def part_view(self, request: HttpRequest, token_id: int, part: str) -> HttpResponse:
@@ -234,7 +234,7 @@ class TokenAdmin(SafeFilterAdmin):
                     is_final=True,
                 )
             case "use":
-                return live.part(request, "roster/token/use.html", lambda: page.use(request, token))
+                return live.part(request, "roster/token/use.html", lambda: page.usage(request, token))
             case _:
                 raise Http404(f"a token's page has no part {part!r}")
 

@@ -34,7 +34,7 @@ class Command(HallCommand):
             principal = principals.principal_of_user(user)
             members = agent_config.select_members(principal, options["members"])
             if options["direct"]:
-                entries = agent_config.direct_entries(members, all_of_them=bool(options["members"]))
+                entries = agent_config.direct_entries(members, require_all=bool(options["members"]))
             else:
                 new_token = NewToken(options["client"], options["members"], expires_at=options["expires"])
                 row, token = make_token(user, new_token, maker=principal)
@@ -52,4 +52,4 @@ class Command(HallCommand):
 def _costs(costs: dict[str, Cost]) -> str:
     rows = [*costs.items(), ("in all", sum(costs.values(), Cost()))]
     cells = [[name, str(cost.tools), f"~{cost.tokens}"] for name, cost in rows]
-    return f"{table(['MEMBER', 'TOOLS', 'TOKENS'], cells)}\nTokens are an estimate: {agent_config.HOW_ESTIMATED}."
+    return f"{table(['MEMBER', 'TOOLS', 'TOKENS'], cells)}\nTokens are an estimate: {agent_config.ESTIMATE_FORMULA}."

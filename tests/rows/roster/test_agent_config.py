@@ -76,21 +76,21 @@ def up(db: None) -> GuildMember:
 
 
 def test_direct_entries_are_the_members_own_endpoints(up: GuildMember) -> None:
-    assert agent_config.direct_entries([up], all_of_them=True) == [Entry("up", "http://localhost:20000/mcp")]
+    assert agent_config.direct_entries([up], require_all=True) == [Entry("up", "http://localhost:20000/mcp")]
 
 
 def test_a_member_that_does_not_run_has_no_direct_entry(up: GuildMember) -> None:
     down = add_member("down")
-    assert [entry.name for entry in agent_config.direct_entries([up, down], all_of_them=False)] == ["up"]
+    assert [entry.name for entry in agent_config.direct_entries([up, down], require_all=False)] == ["up"]
     with pytest.raises(RequestRefusedError, match="'down' does not run"):
-        agent_config.direct_entries([up, down], all_of_them=True)
+        agent_config.direct_entries([up, down], require_all=True)
 
 
 @pytest.mark.django_db
 def test_without_a_runtime_nobody_has_a_direct_entry() -> None:
     member = add_member("up", status="connected")
     PortAllocation.objects.create(port=20000, member=member)
-    assert agent_config.direct_entries([member], all_of_them=False) == []
+    assert agent_config.direct_entries([member], require_all=False) == []
 
 
 def test_only_members_that_may_be_called_are_chosen(up: GuildMember) -> None:
