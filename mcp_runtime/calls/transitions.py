@@ -385,7 +385,7 @@ PRUNE_BATCH = 500
 
 
 def prune(*, days: int, keep: int) -> int:
-    """Delete finished calls that ended more than `days` days ago. Of the others, keep the newest `keep` calls.
+    """Delete finished calls that ended more than `days` days ago, and all finished calls except the newest `keep`.
 
     Return how many calls were deleted.
 

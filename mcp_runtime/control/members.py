@@ -157,7 +157,7 @@ def with_text(tools: QuerySet[Tool]) -> QuerySet[Tool]:
 
 
 def visible_tools() -> Q:
-    """A condition for the tools that lists show. The member lists them, and they are not disabled."""
+    """A condition for the tools that lists show. The member lists them, and they are enabled."""
     return Q(listed=True, enabled=True)
 
 
