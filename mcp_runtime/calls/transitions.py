@@ -144,7 +144,8 @@ def queue(
 def _first_call(caller: Caller, principal: Principal, key: str) -> Call | None:
     """Return the call that this principal made with this key.
 
-    Tokens of one user do not share keys. A token with fewer rights must not see the result of one with more.
+    Tokens of one user do not share keys. A token with fewer rights must not see the result of a call of a token with
+    more rights.
     """
     if caller.user is None:
         return None
@@ -223,9 +224,9 @@ def _check_arguments(member: GuildMember, tool: Tool, schema: str, arguments: An
     except validation.BrokenSchemaError as error:
         fault = str(error)
     if fault != tool.schema_error:
-        # With a new fault, the schema was usable at tools/list and is not usable now. From now on the hall does not
-        # validate arguments, and the page of the tool shows the fault. With an empty fault, the check of the schema
-        # took too long at tools/list, and was fast enough now.
+        # `tool.schema_error` is empty or a temporary fault here. If `fault` is not empty, the schema cannot be used
+        # now, and the page of the tool shows the fault. If it is not temporary, the hall does not validate the
+        # arguments of later calls. If `fault` is empty, the temporary fault is gone.
         if fault:
             logger.warning("tool %r of member %r: %s; its arguments are not validated", tool.name, member.name, fault)
         Tool.objects.filter(pk=tool.pk).update(schema_error=fault)
@@ -238,8 +239,7 @@ def _check_arguments(member: GuildMember, tool: Tool, schema: str, arguments: An
 class Outcome:
     """How a call ended. The fields have the names of the columns of Call. `result` and `error_data` are JSON text.
 
-    Outcomes contain encoded JSON, because the threads that run the calls create them in parallel, and a single thread
-    writes most of them.
+    A single thread writes most outcomes, so the threads that run the calls encode the JSON, in parallel.
     """
 
     status: Call.Status
@@ -300,7 +300,7 @@ def write_progress(call_id: int, progress: dict[str, Any], lease_id: uuid.UUID) 
 
 
 def refuse(call: Call, outcome: Outcome, lease_id: uuid.UUID) -> bool:
-    """Change a call that was never claimed from queued to failed.
+    """Change the status from queued to failed, for a call that was never claimed.
 
     Return False if it is no longer queued, or if this runtime lost the lease.
     """
@@ -308,7 +308,7 @@ def refuse(call: Call, outcome: Outcome, lease_id: uuid.UUID) -> bool:
 
 
 def _finish(call: Call, outcome: Outcome, condition: str, *lease_ids: uuid.UUID) -> bool:
-    """End the call if `condition` is true. `lease_ids` are the parameters of the condition. Return whether it was."""
+    """End the call if `condition` is true, and return whether it was true. `lease_ids` are its parameters."""
     changes: dict[str, Any] = {
         "status": outcome.status,
         "finished_at": timezone.now(),
@@ -330,7 +330,7 @@ def _finish(call: Call, outcome: Outcome, condition: str, *lease_ids: uuid.UUID)
 
 
 def end_calls_of_other_leases(lease_id: uuid.UUID, message: str) -> int:
-    """Change calls that run under any other lease from running to failed / lost. Return how many."""
+    """Change the status from running to failed / lost, for calls that run under any other lease. Return how many."""
     rows = active_calls(Status.RUNNING).exclude(lease_id=lease_id)
     count = 0
     for call in rows.select_related("member"):
@@ -341,7 +341,7 @@ def end_calls_of_other_leases(lease_id: uuid.UUID, message: str) -> int:
 
 
 def end_calls_of_lease(lease_id: uuid.UUID, message: str) -> None:
-    """Change calls that run under this lease from running to failed / lost, because the runtime is stopping."""
+    """Change the status from running to failed / lost, for calls that run under this lease: the runtime is stopping."""
     for call in active_calls(Status.RUNNING).filter(lease_id=lease_id).select_related("member"):
         text = f"tool {call.tool_name!r} of member {call.member.name!r}: {message}"
         finish(call, Outcome.failed(ErrorKind.LOST, text), lease_id)
@@ -429,8 +429,8 @@ def call_counts() -> dict[tuple[str, str], int]:
     current = finished_calls.values("member__name", "error_kind", "status").annotate(count=Count("id"))
     totals = CallTotal.objects.annotate(kind=Value("")).values_list("member__name", "kind", "outcome", "count")
     counts: dict[tuple[str, str], int] = {}
-    # One statement reads both tables. A prune between two statements would lower the counters, and Prometheus takes a
-    # lower counter for a restart.
+    # One statement reads both tables. A prune between two statements would lower the counters, which
+    # Prometheus would interpret as a restart.
     rows = current.values_list("member__name", "error_kind", "status", "count").union(totals, all=True)
     for name, kind, outcome, count in rows:
         counts[name, kind or outcome] = counts.get((name, kind or outcome), 0) + count

@@ -106,7 +106,7 @@ class Exchange:
     def expect_body(self, max_bytes: int) -> None:
         """Limit the body, after the headers were read.
 
-        The limit is higher than `max_bytes`, because a body in small chunks needs twice its size.
+        The limit is higher than `max_bytes`, because the framing of chunks is read too.
         """
         with self._lock:
             if self._socket is not None:
@@ -188,7 +188,7 @@ class _DeadlineSocket(socket.socket):
     _subject = ""
 
     def limit_bytes(self, count: int, subject: str) -> None:
-        """Allow at most `count` more bytes to be read. The error of further bytes begins with `subject`."""
+        """Allow at most `count` more bytes to be read. More bytes raise an error that begins with `subject`."""
         self._limit = self._remaining = count
         self._subject = subject
 
@@ -410,7 +410,7 @@ class Transport:
         body: bytes = response.raw.read(self.max_bytes + 1) or b""
         if len(body) > self.max_bytes:
             raise ProtocolError(f"the response is larger than {self.max_bytes:,} bytes")
-        if response.raw.length_remaining:  # the body is incomplete, for which a read with a limit raises nothing
+        if response.raw.length_remaining:  # incomplete. A read with a limit raises no error for this
             raise ConnectError(CLOSED_EARLY)
         return body
 
@@ -487,7 +487,7 @@ def _translate(error: Exception, timeout: float) -> TransportError | ProtocolErr
     chain = list(_causes(error))
     if any(isinstance(e, ConnectionRefusedError) for e in chain):
         return ConnectError("connection refused", is_refusal=True)
-    # This check is before the check of timeouts, because the errors of a look-up in urllib3 are timeouts too.
+    # This check is before the check of timeouts, because urllib3's NameResolutionError is a timeout.
     if lookup_errors := [e for e in chain if isinstance(e, socket.gaierror)]:
         return ConnectError(f"its host name cannot be looked up: {lookup_errors[0].strerror or lookup_errors[0]}")
     if any(isinstance(e, NewConnectionError) for e in chain):

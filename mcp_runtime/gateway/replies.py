@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from http import HTTPStatus
 from typing import Any
 
 from mcp_runtime.gateway.messages import Event
@@ -9,6 +11,7 @@ from mcp_runtime.http1.server import Headers
 from mcp_runtime.protocol import jsonrpc
 from mcp_runtime.protocol.errors import MethodError
 
+HAS_STANDARD_TEXT = re.compile(r"[A-Z][A-Za-z ]+(:|$)")
 JSON_HEADERS = ((b"content-type", b"application/json"),)
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream"),
@@ -24,10 +27,10 @@ CLIENTS_IGNORING_ERROR_BODIES = (b"claude-code/", b"codex-mcp-client/")
 
 
 class Refusal(Exception):
-    """An HTTP status with a JSON-RPC error as its body."""
+    """An HTTP status with a JSON-RPC error as its body. Its text begins with the standard text of HTTP or JSON-RPC."""
 
     def __init__(self, status: int, error: MethodError, message_id: Any = None, headers: Headers = ()) -> None:
-        super().__init__(str(error))
+        super().__init__(_with_standard_text(status, error))
         self.status = status
         self.error = error
         self.message_id = message_id
@@ -36,7 +39,14 @@ class Refusal(Exception):
     @property
     def body(self) -> bytes:
         error = self.error
-        return jsonrpc.encode(jsonrpc.error_response(self.message_id, error.code, str(error), error.data))
+        return jsonrpc.encode(jsonrpc.error_response(self.message_id, error.code, str(self), error.data))
+
+
+def _with_standard_text(status: int, error: MethodError) -> str:
+    """With status 400 the text of the JSON-RPC code, if it is a standard code. Otherwise the text of the status."""
+    text = str(error)
+    standard = jsonrpc.MEANINGS.get(error.code) if status == HTTPStatus.BAD_REQUEST else HTTPStatus(status).phrase
+    return text if standard is None or HAS_STANDARD_TEXT.match(text) else f"{standard}: {text}"
 
 
 def encoded(event: Event) -> bytes:

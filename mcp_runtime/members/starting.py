@@ -44,7 +44,8 @@ MAX_PORT_TRIES = 10
 PORT_TAKEN_EXIT_CODE = 2  # see docs/writing-a-member.md
 PORT_TAKEN_WORDS = ("eaddrinuse", "address already in use", "address in use")
 SPAWN_GRACE = 0.3  # seconds that `kill_everything` waits for spawns in progress
-# Seconds from the spawn. The supervisor writes the progress in its next turn, so the row has it after about one second.
+# Seconds after the spawn, from which the progress is written. The supervisor writes it in its next turn, so the row has
+# it after about one second.
 PROGRESS_AFTER = 0.8
 PROGRESS_INTERVAL = 0.9  # seconds between two writes, because turns of the supervisor may be shorter
 PROGRESS_LENGTH = 200  # of GuildMember.progress
@@ -91,7 +92,7 @@ class Starter:
         self._on_connected = on_connected
         self._on_exit = on_exit
         self._on_notification = on_notification
-        # Each process has its own environment tag. So a sweep for the processes of a failed start never finds those of
+        # Each spawn has its own environment tag. So a sweep for the processes of a failed start never finds those of
         # the next start.
         self._tag_prefix = process.tag_prefix(options.hall_id, options.runtime)
         self._spawn_numbers = itertools.count(1)
@@ -141,7 +142,7 @@ class Starter:
         self._tails.pop(member_id, None)
 
     def abort(self, member_id: int) -> None:
-        """Stop a `start` that runs in another thread or begins later. There it raises StoppedWhileStartingError."""
+        """Stop a `start` that runs in another thread or begins later, which raises StoppedWhileStartingError."""
         self._aborted_starts.add(member_id)
         live_member = self._members.get(member_id)
         if live_member is not None:
@@ -168,8 +169,8 @@ class Starter:
     def kill_everything(self) -> None:
         """Kill all processes that this runtime started, and refuse further spawns.
 
-        This is for a runtime that lost its lease, and for the end of a stop. Without the refusal, a start in progress
-        would spawn a process that nobody ends.
+        A runtime calls this when it lost its lease, and at the end when it stops. Without the refusal, a start in
+        progress would spawn a process that nobody ends.
         """
         with self._spawn_condition:
             self._is_closed = True

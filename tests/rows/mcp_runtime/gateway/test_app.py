@@ -89,7 +89,7 @@ def test_verbs_types_and_bodies_are_taken_by_the_rules(world: World) -> None:
     assert agent.post(request(1, "ping"), Content_Type="text/plain").status_code == 415
     unreadable = agent.post(b"{").json()["error"]
     assert unreadable["code"] == -32700
-    assert unreadable["message"].startswith("the body is not JSON")  # theirs, not a member's answer
+    assert unreadable["message"].startswith("Parse error: the body is not JSON")  # theirs, not a member's answer
     statuses = {
         400: [7, {"jsonrpc": "1.0"}, {"jsonrpc": "2.0", "id": 1}, {**request(1, "ping"), "params": []}]
         + [{**request(odd, "ping")} for odd in (None, True, {})]
@@ -378,10 +378,11 @@ def test_what_is_kept_longer_than_its_message_has_bounds_of_its_own(world: World
     agent = world.agent().begin()
     assert agent.post(request("x" * 1_000, "ping")).status_code == 200
     refused = agent.post(request("x" * 1_001, "ping"))
-    assert (refused.status_code, refused.json()["error"]["message"]) == (400, "an id can have at most 1,000 characters")
+    text = "Invalid Request: an id can have at most 1,000 characters"
+    assert (refused.status_code, refused.json()["error"]["message"]) == (400, text)
     large = {f"{META}clientCapabilities": {"experimental": {"a": "x" * 20_000}}}
     refused = world.agent().modern("tools/list", meta=large)
     assert (refused.status_code, refused.json()["error"]["message"]) == (
         400,
-        "capabilities can have at most 16,384 bytes",
+        "Invalid params: capabilities can have at most 16,384 bytes",
     )

@@ -238,5 +238,5 @@ def test_a_message_that_is_refused_for_its_shape_gets_the_reason_and_delays_nobo
     body = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"notes__echo","arguments":{"a":[%b{}]}}}'
     response = agent.post(body % (b"{}," * 1_200_000))
     assert response.status_code == 400
-    assert response.json()["error"] == {"code": -32700, "message": "the body has more than 100,000 values"}
+    assert response.json()["error"] == {"code": -32700, "message": "Parse error: the body has more than 100,000 values"}
     assert agent.text("notes__echo", a=[{}] * 50_000) == "done"

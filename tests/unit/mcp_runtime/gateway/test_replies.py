@@ -86,8 +86,26 @@ def test_a_body_is_what_came_and_who_goes_away_is_gone() -> None:
 
 
 def test_a_refusal_is_a_json_rpc_error() -> None:
-    told = jsonrpc.decode(Refusal(400, MethodError(-32600, "no", {"a": 1}), 7).body)
-    assert told == {"jsonrpc": "2.0", "id": 7, "error": {"code": -32600, "message": "no", "data": {"a": 1}}}
+    error = jsonrpc.decode(Refusal(400, MethodError(-32600, "no", {"a": 1}), 7).body)
+    assert error == {
+        "jsonrpc": "2.0",
+        "id": 7,
+        "error": {"code": -32600, "message": "Invalid Request: no", "data": {"a": 1}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "text", "message"),
+    [
+        (400, -32602, "params must be an object", "Invalid params: params must be an object"),
+        (404, -32600, "there is no agent 'x'", "Not Found: there is no agent 'x'"),
+        (503, -32603, "the runtime is stopping", "Service Unavailable: the runtime is stopping"),
+        (405, -32600, "Method not allowed: PUT", "Method not allowed: PUT"),
+        (400, -32022, "unsupported version", "unsupported version"),
+    ],
+)
+def test_a_refusal_begins_with_the_standard_text_once(status: int, code: int, text: str, message: str) -> None:
+    assert jsonrpc.decode(Refusal(status, MethodError(code, text)).body)["error"]["message"] == message
 
 
 def test_an_answer_alone_is_one_json_body() -> None:
