@@ -44,7 +44,7 @@ MAX_PORT_TRIES = 10
 PORT_TAKEN_EXIT_CODE = 2  # see docs/writing-a-member.md
 PORT_TAKEN_WORDS = ("eaddrinuse", "address already in use", "address in use")
 SPAWN_GRACE = 0.3  # seconds that `kill_everything` waits for spawns in progress
-# Seconds after the spawn, from which the progress is written. The supervisor writes it in its next turn, so the row has
+# Progress is written from this many seconds after the spawn. The supervisor writes it in its next turn, so the row has
 # it after about one second.
 PROGRESS_AFTER = 0.8
 PROGRESS_INTERVAL = 0.9  # seconds between two writes, because turns of the supervisor may be shorter
@@ -142,7 +142,7 @@ class Starter:
         self._tails.pop(member_id, None)
 
     def abort(self, member_id: int) -> None:
-        """Stop a `start` that runs in another thread or begins later, which raises StoppedWhileStartingError."""
+        """Make a `start` in another thread, or a later one, stop and raise StoppedWhileStartingError."""
         self._aborted_starts.add(member_id)
         live_member = self._members.get(member_id)
         if live_member is not None:

@@ -1,6 +1,6 @@
 """The data of a token's page.
 
-The page shows the configuration for each client, the programs that used the token, and the tools that they called.
+The page shows the configuration for each client, the programs that used the token, and the tools called with it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _costs(principal: Principal, members: list[GuildMember], *, direct: bool) ->
 
 
 def usage(request: HttpRequest, token: Token) -> dict[str, Any]:
-    """Return the programs that used the token, and the tools that they called.
+    """Return the programs that used the token, and the tools called with it.
 
     Only the last calls are counted, because a count of all calls may take long.
     """
