@@ -110,7 +110,7 @@ class App:
         place = await self._place(match, exchange.query, principal)
         if exchange.verb not in VERBS:
             allow = [(b"allow", ", ".join(VERBS).encode())]
-            raise Refusal(405, MethodError(INVALID_REQUEST, f"Method not allowed: {exchange.verb}"), headers=allow)
+            raise Refusal(405, MethodError(INVALID_REQUEST, f"this address has no {exchange.verb}"), headers=allow)
         await self._verbs[exchange.verb](place, principal, exchange)
 
     async def _place(self, match: re.Match[str], query: str, principal: Principal) -> Place:

@@ -89,8 +89,7 @@ class Sessions:
 
         Raise LookupError, TypeError, ValueError or AttributeError for anything else.
         """
-        # The file of an earlier version has "told" instead of "states".
-        for digest, state in states["states" if "states" in states else "told"].items():
+        for digest, state in states["states"].items():
             uris = {member: [str(uri) for uri in uris] for member, uris in state.get("uris", {}).items()}
             self._extra_states[digest] = {"level": str(state.get("level", "")), "uris": uris}
         self._ended_digests.update((str(digest), None) for digest in states["ended"])

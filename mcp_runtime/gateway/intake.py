@@ -148,10 +148,10 @@ async def read_body(exchange: HttpExchange, reserve: Callable[[int], None] = lam
     try:
         return await exchange.body(reserve)
     except TooLargeError:
-        text = f"Invalid Request: the message has more than {MAX_BODY:,} bytes"
+        text = f"the message has more than {MAX_BODY:,} bytes"
         raise Refusal(413, MethodError(INVALID_REQUEST, text)) from None
     except TimeoutError:
-        text = f"Invalid Request: the request body did not arrive within {BODY_SECONDS:g} s"
+        text = f"the request body did not arrive within {BODY_SECONDS:g} s"
         raise Refusal(408, MethodError(INVALID_REQUEST, text)) from None
 
 

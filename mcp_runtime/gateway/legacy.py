@@ -70,7 +70,7 @@ class SessionClients:
     async def in_session(self, post: Post, session: ClientSession) -> None:
         place, message, client = post.place, post.message, post.client(session)
         if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
-            raise Refusal(400, MethodError(INVALID_REQUEST, "Invalid Request: not a JSON-RPC 2.0 message"))
+            raise Refusal(400, MethodError(INVALID_REQUEST, "not a JSON-RPC 2.0 message"))
         if not isinstance(message.get("method"), str):
             await self._receive_answer(session, message)
             post.exchange.reply(202)
@@ -136,7 +136,7 @@ class SessionClients:
         async def answer_one(message: Any) -> bytes | None:
             try:
                 if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
-                    raise Refusal(400, MethodError(INVALID_REQUEST, "Invalid Request: not a JSON-RPC 2.0 message"))
+                    raise Refusal(400, MethodError(INVALID_REQUEST, "not a JSON-RPC 2.0 message"))
                 if not isinstance(message.get("method"), str):
                     await self._receive_answer(session, message)
                 elif "id" not in message:
@@ -171,7 +171,7 @@ class SessionClients:
         verb, session_id = exchange.verb, eras.text_of(exchange.headers, mcp.SESSION_HEADER)
         if not session_id:
             allow = [(b"allow", b"POST")]
-            error = MethodError(INVALID_REQUEST, f"Method not allowed: {verb} needs the id of a session")
+            error = MethodError(INVALID_REQUEST, f"{verb} needs the id of a session")
             raise Refusal(405, error, headers=allow)
         session = self._sessions.find(session_id, principal, place.path)
         if session is None:

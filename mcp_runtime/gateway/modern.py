@@ -33,7 +33,7 @@ class ModernClients:
             isinstance(message, dict) and message.get("jsonrpc") == "2.0" and isinstance(message.get("method"), str)
         )
         if not is_request or not isinstance(message.get("params", {}), dict):
-            raise Refusal(400, MethodError(INVALID_REQUEST, "Invalid Request: not a JSON-RPC 2.0 request"))
+            raise Refusal(400, MethodError(INVALID_REQUEST, "not a JSON-RPC 2.0 request"))
         if "id" not in message:
             # A modern client has no notification to send. It cancels a request by closing the connection.
             post.exchange.reply(202)

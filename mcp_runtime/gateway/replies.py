@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from http import HTTPStatus
 from typing import Any
 
@@ -11,7 +10,6 @@ from mcp_runtime.http1.server import Headers
 from mcp_runtime.protocol import jsonrpc
 from mcp_runtime.protocol.errors import MethodError
 
-HAS_STANDARD_TEXT = re.compile(r"[A-Z][A-Za-z ]+(:|$)")
 JSON_HEADERS = ((b"content-type", b"application/json"),)
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream"),
@@ -44,9 +42,8 @@ class Refusal(Exception):
 
 def _with_standard_text(status: int, error: MethodError) -> str:
     """With status 400 the text of the JSON-RPC code, if it is a standard code. Otherwise the text of the status."""
-    text = str(error)
     standard = jsonrpc.MEANINGS.get(error.code) if status == HTTPStatus.BAD_REQUEST else HTTPStatus(status).phrase
-    return text if standard is None or HAS_STANDARD_TEXT.match(text) else f"{standard}: {text}"
+    return f"{standard}: {error}" if standard else str(error)
 
 
 def encoded(event: Event) -> bytes:

@@ -98,8 +98,8 @@ def test_who_comes_without_a_good_token_is_told_what_to_do(one: Hall) -> None:
     eventually(lambda: soon_over.send("ping").status_code == 401, within=2)
     # Claude's CLI and Codex show what a JSON-RPC error says, and of a 401 nothing.
     for deaf in ("claude-code/2.1.329 (sdk-py)", "codex-mcp-client/0.169.0"):
-        told = GatewayClient(one, None).post({**PING, "id": "x"}, User_Agent=deaf)
-        assert (told.status_code, told.json()["id"], "create_token" in told.text) == (200, "x", True)
+        answer = GatewayClient(one, None).post({**PING, "id": "x"}, User_Agent=deaf)
+        assert (answer.status_code, answer.json()["id"], "create_token" in answer.text) == (200, "x", True)
     for path in ("/.well-known/oauth-protected-resource/mcp", "/.well-known/oauth-authorization-server", "/register"):
         nothing = GatewayClient(one, None, path).http.get(GatewayClient(one, None, path).url)
         assert (nothing.status_code, nothing.headers["content-type"]) == (404, "text/plain; charset=utf-8")

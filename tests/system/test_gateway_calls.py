@@ -29,9 +29,9 @@ def one(hall: Hall) -> Hall:
     return hall
 
 
-def recorded(**told: Any) -> Call:
+def recorded(**columns: Any) -> Call:
     """The newest call that was written down with these values; it is, within a second."""
-    return eventually(lambda: Call.objects.filter(**told).first(), within=1.5, what=str(told))  # type: ignore[return-value]
+    return eventually(lambda: Call.objects.filter(**columns).first(), within=1.5, what=str(columns))  # type: ignore[return-value]
 
 
 # Members that are not as they should be ---------------------------------------------------------------------------

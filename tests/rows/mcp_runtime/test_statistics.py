@@ -224,7 +224,7 @@ def test_the_index_on_the_end_is_what_a_step_reads(anna: GuildMember) -> None:
 
 @pytest.mark.usefixtures("set_clock")
 @pytest.mark.parametrize("is_summed", [True, False])
-def test_members_and_tools_are_told_apart(anna: GuildMember, bert: GuildMember, is_summed: bool) -> None:
+def test_members_and_tools_have_figures_of_their_own(anna: GuildMember, bert: GuildMember, is_summed: bool) -> None:
     ended(anna, minutes(1), number=1, tool="echo")
     ended(anna, minutes(1), number=2, tool="add")
     ended(bert, minutes(1), number=4, tool="echo")

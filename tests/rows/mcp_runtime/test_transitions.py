@@ -723,7 +723,7 @@ def test_figures_count_on_when_their_rows_are_gone(echo: Tool) -> None:
     assert CallTotal.objects.count() == 4
 
 
-def test_figures_are_told_apart_by_member_and_leave_out_what_is_not_over(echo: Tool, lease_id: uuid.UUID) -> None:
+def test_figures_are_counted_by_member_and_leave_out_what_is_not_over(echo: Tool, lease_id: uuid.UUID) -> None:
     other = GuildMember.objects.create(name="bob", directory="bob")
     pk = finished(1)[0]
     finished(1)

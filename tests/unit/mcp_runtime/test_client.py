@@ -369,7 +369,7 @@ def test_only_true_is_an_error(peers: Peers, flag: Any) -> None:
     assert peers.client_with(lambda r: r.result(result)).invoke_tool("print", {}) == result
 
 
-def test_a_json_rpc_error_is_told_apart_from_a_tools_failure(peers: Peers) -> None:
+def test_a_json_rpc_error_is_not_a_tools_failure(peers: Peers) -> None:
     with pytest.raises(RemoteError) as caught:
         peers.client_with(lambda r: r.error(-32602, "no such tool", data={"did you mean": "echo"})).invoke_tool("x", {})
     error = caught.value

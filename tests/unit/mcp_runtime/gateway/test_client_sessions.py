@@ -103,18 +103,6 @@ def test_more_subscriptions_than_are_remembered_are_not(kept: Sessions) -> None:
     assert list(kept.extra_states()["states"].values()) == [{"level": "info"}]
 
 
-def test_the_states_of_an_earlier_version_are_restored(kept: Sessions) -> None:
-    session = begin(kept)
-    session.log_level = "info"
-    states = kept.extra_states()
-    older = {"ended": states["ended"], "told": states["states"]}
-    after = Sessions(lambda _: None)
-    after.restore(older)
-    restored = after.find(session.id, ANN, "/mcp")
-    assert restored is not None
-    assert restored.log_level == "info"
-
-
 @pytest.mark.parametrize("odd", [{}, {"ended": 1, "states": {}}, {"ended": [], "states": {"a": {"uris": 1}}}])
 def test_what_no_runtime_left_behind_is_not_taken(kept: Sessions, odd: Any) -> None:
     with pytest.raises((LookupError, TypeError, ValueError, AttributeError)):
